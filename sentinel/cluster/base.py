@@ -1,0 +1,77 @@
+"""What the controller needs of the place where jobs run, and of the place where records live."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from msgspec import Struct
+
+from sentinel.core.model import Incident, JobEvent, Launch, ProtectedJob, Quarantine, RankExit
+
+
+class RankProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A started rank. `start_ticks` is field 22 of /proc/PID/stat: with the pid it names a process for one boot."""
+
+    rank: int
+    pid: int
+    start_ticks: int
+    log_path: str
+    started_mono_s: float = 0.0
+
+
+class StopOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`stuck` names what could not be ended: "pid 42 (D in nvidia_close)"."""
+
+    gone: bool
+    killed: int = 0  # processes that needed SIGKILL
+    stuck: tuple[str, ...] = ()
+
+
+class SignalOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which ranks got the signal, and why others did not: rank -> "gone", "does not catch SIGUSR1"."""
+
+    sent: tuple[int, ...] = ()
+    refused: dict[int, str] = {}
+
+
+class Cluster(Protocol):
+    """All calls are idempotent: repeated after a crash they find what is already done."""
+
+    async def start(
+        self, job: str, launch: Launch, incarnation: int, size: int, env: dict[str, str]
+    ) -> list[RankProcess]:
+        """Start `size` ranks together. Raises PermanentError (no such command) or TemporaryError."""
+
+    async def stop(self, job: str, incarnation: int, grace_s: float) -> StopOutcome:
+        """SIGTERM to every rank, SIGKILL to all that is left of the job after `grace_s`."""
+
+    def signal_ranks(self, job: str, incarnation: int, ranks: Iterable[int], name: str) -> SignalOutcome:
+        """Send a save signal to ranks that catch it, never to their helpers."""
+
+    async def stacks(self, job: str, incarnation: int, ranks: Iterable[int]) -> tuple[str, ...]:
+        """Where the ranks stand, for the evidence. Bounded in time and size; never raises."""
+
+    async def release(self, job: str) -> None:
+        """The job has ended for good: let go of what keeps its exit statuses."""
+
+
+class Records(Protocol):
+    """The four records, saved before anything is done about them."""
+
+    def save(
+        self,
+        *,
+        jobs: Iterable[ProtectedJob] = (),
+        incidents: Iterable[Incident] = (),
+        quarantines: Iterable[Quarantine] = (),
+        events: Iterable[JobEvent] = (),
+    ) -> None: ...
+
+    def jobs(self) -> list[ProtectedJob]: ...
+    def job(self, name: str) -> ProtectedJob | None: ...
+    def incidents(self, job: str | None = None) -> list[Incident]: ...
+    def quarantines(self, active_only: bool = True) -> list[Quarantine]: ...
+    def events(self, job: str, limit: int = 100) -> list[JobEvent]: ...
+
+
+class ExitListener(Protocol):
+    def __call__(self, job: str, exit: RankExit) -> None: ...
