@@ -1,0 +1,36 @@
+"""The example of one process: killed at any time it goes on from its last whole save."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def command(state: Path, *arguments: str) -> list[str]:
+    program = Path(__file__).parents[2] / "examples" / "train_simple.py"
+    return [sys.executable, str(program), "--state", str(state), *arguments]
+
+
+def test_a_killed_run_that_was_asked_to_save_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
+    state, log = tmp_path / "line.json", tmp_path / "log"
+    with open(log, "w") as out:
+        first = subprocess.Popen(command(state, "--step-ms=5"), stdout=out)
+        deadline = time.monotonic() + 30
+        while "step: 3 " not in log.read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        first.send_signal(signal.SIGUSR1)
+        while not state.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        first.kill()
+        first.wait()
+    saved = json.loads(state.read_text())["step"]
+    second = subprocess.run(command(state), capture_output=True, text=True, check=True, timeout=60)
+    assert second.stdout.startswith(f"resumed from step {saved}\n")
+    whole = tmp_path / "whole.json"
+    subprocess.run(command(whole), check=True, capture_output=True, timeout=60)
+    end = json.loads(state.read_text())
+    assert end == json.loads(whole.read_text())
+    assert abs(end["slope"] - 3) < 0.1
+    assert abs(end["offset"] + 1) < 0.1
