@@ -245,6 +245,8 @@ class Checkpoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_resumes: int = 5
+    max_infrastructure: int | None = None  # of them for infrastructure faults; None: only max_resumes counts
+    max_job: int | None = None  # of them for faults of the job itself
     graceful_stop_s: float = 600.0
     checkpoint: Checkpoint | None = None
     reset_after_s: float | None = None
@@ -252,6 +254,8 @@ class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Restart(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_restarts: int = 3
+    max_infrastructure: int | None = None
+    max_job: int | None = None
     graceful_stop_s: float = 30.0
     reset_after_s: float | None = None
 
@@ -460,6 +464,8 @@ class StageMail(Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempts: int = 0
     next_wall_s: float = 0.0
     error: str = ""
+    done: tuple[str, ...] = ()  # addresses that the server took the mail for
+    refused: tuple[str, ...] = ()  # addresses that it refused for good
 
 
 class Step(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -509,6 +515,8 @@ class Incident(Struct, frozen=True, kw_only=True, omit_defaults=True):
     excluded: tuple[str, ...] = ()
     end_state: JobState | None = None  # where the job ends instead of starting again
     end_code: int | None = None
+    reason_of_end: str = ""
+    sentence_of_end: str = ""
     save_wanted: bool = False
     grace_s: float = 30.0
     boot_id: str = ""
