@@ -84,6 +84,11 @@ def test_a_ratio_above_one_is_a_miss_whichever_way_the_goal_points() -> None:
 
 def test_order_alternates_between_pairs() -> None:
     seen: list[str] = []
-    a, b = harness.alternate(lambda: seen.append("a") or 1.0, lambda: seen.append("b") or 2.0, 3)
+
+    def note(letter: str) -> float:
+        seen.append(letter)
+        return float(len(seen))
+
+    a, b = harness.alternate(lambda: note("a"), lambda: note("b"), 3)
     assert "".join(seen) == "abbaab"
-    assert (a, b) == ([1.0] * 3, [2.0] * 3)
+    assert (a, b) == ([1.0, 4.0, 5.0], [2.0, 3.0, 6.0])

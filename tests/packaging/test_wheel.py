@@ -14,7 +14,18 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel, built as a packager would, unpacked as an installer would."""
     out = tmp_path_factory.mktemp("wheel")
     repo = Path(__file__).parents[2]
-    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", out, repo]
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(out),
+        str(repo),
+    ]
     subprocess.run(build, check=True, timeout=100, stdin=subprocess.DEVNULL)
     (wheel,) = out.glob("sentinel_gpu-*.whl")
     zipfile.ZipFile(wheel).extractall(out / "site")
@@ -35,7 +46,9 @@ def test_an_installed_sentinel_finds_its_own_copy_of_the_data(installed: Path, r
     found = Path(run_installed(installed, f"from sentinel.rules import data_dir; print(data_dir({kind!r}))"))
     assert found == installed / "sentinel" / "_data" / kind
     shipped = {path.name for path in found.iterdir()}
-    tracked = subprocess.run(["git", "ls-files", kind], cwd=repo, capture_output=True, text=True).stdout.split()
+    tracked = subprocess.run(
+        ["git", "ls-files", kind], cwd=repo, capture_output=True, text=True
+    ).stdout.split()
     assert {Path(name).parts[1] for name in tracked} <= shipped
 
 
