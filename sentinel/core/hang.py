@@ -1,0 +1,258 @@
+"""When silence means a hang, and which rank stopped first.
+
+Missing progress decides, and only from logs that are known to be read to their end. I/O and GPU use
+raise confidence. CPU use says nothing: ranks that wait in a collective spin at 100 %.
+"""
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+
+from msgspec import Struct
+
+from sentinel.core.model import Hang, LogMatch, Now, Symptom
+from sentinel.core.performance import WARM_UP, Gap, RankTiming
+from sentinel.core.signals import TimingSignal, length, names
+
+# The adaptive allowance never goes under half of the time that the job has stepped, within these bounds:
+# a false alarm costs at most what was computed since the start, a late one what is left to compute. The
+# upper one stands under the 600 s after which NCCL's own watchdog gives up.
+FLOOR_S, CEILING_S, FLOOR_SHARE = 120.0, 300.0, 0.5
+# A step this many times as long as usual, or a pause this many times as long as the job's longest (a
+# checkpoint grows with the model, an evaluation with the disk's load) is one too many.
+STEPS, PAUSES = 10.0, 3.0
+# One odd pause (a suspended machine) must not blind the watch for a day.
+LONGEST_ALLOWANCE_S = 3600.0
+# When ranks begin to exit with 0 the others write the last checkpoint: 10 min, as AIMaster's exit-hang check.
+EXIT_ALLOWANCE_S = 600.0
+# What a line announces may take this long, or PAUSES times the longest seen. Compiling and loading a
+# large model take tens of minutes; a save is waited for by everybody and is made short.
+ACTIVITY_LIMIT_S = {"saving": 600.0, "evaluating": 1800.0, "compiling": 1800.0, "loading": 1800.0}
+# Two logs are read at slightly different moments: only more than this tells which rank stopped first.
+NOISE_S = 0.25
+
+_STOPPED = {
+    "T": "stopped by a signal",
+    "t": "stopped by a tracer",
+    "D": "stuck in the kernel",
+    "Z": "a zombie",
+}
+
+
+class Activity(Struct, gc=False):
+    """Something that the log announced and that explains silence."""
+
+    kind: str
+    rank: int
+    started_s: float
+    marked_s: float
+    counts: dict[int, int]  # iterations of each rank when it was last announced
+
+
+class Activities:
+    """Announced pauses. One ends with its end line, or with the next iteration."""
+
+    def __init__(self) -> None:
+        self.active: dict[str, Activity] = {}
+        self.longest_s: dict[str, float] = {}
+        self.marked_s: float | None = None  # the latest announcement of all
+
+    def reset(self) -> None:
+        self.active.clear()
+        self.marked_s = None
+
+    def note(self, match: LogMatch, ranks: Mapping[int, RankTiming]) -> None:
+        kind = match.failure.partition(":")[2]
+        self.marked_s = max(self.marked_s or match.at_s, match.at_s)
+        if kind == "saved":
+            self._end("saving", match.at_s)
+            return
+        if kind not in ACTIVITY_LIMIT_S:
+            return
+        rank = ranks.get(match.rank)
+        if rank is not None and rank.last_at_s is not None and rank.last_at_s > match.at_s:
+            return  # reported late: the rank has gone on since
+        counts = {r: timing.count for r, timing in ranks.items()}
+        known = self.active.get(kind)
+        started_s = known.started_s if known else match.at_s
+        self.active[kind] = Activity(kind, match.rank, started_s, match.at_s, counts)
+
+    def progressed(self, rank: RankTiming) -> None:
+        """Iterations of `rank` came: what it announced is over; two of another rank end it as well."""
+        if not self.active or rank.last_at_s is None:
+            return
+        for activity in list(self.active.values()):
+            new = rank.count - activity.counts.get(rank.rank, 0)
+            if rank.last_at_s > activity.marked_s and new >= (1 if rank.rank == activity.rank else 2):
+                self._end(activity.kind, rank.last_at_s)
+
+    def _end(self, kind: str, at_s: float) -> None:
+        activity = self.active.pop(kind, None)
+        if activity is not None:
+            self.longest_s[kind] = max(self.longest_s.get(kind, 0.0), at_s - activity.started_s)
+
+    def limit_s(self, activity: Activity) -> float:
+        return max(ACTIVITY_LIMIT_S[activity.kind], PAUSES * self.longest_s.get(activity.kind, 0.0))
+
+    def veto(self, now: Now) -> Activity | None:
+        """The announced activity that still explains silence."""
+        for activity in self.active.values():
+            if now.mono_s - activity.marked_s < self.limit_s(activity):
+                return activity
+        return None
+
+    def veto_ends_s(self) -> float | None:
+        return max((a.marked_s + self.limit_s(a) for a in self.active.values()), default=None)
+
+
+class Liveness:
+    """I/O counters, GPU use and process states: they raise confidence and tell ranks apart, never decide."""
+
+    def __init__(self) -> None:
+        self.io: dict[int, tuple[int, float, float]] = {}  # counter, since when, last looked
+        self.gpu: dict[int, deque[tuple[float, float]]] = {}
+        self.states: dict[int, str] = {}
+
+    def reset(self) -> None:
+        self.io.clear()
+        self.gpu.clear()
+        self.states.clear()
+
+    def observe_io(self, rank: int, counter: int, at_s: float) -> None:
+        known = self.io.get(rank)
+        since_s = known[1] if known is not None and known[0] == counter else at_s
+        self.io[rank] = (counter, since_s, at_s)
+
+    def observe_gpu(self, rank: int, utilisation: float, at_s: float) -> None:
+        self.gpu.setdefault(rank, deque(maxlen=30)).append((at_s, utilisation))
+
+    def stopped(self, ranks: Collection[int]) -> dict[int, str]:
+        return {r: why for r in ranks if (why := _STOPPED.get(self.states.get(r, "")))}
+
+    def words(self, ranks: Collection[int], since_s: float) -> list[str]:
+        said = []
+        flat = [r for r in ranks if r in self.io and self.io[r][1] < self.io[r][2]]
+        moving = [r for r in ranks if r in self.io and since_s < self.io[r][1] == self.io[r][2]]
+        steady = []
+        for rank in ranks:
+            seen = [use for at_s, use in self.gpu.get(rank, ()) if at_s >= since_s]
+            # A GPU that works varies by more than 2 points between samples; one that waits or spins does not.
+            if len(seen) >= 3 and max(seen) - min(seen) <= 0.02:
+                steady.append(rank)
+        if flat:
+            said.append(f"no I/O by {names(flat)}")
+        if moving:
+            said.append(f"{names(moving)} still did I/O")
+        if steady:
+            said.append(f"GPU use of {names(steady)} does not vary")
+        return said
+
+
+class Culprit(Struct, frozen=True, gc=False):
+    rank: int | None
+    why: str
+
+
+def allowance_s(
+    rank: RankTiming, hang: Hang, gaps: Sequence[Gap], start_timeout_s: float, *, ending: bool, repeats: int
+) -> float:
+    """How long this rank may be silent after its last iteration. `repeats`: hangs told at this very place."""
+    if hang.after_s is not None:
+        return max(hang.after_s, EXIT_ALLOWANCE_S) if ending else hang.after_s
+    stepped_s = (rank.last_at_s or 0.0) - (rank.first_at_s or 0.0)
+    pause_s = gaps[0].gap_s if gaps else 0.0
+    allowed = max(
+        min(max(FLOOR_S, FLOOR_SHARE * stepped_s), CEILING_S),
+        STEPS * (rank.step_ms or 0.0) / 1000,
+        max(1.5 * pause_s, min(PAUSES * pause_s, LONGEST_ALLOWANCE_S)),
+    )
+    if rank.count <= WARM_UP:  # the second iteration may compile as long as the first
+        allowed = max(allowed, start_timeout_s)
+    if ending:
+        allowed = max(allowed, EXIT_ALLOWANCE_S)
+    # Silent again where it was silent before: perhaps a pause that no line announces. Wait twice as long.
+    return float(allowed * 2.0 ** min(repeats, 5))
+
+
+def find_culprit(ranks: Sequence[RankTiming], alive: Collection[int], liveness: Liveness) -> Culprit:
+    """Which rank stopped first; the others wait for it. `ranks`: the living ones that print iterations."""
+    stopped = liveness.stopped(alive)
+    if len(stopped) == 1:
+        rank, why = next(iter(stopped.items()))
+        return Culprit(rank, f"rank {rank} is {why}")
+    if len(alive) == 1:
+        return Culprit(next(iter(alive)), "")
+    if len(ranks) < 2:
+        only = f"only rank {ranks[0].rank} prints iterations" if ranks else "no rank printed an iteration"
+        return Culprit(None, f"{only}: logs alone do not tell which rank stopped")
+    behind = [r for r in ranks if _owes(r, max(o.last_step or 0 for o in ranks))]
+    if behind and len(behind) < len(ranks):
+        least = min(r.last_step or 0 for r in behind)
+        first = [r for r in behind if (r.last_step or 0) == least]
+        if len(first) == 1:
+            reached = max(r.last_step or 0 for r in ranks)
+            why = f"rank {first[0].rank} stopped after iteration {least}, others reached {reached}"
+            return Culprit(first[0].rank, why)
+        ranks = first
+    by_time = sorted(ranks, key=lambda r: r.last_at_s or 0.0)
+    earlier_s = (by_time[1].last_at_s or 0.0) - (by_time[0].last_at_s or 0.0)
+    if earlier_s > max(NOISE_S, 0.5 * (by_time[0].step_ms or 0.0) * _interval(by_time[0]) / 1000):
+        rank = by_time[0].rank
+        return Culprit(rank, f"rank {rank} fell silent {length(earlier_s)} before any other")
+    every = f"{names([r.rank for r in ranks])} stopped after the same iteration {ranks[0].last_step}"
+    return Culprit(None, f"{every}: logs alone do not tell which stopped first")
+
+
+def _interval(rank: RankTiming) -> float:
+    """Steps from one logged iteration to the next: many programs log every tenth."""
+    if rank.count < 2 or not rank.steps_told:
+        return 1.0
+    return max(1.0, ((rank.last_step or 0) - (rank.first_step or 0)) / (rank.count - 1))
+
+
+def _owes(rank: RankTiming, reached: int) -> bool:
+    """Others are so far on that this rank should have logged once more."""
+    return reached >= (rank.last_step or 0) + _interval(rank)
+
+
+def hang_signal(
+    stuck: Sequence[RankTiming],
+    timed: Sequence[RankTiming],
+    alive: Collection[int],
+    liveness: Liveness,
+    *,
+    silent_s: float,
+    allowed_s: float,
+    outlived: Activity | None,
+) -> TimingSignal:
+    """The signal, with the culprit where one can be told. `outlived`: an activity that took too long."""
+    culprit = find_culprit(timed if len(stuck) == len(timed) else stuck, alive, liveness)
+    going = [r.rank for r in timed if r not in stuck]
+    if culprit.rank is None and len(stuck) == 1 and going:
+        culprit = Culprit(stuck[0].rank, f"rank {stuck[0].rank} stopped while {names(going)} went on")
+    last = max((r.last_step or 0 for r in stuck), default=0)
+    subject = "The job" if culprit.rank is None else f"Rank {culprit.rank}"
+    if culprit.rank is not None and len(alive) > 1:
+        last = next((r.last_step or 0 for r in timed if r.rank == culprit.rank), last)
+    sentence = f"{subject} has made no iteration for {length(silent_s)} after iteration {last}"
+    if outlived is not None:
+        sentence += f", since it announced {outlived.kind}"
+    evidence = [f"rank {r.rank}: last iteration {r.last_step}" for r in sorted(timed, key=_progress)[:4]]
+    if culprit.why:
+        evidence.insert(0, culprit.why)
+    evidence.append(f"allowed: {length(allowed_s)} without an iteration")
+    since_s = max((r.last_at_s or 0.0 for r in stuck), default=0.0)
+    confidence = "; ".join(["all logs were read to their end", *liveness.words(alive, since_s)])
+    return TimingSignal(
+        symptom=Symptom.HANG,
+        key="hang",
+        rank=culprit.rank,
+        value=silent_s,
+        threshold=allowed_s,
+        sentence=sentence + ".",
+        evidence=tuple(evidence),
+        confidence=confidence,
+    )
+
+
+def _progress(rank: RankTiming) -> tuple[int, float]:
+    return (rank.last_step or 0, rank.last_at_s or 0.0)
