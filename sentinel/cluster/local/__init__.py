@@ -1,1 +1,1 @@
-
+"""One machine: jobs under supervisors of their own, their processes, and the records in one SQLite file."""

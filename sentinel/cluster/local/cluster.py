@@ -1,0 +1,243 @@
+"""The Cluster protocol on one machine: each job has a supervisor of its own that outlives Sentinel."""
+
+import os
+import secrets
+import signal
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from msgspec import Struct
+
+from sentinel.cluster.base import RankProcess, SignalOutcome, StopOutcome
+from sentinel.cluster.local import stacks
+from sentinel.cluster.local.order import free_port, order_fields, refusal
+from sentinel.cluster.local.processes import (
+    Proc,
+    Use,
+    catches_signal,
+    find_ranks,
+    is_same,
+    read_proc,
+    scan,
+    send_signal,
+    tree_use,
+)
+from sentinel.cluster.local.status import Slot, Status, boot_id, read_status
+from sentinel.cluster.local.stop import STUCK_AFTER_S, stop_all
+from sentinel.cluster.local.tracked import Tracked
+from sentinel.core.model import Launch, RankExit
+from sentinel.errors import PermanentError, TemporaryError
+
+
+class Adopted(Struct, frozen=True, kw_only=True):
+    """What was found of a job. `incarnation` 0: it never started. `exits` are told here and not to `on_exit`.
+
+    `ended_unknown`: ranks (also in `exits`) whose end nobody saw: the supervisor was killed, or the machine
+    was started again (`rebooted`).
+    """
+
+    incarnation: int = 0
+    ranks: list[RankProcess] = []
+    exits: list[RankExit] = []
+    supervisor_alive: bool = False
+    ended_unknown: tuple[int, ...] = ()
+    rebooted: bool = False
+
+
+class LocalCluster:
+    """All of a job's files lie in STATE_DIR/jobs/JOB. Call from one asyncio loop; close() touches no job."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        on_exit: Callable[[str, RankExit], None],
+        on_supervisor_lost: Callable[[str], None] = lambda job: None,
+        *,
+        stuck_after_s: float = STUCK_AFTER_S,
+    ) -> None:
+        self._jobs_dir = Path(state_dir).absolute() / "jobs"
+        self._on_exit, self._on_lost = on_exit, on_supervisor_lost
+        self._stuck_after_s = stuck_after_s
+        self._tracked: dict[str, Tracked] = {}
+
+    # ------------------------------------------------------------ the protocol
+
+    async def start(
+        self, job: str, launch: Launch, incarnation: int, size: int, env: dict[str, str]
+    ) -> list[RankProcess]:
+        """Start `size` ranks together, or find them started. Raises PermanentError or TemporaryError.
+
+        `launch.env` and then `env` are the whole environment; SENTINEL_JOB, SENTINEL_INCARNATION,
+        SENTINEL_RUN and, with `nproc`, the rank variables are added.
+        """
+        tracked = await self._attached(job)
+        if tracked.incarnation == incarnation:
+            return self._ranks(job, tracked.status, alive_only=False)
+        folder = self.job_dir(job)
+        logs = [self.log_path(job, incarnation, rank) for rank in range(size)]
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.makedirs(os.path.dirname(logs[0]), exist_ok=True)
+        except OSError as error:
+            raise refusal("log", error.errno or 0, log=logs[0]) from None
+        last_port = tracked.status.header.port if tracked.status else 0
+        port = free_port(other_than=last_port) if launch.nproc is not None else 0
+        run = secrets.token_hex(8)
+        own = {"SENTINEL_JOB": job, "SENTINEL_INCARNATION": str(incarnation), "SENTINEL_RUN": run}
+        fields = order_fields(launch, incarnation, size, env | own, run, port, logs)
+        link = await tracked.supervisor()
+        answer = await link.start(fields)
+        if answer.stage:
+            names = {
+                "command": launch.command[0],
+                "program": os.path.join(launch.cwd, os.fsdecode(fields[5])),
+            }
+            raise refusal(
+                answer.stage,
+                answer.errno,
+                cwd=launch.cwd,
+                log=logs[answer.rank],
+                folder=str(folder),
+                **names,
+            )
+        tracked.begin(incarnation)
+        if tracked.incarnation != incarnation:
+            raise TemporaryError("the status file of the job vanished while it was started")
+        return self._ranks(job, tracked.status, alive_only=False)
+
+    async def stop(self, job: str, incarnation: int, grace_s: float) -> StopOutcome:
+        """End all processes of the incarnation; see stop.py for who gets what. Never raises, never hangs."""
+        tracked = await self._attached(job)
+        tracked.tell_pending()
+        if tracked.incarnation != incarnation:
+            return StopOutcome(gone=True)  # it never started, or was stopped before the next one started
+        return await stop_all(tracked, grace_s, self._stuck_after_s)
+
+    def signal_ranks(self, job: str, incarnation: int, ranks: Iterable[int], name: str) -> SignalOutcome:
+        """Send a signal (`SIGUSR1`) to ranks that catch it, never to launchers or helpers."""
+        signo = signal.Signals[name]
+        found = self.find_ranks(job, incarnation)
+        sent: list[int] = []
+        refused: dict[int, str] = {}
+        for rank in ranks:
+            proc = found.get(rank)
+            if proc is None or proc.dead:
+                refused[rank] = "gone"
+            elif not catches_signal(proc.pid, signo):
+                refused[rank] = f"does not catch {name}"
+            elif send_signal(proc.pid, proc.start_ticks, signo):
+                sent.append(rank)
+            else:
+                refused[rank] = "gone"
+        return SignalOutcome(sent=tuple(sent), refused=refused)
+
+    async def stacks(self, job: str, incarnation: int, ranks: Iterable[int]) -> tuple[str, ...]:
+        """One text per rank, bounded in time and size; where a stack cannot be had, the reason."""
+        found = self.find_ranks(job, incarnation)
+        return await stacks.collect({rank: found.get(rank) for rank in ranks})
+
+    async def release(self, job: str) -> None:
+        """The supervisor ends as soon as nothing of the job is left. Its files stay."""
+        tracked = self._tracked.pop(job, None)
+        if tracked:
+            if tracked.link:
+                tracked.link.quit()
+            tracked.detach()
+
+    # ------------------------------------------------------------ besides the protocol
+
+    async def adopt(self, job: str) -> Adopted:
+        """After Sentinel was killed: find the job's newest incarnation and follow it from now on."""
+        tracked = await self._attached(job)
+        if tracked.status is None:
+            return Adopted(supervisor_alive=tracked.link is not None)
+        exits, tracked.pending = tracked.pending, []
+        return Adopted(
+            incarnation=tracked.incarnation,
+            ranks=[self._rank(job, tracked.status, slot) for slot in tracked.running()],
+            exits=exits,
+            supervisor_alive=tracked.supervised,
+            ended_unknown=tuple(sorted(tracked.ended_unknown)),
+            rebooted=tracked.status.header.boot_id != boot_id(),
+        )
+
+    def save_capable(self, job: str, incarnation: int, name: str) -> dict[int, bool]:
+        """Which living ranks catch the signal `name` now."""
+        signo = signal.Signals[name]
+        found = self.find_ranks(job, incarnation)
+        return {
+            rank: catches_signal(proc.pid, signo) for rank, proc in sorted(found.items()) if not proc.dead
+        }
+
+    def find_ranks(self, job: str, incarnation: int) -> dict[int, Proc]:
+        """The living ranks: those we started or, where CMD is a launcher, those that it started."""
+        status = self._status(job)
+        if status is None or status.header.incarnation != incarnation or status.header.boot_id != boot_id():
+            return {}
+        alive = {
+            slot.rank: proc
+            for slot in status.slots.values()
+            if (proc := read_proc(slot.pid)) and proc.start_ticks == slot.start_ticks and not proc.dead
+        }
+        if status.header.port or 0 not in alive:  # a port was given: the ranks are ours
+            return alive
+        return find_ranks(alive[0], scan())
+
+    def processes(self, job: str, incarnation: int) -> list[int]:
+        """Pids of everything that belongs to the incarnation, ranks and helpers."""
+        tracked = self._tracked.get(job)
+        if tracked is None or tracked.incarnation != incarnation:
+            return []
+        return [proc.pid for proc in tracked.members()]
+
+    def use(self, job: str, incarnation: int) -> dict[int, Use]:
+        """I/O and CPU of each living rank with all its descendants: one scan of /proc."""
+        found = self.find_ranks(job, incarnation)
+        return tree_use({rank: proc.pid for rank, proc in found.items()}, scan())
+
+    def job_dir(self, job: str) -> Path:
+        """Raises PermanentError for a name that is no file name."""
+        if not job or job in (".", "..") or "/" in job or "\0" in job or len(os.fsencode(job)) > 200:
+            raise PermanentError(f"{job!r} cannot name a job: it must be usable as a file name", "BadName")
+        return self._jobs_dir / job
+
+    def log_path(self, job: str, incarnation: int, rank: int) -> str:
+        return str(self.job_dir(job) / "logs" / str(incarnation) / f"rank-{rank}.log")
+
+    def close(self) -> None:
+        """Let go of every job; they and their supervisors go on."""
+        for tracked in self._tracked.values():
+            tracked.detach()
+        self._tracked.clear()
+
+    # ------------------------------------------------------------ inside
+
+    async def _attached(self, job: str) -> Tracked:
+        tracked = self._tracked.get(job)
+        if tracked is None:
+            tracked = Tracked(job, self.job_dir(job), self._on_exit, self._on_lost)
+            await tracked.attach()
+            self._tracked[job] = tracked
+        return tracked
+
+    def _status(self, job: str) -> Status | None:
+        tracked = self._tracked.get(job)
+        return tracked.status if tracked else read_status(self.job_dir(job))
+
+    def _ranks(self, job: str, status: Status | None, alive_only: bool) -> list[RankProcess]:
+        slots = sorted(status.slots.values(), key=lambda slot: slot.rank) if status else []
+        assert status is not None
+        return [
+            self._rank(job, status, slot)
+            for slot in slots
+            if not alive_only or is_same(slot.pid, slot.start_ticks)
+        ]
+
+    def _rank(self, job: str, status: Status, slot: Slot) -> RankProcess:
+        return RankProcess(
+            rank=slot.rank,
+            pid=slot.pid,
+            start_ticks=slot.start_ticks,
+            log_path=self.log_path(job, status.header.incarnation, slot.rank),
+            started_mono_s=slot.started_mono_s,
+        )

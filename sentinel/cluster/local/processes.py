@@ -1,0 +1,251 @@
+"""Processes as /proc shows them: who descends from whom, who catches a signal, who is a rank.
+
+A pid alone names nothing: it is reused. Everything here that acts on a process checks pid and start time
+(field 22 of /proc/PID/stat, in clock ticks since boot) and then acts through a pidfd.
+"""
+
+import os
+import signal
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+# Programs that pass no signal on to what they run: what is meant for them is meant for their children.
+SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "busybox"})
+DEAD_STATES = "ZX"
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Proc(Struct, frozen=True, gc=False):
+    """One line of /proc/PID/stat. `cpu_s`: user and system time, without children."""
+
+    pid: int
+    ppid: int
+    sid: int
+    state: str
+    start_ticks: int
+    cpu_s: float
+
+    @property
+    def dead(self) -> bool:
+        return self.state in DEAD_STATES
+
+
+class Use(Struct, frozen=True, gc=False):
+    """What a rank and its descendants have used. `io_bytes` counts reads and writes of every kind (rchar + wchar)."""
+
+    io_bytes: int = 0
+    cpu_s: float = 0.0
+    processes: int = 0
+
+
+def parse_stat(line: str) -> Proc:
+    """The command's name may hold spaces and brackets: fields are counted from the last bracket."""
+    head, _, tail = line.rpartition(")")
+    f = tail.split()
+    cpu_s = (int(f[11]) + int(f[12])) / TICKS_PER_S
+    return Proc(int(head.split(" ", 1)[0]), int(f[1]), int(f[3]), f[0], int(f[19]), cpu_s)
+
+
+def read_proc(pid: int) -> Proc | None:
+    """None: gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return parse_stat(file.read())
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def scan() -> dict[int, Proc]:
+    """Every process of the machine that we can see, zombies included."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (proc := read_proc(int(name))):
+            found[proc.pid] = proc
+    return found
+
+
+def children_of(table: Mapping[int, Proc]) -> dict[int, list[Proc]]:
+    children: dict[int, list[Proc]] = {}
+    for proc in table.values():
+        children.setdefault(proc.ppid, []).append(proc)
+    return children
+
+
+def descendants(table: Mapping[int, Proc], roots: Iterable[int]) -> list[Proc]:
+    """All that descends from `roots`, without the roots, parents before children."""
+    children = children_of(table)
+    found: list[Proc] = []
+    todo = list(roots)
+    while todo:
+        for child in children.get(todo.pop(), ()):
+            found.append(child)
+            todo.append(child.pid)
+    return found
+
+
+def is_same(pid: int, start_ticks: int) -> bool:
+    """Whether that very process still runs (a zombie does not)."""
+    proc = read_proc(pid)
+    return proc is not None and proc.start_ticks == start_ticks and not proc.dead
+
+
+def open_pidfd(pid: int, start_ticks: int) -> int | None:
+    """A pidfd of that very process; None where it is gone. The caller closes it."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    proc = read_proc(pid)  # read after opening: from here on the descriptor names what we looked at
+    if proc is None or proc.start_ticks != start_ticks:
+        os.close(fd)
+        return None
+    return fd
+
+
+def send_signal(pid: int, start_ticks: int, signo: int) -> bool:
+    """False: it is gone, or not ours."""
+    fd = open_pidfd(pid, start_ticks)
+    if fd is None:
+        return False
+    try:
+        signal.pidfd_send_signal(fd, signo)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def environ(pid: int) -> dict[str, str]:
+    """The environment with which the process was executed; empty where it may not be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            entries = file.read().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (entry.partition(b"=") for entry in entries if b"=" in entry)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def has_entry(pid: int, entry: bytes) -> bool:
+    """Whether `NAME=value` stands in the environment with which the process was executed."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return entry in file.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def program(pid: int) -> str:
+    """Base name of the executable; empty where it may not be read."""
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).removesuffix(" (deleted)")
+    except OSError:
+        return ""
+
+
+def is_shell(pid: int) -> bool:
+    return program(pid) in SHELLS
+
+
+def catches(status_text: str, signo: int) -> bool:
+    """Whether `SigCgt` of a /proc/PID/status has the signal: bit N-1 of a hexadecimal mask."""
+    for line in status_text.splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (signo - 1) & 1)
+    return False
+
+
+def read_text(path: str, limit: int = 65536) -> str:
+    """A small file of /proc; empty where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(limit)
+    except OSError:
+        return ""
+
+
+def catches_signal(pid: int, signo: int) -> bool:
+    return catches(read_text(f"/proc/{pid}/status"), signo)
+
+
+def find_ranks(root: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
+    """The ranks at or below a started process, by RANK: the topmost processes that carry their (RANK, LOCAL_RANK).
+
+    What a rank starts (data loaders, compile workers) inherits its variables and is not a rank. A started
+    process that only inherited them, and has ranks with others below it, is a launcher. Where nobody
+    carries the variables, rank 0 is the process itself, or what a shell runs.
+    """
+    children = children_of(table)
+    own = _rank_pair(root.pid)
+    tops: dict[int, Proc] = {}
+    todo = [child for child in children.get(root.pid, ()) if not child.dead]
+    while todo:
+        proc = todo.pop()
+        pair = _rank_pair(proc.pid)
+        if pair is not None and pair != own:
+            tops.setdefault(pair[0], proc)
+        else:
+            todo += [child for child in children.get(proc.pid, ()) if not child.dead]
+    if tops:
+        return tops
+    return {own[0] if own else 0: _below_shells(root, children)}
+
+
+def _rank_pair(pid: int) -> tuple[int, int] | None:
+    variables = environ(pid)
+    try:
+        return int(variables["RANK"]), int(variables["LOCAL_RANK"])
+    except (KeyError, ValueError):
+        return None
+
+
+def _below_shells(proc: Proc, children: Mapping[int, list[Proc]]) -> Proc:
+    while is_shell(proc.pid):
+        alive = [child for child in children.get(proc.pid, ()) if not child.dead]
+        if len(alive) != 1:
+            break
+        proc = alive[0]
+    return proc
+
+
+def through_shells(roots: Iterable[Proc], table: Mapping[int, Proc]) -> list[Proc]:
+    """The processes that SIGTERM is meant for: each root and, where it is a shell, what it runs."""
+    children = children_of(table)
+    found = []
+    todo = list(roots)
+    while todo:
+        proc = todo.pop()
+        found.append(proc)
+        if is_shell(proc.pid):
+            todo += [child for child in children.get(proc.pid, ()) if not child.dead]
+    return found
+
+
+def read_io_bytes(pid: int) -> int:
+    """rchar + wchar of /proc/PID/io; 0 where it may not be read."""
+    total = 0
+    for line in read_text(f"/proc/{pid}/io").splitlines()[:2]:
+        total += int(line.partition(":")[2])
+    return total
+
+
+def tree_use(roots: Mapping[int, int], table: Mapping[int, Proc]) -> dict[int, Use]:
+    """`roots` maps rank to pid. One number per rank for it and its living descendants; it can fall when one ends."""
+    uses = {}
+    for rank, pid in roots.items():
+        members = [proc for proc in (table.get(pid), *descendants(table, [pid])) if proc and not proc.dead]
+        uses[rank] = Use(
+            io_bytes=sum(read_io_bytes(proc.pid) for proc in members),
+            cpu_s=sum(proc.cpu_s for proc in members),
+            processes=len(members),
+        )
+    return uses
+
+
+def where(proc: Proc) -> str:
+    """For people: "pid 42 (D in nvidia_close)"."""
+    channel = read_text(f"/proc/{proc.pid}/wchan", 100).strip()
+    place = f" in {channel}" if channel not in ("", "0") else ""
+    return f"pid {proc.pid} ({proc.state}{place})"

@@ -1,0 +1,90 @@
+"""Where ranks stand: Python stacks by py-spy; where they cannot be had, what the kernel says, and why.
+
+py-spy reads a process's memory from outside; `--nonblocking` never stops it, so that a stopped (SIGSTOP)
+or uninterruptible (D) process cannot hold us. A process that runs may change under such a reading; then it is read
+once more the pausing way.
+"""
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+
+from sentinel.cluster.local.processes import Proc, read_proc, read_text, where
+
+EACH_S = 4.0
+TOTAL_S = 12.0
+AT_ONCE = 2  # each py-spy takes tens of MiB for a moment
+MAX_CHARS = 8000
+KERNEL_STACK_CHARS = 2000
+
+
+def find_py_spy() -> str | None:
+    """Beside our Python, else in PATH."""
+    beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
+    return beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+
+
+async def collect(ranks: Mapping[int, Proc | None]) -> tuple[str, ...]:
+    """One text per rank, at most MAX_CHARS each, all within TOTAL_S."""
+    gate = asyncio.Semaphore(AT_ONCE)
+    until_s = asyncio.get_running_loop().time() + TOTAL_S
+    return tuple(await asyncio.gather(*(_one(rank, proc, gate, until_s) for rank, proc in ranks.items())))
+
+
+async def _one(rank: int, proc: Proc | None, gate: asyncio.Semaphore, until_s: float) -> str:
+    if proc is None:
+        return f"rank {rank}: gone"
+    async with gate:
+        left_s = until_s - asyncio.get_running_loop().time()
+        text, reason = "", "not looked at: the time for stacks was used up"
+        if left_s > 0.1:
+            text, reason = await _python_stack(proc.pid, min(EACH_S, left_s))
+    now = read_proc(proc.pid)
+    if now is None:
+        return f"rank {rank}: gone"
+    head = f"rank {rank}: {where(now)}"
+    body = text or f"no Python stack: {reason}\n{_kernel_stack(proc.pid)}"
+    return f"{head}\n{body}".strip()[:MAX_CHARS]
+
+
+def _kernel_stack(pid: int) -> str:
+    stack = read_text(f"/proc/{pid}/stack", KERNEL_STACK_CHARS).strip()
+    return f"kernel stack:\n{stack}" if stack else ""
+
+
+async def _python_stack(pid: int, limit_s: float) -> tuple[str, str]:
+    """(stack, "") or ("", why not)."""
+    py_spy = find_py_spy()
+    if py_spy is None:
+        return "", "py-spy is not installed"
+    code, output, errors = await _run([py_spy, "dump", "--nonblocking", "--pid", str(pid)], limit_s / 2)
+    proc = read_proc(pid)
+    if code != 0 and proc and proc.state in "RS":
+        code, output, errors = await _run([py_spy, "dump", "--pid", str(pid)], limit_s / 2)
+    if code == 0 and output.strip():
+        return output.strip(), ""
+    return "", (errors.strip().partition("\n")[0] or f"py-spy ended with {code}")[:300]
+
+
+async def _run(command: list[str], limit_s: float) -> tuple[int, str, str]:
+    """Exit code (-1: killed after `limit_s`), and what was printed, at most MAX_CHARS each."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={"PATH": os.environ.get("PATH", os.defpath)},
+        )
+    except OSError as error:
+        return -1, "", f"{command[0]}: {error.strerror}"
+    try:
+        async with asyncio.timeout(limit_s):
+            output, errors = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        return -1, "", f"py-spy did not answer within {limit_s:.1f} s"
+    code = process.returncode if process.returncode is not None else -1
+    return code, output.decode("utf-8", "replace")[:MAX_CHARS], errors.decode("utf-8", "replace")[:MAX_CHARS]

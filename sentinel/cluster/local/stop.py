@@ -1,0 +1,108 @@
+"""Ending all that belongs to an incarnation.
+
+SIGTERM goes to the ranks first and not to their helpers: a data loader that dies under a rank makes its
+program raise in the middle of the save that SIGTERM asked for. A shell passes nothing on, so what it runs
+gets the signal too. When the ranks are gone, helpers that outlived them get SIGTERM and a tenth of the grace
+(at most 5 s); then, and in any case when the grace is over, SIGKILL goes to everything until nothing is left.
+"""
+
+import signal
+
+import structlog
+
+from sentinel.cluster.base import StopOutcome
+from sentinel.cluster.local.processes import (
+    Proc,
+    is_shell,
+    read_proc,
+    scan,
+    send_signal,
+    through_shells,
+    where,
+)
+from sentinel.cluster.local.status import boottime_s
+from sentinel.cluster.local.tracked import Tracked
+
+log = structlog.get_logger(__name__)
+
+STUCK_AFTER_S = 30.0  # after SIGKILL: freeing pinned memory of a big process takes seconds
+HELPER_GRACE_SHARE = 0.1
+HELPER_GRACE_MAX_S = 5.0
+POLL_S = 0.02  # while unsupervised members are waited for, and between sweeps of SIGKILL
+
+
+async def stop_all(tracked: Tracked, grace_s: float, stuck_after_s: float = STUCK_AFTER_S) -> StopOutcome:
+    """Returns as soon as nothing is left, at the latest after `grace_s` + `stuck_after_s`."""
+    if tracked.stopping_since_s is None:
+        tracked.stopping_since_s = boottime_s()
+    wake_supervisor(tracked)
+    if grace_s > 0:
+        await _terminate(tracked, boottime_s() + grace_s, grace_s)
+    return await _kill(tracked, stuck_after_s)
+
+
+def wake_supervisor(tracked: Tracked) -> None:
+    """A supervisor that somebody stopped would not reap."""
+    if tracked.link and (proc := read_proc(tracked.link.supervisor_pid)) and proc.state in "Tt":
+        send_signal(proc.pid, proc.start_ticks, signal.SIGCONT)
+
+
+def terminate(proc: Proc) -> None:
+    """SIGTERM, which a stopped process only sees once it goes on."""
+    send_signal(proc.pid, proc.start_ticks, signal.SIGTERM)
+    now = read_proc(proc.pid)
+    if now and now.state == "T":
+        send_signal(proc.pid, proc.start_ticks, signal.SIGCONT)
+
+
+async def _terminate(tracked: Tracked, deadline_s: float, grace_s: float) -> None:
+    ranks = [
+        proc
+        for slot in tracked.running()
+        if (proc := read_proc(slot.pid)) and slot.start_ticks == proc.start_ticks
+    ]
+    inner: list[Proc] = []
+    if any(is_shell(proc.pid) for proc in ranks):  # only then is a scan of /proc worth its milliseconds
+        own = {proc.pid for proc in ranks}
+        inner = [proc for proc in through_shells(ranks, scan()) if proc.pid not in own]
+    with tracked.watching(inner) as alive:
+        for proc in [*ranks, *inner]:
+            terminate(proc)
+        await tracked.wait(lambda: not tracked.running() and not alive, deadline_s)
+    if tracked.gone() or boottime_s() >= deadline_s:
+        return
+    for proc in tracked.members():
+        terminate(proc)
+    helper_deadline_s = min(deadline_s, boottime_s() + min(HELPER_GRACE_MAX_S, grace_s * HELPER_GRACE_SHARE))
+    await _wait_gone(tracked, helper_deadline_s)
+
+
+async def _wait_gone(tracked: Tracked, deadline_s: float) -> bool:
+    """Told by a supervisor; without one, by looking again."""
+    while not tracked.gone():
+        now_s = boottime_s()
+        if now_s >= deadline_s:
+            return False
+        await tracked.wait(
+            tracked.gone, deadline_s if tracked.supervised else min(deadline_s, now_s + POLL_S)
+        )
+    return True
+
+
+async def _kill(tracked: Tracked, stuck_after_s: float) -> StopOutcome:
+    """SIGKILL in sweeps: between two looks at /proc a process may have forked."""
+    killed: set[tuple[int, int]] = set()
+    limit_s = boottime_s() + stuck_after_s
+    pause_s = POLL_S
+    while not tracked.gone():
+        rest = tracked.members()
+        for proc in rest:
+            if send_signal(proc.pid, proc.start_ticks, signal.SIGKILL):
+                killed.add((proc.pid, proc.start_ticks))
+        if boottime_s() >= limit_s:
+            stuck = tuple(where(proc) for proc in rest[:20]) or ("the supervisor does not reap its children",)
+            log.warning("stop_stuck", job=tracked.job, incarnation=tracked.incarnation, stuck=stuck)
+            return StopOutcome(gone=False, killed=len(killed), stuck=stuck)
+        await _wait_gone(tracked, min(limit_s, boottime_s() + pause_s))
+        pause_s = min(0.5, pause_s * 2)
+    return StopOutcome(gone=True, killed=len(killed))
