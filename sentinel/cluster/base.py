@@ -33,6 +33,17 @@ class SignalOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     refused: dict[int, str] = {}
 
 
+class Room(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where the ranks of the next incarnation would run. `size` 0: no room, `reason` and `sentence` say why."""
+
+    size: int
+    entities: dict[int, str] = {}  # rank -> GPU
+    excluded: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    reason: str = ""
+    sentence: str = ""
+
+
 class Cluster(Protocol):
     """All calls are idempotent: repeated after a crash they find what is already done."""
 
@@ -46,6 +57,12 @@ class Cluster(Protocol):
 
     def signal_ranks(self, job: str, incarnation: int, ranks: Iterable[int], name: str) -> SignalOutcome:
         """Send a save signal to ranks that catch it, never to their helpers."""
+
+    def save_capable(self, job: str, incarnation: int, name: str) -> dict[int, bool]:
+        """Does each living rank catch the signal `name`?"""
+
+    async def room(self, job: ProtectedJob, size: int, excluded: tuple[str, ...]) -> Room:
+        """Is there room for `size` ranks without `excluded`; an elastic job may get less. Never raises."""
 
     async def stacks(self, job: str, incarnation: int, ranks: Iterable[int]) -> tuple[str, ...]:
         """Where the ranks stand, for the evidence. Bounded in time and size; never raises."""

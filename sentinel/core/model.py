@@ -115,6 +115,7 @@ class LogMatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     at_s: float
     stamp_wall_s: float | None = None  # the line's own time stamp, if it has one
     line: str = ""
+    job: str = ""
 
 
 class RankExit(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -511,7 +512,9 @@ class Incident(Struct, frozen=True, kw_only=True, omit_defaults=True):
     closed_wall_s: float | None = None
     incarnation: int = 0  # the one that the fault hit, then each one that the recovery started
     attempt: int = 0  # starts made by this recovery
+    paid: bool = False  # the present fault's start was counted against the budget
     size: int = 1
+    from_size: int = 1  # the job's size when the incident was opened: where a failed resize goes back to
     excluded: tuple[str, ...] = ()
     end_state: JobState | None = None  # where the job ends instead of starting again
     end_code: int | None = None
@@ -520,6 +523,7 @@ class Incident(Struct, frozen=True, kw_only=True, omit_defaults=True):
     save_wanted: bool = False
     grace_s: float = 30.0
     boot_id: str = ""
+    key: str = ""  # what it was opened for: told once per incarnation
     failed_step: int | None = None  # last step before the fault
     save: SaveResult | None = None
     lost: Lost | None = None

@@ -140,6 +140,7 @@ class Plan(Struct, frozen=True, kw_only=True, omit_defaults=True):
     delay_s: float = 0.0
     wait_s: float = 3600.0  # how long the pre-check may refuse before the recovery fails
     exhausted: bool = False
+    avoid: str = ""  # an entity that the next incarnation must not use
 
 
 # ---------------------------------------------------------------- effects
@@ -215,7 +216,7 @@ def _to(
         deadline_mono_s=None if deadline_s is None else now.mono_s + deadline_s,
         closed_wall_s=now.wall_s if phase.final else None,
         steps=(*story, entry),
-        **changes,  # type: ignore[arg-type]
+        **changes,
     )
 
 
@@ -251,15 +252,14 @@ def _starting(incident: Incident, now: Now, terms: Terms, reason: str, sentence:
         terms.start_timeout_s,
         incarnation=incident.incarnation + 1,
         attempt=incident.attempt + 1,
+        paid=True,
     )
     return incident, (DoStart(incident.incarnation, incident.size, incident.excluded),)
 
 
 def _close(incident: Incident, phase: Phase, now: Now, reason: str, sentence: str) -> Result:
     incident = _to(incident, phase, now, reason, sentence)
-    if incident.kind == IncidentKind.NOTICE or (phase == Phase.ENDED and reason != "Stopped"):
-        incident = _tell(incident, Stage.NOTICE)
-    elif phase == Phase.KEPT_RUNNING:
+    if phase == Phase.KEPT_RUNNING or (phase == Phase.ENDED and reason != "Stopped"):
         incident = _tell(incident, Stage.NOTICE)
     elif phase == Phase.RECOVERED:
         incident = _tell(incident, Stage.RECOVERED)
@@ -319,7 +319,9 @@ def _save_ended(incident: Incident, event: SaveEnded, now: Now, terms: Terms) ->
 
 
 def _save_late(incident: Incident, event: DeadlinePassed, now: Now, terms: Terms) -> Result:
-    ended = SaveEnded(SaveResult(skipped="the save was never judged"), False, "The save did not end in its time.")
+    ended = SaveEnded(
+        SaveResult(skipped="the save was never judged"), False, "The save did not end in its time."
+    )
     return _save_ended(incident, ended, now, terms)
 
 
@@ -341,6 +343,7 @@ def _fault_again(incident: Incident, event: Fault, now: Now, terms: Terms) -> Re
         verdict=event.verdict,
         failed_step=event.failed_step,
         grace_s=terms.lost_rank_grace_s,
+        paid=False,
         stacks=(),
     )
     return _stopping(incident, now, terms, "FaultAgain", event.verdict.sentence)
@@ -370,6 +373,8 @@ def _stop_ended(incident: Incident, event: StopEnded, now: Now, terms: Terms) ->
         phase = Phase.EXHAUSTED if plan.exhausted else Phase.FAILED
         return _close(incident, phase, now, plan.reason, plan.sentence)
     incident = _tell(incident, Stage.STARTED)
+    if plan.avoid and plan.avoid not in incident.excluded:
+        incident = structs.replace(incident, excluded=(*incident.excluded, plan.avoid))
     incident = _to(
         incident, Phase.PRECHECKING, now, plan.reason, plan.sentence, plan.delay_s + terms.precheck_wait_s
     )
@@ -392,9 +397,7 @@ def _ranks_started(incident: Incident, event: RanksStarted, now: Now, terms: Ter
 def _start_refused(incident: Incident, event: StartRefused, now: Now, terms: Terms) -> Result:
     if event.permanent:
         return _close(incident, Phase.FAILED, now, event.reason, event.sentence)
-    incident = _to(
-        incident, Phase.PRECHECKING, now, event.reason, event.sentence, terms.precheck_wait_s
-    )
+    incident = _to(incident, Phase.PRECHECKING, now, event.reason, event.sentence, terms.precheck_wait_s)
     return incident, (DoPrecheck(now.mono_s + RETRY_PRECHECK_S),)
 
 
@@ -414,7 +417,9 @@ def _finished_while_verifying(incident: Incident, event: JobFinished, now: Now, 
 
 
 def _finished_by_itself(incident: Incident, event: JobFinished, now: Now, terms: Terms) -> Result:
-    return _close(incident, Phase.CANCELLED, now, "JobFinished", "The job ended by itself before it was stopped.")
+    return _close(
+        incident, Phase.CANCELLED, now, "JobFinished", "The job ended by itself before it was stopped."
+    )
 
 
 def _finished_while_saving(incident: Incident, event: JobFinished, now: Now, terms: Terms) -> Result:
@@ -447,7 +452,7 @@ def _end_in_place(incident: Incident, event: EndRequested, now: Now, terms: Term
 
     A second request (Ctrl-C twice) shortens the grace: the stop is asked for again.
     """
-    hurry = event.grace_s < incident.grace_s or incident.phase == Phase.SAVING and not event.save
+    hurry = event.grace_s < incident.grace_s or (incident.phase == Phase.SAVING and not event.save)
     incident = _with_end(incident, event)
     if hurry:
         return _stopping(incident, now, terms, event.reason, event.sentence)
@@ -457,7 +462,9 @@ def _end_in_place(incident: Incident, event: EndRequested, now: Now, terms: Term
 def _end_running(incident: Incident, event: EndRequested, now: Now, terms: Terms) -> Result:
     incident = _with_end(incident, event)
     if event.save and incident.phase == Phase.VERIFYING:
-        return _saving(structs.replace(incident, kind=IncidentKind.ENDING), now, terms, event.reason, event.sentence)
+        return _saving(
+            structs.replace(incident, kind=IncidentKind.ENDING), now, terms, event.reason, event.sentence
+        )
     return _stopping(incident, now, terms, event.reason, event.sentence)
 
 

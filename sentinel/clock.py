@@ -1,0 +1,22 @@
+"""The one reading of the clocks."""
+
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+from sentinel.core.model import Now
+
+Clock: TypeAlias = Callable[[], Now]
+
+
+def system_now() -> Now:
+    """CLOCK_BOOTTIME for every interval and deadline; the wall clock, which may be stepped, only to show."""
+    return Now(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+
+
+def boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:  # not Linux, or a container without it: every start is a new boot
+        return f"unknown-{time.time():.0f}"

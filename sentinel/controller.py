@@ -1,0 +1,603 @@
+"""Holds the picture, applies policy, drives each recovery: fold → decide → record → act.
+
+One thread, one loop: `fold` and `cycle` never wait. What takes time is an effect, a task of its own,
+whose outcome comes back as an event.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import structlog
+from msgspec import structs
+
+from sentinel.clock import Clock
+from sentinel.cluster.base import Cluster, RankProcess, Records
+from sentinel.core import policy, recovery
+from sentinel.core.budget import plan_after_stop
+from sentinel.core.model import (
+    Finding,
+    Incident,
+    IncidentKind,
+    JobEvent,
+    JobState,
+    LogMatch,
+    Phase,
+    ProtectedJob,
+    ProvedCheckpoint,
+    RankExit,
+    Report,
+    SaveResult,
+    StageMail,
+    Symptom,
+)
+from sentinel.core.policy import JobPicture
+from sentinel.core.recovery import Event
+from sentinel.core.triage import FailureClass
+from sentinel.effects.save import ProofWatch, SaveOutcome, save
+from sentinel.errors import PermanentError, TemporaryError
+from sentinel.metrics import Metrics
+
+log = structlog.get_logger()
+
+PROOF_RULE = "save-proof"  # the id under which the agent matches the policy's proof pattern
+START_TRIES = 5
+SAVE_CHECK_AFTER_S = 10.0  # a program needs a moment to install its signal handler
+RECORD_EVERY_S = 30.0  # learnt numbers (last step, baseline) are saved at least so often
+# Ended by our own stop: SIGTERM, SIGKILL, and the exit codes that programs give them.
+_OURS = frozenset({15, 9, 0, 143, 137, 2, 130})
+
+
+class NodeLink(Protocol):
+    """What the controller asks of the agents."""
+
+    async def drain(self, job: str) -> None:
+        """Read the logs of the job to their end and report."""
+
+    def follow(self, job: ProtectedJob, ranks: list[RankProcess]) -> None:
+        """These ranks belong to the job's running incarnation."""
+
+
+Say = Callable[[str, str], None]  # (job, sentence for people)
+
+
+class Controller:
+    def __init__(
+        self,
+        cluster: Cluster,
+        records: Records,
+        node: NodeLink,
+        failures: Mapping[str, FailureClass],
+        clock: Clock,
+        boot_id: str,
+        *,
+        metrics: Metrics,
+        say: Say,
+        wake_mail: Callable[[], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._cluster = cluster
+        self._records = records
+        self._node = node
+        self._failures = failures
+        self._clock = clock
+        self._boot_id = boot_id
+        self._metrics = metrics
+        self._say = say
+        self._wake_mail = wake_mail
+        self._on_end = on_end
+        self.pictures: dict[str, JobPicture] = {}
+        self.incidents: dict[str, Incident] = {}  # those with mail that waits, and the open ones
+        self._findings: dict[str, tuple[Finding, ...]] = {}  # check -> what it finds
+        self._effects: dict[str, asyncio.Task[None]] = {}  # job -> the effect of its open incident
+        self._watches: dict[str, ProofWatch] = {}
+        self._save_checked: dict[str, int] = {}  # job -> incarnation whose handlers were looked at
+        self._recorded_mono_s: dict[str, float] = {}
+        self.turned_mono_s = clock().mono_s
+
+    # ------------------------------------------------------------ life
+
+    def add(self, job: ProtectedJob, incidents: list[Incident]) -> JobPicture:
+        """Take a job into the picture, with its open incident if a predecessor left one."""
+        now = self._clock()
+        if job.boot_id != self._boot_id:  # monotonic times of another boot mean nothing
+            job = structs.replace(job, started_mono_s=None, boot_id=self._boot_id)
+        picture = JobPicture(job, self._failures)
+        self.pictures[job.name] = picture
+        picture.timing.start(job.incarnation, job.size, now)
+        for incident in incidents:
+            if not incident.phase.final:
+                picture.incident = self._rebased(incident)
+            if not incident.phase.final or any(m.state == "waiting" for m in incident.mails):
+                self.incidents[incident.id] = incident
+            if (
+                incident.incarnation == job.incarnation
+                and incident.phase == Phase.KEPT_RUNNING
+                and incident.key
+            ):
+                picture.told.add(incident.key)
+        return picture
+
+    def _rebased(self, incident: Incident) -> Incident:
+        """A deadline of another boot starts anew, with its whole length."""
+        if incident.boot_id == self._boot_id:
+            return incident
+        now = self._clock()
+        deadline = incident.deadline_mono_s
+        if deadline is not None:
+            deadline = now.mono_s + max(0.0, deadline - incident.phase_mono_s)
+        return structs.replace(
+            incident,
+            boot_id=self._boot_id,
+            phase_mono_s=now.mono_s,
+            opened_mono_s=now.mono_s - max(0.0, now.wall_s - incident.opened_wall_s),
+            deadline_mono_s=deadline,
+        )
+
+    async def launch(self, name: str) -> None:
+        """The first start of a job. Raises PermanentError with the reason where it cannot start."""
+        picture = self.pictures[name]
+        job = picture.job
+        room = await self._cluster.room(job, job.size, job.excluded)
+        if room.size == 0:
+            raise PermanentError(room.sentence, room.reason)
+        self._event(job, "PrecheckPassed", room.sentence)
+        job = structs.replace(
+            job, incarnation=1, size=room.size, excluded=room.excluded, state=JobState.RUNNING
+        )
+        self._save_job(picture, job)
+        picture.begin_incarnation(self._clock())
+        await self._start_ranks(picture, room.env, room.entities)
+
+    def adopt(
+        self, name: str, ranks: list[RankProcess], exits: list[RankExit], entities: dict[int, str]
+    ) -> None:
+        """Go on where a predecessor stood: the living ranks, those that ended meanwhile, the open recovery."""
+        picture = self.pictures[name]
+        now = self._clock()
+        picture.alive = {rank.rank for rank in ranks}
+        picture.pids = {rank.rank: rank.pid for rank in ranks}
+        picture.entities = entities
+        for gone in exits:
+            self._fold_exit(picture, gone)
+        incident = picture.incident
+        if incident is not None:
+            _, effects = recovery.resume(incident, now, policy.terms(picture.job.policy))
+            self._perform(picture, incident, effects)
+        if ranks:
+            self._node.follow(picture.job, ranks)
+        if (
+            picture.job.started_mono_s is None
+            and ranks
+            and (incident is None or incident.phase == Phase.VERIFYING)
+        ):
+            self._save_job(picture, structs.replace(picture.job, started_mono_s=now.mono_s))
+
+    async def close(self) -> None:
+        """End every effect that is under way. The job is not touched."""
+        tasks = list(self._effects.values())
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        for picture in self.pictures.values():
+            self._record_progress(picture, force=True)
+
+    # ------------------------------------------------------------ requests of people
+
+    def request_end(self, name: str, end: recovery.EndRequested) -> None:
+        picture = self.pictures[name]
+        picture.end = end
+        self._say(name, end.sentence)
+        self.cycle()
+
+    def extend(self, name: str, seconds: float) -> ProtectedJob:
+        picture = self.pictures[name]
+        job = structs.replace(picture.job, extra_s=picture.job.extra_s + seconds)
+        self._save_job(picture, job)
+        self._event(job, "Extended", f"maxDuration was extended by {seconds:.0f} s.")
+        return job
+
+    # ------------------------------------------------------------ folding
+
+    def fold(self, report: Report) -> None:
+        for rank in report.ranks:
+            picture = self.pictures.get(rank.job)
+            if picture is not None:
+                picture.timing.fold(rank)
+        for match in report.matches:
+            self._fold_match(match, report)
+        for result in report.checks:
+            self._findings[result.check] = result.findings
+            self._metrics.check(result)
+        if report.checks:
+            self._fold_findings()
+        for name, gone in report.exits:
+            picture = self.pictures.get(name)
+            if picture is not None and gone.incarnation == picture.job.incarnation:
+                self._fold_exit(picture, gone)
+        self.cycle()
+
+    def _fold_match(self, match: LogMatch, report: Report) -> None:
+        for name, picture in self.pictures.items():
+            if match.incarnation != picture.job.incarnation or match.job not in ("", name):
+                continue
+            if match.rule == PROOF_RULE:
+                self._prove(picture, match)
+            elif match.failure.startswith("activity:"):
+                picture.timing.activity(match)
+            else:
+                picture.add_match(match)
+                self._metrics.log_match(match.failure)
+
+    def _prove(self, picture: JobPicture, match: LogMatch) -> None:
+        watch = self._watches.get(picture.job.name)
+        if watch is not None:
+            watch.feed(match)
+
+    def _fold_findings(self) -> None:
+        standing = [finding for found in self._findings.values() for finding in found]
+        self._metrics.findings(standing)
+        for picture in self.pictures.values():
+            picture.findings = standing
+            out = set(picture.job.excluded)
+            picture.entities_back = bool(out) and not any(
+                f.entity in out and f.severity.order >= 2 for f in standing
+            )
+
+    def _fold_exit(self, picture: JobPicture, gone: RankExit) -> None:
+        incident = picture.incident
+        if incident is not None and incident.phase == Phase.STOPPING:
+            if (gone.signal if gone.signal is not None else gone.code) in _OURS:
+                gone = structs.replace(gone, stopped_by_us=True)
+        picture.exits[gone.rank] = gone
+        picture.alive.discard(gone.rank)
+        if gone.ok:
+            picture.timing.exited(gone.rank)
+        log.info("rank_ended", job=picture.job.name, rank=gone.rank, how=gone.describe())
+
+    # ------------------------------------------------------------ the cycle
+
+    def cycle(self) -> None:
+        """Decide about every job. Runs after each report and at least a few times a second."""
+        now = self._clock()
+        self.turned_mono_s = now.mono_s
+        for picture in self.pictures.values():
+            for _ in range(4):  # one decision may make room for the next; never for ever
+                decision = policy.decide(picture, now)
+                self._metrics.decision(decision.reason)
+                if isinstance(decision, policy.Nothing):
+                    break
+                self._act(picture, decision)
+            if not picture.job.state.final:
+                self._look_after(picture)
+
+    def _act(self, picture: JobPicture, decision: policy.Decision) -> None:
+        now = self._clock()
+        log.info("decided", job=picture.job.name, reason=decision.reason, sentence=decision.sentence)
+        if isinstance(decision, policy.Finish):
+            self._finish(picture, decision)
+        elif isinstance(decision, policy.Feed):
+            assert picture.incident is not None
+            self._step(picture, picture.incident, decision.event)
+        elif isinstance(decision, policy.Open):
+            incident = policy.open_incident(picture, decision, now, self._boot_id)
+            if decision.key:
+                picture.told.add(decision.key)
+            self._metrics.incident(incident.verdict.symptom, incident.verdict.cause)
+            self._step(picture, incident, recovery.Begin(decision.reason, decision.sentence), opened=True)
+
+    def _step(self, picture: JobPicture, incident: Incident, event: Event, *, opened: bool = False) -> None:
+        now = self._clock()
+        job = picture.job
+        moved, effects = recovery.step(incident, event, now, policy.terms(job.policy))
+        settled = policy.settle(job, None if opened else incident, moved, now)
+        if opened:
+            settled = structs.replace(settled, incidents=job.incidents + 1)
+        if isinstance(event, recovery.SaveEnded) and event.result.proved_by:
+            proved = ProvedCheckpoint(
+                step=event.result.step, proof=event.result.proved_by[:500], wall_s=now.wall_s
+            )
+            settled = structs.replace(settled, checkpoint=proved)
+        self._commit(picture, incident, moved, settled, opened=opened)
+        self._perform(picture, moved, effects)
+        self._after_step(picture, incident, moved)
+
+    def _commit(
+        self, picture: JobPicture, before: Incident, after: Incident, job: ProtectedJob, *, opened: bool
+    ) -> None:
+        """Save first; what people and metrics are told follows the record."""
+        events = []
+        if opened or after.steps != before.steps:
+            last = after.steps[-1]
+            events.append(
+                JobEvent(
+                    job=job.name,
+                    wall_s=last.wall_s,
+                    reason=last.reason,
+                    sentence=f"{after.phase.value}: {last.sentence}",
+                    incarnation=job.incarnation,
+                    warning=after.phase in (Phase.FAILED, Phase.EXHAUSTED, Phase.KEPT_RUNNING),
+                )
+            )
+        step = picture.timing.last_step
+        if step is not None and job.incarnation == picture.job.incarnation:
+            job = structs.replace(job, last_step=step, best_step=max(step, job.best_step or 0))
+        self._records.save(jobs=[job], incidents=[after], events=events)
+        self._metrics.records_saved(2 + len(events))
+        started_new = job.incarnation != picture.job.incarnation
+        picture.job = job
+        picture.incident = None if after.phase.final else after
+        self.incidents[after.id] = after
+        if after.phase.final and not any(m.state == "waiting" for m in after.mails):
+            self.incidents.pop(after.id, None)
+        if started_new:
+            picture.begin_incarnation(self._clock())
+        if events:
+            self._say(job.name, policy.tell(job, after, self._clock()))
+
+    def _after_step(self, picture: JobPicture, before: Incident, after: Incident) -> None:
+        now = self._clock()
+        if after.phase == Phase.RECOVERED and after.lost is not None:
+            self._metrics.recovered(after.verdict.cause, after.lost.seconds, after.lost)
+        if after.phase == Phase.STARTING and before.phase != Phase.STARTING:
+            self._metrics.restarted(after.verdict.cause, after.verdict.budget)
+        if before.phase == Phase.STOPPING and after.phase != Phase.STOPPING:
+            self._metrics.stopped(now.mono_s - before.phase_mono_s)
+        if before.phase == Phase.STARTING and after.phase == Phase.VERIFYING:
+            self._metrics.started(now.mono_s - before.phase_mono_s)
+        if after.save is not None and before.save is None:
+            self._metrics.saved(after.save.took_s)
+        if picture.job.state.final:
+            self._on_end(picture.job.name)
+
+    def _finish(self, picture: JobPicture, decision: policy.Finish) -> None:
+        now = self._clock()
+        job = picture.job
+        started = job.started_mono_s
+        ran_s = job.run_s + (max(0.0, now.mono_s - started) if started is not None else 0.0)
+        job = structs.replace(
+            job,
+            state=decision.state,
+            reason=decision.reason,
+            sentence=decision.sentence,
+            exit_code=decision.code,
+            run_s=ran_s,
+            started_mono_s=None,
+        )
+        self._save_job(picture, job)
+        self._event(job, decision.reason, decision.sentence)
+        self._say(job.name, f"{decision.state.value}: {decision.sentence}")
+        self._on_end(job.name)
+
+    # ------------------------------------------------------------ effects
+
+    def _perform(self, picture: JobPicture, incident: Incident, effects: tuple[recovery.Effect, ...]) -> None:
+        name = picture.job.name
+        for effect in effects:
+            if isinstance(effect, recovery.DoMail):
+                self._wake_mail()
+                continue
+            running = self._effects.pop(name, None)
+            if running is not None and running is not asyncio.current_task():
+                running.cancel()
+            task = asyncio.create_task(
+                self._effect(picture, incident, effect), name=f"{name}:{incident.phase.value}"
+            )
+            self._effects[name] = task
+
+    async def _effect(self, picture: JobPicture, incident: Incident, effect: recovery.Effect) -> None:
+        kind = type(effect).__name__
+        self._metrics.effect(kind)
+        try:
+            event = await self._done(picture, incident, effect)
+        except Exception as error:  # the named boundary: an effect must never take the loop with it
+            log.exception("effect_failed", job=picture.job.name, effect=kind)
+            self._metrics.effect_failed(kind, permanent=True)
+            event = _broken(effect, error)
+        current = picture.incident
+        if current is None or current.id != incident.id or current.phase != incident.phase:
+            log.info("outcome_too_late", job=picture.job.name, effect=kind)
+            return
+        if event is not None and recovery.accepts(current, event):
+            self._step(picture, current, event)
+            self.cycle()
+
+    async def _done(self, picture: JobPicture, incident: Incident, effect: recovery.Effect) -> Event | None:
+        if isinstance(effect, recovery.DoPrecheck):
+            return await self._precheck(picture, incident, effect)
+        if isinstance(effect, recovery.DoSave):
+            return await self._save(picture, incident)
+        if isinstance(effect, recovery.DoStop):
+            return await self._stop(picture, incident, effect)
+        if isinstance(effect, recovery.DoStart):
+            return await self._start(picture, incident)
+        return None
+
+    async def _precheck(self, picture: JobPicture, incident: Incident, effect: recovery.DoPrecheck) -> Event:
+        delay_s = effect.not_before_mono_s - self._clock().mono_s
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)
+        size, excluded = policy.wanted(picture, incident)
+        room = await self._cluster.room(picture.job, size, excluded)
+        if room.size == 0:
+            return recovery.PrecheckRefused(room.reason, room.sentence)
+        return recovery.PrecheckPassed(room.size, room.excluded, room.sentence)
+
+    async def _save(self, picture: JobPicture, incident: Incident) -> Event:
+        job = picture.job
+        checkpoint = job.policy.resume.checkpoint if job.policy.resume else None
+        if checkpoint is None:
+            outcome = _no_checkpoint(incident)
+            return recovery.SaveEnded(outcome.result, outcome.counts, outcome.sentence)
+        watch = self._watches[job.name] = ProofWatch()
+        try:
+            outcome = await save(
+                self._cluster,
+                job.name,
+                incident.incarnation,
+                set(picture.alive),
+                job.size,
+                checkpoint,
+                job.launch.cwd if job.launch else ".",
+                watch,
+                lambda: picture.timing.last_step,
+                lambda: not picture.alive,
+                self._clock,
+            )
+        finally:
+            self._watches.pop(job.name, None)
+        return recovery.SaveEnded(outcome.result, outcome.counts, outcome.sentence)
+
+    async def _stop(self, picture: JobPicture, incident: Incident, effect: recovery.DoStop) -> Event:
+        job = picture.job
+        stacks: tuple[str, ...] = ()
+        if effect.stacks:
+            stacks = await self._cluster.stacks(job.name, incident.incarnation, sorted(picture.alive))
+        outcome = await self._cluster.stop(job.name, incident.incarnation, effect.grace_s)
+        if not outcome.gone:
+            return recovery.StopStuck(outcome.stuck)
+        await self._node.drain(job.name)
+        return recovery.StopEnded(self._plan(picture, incident), stacks)
+
+    def _plan(self, picture: JobPicture, incident: Incident) -> recovery.Plan:
+        """Decided only now: the whole evidence (every exit, every log to its end) is on the table."""
+        now = self._clock()
+        verdict = incident.verdict
+        if incident.kind != IncidentKind.FORCED:
+            return recovery.Plan(restart=True, reason="Moves", sentence=verdict.sentence, verdict=verdict)
+        if verdict.symptom == Symptom.RANK_LOST and picture.failed_exits:
+            verdict = picture.verdict(now)
+        return plan_after_stop(picture.job, verdict, incident.failed_step, now)
+
+    async def _start(self, picture: JobPicture, incident: Incident) -> Event:
+        room = await self._cluster.room(picture.job, incident.size, incident.excluded)
+        if room.size != incident.size:
+            return recovery.StartRefused(room.reason or "NoRoom", room.sentence, permanent=False)
+        env = room.env | policy.resume_env(picture.job, incident)
+        try:
+            await self._start_ranks(picture, env, room.entities)
+        except TemporaryError as error:
+            return recovery.StartRefused("StartFailed", f"The start failed: {error}", permanent=False)
+        except PermanentError as error:
+            return recovery.StartRefused(error.reason, str(error), permanent=True)
+        pids = ", ".join(str(pid) for pid in list(picture.pids.values())[:8])
+        return recovery.RanksStarted(f"{len(picture.pids)} ranks run (pid {pids}).")
+
+    async def _start_ranks(self, picture: JobPicture, env: dict[str, str], entities: dict[int, str]) -> None:
+        job = picture.job
+        assert job.launch is not None
+        ranks = await self._cluster.start(job.name, job.launch, job.incarnation, job.size, env)
+        picture.alive = {rank.rank for rank in ranks if rank.rank not in picture.exits}
+        picture.pids = {rank.rank: rank.pid for rank in ranks}
+        picture.entities = entities
+        self._save_job(picture, structs.replace(picture.job, started_mono_s=self._clock().mono_s))
+        self._node.follow(picture.job, ranks)
+
+    # ------------------------------------------------------------ records
+
+    def _save_job(self, picture: JobPicture, job: ProtectedJob) -> None:
+        picture.job = job
+        self._records.save(jobs=[job])
+        self._metrics.records_saved(1)
+
+    def _event(self, job: ProtectedJob, reason: str, sentence: str, *, warning: bool = False) -> None:
+        event = JobEvent(
+            job=job.name,
+            wall_s=self._clock().wall_s,
+            reason=reason,
+            sentence=sentence,
+            incarnation=job.incarnation,
+            warning=warning,
+        )
+        self._records.save(events=[event])
+
+    def _look_after(self, picture: JobPicture) -> None:
+        self._record_progress(picture)
+        job, now = picture.job, self._clock()
+        checkpoint = job.policy.resume.checkpoint if job.policy.resume else None
+        if checkpoint is None or self._save_checked.get(job.name) == job.incarnation or not picture.alive:
+            return
+        started = job.started_mono_s
+        ready = picture.timing.has_timing or (
+            started is not None and now.mono_s - started > SAVE_CHECK_AFTER_S
+        )
+        if not ready or picture.incident is not None:
+            return
+        self._save_checked[job.name] = job.incarnation
+        capable = self._cluster.save_capable(job.name, job.incarnation, checkpoint.signal)
+        deaf = sorted(rank for rank, catches in capable.items() if not catches)
+        note = (
+            f"not save-capable: rank {', '.join(map(str, deaf))} does not catch {checkpoint.signal}"
+            if deaf
+            else ""
+        )
+        if note != job.save_note:
+            self._save_job(picture, structs.replace(job, save_note=note))
+        if note:
+            self._event(job, "NotSaveCapable", note, warning=True)
+            self._say(job.name, note)
+
+    def _record_progress(self, picture: JobPicture, *, force: bool = False) -> None:
+        now = self._clock()
+        last = self._recorded_mono_s.get(picture.job.name, 0.0)
+        if not force and now.mono_s - last < RECORD_EVERY_S:
+            return
+        self._recorded_mono_s[picture.job.name] = now.mono_s
+        learnt = picture.timing.baseline()
+        step = picture.timing.last_step
+        job = picture.job
+        changed = structs.replace(
+            job,
+            last_step=step if step is not None else job.last_step,
+            best_step=max(step, job.best_step or 0) if step is not None else job.best_step,
+            baseline_ms=learnt[0] if learnt else job.baseline_ms,
+            baseline_ratio=learnt[1] if learnt else job.baseline_ratio,
+        )
+        if changed != job:
+            self._save_job(picture, changed)
+
+    # ------------------------------------------------------------ mail
+
+    def pending_mail(self) -> list[tuple[Incident, ProtectedJob]]:
+        found = []
+        for incident in self.incidents.values():
+            picture = self.pictures.get(incident.job)
+            if picture is not None and any(m.state == "waiting" for m in incident.mails):
+                found.append((incident, picture.job))
+        return found
+
+    def record_mail(self, incident_id: str, mail: StageMail) -> None:
+        incident = self.incidents.get(incident_id)
+        if incident is None:
+            return
+        mails = tuple(mail if m.stage == mail.stage else m for m in incident.mails)
+        incident = structs.replace(incident, mails=mails)
+        self._records.save(incidents=[incident])
+        self.incidents[incident_id] = incident
+        picture = self.pictures.get(incident.job)
+        if picture is not None and picture.incident is not None and picture.incident.id == incident_id:
+            picture.incident = incident
+        if incident.phase.final and not any(m.state == "waiting" for m in mails):
+            del self.incidents[incident_id]
+
+
+def _no_checkpoint(incident: Incident) -> SaveOutcome:
+    text = "the policy names no checkpoint signal"
+    return SaveOutcome(SaveResult(skipped=text), False, f"Not saved: {text}.")
+
+
+def _broken(effect: recovery.Effect, error: Exception) -> Event | None:
+    """What an effect that broke means for its recovery."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(effect, recovery.DoPrecheck):
+        return recovery.PrecheckRefused("PrecheckBroke", f"The pre-check broke: {text}")
+    if isinstance(effect, recovery.DoStop):
+        return recovery.StopStuck((f"the stop broke: {text}",))
+    if isinstance(effect, recovery.DoStart):
+        return recovery.StartRefused("StartBroke", f"The start broke: {text}", permanent=False)
+    if isinstance(effect, recovery.DoSave):
+        return recovery.SaveEnded(SaveResult(skipped=text), False, f"The save broke: {text}")
+    return None
