@@ -7,7 +7,7 @@ It shows all that a training program needs so that Sentinel can protect it well:
 - it saves at the next step boundary after SIGUSR1 and says `saved checkpoint step N`;
 - a checkpoint is whole or absent: written beside its final name, synced, then renamed;
 - it loads the newest checkpoint at its start and says from which step it goes on;
-- each step prints its hardware time and its end-to-end time.
+- each step prints its number, its hardware time and its end-to-end time.
 
 The model (an MLP that tells two spirals apart) is made with numpy, and the gradients of the ranks are
 averaged over TCP at MASTER_ADDR:MASTER_PORT. As with NCCL, a rank whose peer has died fails, and a rank
@@ -266,8 +266,9 @@ def train(args: argparse.Namespace, ranks: Ranks, save_request: SaveRequest) -> 
         loss = float(mean[-2])
         ended_s = time.perf_counter()
 
-        print(f"step: {step}  loss: {loss:.6f}")
         hardware_ms, e2e_ms = (ended_s - hardware_s) * 1000, (ended_s - begun_s) * 1000
+        # As torchtitan prints it: the step, and tokens (here points) per second.
+        print(f"step: {step}  loss: {loss:.6f}  tps: {BATCH / (ended_s - begun_s):,.0f}")
         print(
             f"this iteration hardware time is {hardware_ms:.3f} and e2e time is {e2e_ms:.3f} ms.", flush=True
         )

@@ -52,7 +52,7 @@ def main() -> None:
     )
     parser.add_argument("--state", type=Path, default=Path("line.json"))
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--step-ms", type=float, default=0.0, help="pause after each step")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="pause in each step")
     args = parser.parse_args()
 
     signal.signal(signal.SIGUSR1, ask_for_save)
@@ -61,13 +61,16 @@ def main() -> None:
         state = json.loads(args.state.read_text())
         print(f"resumed from step {state['step']}", flush=True)
     while state["step"] < args.steps:
+        begun_s = time.perf_counter()
         loss = train_step(state)
-        print(f"step: {state['step']}  loss: {loss:.6f}", flush=True)
+        time.sleep(args.step_ms / 1000)
+        # As torchtitan prints it: the step, and tokens (here points) per second.
+        points_per_s = BATCH / (time.perf_counter() - begun_s)
+        print(f"step: {state['step']}  loss: {loss:.6f}  tps: {points_per_s:,.0f}", flush=True)
         if save_asked or state["step"] in (args.steps, args.steps // 2):
             save_asked = False
             save(args.state, state)
             print(f"saved checkpoint step {state['step']}", flush=True)
-        time.sleep(args.step_ms / 1000)
 
 
 if __name__ == "__main__":

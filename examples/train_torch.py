@@ -24,6 +24,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+BATCH = 256  # rows per rank
+
 
 class SaveOnSignal:
     """Collects the wishes of all ranks to save. Make it before the process group: a signal that comes
@@ -105,7 +107,7 @@ def main() -> None:
     for step in range(start + 1, args.steps + 1):
         begun_s = time.perf_counter()
         batch = torch.Generator().manual_seed(step * dist.get_world_size() + dist.get_rank())
-        inputs = torch.randn(256, 64, generator=batch).to(device)
+        inputs = torch.randn(BATCH, 64, generator=batch).to(device)
         hardware_s = time.perf_counter()
         loss = nn.functional.mse_loss(model(inputs), inputs.flip(1))
         optimizer.zero_grad()
@@ -114,8 +116,9 @@ def main() -> None:
         save_now = save_request.agreed(device)  # also waits for the GPU, so the times below are true
         ended_s = time.perf_counter()
 
-        print(f"step: {step}  loss: {loss.item():.6f}")
         hardware_ms, e2e_ms = (ended_s - hardware_s) * 1000, (ended_s - begun_s) * 1000
+        # As torchtitan prints it: the step, and tokens (here rows) per second.
+        print(f"step: {step}  loss: {loss.item():.6f}  tps: {BATCH / (ended_s - begun_s):,.0f}")
         print(
             f"this iteration hardware time is {hardware_ms:.3f} and e2e time is {e2e_ms:.3f} ms.", flush=True
         )
