@@ -1,0 +1,118 @@
+"""What fits the schema field by field and still cannot be meant. Works on raw data, so that it speaks
+beside the errors of single fields, not only after them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from sentinel.config.document import Path_
+from sentinel.config.units import duration_text, parse_duration
+from sentinel.settings import Caps, DiskThresholds
+
+Contradiction = tuple[Path_, str]  # where, what was expected
+PROOFS = ("logPattern", "fileAppears", "fileGone")
+
+
+def _at(data: Any, *path: str) -> Any:
+    """The value at `path`, None where there is none."""
+    for part in path:
+        data = data.get(part) if isinstance(data, dict) else None
+    return data
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _seconds(value: Any) -> float | None:
+    try:
+        return parse_duration(value)
+    except ValueError:
+        return None
+
+
+def policy_contradictions(document: Any, caps: Caps) -> Iterator[Contradiction]:
+    spec = _at(document, "spec")
+    if not isinstance(spec, dict):
+        return
+    resumes = "resume" in spec
+    if resumes and "restart" in spec:
+        yield ("spec", "restart"), "either resume or restart, not both"
+    if "elastic" in spec and not resumes:
+        yield ("spec", "elastic"), "resume beside elastic: another size continues from a checkpoint"
+    yield from _performance(spec, resumes)
+    proof = _at(spec, "resume", "checkpoint", "proof")
+    if isinstance(proof, dict) and len(proof.keys() & set(PROOFS)) != 1:
+        yield ("spec", "resume", "checkpoint", "proof"), f"exactly one of {', '.join(PROOFS)}"
+    if _at(spec, "resume", "checkpoint", "ifUnproved") is not None and proof is None:
+        path = ("spec", "resume", "checkpoint", "ifUnproved")
+        yield path, "a proof beside it: it says what to do when the proof does not come"
+    rules = spec.get("logRules")
+    if isinstance(rules, list):
+        seen: set[Any] = set()
+        for index, rule in enumerate(rules):
+            name = _at(rule, "id")
+            if isinstance(name, str) and name in seen:
+                yield ("spec", "logRules", index, "id"), "an id that no other rule of this policy has"
+            seen.add(name if isinstance(name, str) else None)
+    yield from _over_caps(spec, caps)
+
+
+def _performance(spec: dict[str, Any], resumes: bool) -> Iterator[Contradiction]:
+    asked = spec.get("performance")
+    if not isinstance(asked, dict):
+        return
+    where = ("spec", "performance")
+    low, high = _number(asked.get("minHardwareRatio")), _number(asked.get("maxHardwareRatio"))
+    if low is not None and high is not None and low >= high:
+        yield (*where, "minHardwareRatio"), f"less than maxHardwareRatio ({high:g})"
+    if asked.get("onlyIfGrown") is not None and high is None:
+        yield (*where, "onlyIfGrown"), "maxHardwareRatio beside it"
+    if asked.get("action") == "RescheduleAndAlert":
+        if not resumes:
+            yield (
+                (*where, "action"),
+                "resume beside it: the job moves with its checkpoint (or the action Alert)",
+            )
+        if high is None and asked.get("maxStepGrowth") is None:
+            yield (*where, "action"), "maxHardwareRatio or maxStepGrowth beside it: they have no default"
+
+
+def _over_caps(spec: dict[str, Any], caps: Caps) -> Iterator[Contradiction]:
+    for section, budget, cap, most in (
+        ("resume", "maxResumes", "maxResumes", caps.max_resumes),
+        ("restart", "maxRestarts", "maxRestarts", caps.max_restarts),
+    ):
+        count = _number(_at(spec, section, budget))
+        if count is not None and count > most:
+            yield ("spec", section, budget), f"at most {most} (caps.{cap} of the administrators' settings)"
+        grace_s = _seconds(_at(spec, section, "gracefulStop"))
+        if grace_s is not None and grace_s > caps.graceful_stop_s:
+            limit = duration_text(caps.graceful_stop_s)
+            yield (
+                ("spec", section, "gracefulStop"),
+                f"at most {limit} (caps.gracefulStop of the administrators' settings)",
+            )
+        reset_s = _seconds(_at(spec, section, "resetAfter"))
+        if reset_s is not None and reset_s < caps.reset_after_min_s:
+            limit = duration_text(caps.reset_after_min_s)
+            yield (
+                ("spec", section, "resetAfter"),
+                f"at least {limit} (caps.resetAfterMin of the administrators' settings)",
+            )
+
+
+def settings_contradictions(document: Any) -> Iterator[Contradiction]:
+    mail = _at(document, "mail")
+    if isinstance(mail, dict):
+        if "username" in mail and "passwordFile" not in mail:
+            yield ("mail", "username"), "passwordFile beside it"
+        if "passwordFile" in mail and "username" not in mail:
+            yield ("mail", "passwordFile"), "username beside it"
+    standard = DiskThresholds()
+    least, warn = _at(document, "disk", "minFreeShare"), _at(document, "disk", "warnFreeShare")
+    if least is not None or warn is not None:
+        low = _number(standard.min_free_share if least is None else least)
+        high = _number(standard.warn_free_share if warn is None else warn)
+        if low is not None and high is not None and low > high:
+            path = ("disk", "minFreeShare" if least is not None else "warnFreeShare")
+            yield path, f"minFreeShare ({low:g}) at most warnFreeShare ({high:g})"

@@ -1,0 +1,271 @@
+"""The values that policies and settings are made of: durations, sizes, signals, patterns, paths, addresses."""
+
+import re
+import signal
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import re2
+from pydantic import BeforeValidator, StrictBool, StrictStr
+from pydantic_core import PydanticCustomError
+
+from sentinel.config.units import DURATION, SIZE, parse_duration, parse_size
+from sentinel.core.model import Component
+
+YEAR_S = 366 * 86400.0
+UNCATCHABLE = ("SIGKILL", "SIGSTOP")
+MAX_PATTERN = 1000
+_PATTERN_BYTES = 1 << 20  # of compiled program; more is a pattern made to hurt
+
+
+class Meaning:
+    """How a kind of value is named in the reference."""
+
+    def __init__(self, name: str, unit: str = "") -> None:
+        self.name = name
+        self.unit = unit  # "duration" or "size": how a default is written
+
+
+def refuse(expected: str) -> PydanticCustomError:
+    """The error of a value, told by what was expected."""
+    return PydanticCustomError("sentinel", "{expected}", {"expected": expected})
+
+
+def duration(least_s: float = 0.0, most_s: float = YEAR_S) -> BeforeValidator:
+    def check(value: object) -> float:
+        try:
+            seconds = parse_duration(value)
+        except ValueError as error:
+            raise refuse(str(error)) from None
+        if not least_s <= seconds <= most_s:
+            raise refuse(f"{DURATION}, between {least_s:g}s and {most_s:g}s")
+        return seconds
+
+    return BeforeValidator(check)
+
+
+def size(least_bytes: int = 0) -> BeforeValidator:
+    def check(value: object) -> int:
+        try:
+            count = parse_size(value)
+        except ValueError as error:
+            raise refuse(str(error)) from None
+        if count < least_bytes:
+            raise refuse(f"{SIZE}, at least {least_bytes} bytes")
+        return count
+
+    return BeforeValidator(check)
+
+
+def number(above: float, most: float) -> BeforeValidator:
+    def check(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= most:
+            raise refuse(f"a number above {above:g}, at most {most:g}")
+        return float(value)
+
+    return BeforeValidator(check)
+
+
+def whole(least: int, most: int) -> BeforeValidator:
+    def check(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise refuse(f"a whole number from {least} to {most}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def one_of(*allowed: str) -> BeforeValidator:
+    def check(value: object) -> str:
+        # YAML reads a bare `off` as false.
+        if value is False and "off" in allowed:
+            return "off"
+        if not isinstance(value, str) or value not in allowed:
+            raise refuse("one of " + ", ".join(allowed))
+        return value
+
+    return BeforeValidator(check)
+
+
+def _signal(value: object) -> str:
+    known = {one.name for one in signal.Signals}
+    if not isinstance(value, str) or value not in known:
+        guess = f"SIG{value}".upper() if isinstance(value, str) else ""
+        raise refuse("the name of a signal" + (f" ({guess}?)" if guess in known else " like SIGUSR1"))
+    if value in UNCATCHABLE:
+        raise refuse(f"a signal that a program can catch; nothing can be saved on {value}")
+    return value
+
+
+def pattern_problem(pattern: str) -> str:
+    """What makes `pattern` unfit to be run over every line of a log, or ""."""
+    if not pattern or len(pattern) > MAX_PATTERN:
+        return f"a regular expression of 1 to {MAX_PATTERN} characters"
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = _PATTERN_BYTES
+    try:
+        compiled = re2.compile(pattern, options)
+    except re2.error as error:
+        reason = error.args[0] if error.args else ""
+        said = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+        return f"a regular expression in RE2 syntax, which has no backreferences or lookaround ({said})"
+    if compiled.search("") is not None:
+        return "a regular expression that does not match every line (this one matches the empty text)"
+    return ""
+
+
+def _pattern(value: object) -> str:
+    if not isinstance(value, str):
+        raise refuse("a regular expression in quotes")
+    problem = pattern_problem(value)
+    if problem:
+        raise refuse(problem)
+    return value
+
+
+def _emails(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > 50:
+        raise refuse("a list of at most 50 mail addresses")
+    for address in value:
+        # Control characters would let an address write mail headers.
+        if not isinstance(address, str) or not re.fullmatch(r"[^@\s,;<>]{1,64}@[^@\s,;<>]{1,190}", address):
+            raise refuse("mail addresses like owner@example.com")
+        if not address.isprintable():
+            raise refuse("mail addresses like owner@example.com")
+    return tuple(value)
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(
+        r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", value, re.ASCII
+    ):
+        raise refuse("a name of 1 to 63 of a-z, 0-9, '-' and '.', a letter or digit first and last")
+    return value
+
+
+def _absolute(value: object) -> str:
+    if not isinstance(value, str) or not value.startswith(("/", "~")) or not value.isprintable():
+        raise refuse("a path that begins with / or ~")
+    try:
+        return str(Path(value).expanduser())
+    except RuntimeError:
+        raise refuse("a path; there is no such user's home") from None
+
+
+def _job_path(value: object) -> str:
+    if not isinstance(value, str) or not value or not value.isprintable() or len(value) > 1000:
+        raise refuse("a path or glob, relative to the job's working directory")
+    return value
+
+
+def _listen(value: object) -> str:
+    if value == "":
+        return ""
+    match = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):([0-9]{1,5})", str(value), re.ASCII)
+    if not isinstance(value, str) or not match or int(match[2]) > 65535:
+        raise refuse('HOST:PORT like "127.0.0.1:9810", or "" for none')
+    return value
+
+
+def _url(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s\"'<>]{1,500}", value):
+        raise refuse("an address that begins with http:// or https://")
+    return value
+
+
+@cache
+def failure_classes() -> frozenset[str]:
+    """The classes of the shipped table."""
+    import tomllib
+
+    from sentinel.rules import data_dir
+
+    try:
+        with open(data_dir("rules") / "failures.toml", "rb") as file:
+            rows: Any = tomllib.load(file).get("failure", [])
+    except FileNotFoundError:
+        return frozenset()
+    return frozenset(row["id"] for row in rows)
+
+
+def failure_problem(value: object) -> str:
+    """What makes `value` unfit to be the meaning of a log rule, or ""."""
+    import difflib
+
+    if not isinstance(value, str) or not value:
+        return "a failure class or activity:NAME"
+    if value.startswith("activity:"):
+        ok = re.fullmatch(r"activity:[a-z][a-z-]{0,40}", value)
+        return "" if ok else "activity:NAME with a name of a-z and '-'"
+    if value in failure_classes() or not failure_classes():
+        return ""
+    near = difflib.get_close_matches(value, failure_classes(), 1)
+    guess = f" ({near[0]}?)" if near else ""
+    return f"a failure class{guess}: {', '.join(sorted(failure_classes()))}; or activity:NAME"
+
+
+def _failure(value: object) -> str:
+    problem = failure_problem(value)
+    if problem:
+        raise refuse(problem)
+    return str(value)
+
+
+def _texts(what: str) -> BeforeValidator:
+    def check(value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+            raise refuse(f"a list of {what}")
+        return tuple(value)
+
+    return BeforeValidator(check)
+
+
+def _components(value: object) -> tuple[str, ...]:
+    known = [one.value for one in Component if one not in (Component.AGENT, Component.KERNEL)]
+    if not isinstance(value, list) or not all(one in known for one in value) or len(set(value)) < len(value):
+        raise refuse(f"a list of {', '.join(known)}, each once")
+    return tuple(value)
+
+
+def _off_or_ratio(value: object) -> float | None:
+    if value is False or value == "off":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 < value <= 1000:
+        raise refuse("a number above 1, at most 1000, or off")
+    return float(value)
+
+
+def _auto_or_duration(value: object) -> float | None:
+    if value == "auto":
+        return None
+    try:
+        seconds = parse_duration(value)
+    except ValueError as error:
+        raise refuse(f"auto, or {error}") from None
+    if not 0.1 <= seconds <= YEAR_S:
+        raise refuse("auto, or a duration of at least 100ms and at most a year")
+    return seconds
+
+
+Text = Annotated[StrictStr, Meaning("text")]
+YesNo = Annotated[StrictBool, Meaning("true or false")]
+Signal = Annotated[str, BeforeValidator(_signal), Meaning("signal name")]
+Pattern = Annotated[str, BeforeValidator(_pattern), Meaning("regular expression (RE2)")]
+Emails = Annotated[tuple[str, ...], BeforeValidator(_emails), Meaning("list of addresses")]
+Name = Annotated[str, BeforeValidator(_name), Meaning("name")]
+AbsolutePath = Annotated[str, BeforeValidator(_absolute), Meaning("path")]
+JobPath = Annotated[str, BeforeValidator(_job_path), Meaning("path or glob")]
+Listen = Annotated[str, BeforeValidator(_listen), Meaning("HOST:PORT")]
+Url = Annotated[str, BeforeValidator(_url), Meaning("URL")]
+FailureClass = Annotated[str, BeforeValidator(_failure), Meaning("failure class or activity:NAME")]
+Components = Annotated[tuple[str, ...], BeforeValidator(_components), Meaning("list of components")]
+OffOrRatio = Annotated[float | None, BeforeValidator(_off_or_ratio), Meaning("number or off")]
+AutoOrDuration = Annotated[
+    float | None, BeforeValidator(_auto_or_duration), Meaning("auto or duration", "duration")
+]
+Texts = Annotated[tuple[str, ...], _texts("names"), Meaning("list of names")]
+Duration = Annotated[float, duration(), Meaning("duration", "duration")]
+PositiveDuration = Annotated[float, duration(1.0), Meaning("duration, at least 1s", "duration")]
+Size = Annotated[int, size(), Meaning("size", "size")]
