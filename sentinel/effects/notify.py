@@ -327,6 +327,7 @@ class Notifier:
                 self.mails_sent += 1
             if mail.state != "waiting":
                 self._over.discard(one.request.message_id)
+                self.waiting = max(0, self.waiting - 1)
             log.info(
                 "mail_" + mail.state,
                 incident=one.incident_id,

@@ -11,6 +11,8 @@ _HIDDEN = re.compile(
     "\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb"
     "\U000e0000-\U000e0fff]"
 )
+# Spaces that are not the space.
+_SPACE = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 # Colour and cursor sequences of terminals (ECMA-48 CSI and OSC) carry nothing for a reader.
 _ANSI = re.compile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|\\][^\x07\x1b]{0,200}(?:\x07|\x1b\\\\))")
 
@@ -25,9 +27,10 @@ def _code(match: re.Match[str]) -> str:
 def clean(text: str, limit: int = 300) -> str:
     """One line of text that shows what it is: hidden characters as codes, at most `limit` characters."""
     # Cut before the substitutions: a megabyte of garbage must not be worked through.
-    shown = _HIDDEN.sub(_code, _ANSI.sub("", text[: 4 * limit].strip()))
+    plain = _SPACE.sub(" ", _ANSI.sub("", text[: 4 * limit]))
+    shown = _HIDDEN.sub(_code, plain.strip())
     if len(shown) > limit or len(text) > 4 * limit:
-        shown = shown[: max(1, limit - 1)].rstrip() + "…"
+        shown = shown[: limit - 1].rstrip() + "…"
     return shown
 
 
