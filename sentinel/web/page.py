@@ -175,7 +175,7 @@ def _table(heads: Iterable[tuple[str, str]], rows: Iterable[str], kind: str = ""
 
 
 def _ranks(rows: Iterable[RankRow]) -> str:
-    names = ("Iteration", "Step time", "Hardware", "Ratio", "", "Rate", "Last", "PID")
+    names = ("Iteration", "Step time", "Hardware", "Ratio", "Rate", "Last", "PID")
     heads = [("Rank", "number"), ("State", ""), *((name, "number") for name in names)]
     return _table(heads, (_rank(row) for row in rows))
 
@@ -191,12 +191,13 @@ def _rank(row: RankRow) -> str:
         milliseconds(step_ms),
         milliseconds(row.hardware_ms),
         ratio(row.ratio),
-        bar,
         NONE if row.rate is None else f"{row.rate:.3g}/s",
         NONE if row.last_age_s is None else f"{duration(row.last_age_s)} ago",
         number(row.pid),
     )
-    numbers = "".join(f'<td class="number">{cell if cell is bar else esc(cell)}</td>' for cell in cells)
+    numbers = "".join(
+        f'<td class="number">{bar if index == 3 else ""}{esc(cell)}</td>' for index, cell in enumerate(cells)
+    )
     kind = "good" if row.state == "running" else ""
     return f'<td class="number">{row.rank}</td><td>{_badge(row.state, kind)}</td>{numbers}'
 
