@@ -1,0 +1,78 @@
+"""What is shown of a job, built from its records."""
+
+import msgspec
+
+from sentinel.core.model import JobState, Now, Phase, Policy
+from sentinel.web.view import (
+    LOOP_LIMIT_S,
+    MAX_EVENTS,
+    MAX_INCIDENTS,
+    Protector,
+    View,
+    build_view,
+    open_incident,
+)
+from tests.web import samples
+
+
+def test_the_jobs_pace_is_that_of_its_slowest_rank() -> None:
+    view = samples.view()
+    assert view.step == 41_874
+    assert view.step_ms == 3330.0
+    assert view.ratio is not None
+    assert round(view.ratio, 3) == round(2201.5 / 3330.0, 3)
+
+
+def test_without_live_ranks_the_saved_record_speaks() -> None:
+    view = build_view(samples.job(), now=samples.NOW, boot_id="boot-a")
+    assert (view.step, view.step_ms, view.ratio, view.protector) == (41_200, None, None, None)
+
+
+def test_time_left_counts_this_and_earlier_incarnations_and_what_was_granted() -> None:
+    assert samples.view().time_left_s == 30 * 3600 - 40_000 - 7000
+    assert samples.view(extra_s=100.0).time_left_s == 30 * 3600 - 40_000 - 7000 + 100
+    assert samples.view(run_s=1e9).time_left_s == 0
+    assert samples.view(policy=Policy()).time_left_s is None
+
+
+def test_a_start_in_another_boot_or_a_job_that_stands_does_not_run_on() -> None:
+    before_reboot = build_view(samples.job(), now=samples.NOW, boot_id="boot-b")
+    assert before_reboot.run_s == 40_000
+    assert samples.view(state=JobState.QUEUED).run_s == 40_000
+
+
+def test_lists_are_bounded_and_newest_first() -> None:
+    incidents = [samples.incident(number) for number in range(50)]
+    events = [event for event in samples.events() for _ in range(100)]
+    view = build_view(samples.job(), now=samples.NOW, incidents=incidents, events=events)
+    assert [item.id for item in view.incidents][:2] == ["llama-7b-0049", "llama-7b-0048"]
+    assert (len(view.incidents), len(view.events)) == (MAX_INCIDENTS, MAX_EVENTS)
+    assert view.events[0].reason == "Recovered"
+
+
+def test_the_newest_unfinished_incident_is_the_open_one() -> None:
+    incidents = [samples.incident(1, Phase.STARTING), samples.incident(2)]
+    view = build_view(samples.job(), now=samples.NOW, incidents=incidents)
+    found = open_incident(view)
+    assert found is not None
+    assert found.id == "llama-7b-0001"
+
+
+def test_the_environment_of_the_job_is_never_shown() -> None:
+    assert b"secret-token" not in msgspec.json.encode(samples.view())
+
+
+def test_a_view_survives_json() -> None:
+    view = samples.view()
+    assert msgspec.json.decode(msgspec.json.encode(view), type=View) == view
+
+
+def test_health_is_the_age_of_the_control_loops_last_turn() -> None:
+    assert Protector(pid=1, loop_age_s=LOOP_LIMIT_S).healthy
+    assert not Protector(pid=1, loop_age_s=LOOP_LIMIT_S + 1).healthy
+    assert not Protector(pid=1).healthy
+
+
+def test_degraded_modes_are_named_once() -> None:
+    view = build_view(samples.job(), now=Now(mono_s=0, wall_s=0), degraded=samples.job().degraded)
+    assert view.degraded == samples.job().degraded
