@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigErrors as errors:
         problems += errors.problems
     if problems or policy is None:
-        print("\n".join(map(str, problems)), file=sys.stderr)
+        print(ConfigErrors(problems), file=sys.stderr)
         return os.EX_CONFIG
     sys.stdout.buffer.write(msgspec.json.encode(Loaded(policy=policy, settings=settings)) + b"\n")
     return 0

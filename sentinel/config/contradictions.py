@@ -85,6 +85,10 @@ def _over_caps(spec: dict[str, Any], caps: Caps) -> Iterator[Contradiction]:
         count = _number(_at(spec, section, budget))
         if count is not None and count > most:
             yield ("spec", section, budget), f"at most {most} (caps.{cap} of the administrators' settings)"
+        for part in ("maxInfrastructure", "maxJob"):
+            share = _number(_at(spec, section, part))
+            if share is not None and count is not None and share > count:
+                yield ("spec", section, part), f"at most {budget} ({count:g})"
         grace_s = _seconds(_at(spec, section, "gracefulStop"))
         if grace_s is not None and grace_s > caps.graceful_stop_s:
             limit = duration_text(caps.graceful_stop_s)

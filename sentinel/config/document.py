@@ -95,12 +95,14 @@ def parse(text: str, file: str) -> list[Document]:
         line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
         said = " ".join(filter(None, (error.problem, error.context)))
         raise ConfigErrors(
-            [Problem(file=file, line=line, column=column, found=said or "bad syntax", expected="YAML")]
+            [Problem(file=file, line=line, column=column, found=f"bad syntax ({said})", expected="YAML")]
         ) from None
     except yaml.YAMLError as error:  # a character that YAML does not allow
         said = str(error).splitlines()[0]
         line = text.count("\n", 0, getattr(error, "position", 0)) + 1
-        raise ConfigErrors([Problem(file=file, line=line, column=1, found=said, expected="YAML")]) from None
+        raise ConfigErrors(
+            [Problem(file=file, line=line, column=1, found=f"bad syntax ({said})", expected="YAML")]
+        ) from None
     documents = []
     problems: list[Problem] = []
     for node in nodes:

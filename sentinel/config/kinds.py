@@ -1,30 +1,36 @@
 """The values that policies and settings are made of: durations, sizes, signals, patterns, paths, addresses."""
 
+import difflib
 import re
 import signal
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import re2
 from pydantic import BeforeValidator, StrictBool, StrictStr
 from pydantic_core import PydanticCustomError
 
 from sentinel.config.units import DURATION, SIZE, parse_duration, parse_size
-from sentinel.core.model import Component
+from sentinel.core.hang import ACTIVITY_LIMIT_S
+from sentinel.core.triage_rows import FailureClass as FailureRow
+from sentinel.rules import data_dir, load_rows
 
 YEAR_S = 366 * 86400.0
+PRECHECKS = ("gpu", "disk", "system", "kernel")  # components that have checks
+ACTIVITIES = (*ACTIVITY_LIMIT_S, "saved")
 UNCATCHABLE = ("SIGKILL", "SIGSTOP")
 MAX_PATTERN = 1000
 _PATTERN_BYTES = 1 << 20  # of compiled program; more is a pattern made to hurt
 
 
 class Meaning:
-    """How a kind of value is named in the reference."""
+    """How a kind of value is named in the reference, and how no value is written there."""
 
-    def __init__(self, name: str, unit: str = "") -> None:
+    def __init__(self, name: str, unit: str = "", none: str = "") -> None:
         self.name = name
         self.unit = unit  # "duration" or "size": how a default is written
+        self.none = f"`{none}`" if none else ""
 
 
 def refuse(expected: str) -> PydanticCustomError:
@@ -102,6 +108,11 @@ def pattern_problem(pattern: str) -> str:
     """What makes `pattern` unfit to be run over every line of a log, or ""."""
     if not pattern or len(pattern) > MAX_PATTERN:
         return f"a regular expression of 1 to {MAX_PATTERN} characters"
+    # What the log reader cannot do, since it matches bytes within one line.
+    if "\n" in pattern or "\r" in pattern or re.search(r"\\[AzZC]", pattern.replace("\\\\", "")):
+        return "a regular expression within one line (^ and $ for its ends, no line ends, \\A, \\z or \\C)"
+    if re.search(r"\[[^\]]*[^\x00-\x7f]", pattern):
+        return "a regular expression with only ASCII inside [...] (write (a|b) instead)"
     options = re2.Options()
     options.log_errors = False
     options.max_mem = _PATTERN_BYTES
@@ -125,16 +136,12 @@ def _pattern(value: object) -> str:
     return value
 
 
-def _emails(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > 50:
-        raise refuse("a list of at most 50 mail addresses")
-    for address in value:
-        # Control characters would let an address write mail headers.
-        if not isinstance(address, str) or not re.fullmatch(r"[^@\s,;<>]{1,64}@[^@\s,;<>]{1,190}", address):
-            raise refuse("mail addresses like owner@example.com")
-        if not address.isprintable():
-            raise refuse("mail addresses like owner@example.com")
-    return tuple(value)
+def _email(value: object) -> str:
+    # Control characters would let an address write mail headers.
+    ok = isinstance(value, str) and re.fullmatch(r"[^@\s,;<>]{1,64}@[^@\s,;<>]{1,190}", value)
+    if not ok or not str(value).isprintable():
+        raise refuse("a mail address like owner@example.com")
+    return str(value)
 
 
 def _name(value: object) -> str:
@@ -142,6 +149,12 @@ def _name(value: object) -> str:
         r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", value, re.ASCII
     ):
         raise refuse("a name of 1 to 63 of a-z, 0-9, '-' and '.', a letter or digit first and last")
+    return value
+
+
+def _rule_id(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", value, re.ASCII):
+        raise refuse("an id of 1 to 63 of a-z, 0-9 and '-', a letter or digit first")
     return value
 
 
@@ -178,28 +191,17 @@ def _url(value: object) -> str:
 @cache
 def failure_classes() -> frozenset[str]:
     """The classes of the shipped table."""
-    import tomllib
-
-    from sentinel.rules import data_dir
-
-    try:
-        with open(data_dir("rules") / "failures.toml", "rb") as file:
-            rows: Any = tomllib.load(file).get("failure", [])
-    except FileNotFoundError:
-        return frozenset()
-    return frozenset(row["id"] for row in rows)
+    return frozenset(row.id for row in load_rows(data_dir("rules") / "failures.toml", "class", FailureRow))
 
 
 def failure_problem(value: object) -> str:
     """What makes `value` unfit to be the meaning of a log rule, or ""."""
-    import difflib
-
     if not isinstance(value, str) or not value:
         return "a failure class or activity:NAME"
     if value.startswith("activity:"):
-        ok = re.fullmatch(r"activity:[a-z][a-z-]{0,40}", value)
-        return "" if ok else "activity:NAME with a name of a-z and '-'"
-    if value in failure_classes() or not failure_classes():
+        ok = value.removeprefix("activity:") in ACTIVITIES
+        return "" if ok else f"one of {', '.join(f'activity:{name}' for name in ACTIVITIES)}"
+    if value in failure_classes():
         return ""
     near = difflib.get_close_matches(value, failure_classes(), 1)
     guess = f" ({near[0]}?)" if near else ""
@@ -211,22 +213,6 @@ def _failure(value: object) -> str:
     if problem:
         raise refuse(problem)
     return str(value)
-
-
-def _texts(what: str) -> BeforeValidator:
-    def check(value: object) -> tuple[str, ...]:
-        if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
-            raise refuse(f"a list of {what}")
-        return tuple(value)
-
-    return BeforeValidator(check)
-
-
-def _components(value: object) -> tuple[str, ...]:
-    known = [one.value for one in Component if one not in (Component.AGENT, Component.KERNEL)]
-    if not isinstance(value, list) or not all(one in known for one in value) or len(set(value)) < len(value):
-        raise refuse(f"a list of {', '.join(known)}, each once")
-    return tuple(value)
 
 
 def _off_or_ratio(value: object) -> float | None:
@@ -253,19 +239,23 @@ Text = Annotated[StrictStr, Meaning("text")]
 YesNo = Annotated[StrictBool, Meaning("true or false")]
 Signal = Annotated[str, BeforeValidator(_signal), Meaning("signal name")]
 Pattern = Annotated[str, BeforeValidator(_pattern), Meaning("regular expression (RE2)")]
-Emails = Annotated[tuple[str, ...], BeforeValidator(_emails), Meaning("list of addresses")]
+Email = Annotated[str, BeforeValidator(_email)]
+Emails = Annotated[tuple[Email, ...], Meaning("list of addresses")]
 Name = Annotated[str, BeforeValidator(_name), Meaning("name")]
 AbsolutePath = Annotated[str, BeforeValidator(_absolute), Meaning("path")]
 JobPath = Annotated[str, BeforeValidator(_job_path), Meaning("path or glob")]
 Listen = Annotated[str, BeforeValidator(_listen), Meaning("HOST:PORT")]
 Url = Annotated[str, BeforeValidator(_url), Meaning("URL")]
 FailureClass = Annotated[str, BeforeValidator(_failure), Meaning("failure class or activity:NAME")]
-Components = Annotated[tuple[str, ...], BeforeValidator(_components), Meaning("list of components")]
+Components = Annotated[
+    tuple[Annotated[str, one_of(*PRECHECKS)], ...], Meaning(f"list of {', '.join(PRECHECKS)}")
+]
 OffOrRatio = Annotated[float | None, BeforeValidator(_off_or_ratio), Meaning("number or off")]
 AutoOrDuration = Annotated[
-    float | None, BeforeValidator(_auto_or_duration), Meaning("auto or duration", "duration")
+    float | None, BeforeValidator(_auto_or_duration), Meaning("auto or duration", "duration", "auto")
 ]
-Texts = Annotated[tuple[str, ...], _texts("names"), Meaning("list of names")]
+Texts = Annotated[tuple[StrictStr, ...], Meaning("list of names")]
+RuleId = Annotated[str, BeforeValidator(_rule_id), Meaning("name")]
 Duration = Annotated[float, duration(), Meaning("duration", "duration")]
 PositiveDuration = Annotated[float, duration(1.0), Meaning("duration, at least 1s", "duration")]
 Size = Annotated[int, size(), Meaning("size", "size")]

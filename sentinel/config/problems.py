@@ -21,12 +21,18 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return ": ".join(part for part in (place, self.path, what) if part)
 
 
+SHOWN = 100
+
+
 class ConfigErrors(Exception):
     """A file does not say what it must. `problems` lists all of them, in the order of the file."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = sorted(problems, key=lambda one: (one.file, one.line, one.column))
-        super().__init__("\n".join(map(str, self.problems)))
+        lines = [str(problem) for problem in self.problems[:SHOWN]]
+        if len(self.problems) > SHOWN:
+            lines.append(f"and {len(self.problems) - SHOWN} more problems")
+        super().__init__("\n".join(lines))
 
 
 def show(value: object, limit: int = 60) -> str:

@@ -24,6 +24,7 @@ from sentinel.config.kinds import (
     OffOrRatio,
     Pattern,
     PositiveDuration,
+    RuleId,
     Signal,
     Size,
     Text,
@@ -104,6 +105,10 @@ class CheckpointSpec(Section):
 class ResumeSpec(Section):
     core = model.Resume
     max_resumes: Budget = written("maxResumes", "How often the job may be resumed. Capped by administrators.")
+    max_infrastructure: Budget = written(
+        "maxInfrastructure", "Of these, at most so many for infrastructure faults."
+    )
+    max_job: Budget = written("maxJob", "Of these, at most so many for faults of the job itself.")
     graceful_stop_s: Duration = written(
         "gracefulStop", "From SIGTERM to SIGKILL when the job is stopped. Capped by administrators."
     )
@@ -120,6 +125,10 @@ class RestartSpec(Section):
     max_restarts: Budget = written(
         "maxRestarts", "How often the job may be restarted. Capped by administrators."
     )
+    max_infrastructure: Budget = written(
+        "maxInfrastructure", "Of these, at most so many for infrastructure faults."
+    )
+    max_job: Budget = written("maxJob", "Of these, at most so many for faults of the job itself.")
     graceful_stop_s: Duration = written(
         "gracefulStop", "From SIGTERM to SIGKILL when the job is stopped. Capped by administrators."
     )
@@ -179,7 +188,7 @@ class HangSpec(Section):
 
 class LogRuleSpec(Section):
     core = model.LogRule
-    id: Name = required("id", "Names the rule in verdicts.")
+    id: RuleId = required("id", "Names the rule in verdicts.")
     pattern: Pattern = required("pattern", "Searched in each line.")
     failure: FailureClass = required("failure", "What a match means.")
 

@@ -1,5 +1,6 @@
 """Durations ("1h30m") and sizes ("4Mi") as people write them."""
 
+import math
 import re
 
 DURATION = "a duration like 90s, 5m, 1h30m or 2d"
@@ -14,7 +15,7 @@ _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([kKMGT]|[KMGT]i)B?", re.ASCI
 
 def parse_duration(value: object) -> float:
     """Seconds. Raises ValueError whose text is what was expected."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         raise ValueError(f"{DURATION} (a bare number has no unit: write {value:g}s for seconds)")
     if not isinstance(value, str):
         raise ValueError(DURATION)
@@ -41,14 +42,16 @@ def parse_size(value: object) -> int:
 
 
 def duration_text(seconds: float) -> str:
-    """The shortest way to write it that `parse_duration` reads back: 5400 -> "1h30m"."""
+    """As people say it and `parse_duration` reads it back: 5400 -> "1h30m", 108000 -> "30h", 172800 -> "2d"."""
     if seconds < 1:
         return f"{seconds * 1000:g}ms"
     if seconds != int(seconds):
         return f"{seconds:g}s"
     parts = []
     left = int(seconds)
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+    if left and left % 86400 == 0:
+        return f"{left // 86400}d"
+    for unit, size in (("h", 3600), ("m", 60), ("s", 1)):
         count, left = divmod(left, size)
         if count:
             parts.append(f"{count}{unit}")
