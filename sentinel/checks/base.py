@@ -1,0 +1,51 @@
+"""What every check shares: what it is given, how it says that it cannot answer, and the row that names it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from sentinel.core.model import Component, Finding, Now
+from sentinel.settings import Settings
+
+
+class Absent(Exception):
+    """What the check looks at is not on this machine: neither healthy nor broken."""
+
+
+class Unknown(Exception):
+    """The check could not look; the text says why. Findings that it did make may come along."""
+
+    def __init__(self, detail: str, findings: tuple[Finding, ...] = ()) -> None:
+        super().__init__(detail)
+        self.findings = findings
+
+
+class Look(Struct, frozen=True):
+    """What one sample is given.
+
+    `kept` is this check's own memory between samples. An object there that has `close()` is closed at the
+    end; `kept["wake_fd"]` is a descriptor whose readiness asks for the next sample at once; what stands in
+    `kept["saved"]` (plain data) survives a restart of the agent.
+    """
+
+    settings: Settings
+    paths: tuple[str, ...]
+    now: Now
+    boot_id: str
+    kept: dict[str, Any]
+
+
+CheckFunction = Callable[[Look], list[Finding]]
+
+
+class Check(Struct, frozen=True, kw_only=True):
+    """One row of the table. `module` is imported when the check first runs; its function is named `check`."""
+
+    name: str
+    component: Component
+    module: str
+    interval_s: float
+    deadline_s: float  # a sample that takes longer is given up
+    needs: str  # permissions or hardware without which it is absent or unknown
+    slow: bool = False  # only run on an interval or when asked for by name

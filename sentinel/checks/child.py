@@ -1,0 +1,108 @@
+"""A child process that answers one line for one line, and is killed when it does not."""
+
+import os
+import select
+import subprocess
+import time
+from collections.abc import Sequence
+
+MAX_LINE_BYTES = 4 << 20
+
+
+class ChildHangs(Exception):
+    """No answer in time. The child was killed; `unkillable` says that it is stuck in the kernel."""
+
+    def __init__(self, message: str, unkillable: bool) -> None:
+        super().__init__(message)
+        self.unkillable = unkillable
+
+
+class ChildBroke(Exception):
+    """The child ended, could not be started or answered nonsense."""
+
+
+class LineChild:
+    """Started at the first request and kept; started again after it broke or was killed.
+
+    A child that even SIGKILL does not end (it hangs inside the driver) is not replaced while it exists:
+    a new one would hang beside it.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = list(command)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stuck: subprocess.Popen[bytes] | None = None
+        self._buffer = b""
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def ask(self, request: bytes, deadline_s: float) -> bytes:
+        """Send one line, return the line that answers it. Raises ChildHangs or ChildBroke."""
+        if self._stuck is not None:
+            if self._stuck.poll() is None:
+                raise ChildHangs(f"pid {self._stuck.pid} is stuck in the kernel and cannot be killed", True)
+            self._stuck = None
+        process = self._start()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(request + b"\n")
+            process.stdin.flush()
+        except OSError:
+            raise self._broke() from None
+        return self._answer(process, time.monotonic() + deadline_s, deadline_s)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            try:
+                self._process = subprocess.Popen(
+                    self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                )
+            except OSError as error:
+                raise ChildBroke(f"{self._command[0]}: {error.strerror}") from None
+        return self._process
+
+    def _answer(self, process: subprocess.Popen[bytes], until_s: float, deadline_s: float) -> bytes:
+        assert process.stdout is not None
+        descriptor = process.stdout.fileno()
+        while b"\n" not in self._buffer:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or not select.select([descriptor], [], [], left_s)[0]:
+                pid = process.pid
+                unkillable = not self._kill()
+                raise ChildHangs(f"no answer within {deadline_s:g} s (pid {pid} killed)", unkillable)
+            data = os.read(descriptor, 1 << 16)
+            if not data or len(self._buffer) > MAX_LINE_BYTES:
+                raise self._broke()
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _kill(self) -> bool:
+        """End the child now. False: it is stuck in the kernel."""
+        process, self._process, self._buffer = self._process, None, b""
+        if process is None:
+            return True
+        process.kill()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except OSError:  # an unsent request to a child that is gone
+                    pass
+        try:
+            process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            self._stuck = process
+            return False
+        return True
+
+    def _broke(self) -> ChildBroke:
+        process = self._process
+        self._kill()
+        return ChildBroke(f"the child ended with status {process.returncode if process else None}")
+
+    def close(self) -> None:
+        self._kill()

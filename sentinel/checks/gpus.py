@@ -1,0 +1,54 @@
+"""The NVIDIA GPUs of this machine in PCI order, which is CUDA's order under CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from msgspec import Struct
+
+NVIDIA_VENDOR = "0x10de"
+# PCI class codes: VGA controller, 3D controller. NVSwitches are bridges (0x0680) and are not listed.
+GPU_CLASSES = ("0x0300", "0x0302")
+
+
+class Gpu(Struct, frozen=True):
+    pci: str  # "0000:18:00.0"
+    device: str  # PCI device id, "0x2330"
+
+    @property
+    def entity(self) -> str:
+        """As findings and `Incident.excluded` name it."""
+        return f"GPU {self.pci}"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:  # a card that just left the bus, or EINVAL
+        return ""
+
+
+def inventory(sysfs: str = "/sys") -> tuple[Gpu, ...]:
+    """GPUs on the PCI bus in address order; empty where sysfs has no PCI bus."""
+    devices = Path(sysfs, "bus/pci/devices")
+    try:
+        addresses = sorted(entry.name for entry in devices.iterdir())
+    except OSError:
+        return ()
+    gpus = []
+    for address in addresses:
+        folder = devices / address
+        if _read(folder / "vendor") == NVIDIA_VENDOR and _read(folder / "class").startswith(GPU_CLASSES):
+            gpus.append(Gpu(address.lower(), _read(folder / "device")))
+    return tuple(gpus)
+
+
+def usable(gpus: Iterable[Gpu], excluded: Iterable[str]) -> tuple[tuple[int, Gpu], ...]:
+    """(CUDA index, GPU) of those whose entity is not in `excluded`. The index counts all `gpus`."""
+    out = set(excluded)
+    return tuple((index, gpu) for index, gpu in enumerate(gpus) if gpu.entity not in out)
+
+
+def cuda_environment(gpus: Iterable[Gpu], excluded: Iterable[str]) -> dict[str, str]:
+    """Variables that show a program all GPUs but the `excluded` ones, counted in PCI order."""
+    indices = ",".join(str(index) for index, _ in usable(gpus, excluded))
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": indices}

@@ -1,0 +1,332 @@
+"""Runs the checks on their intervals: each sample bounded by its deadline, isolated from the others, and counted."""
+
+import asyncio
+import random
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from typing import Any
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from sentinel.checks.base import Absent, Check, CheckFunction, Look, Unknown
+from sentinel.checks.findings import BookState, FindingBook
+from sentinel.checks.table import CHECKS, select
+from sentinel.clock import Clock, boot_id, system_now
+from sentinel.core.model import CheckResult, CheckState, Component, Finding, Now, Severity
+from sentinel.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+JITTER = 0.1  # share of the interval, so that checks do not run in step
+NEVER_ANSWERS = "check-hangs"
+
+
+class CheckStats(Struct):
+    """Counters of one check since the start."""
+
+    runs: int = 0
+    exceptions: int = 0
+    timeouts: int = 0
+    last_took_s: float = 0.0
+
+
+class Snapshot(Struct, frozen=True):
+    """What of the checks survives a restart of the agent."""
+
+    book: BookState
+    saved: dict[str, Any] = {}  # check -> what it asked to keep
+
+
+class _Sample(Struct):
+    """One call of a check's function in a thread of its own, which may outlive its deadline."""
+
+    done: asyncio.Future[None]
+    state: CheckState = CheckState.UNKNOWN
+    findings: tuple[Finding, ...] = ()
+    detail: str = ""
+    raised: bool = False
+
+
+class _Running:
+    """One row with its state."""
+
+    def __init__(self, row: Check) -> None:
+        self.row = row
+        self.kept: dict[str, Any] = {}
+        self.stats = CheckStats()
+        self.result: CheckResult | None = None
+        self.current: asyncio.Task[CheckResult] | None = None
+        self.stuck: _Sample | None = None  # a sample that outlived its deadline and still holds its thread
+        self.function: CheckFunction | None = None
+        self.saved: Any = None  # of the samples that are in the book
+
+
+class CheckRunner:
+    """All checks of this machine. Its methods belong to one event loop.
+
+    `on_result` is called with each new result. The findings of a result are all that the check knows to
+    be wrong now (folded, with counts), not only what its last sample saw.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        paths: Iterable[str] = (),
+        clock: Clock = system_now,
+        *,
+        checks: Sequence[Check] = CHECKS,
+        on_result: Callable[[CheckResult], None] | None = None,
+    ) -> None:
+        self.boot_id = boot_id()
+        self.book = FindingBook(self.boot_id)
+        self.on_result = on_result
+        self._settings = settings
+        self._paths = tuple(paths)
+        self._clock = clock
+        self._running = {row.name: _Running(row) for row in checks}
+
+    # ---------------------------------------------------------------- what others set and read
+
+    def set_paths(self, paths: Iterable[str]) -> None:
+        """The paths whose file systems the disk check watches, besides /tmp and /dev/shm."""
+        self._paths = tuple(dict.fromkeys(paths))
+
+    @property
+    def stats(self) -> dict[str, CheckStats]:
+        return {name: running.stats for name, running in self._running.items()}
+
+    @property
+    def counters(self) -> dict[str, dict[str, int]]:
+        """Counters that checks keep themselves: {"kernel": {"lost": 0, ...}}."""
+        return {name: dict(running.kept.get("counters", {})) for name, running in self._running.items()}
+
+    def results(self) -> list[CheckResult]:
+        """The newest result of each check that has run."""
+        return [running.result for running in self._running.values() if running.result is not None]
+
+    def snapshot(self) -> bytes:
+        """JSON to give to `restore` after a restart."""
+        saved = {name: running.saved for name, running in self._running.items() if running.saved}
+        return msgspec.json.encode(Snapshot(self.book.state(), saved))
+
+    def restore(self, data: bytes) -> None:
+        """Take up a snapshot. One that is damaged or of another boot is set aside, with a log line."""
+        try:
+            snapshot = msgspec.json.decode(data, type=Snapshot)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            log.warning("check_snapshot_damaged", error=str(error))
+            return
+        if snapshot.book.boot_id != self.boot_id:
+            return
+        self.book.restore(snapshot.book)
+        for name, saved in snapshot.saved.items():
+            if name in self._running:
+                self._running[name].kept.setdefault("saved", saved)
+                self._running[name].saved = saved
+
+    # ---------------------------------------------------------------- running
+
+    async def run(self) -> None:
+        """Sample every check on its interval until cancelled, then let go of what the checks hold."""
+        tasks: list[asyncio.Task[Any]] = [
+            asyncio.create_task(self._loop(running)) for running in self._running.values()
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            tasks += [running.current for running in self._running.values() if running.current is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.close()
+
+    def close(self) -> None:
+        """Close readers and children. A thread that hangs in a check is a daemon and ends with the process."""
+        for running in self._running.values():
+            for value in list(running.kept.values()):
+                if hasattr(value, "close"):
+                    value.close()
+            running.kept.pop("wake_fd", None)
+
+    async def _loop(self, running: _Running) -> None:
+        while True:
+            await self._sample(running)
+            interval_s = running.row.interval_s
+            await self._pause(
+                running.kept.get("wake_fd"), interval_s * random.uniform(1 - JITTER, 1 + JITTER)
+            )
+
+    @staticmethod
+    async def _pause(wake_fd: int | None, seconds: float) -> None:
+        """Wait for the interval, or until the check's descriptor has something to read."""
+        if wake_fd is None:
+            await asyncio.sleep(seconds)
+            return
+        loop = asyncio.get_running_loop()
+        awake = asyncio.Event()
+        loop.add_reader(wake_fd, awake.set)
+        try:
+            await asyncio.wait_for(awake.wait(), seconds)
+        except TimeoutError:
+            pass
+        finally:
+            loop.remove_reader(wake_fd)
+
+    async def check_now(self, names: Iterable[str] = (), max_age_s: float = 10.0) -> list[CheckResult]:
+        """Results at most `max_age_s` old of the checks with these names or components (all quick ones if empty).
+
+        Fresh results are returned as they are; the others are sampled side by side.
+        Raises KeyError for an unknown name.
+        """
+        rows = (
+            [row for row in select(tuple(names)) if row.name in self._running]
+            if names
+            else self._quick_rows()
+        )
+        now_s = self._clock().mono_s
+        waiting: list[tuple[int, asyncio.Task[CheckResult]]] = []
+        results: list[CheckResult | None] = []
+        for row in rows:
+            running = self._running[row.name]
+            fresh = running.result is not None and now_s - running.result.at_mono_s <= max_age_s
+            results.append(running.result if fresh else None)
+            if not fresh:
+                waiting.append((len(results) - 1, self._start(running)))
+        for index, task in waiting:
+            results[index] = await asyncio.shield(task)
+        return [result for result in results if result is not None]
+
+    def _quick_rows(self) -> list[Check]:
+        return [running.row for running in self._running.values() if not running.row.slow]
+
+    def _start(self, running: _Running) -> asyncio.Task[CheckResult]:
+        """The sample that is under way, or a new one."""
+        if running.current is None or running.current.done():
+            running.current = asyncio.create_task(self._sample_once(running))
+        return running.current
+
+    async def _sample(self, running: _Running) -> CheckResult:
+        return await asyncio.shield(self._start(running))
+
+    async def _sample_once(self, running: _Running) -> CheckResult:
+        row, stats = running.row, running.stats
+        started = self._clock()
+        if running.stuck is not None and running.stuck.done.done():
+            running.stuck = None  # it came back; what it saw is old
+        sample = running.stuck
+        if sample is None:
+            stats.runs += 1
+            sample = self._launch(running, started)
+            await asyncio.wait((sample.done,), timeout=row.deadline_s)
+        now = self._clock()
+        stats.last_took_s = now.mono_s - started.mono_s
+        hang = _hangs(row, now, self.boot_id)
+        if not sample.done.done():
+            if running.stuck is None:
+                stats.timeouts += 1
+                log.warning("check_hangs", check=row.name, deadline_s=row.deadline_s)
+            running.stuck = sample
+            self.book.add([hang], now)
+            return self._publish(running, CheckState.UNKNOWN, f"no answer within {row.deadline_s:g} s", now)
+        stats.exceptions += sample.raised
+        self.book.clear(hang.key)
+        found = [_stamped(finding, now, self.boot_id) for finding in sample.findings]
+        if sample.state is CheckState.UNKNOWN:
+            self.book.add(found, now)  # what a check that could not look does not show is not over
+        else:
+            self.book.fold(row.name, found, now)
+        running.saved = running.kept.get("saved")  # with the fold: a snapshot has both or neither
+        return self._publish(running, sample.state, sample.detail, now)
+
+    def _publish(self, running: _Running, state: CheckState, detail: str, now: Now) -> CheckResult:
+        name = running.row.name
+        findings = self.book.active(name)
+        if state in (CheckState.OK, CheckState.FOUND):
+            state = CheckState.FOUND if findings else CheckState.OK
+        result = CheckResult(
+            check=name,
+            state=state,
+            findings=findings,
+            detail=detail,
+            took_s=running.stats.last_took_s,
+            at_mono_s=now.mono_s,
+        )
+        running.result = result
+        if self.on_result is not None:
+            self.on_result(result)
+        return result
+
+    def _launch(self, running: _Running, now: Now) -> _Sample:
+        """Call the check in a daemon thread: one that hangs in the kernel must not keep the process from ending."""
+        loop = asyncio.get_running_loop()
+        sample = _Sample(loop.create_future())
+        look = Look(self._settings, self._paths, now, self.boot_id, running.kept)
+
+        def finish() -> None:
+            if not sample.done.done():
+                sample.done.set_result(None)
+
+        def work() -> None:
+            _call(running, look, sample)
+            try:
+                loop.call_soon_threadsafe(finish)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                pass
+
+        threading.Thread(target=work, name=f"check-{running.row.name}", daemon=True).start()
+        return sample
+
+
+def _call(running: _Running, look: Look, sample: _Sample) -> None:
+    """The boundary that isolates a check: whatever it raises becomes an unknown result, logged with its stack."""
+    try:
+        if running.function is None:
+            running.function = import_module(running.row.module).check
+        sample.findings = tuple(running.function(look))
+        sample.state = CheckState.FOUND if sample.findings else CheckState.OK
+    except Absent as absent:
+        sample.state, sample.detail = CheckState.ABSENT, str(absent)
+    except Unknown as unknown:
+        sample.state, sample.detail = CheckState.UNKNOWN, str(unknown)
+        sample.findings = unknown.findings
+    except Exception as error:  # noqa: BLE001
+        sample.state, sample.detail, sample.raised = (
+            CheckState.UNKNOWN,
+            f"{type(error).__name__}: {error}",
+            True,
+        )
+        log.error("check_raised", check=running.row.name, stack=traceback.format_exc())
+
+
+def _stamped(finding: Finding, now: Now, boot: str) -> Finding:
+    """Sampled findings are seen now; events bring their own times."""
+    if finding.event and finding.seen_mono_s:
+        return finding
+    return msgspec.structs.replace(
+        finding,
+        first_seen_wall_s=now.wall_s,
+        last_seen_wall_s=now.wall_s,
+        seen_mono_s=now.mono_s,
+        boot_id=boot,
+    )
+
+
+def _hangs(row: Check, now: Now, boot: str) -> Finding:
+    return Finding(
+        check=row.name,
+        component=Component.AGENT,
+        entity=f"check {row.name}",
+        code=NEVER_ANSWERS,
+        severity=Severity.WARNING,
+        action="CHECK_NODE",
+        summary="The check does not answer: what it watches is not known to be healthy",
+        evidence=(f"no answer within {row.deadline_s:g} s",),
+        first_seen_wall_s=now.wall_s,
+        last_seen_wall_s=now.wall_s,
+        seen_mono_s=now.mono_s,
+        boot_id=boot,
+    )

@@ -1,0 +1,61 @@
+"""All checks of this machine, one row each."""
+
+from sentinel.checks.base import Check
+from sentinel.core.model import Component
+
+CHECKS: tuple[Check, ...] = (
+    Check(
+        name="disk",
+        component=Component.DISK,
+        module="sentinel.checks.disk",
+        interval_s=15.0,
+        deadline_s=5.0,
+        needs="nothing",
+    ),
+    Check(
+        name="memory",
+        component=Component.SYSTEM,
+        module="sentinel.checks.memory",
+        interval_s=15.0,
+        deadline_s=2.0,
+        needs="nothing; pressure needs a kernel with PSI",
+    ),
+    Check(
+        name="gpu-pci",
+        component=Component.GPU,
+        module="sentinel.checks.gpu_pci",
+        interval_s=10.0,
+        deadline_s=5.0,
+        needs="an NVIDIA GPU on the PCI bus",
+    ),
+    Check(
+        name="kernel",
+        component=Component.KERNEL,
+        module="sentinel.checks.kernel",
+        interval_s=1.0,
+        deadline_s=10.0,
+        needs="CAP_SYSLOG, or kernel.dmesg_restrict=0 and read permission on /dev/kmsg",
+    ),
+    Check(
+        name="nvml",
+        component=Component.GPU,
+        module="sentinel.checks.nvml",
+        interval_s=30.0,
+        deadline_s=15.0,
+        needs="libnvidia-ml.so.1 of the NVIDIA driver",
+    ),
+)
+
+
+def select(names: tuple[str, ...]) -> tuple[Check, ...]:
+    """The rows whose name or component is in `names`; all but the slow ones when empty.
+
+    Raises KeyError for a name that is neither.
+    """
+    known = {row.name for row in CHECKS} | {component.value for component in Component}
+    for name in names:
+        if name not in known:
+            raise KeyError(name)
+    if not names:
+        return tuple(row for row in CHECKS if not row.slow)
+    return tuple(row for row in CHECKS if row.name in names or row.component.value in names)

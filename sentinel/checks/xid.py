@@ -1,0 +1,243 @@
+"""From an Xid, an SXid or a row of kernel.toml to a Finding: severity and action come from the tables in rules/."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+
+from msgspec import Struct
+
+from sentinel.core.model import Component, Finding, Severity
+from sentinel.logs.kernel import KernelEvent
+from sentinel.rules import data_dir, load_rows
+
+UNKNOWN_REASON = "not in NVIDIA's catalogue: told, never a reason to isolate"
+
+
+class Meaning(Struct, frozen=True):
+    """What a fault means: Sentinel's severity, NVIDIA's action, and why the two belong together."""
+
+    severity: Severity
+    action: str
+    title: str
+    reason: str
+
+
+class BucketRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    immediate: str
+    severity: Severity
+    reason: str
+    investigatory: str = "*"
+    action: str = ""
+
+
+class XidRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    xid: int
+    severity: Severity
+    reason: str
+    text: str = ""
+    action: str = ""
+
+
+class RecoveryRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    value: int
+    text: str
+    severity: Severity
+    action: str
+    reason: str
+
+
+class RepeatRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    code: str
+    count: int
+    within_s: float
+    severity: Severity
+    reason: str
+
+
+class _Severities(Struct, frozen=True):
+    buckets: list[BucketRow]
+    xids: list[XidRow]
+    recoveries: list[RecoveryRow]
+    repeats: list[RepeatRow]
+
+
+class CatalogueRow(Struct, frozen=True, gc=False):
+    number: int
+    description: str
+    immediate: str
+    investigatory: str
+
+
+def _tsv(name: str) -> Iterator[list[str]]:
+    with open(data_dir("rules") / name, encoding="utf-8") as file:
+        rows = (line.rstrip("\n").split("\t") for line in file if not line.startswith("#"))
+        next(rows, None)  # the names of the columns
+        yield from rows
+
+
+@cache
+def severities() -> _Severities:
+    """rules/severity.toml. Raises RuleError that names every bad row."""
+    path = data_dir("rules") / "severity.toml"
+    return _Severities(
+        load_rows(path, "bucket", BucketRow),
+        load_rows(path, "xid", XidRow),
+        load_rows(path, "recovery", RecoveryRow),
+        load_rows(path, "repeat", RepeatRow),
+    )
+
+
+@cache
+def catalogue() -> dict[int, CatalogueRow]:
+    """rules/xid.tsv by number."""
+    return {int(row[0]): CatalogueRow(int(row[0]), row[2], row[3], row[4]) for row in _tsv("xid.tsv")}
+
+
+@cache
+def _nvlink5() -> list[list[str]]:
+    return list(_tsv("nvlink5.tsv"))
+
+
+@cache
+def _sxids() -> dict[int, tuple[str, str, str]]:
+    return {int(row[0]): (row[1], row[2], row[3]) for row in _tsv("sxid.tsv")}
+
+
+def bucket_meaning(immediate: str, investigatory: str, title: str) -> Meaning:
+    """Severity of a pair of NVIDIA's actions. One that no row names warns."""
+    for row in severities().buckets:
+        if row.immediate == immediate and row.investigatory in ("*", investigatory):
+            action = row.action or immediate or investigatory or "CONTACT_SUPPORT"
+            return Meaning(row.severity, action, title, row.reason)
+    return Meaning(
+        Severity.WARNING, immediate, title, f"unknown action {immediate}: told, never a reason to isolate"
+    )
+
+
+def recovery_meaning(text: str = "", value: int | None = None) -> Meaning:
+    """What the driver's own recovery action (the words of Xid 154, or NVML field 230) asks for."""
+    title = "GPU recovery action: " + (text or f"0x{value or 0:x}")
+    words = text.lower()
+    for row in severities().recoveries:
+        if (value is not None and value == row.value) or (words and row.text in words):
+            return Meaning(row.severity, row.action, title, row.reason)
+    return Meaning(
+        Severity.WARNING, "CONTACT_SUPPORT", title, "unknown recovery action: told, never a reason to isolate"
+    )
+
+
+def xid_meaning(number: int, rest: str = "", recovery: str = "") -> Meaning:
+    """What Xid `number` means; `rest` is the text behind it, `recovery` the new action of Xid 154."""
+    known = catalogue().get(number)
+    if known is None:
+        return Meaning(Severity.WARNING, "CONTACT_SUPPORT", "unknown Xid", UNKNOWN_REASON)
+    title = known.description or "no description in NVIDIA's catalogue"
+    for row in severities().xids:
+        if row.xid == number and row.text in rest.lower():
+            return Meaning(row.severity, row.action or known.immediate, title, row.reason)
+    if known.immediate == "XID_154":
+        return recovery_meaning(recovery) if recovery else bucket_meaning("", "", title)
+    if known.immediate == "WORKFLOW_NVLINK5_ERR" and (decoded := decode_nvlink5(number, rest)):
+        return decoded
+    return bucket_meaning(known.immediate, known.investigatory, title)
+
+
+_REGISTERS = re.compile(
+    r"(?P<unit>[A-Z][A-Z0-9_]*)\b.*?[(\[](?P<intrinfo>0x[0-9a-fA-F]{1,8})[ ,]+(?P<status>0x[0-9a-fA-F]{1,8})"
+)
+
+
+def _fits(pattern: str, bits: str) -> bool:
+    return all(want in ("-", have) for want, have in zip(pattern, bits, strict=True))
+
+
+def decode_nvlink5(number: int, rest: str) -> Meaning | None:
+    """Xid 144-150 by its registers: `RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008 ...)`.
+
+    Where several bits of the error status are set, the row with the worst action counts. None: no row fits.
+    """
+    match = _REGISTERS.search(rest)
+    if match is None:
+        return None
+    bits = f"{int(match['intrinfo'], 16):032b}"
+    status = int(match["status"], 16)
+    worst: Meaning | None = None
+    for xid, unit, before_r575, r575, error_status, immediate, investigatory, _ in _nvlink5():
+        if int(xid) != number or not (_fits(before_r575, bits) or _fits(r575, bits)):
+            continue
+        if not any(
+            match["unit"].startswith(name) or name.startswith(match["unit"]) for name in unit.split("/")
+        ):
+            continue
+        # The status of 149 is a number, that of the others a set of bits.
+        wanted = int(error_status, 16)
+        if wanted != status and (number == 149 or not wanted & status):
+            continue
+        found = bucket_meaning(immediate, investigatory, f"{unit} error status {error_status}")
+        if worst is None or found.severity.order > worst.severity.order:
+            worst = found
+    return worst
+
+
+def sxid_meaning(number: int, word: str = "") -> Meaning:
+    """What an NVSwitch error means. The table is not NVIDIA's; the driver's own `word` in the line wins over it."""
+    known = _sxids().get(number)
+    if known is None:
+        return Meaning(
+            Severity.WARNING,
+            "CONTACT_SUPPORT",
+            "unknown SXid",
+            "not in the table: told, never a reason to isolate",
+        )
+    name, event, actions = known
+    fatal = (word or event).lower() == "fatal"
+    reason = "the driver's word in the line" if word else "GPUd's reading, not NVIDIA's catalogue"
+    if not fatal:
+        return Meaning(Severity.WARNING, "CONTACT_SUPPORT", name, reason)
+    return Meaning(
+        Severity.FATAL, "RESTART_BM" if "Reboot" in actions or not actions else actions, name, reason
+    )
+
+
+def finding_of(event: KernelEvent, at_wall_s: float, at_mono_s: float, boot_id: str) -> Finding:
+    """The finding that a kernel event makes; times are those of the message."""
+    if event.rule is not None:
+        rule = event.rule
+        process = f"pid {event.pid} ({event.name})" if event.pid is not None else ""
+        return Finding(
+            check="kernel",
+            component=Component(rule.component),
+            entity=event.entity or process or "kernel",
+            code=rule.code,
+            severity=Severity(rule.severity),
+            action=rule.action,
+            summary=rule.summary + (f": {event.name}" if event.name else ""),
+            evidence=(event.text,),
+            event=True,
+            first_seen_wall_s=at_wall_s,
+            last_seen_wall_s=at_wall_s,
+            seen_mono_s=at_mono_s,
+            pid=event.pid,
+            boot_id=boot_id,
+        )
+    number = event.number or 0
+    if event.kind == "sxid":
+        meaning, code, kind = sxid_meaning(number, event.word), f"SXID {number}", "NVSwitch"
+    else:
+        meaning, code, kind = xid_meaning(number, event.rest, event.recovery), f"XID {number}", "GPU"
+    return Finding(
+        check="kernel",
+        component=Component.GPU,
+        entity=f"{kind} {event.pci or '(address unknown)'}",
+        code=code,
+        severity=meaning.severity,
+        action=meaning.action,
+        summary=f"{code}: {meaning.title} ({meaning.reason})",
+        evidence=(event.text,),
+        event=True,
+        first_seen_wall_s=at_wall_s,
+        last_seen_wall_s=at_wall_s,
+        seen_mono_s=at_mono_s,
+        pid=event.pid,
+        boot_id=boot_id,
+    )
