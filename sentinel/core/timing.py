@@ -134,6 +134,11 @@ class JobTiming:
         return any(r.count for r in self.ranks.values())
 
     @property
+    def iterations(self) -> int:
+        """How many iterations the rank that logged most has logged in this incarnation."""
+        return max((r.count for r in self.ranks.values()), default=0)
+
+    @property
     def first_step(self) -> int | None:
         return min((r.first_step for r in self.ranks.values() if r.first_step is not None), default=None)
 

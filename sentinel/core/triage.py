@@ -1,0 +1,539 @@
+"""Exits, log lines, findings and timing of one incident → one Verdict. Pure.
+
+The order of belief: hardware evidence about a GPU that the job uses; the kernel's own word (killed for
+memory); the earliest root among log lines and deaths by signal; what symptoms have in common; nothing
+known. Lines that only tell of others' deaths (cascades) never win over a root.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct, structs
+
+from sentinel.core.model import (
+    Budget,
+    Cause,
+    Failure,
+    Finding,
+    LogMatch,
+    Now,
+    RankExit,
+    Restartable,
+    Severity,
+    Symptom,
+    Verdict,
+)
+from sentinel.core.signals import TimingSignal, names
+from sentinel.core.triage_rows import AGREED, FailureClass, Row, evidence_lines, same_entity
+
+__all__ = ["AGREED", "FailureClass", "triage"]
+
+# A root may lie this long before the death that it explains: NCCL's watchdog waits 600 s by default
+# before it kills the ranks that are left, and then needs time for its own reports.
+WINDOW_S = 900.0
+# Lines and exits this close belong to one event: a poll of the log, the teardown of a rank.
+MOMENT_S = 2.0
+# An ambiguous fault is compared with those of the last day; an older one says nothing of this run.
+REPEAT_S = 86_400.0
+# A line's own time is believed when it is this close to when the line was read: not another time zone.
+STAMP_TRUST_S = 600.0
+
+_OF_SYMPTOM = {
+    Symptom.HANG: "hang",
+    Symptom.SLOW: "slow",
+    Symptom.STARVED: "starved",
+    Symptom.STRAGGLER: "straggler",
+    Symptom.START_FAILED: "start-failed",
+}
+
+
+class _Case(Struct, frozen=True, kw_only=True):
+    """The arguments of `triage`, sorted out."""
+
+    size: int
+    lost: tuple[RankExit, ...]  # failed and not by us, first one first
+    rows: tuple[Row, ...]  # log lines of known classes, in order of time
+    findings: tuple[Finding, ...]
+    signal: TimingSignal | None
+    last_steps: Mapping[int, int | None]
+    entities: Mapping[int, str]
+    pids: Mapping[int, int]
+    failures: Mapping[str, FailureClass]
+    history: Sequence[Failure]
+    now: Now
+
+    @property
+    def moment_s(self) -> float:
+        """When it was noticed that something went wrong."""
+        return self.lost[0].at_s if self.lost else self.now.mono_s
+
+    @property
+    def symptom(self) -> Symptom:
+        if self.lost:
+            return Symptom.RANK_LOST
+        return self.signal.symptom if self.signal else Symptom.FINDING
+
+    def exit_of(self, rank: int) -> RankExit | None:
+        return next((e for e in self.lost if e.rank == rank), None)
+
+    def of(self, *roles: str) -> list[Row]:
+        return [row for row in self.rows if row.cls.role in roles]
+
+
+class _Why(Struct, frozen=True, kw_only=True):
+    """What is believed, before it is put into words."""
+
+    cls: FailureClass
+    rank: int | None = None
+    entity: str = ""
+    finding: Finding | None = None
+    code: str = ""
+    note: str = ""  # a second sentence
+    clause: str = ""  # instead of the class's own
+
+
+def triage(
+    *,
+    job: str,
+    size: int,
+    exits: Sequence[RankExit],
+    matches: Sequence[LogMatch],
+    findings: Sequence[Finding],
+    signal: TimingSignal | None,
+    last_steps: Mapping[int, int | None],
+    rank_entities: Mapping[int, str],
+    rank_pids: Mapping[int, int],
+    failures: Mapping[str, FailureClass],
+    history: Sequence[Failure],
+    now: Now,
+    last_iteration_s: Mapping[int, float] | None = None,
+) -> Verdict:
+    """The one explanation of an incident of `job`.
+
+    `exits` and `matches` are those of the running incarnation, `findings` those of the job's nodes,
+    `failures` must hold every class of AGREED, `history` is newest last. `last_iteration_s` (monotonic,
+    by rank) tells which lines a rank survived: it has iterated since, so they explain nothing.
+    """
+    lost = tuple(sorted((e for e in exits if not e.ok and not e.stopped_by_us), key=lambda e: e.at_s))
+    moment_s = lost[0].at_s if lost else now.mono_s
+    since_s = moment_s - WINDOW_S
+    if not lost and signal is not None and signal.symptom is Symptom.HANG:
+        since_s = now.mono_s - signal.value - MOMENT_S  # a hung job survived what it had printed before
+    case = _Case(
+        size=size,
+        lost=lost,
+        rows=_rows(matches, failures, since_s, last_iteration_s or {}, {e.rank: e for e in lost}, now),
+        findings=tuple(findings),
+        signal=signal,
+        last_steps=last_steps,
+        entities=rank_entities,
+        pids=rank_pids,
+        failures=failures,
+        history=history,
+        now=now,
+    )
+    return _worded(case, _weigh_history(case, _explain(case)))
+
+
+# ---------------------------------------------------------------- what to believe
+
+
+def _explain(case: _Case) -> _Why:
+    hardware = _hardware(case)
+    root = _earliest_root(case) if case.lost or case.symptom is Symptom.HANG else None
+    if hardware is not None and hardware.finding is not None:
+        certain_user_error = root is not None and root.cls.restart is Restartable.NO
+        if not certain_user_error or _overrides(hardware.finding, hardware.cls, case):
+            return hardware
+    if root is not None:
+        return root
+    if case.lost and all(_terminated(e) for e in case.lost):
+        return _by_exit(case)
+    if case.lost:
+        return _by_symptoms(case) or _by_exit(case)
+    if case.signal is not None:
+        return _by_signal(case, case.signal)
+    return hardware or _by_finding(case)
+
+
+def _rank_of(finding: Finding, case: _Case) -> int | None:
+    """The rank that a finding is about: by pid, else by the GPU that it uses. None: not this job's."""
+    if finding.pid is not None:
+        for rank, pid in case.pids.items():
+            if pid == finding.pid:
+                return rank
+    users = [rank for rank, entity in case.entities.items() if same_entity(entity, finding.entity)]
+    dead = [e.rank for e in case.lost if e.rank in users]
+    return dead[0] if dead else min(users, default=None)
+
+
+def _hardware(case: _Case) -> _Why | None:
+    """A fatal or degraded finding, or a code that a class claims, about what this job uses."""
+    best: tuple[tuple[int, float], _Why] | None = None
+    for finding in case.findings:
+        cls, phrase = _class_of_finding(finding, case.failures)
+        claimed = finding.code in cls.codes and finding.severity.order >= Severity.WARNING.order
+        if cls.role != "root" or cls.restart is Restartable.ONCE:
+            continue  # may be the program's own doing, or blames nobody
+        if finding.component != "gpu" or not (claimed or finding.severity.order >= Severity.DEGRADED.order):
+            continue
+        rank = _rank_of(finding, case)
+        # A fatal event (off the bus, reset needed) lasts until the GPU or the node starts anew.
+        old = finding.event and finding.severity is not Severity.FATAL and not _recent(finding, case)
+        if rank is None or old:
+            continue
+        why = _Why(
+            cls=cls,
+            rank=rank,
+            entity=finding.entity,
+            finding=finding,
+            code=finding.code,
+            clause=_finding_clause(finding, phrase),
+        )
+        order = (-finding.severity.order, finding.first_seen_wall_s)
+        if best is None or order < best[0]:
+            best = (order, why)
+    return best[1] if best else None
+
+
+def _recent(finding: Finding, case: _Case) -> bool:
+    """An event by when it came; a sample, which is seen again and again, by when it was first seen."""
+    if finding.event:
+        return finding.seen_mono_s >= case.moment_s - WINDOW_S
+    return case.now.wall_s - finding.first_seen_wall_s <= WINDOW_S
+
+
+def _overrides(finding: Finding, cls: FailureClass, case: _Case) -> bool:
+    """Fresh and hard evidence beats even a clear user error in the text; a standing sample does not."""
+    hard = finding.severity is Severity.FATAL or finding.event or finding.code in cls.codes
+    return hard and _recent(finding, case)
+
+
+def _class_of_finding(finding: Finding, failures: Mapping[str, FailureClass]) -> tuple[FailureClass, str]:
+    for cls in failures.values():
+        if finding.code in cls.codes:
+            return cls, cls.codes[finding.code]
+    for cls in failures.values():
+        if finding.component in cls.components:
+            return cls, ""
+    return failures["unknown"], ""
+
+
+def _finding_clause(finding: Finding, phrase: str) -> str:
+    if phrase:
+        return f"{finding.entity} {phrase} ({finding.code})"
+    code = "" if finding.code in finding.summary else f" ({finding.code})"
+    return f"{finding.entity}: {finding.summary}{code}"
+
+
+def _earliest_root(case: _Case) -> _Why | None:
+    """The first root among log lines and deaths that explain themselves."""
+    for exit_ in case.lost:
+        if exit_.oom_killed or _named_by_oom(exit_, case):
+            return _Why(cls=case.failures["host-oom"], rank=exit_.rank)
+    rows = _roots(case)
+    deaths = [
+        (e.at_s, e.rank, cls) for e in case.lost if (cls := _class_of_death(e, case.failures)) is not None
+    ]
+    killed = {rank for _, rank, cls in deaths if cls.id == "killed"}
+    # Who is killed did not die of an error that it had printed; after any other signal its words say more.
+    rows = [row for row in rows if row.match.rank not in killed or row.cls.restart is Restartable.YES]
+    speaking = {row.match.rank for row in rows}
+    deaths = [death for death in deaths if death[1] not in speaking]
+    first_row = rows[0] if rows else None
+    first_death = deaths[0] if deaths else None
+    if first_row and (first_death is None or _at(first_row, case) <= first_death[0]):
+        return _Why(
+            cls=first_row.cls,
+            rank=first_row.match.rank,
+            entity=_entity_if_unclear(first_row.cls, first_row.match.rank, case),
+        )
+    if first_death is not None:
+        _, rank, cls = first_death
+        return _Why(cls=cls, rank=rank, entity=_entity_if_unclear(cls, rank, case))
+    return None
+
+
+def _at(row: Row, case: _Case) -> float:
+    """A line was written before its rank died, however late it was read."""
+    exit_ = case.exit_of(row.match.rank)
+    return min(row.match.at_s, exit_.at_s) if exit_ else row.match.at_s
+
+
+def _named_by_oom(exit_: RankExit, case: _Case) -> bool:
+    """The kernel's memory killer wrote this rank's pid into its log."""
+    pid = case.pids.get(exit_.rank)
+    codes = case.failures["host-oom"].codes
+    return pid is not None and any(f.pid == pid and f.code in codes for f in case.findings)
+
+
+def _roots(case: _Case) -> list[Row]:
+    """Root lines. A generic one (a bare exception) counts only where its rank says nothing better."""
+    told: dict[int, list[Row]] = {}
+    for row in case.rows:
+        told.setdefault(row.match.rank, []).append(row)
+    found = []
+    for row in case.rows:
+        if row.cls.role == "root":
+            found.append(row)
+        elif row.cls.role == "generic":
+            end_s = row.match.at_s + MOMENT_S
+            better = (o for o in told[row.match.rank] if o.cls.role != "generic" and o.match.at_s <= end_s)
+            if not any(better):
+                found.append(row)
+    return found
+
+
+def _class_of_death(exit_: RankExit, failures: Mapping[str, FailureClass]) -> FailureClass | None:
+    """The class that claims this signal (a shell reports signal N as exit code 128 + N) or exit code."""
+    signal = exit_.signal
+    if signal is None and exit_.code is not None and 128 < exit_.code < 160:
+        signal = exit_.code - 128
+    for cls in failures.values():
+        if cls.role != "root":
+            continue
+        if (signal is not None and signal in cls.signals) or (
+            exit_.code is not None and exit_.code in cls.exit_codes
+        ):
+            return cls
+    return None
+
+
+def _entity_if_unclear(cls: FailureClass, rank: int, case: _Case) -> str:
+    """Where it happened: only a second time tells whether it stays with the GPU or goes with the job."""
+    return case.entities.get(rank, "") if cls.restart is Restartable.ONCE or cls.scope == "node" else ""
+
+
+def _by_symptoms(case: _Case) -> _Why | None:
+    """Only symptoms and cascades: who did not complain of others is the one they complain of."""
+    rows = case.of("symptom", "cascade")
+    if not rows:
+        return None
+    complaining = {row.match.rank for row in rows}
+    silent_dead = [e for e in case.lost if e.rank not in complaining and not _terminated(e)]
+    if silent_dead:
+        exit_ = silent_dead[0]
+        others = names(sorted(complaining))
+        return structs.replace(_by_exit(case, exit_), note=f"The messages of {others} follow from that.")
+    symptoms = [row for row in rows if row.cls.role == "symptom"]
+    first = symptoms[0] if symptoms else rows[0]
+    return _silent_rank(case, first, complaining)
+
+
+def _silent_rank(case: _Case, first: Row, complaining: set[int]) -> _Why:
+    """Of ranks that waited for each other: the one that did not say so, else the one that is behind."""
+    silent = [rank for rank in range(case.size) if rank not in complaining]
+    if silent and len(silent) < case.size:
+        ordered = sorted(silent, key=lambda r: _step(case, r))
+        if len(silent) == 1 or _step(case, ordered[0]) < _step(case, ordered[1]):
+            rank = ordered[0]
+            note = f"{names(sorted(complaining)).capitalize()} waited for it in vain."
+            return _Why(cls=first.cls, rank=rank, note=note, clause="it did not join a collective operation")
+        note = f"{names(silent).capitalize()} did not report it: one of them is the first."
+        return _Why(cls=first.cls, rank=None, note=note)
+    known = {rank: step for rank in complaining if (step := case.last_steps.get(rank)) is not None}
+    least = [rank for rank, step in known.items() if step == min(known.values())]
+    if len(least) == 1 and len(known) > 1:
+        note = f"It stopped at iteration {known[least[0]]}, the others came further."
+        return _Why(cls=first.cls, rank=least[0], note=note)
+    return _Why(cls=first.cls, rank=first.match.rank)
+
+
+def _step(case: _Case, rank: int) -> float:
+    step = case.last_steps.get(rank)
+    return float("inf") if step is None else step
+
+
+def _terminated(exit_: RankExit) -> bool:
+    return exit_.signal == 15 or exit_.code == 143
+
+
+def _by_exit(case: _Case, exit_: RankExit | None = None) -> _Why:
+    """Nothing but the exit status of the rank that was lost first."""
+    if exit_ is None:
+        if all(_terminated(e) for e in case.lost):
+            return _Why(cls=case.failures["preempted"], rank=case.lost[0].rank if case.size == 1 else None)
+        # SIGTERM beside another end is some launcher's teardown.
+        exit_ = next(e for e in case.lost if not _terminated(e))
+    known = _class_of_death(exit_, case.failures)
+    if known is not None:
+        return _Why(cls=known, rank=exit_.rank, entity=_entity_if_unclear(known, exit_.rank, case))
+    if exit_.unknown:
+        return _Why(cls=case.failures["exit-unknown"], rank=exit_.rank)
+    own_word = exit_.code is not None and 1 < exit_.code < 128
+    return _Why(cls=case.failures["user-exit" if own_word else "unknown"], rank=exit_.rank)
+
+
+def _by_signal(case: _Case, signal: TimingSignal) -> _Why:
+    cls = case.failures[_OF_SYMPTOM.get(signal.symptom, "unknown")]
+    entity = (
+        case.entities.get(signal.rank, "")
+        if signal.rank is not None and signal.symptom is not Symptom.HANG
+        else ""
+    )
+    for finding in case.findings:
+        if finding.component != "gpu" or finding.severity.order < Severity.WARNING.order:
+            continue
+        rank = _rank_of(finding, case)
+        if rank is not None and signal.rank in (None, rank):
+            blamed = structs.replace(cls, cause=Cause.GPU, scope="node")
+            note = f"{_finding_clause(finding, '')}."
+            return _Why(cls=blamed, rank=rank, entity=finding.entity, finding=finding, note=note)
+    return _Why(cls=cls, rank=signal.rank, entity=entity)
+
+
+def _by_finding(case: _Case) -> _Why:
+    """A finding alone, of whatever node part: the worst one."""
+    if not case.findings:
+        return _Why(cls=case.failures["unknown"])
+    worst = max(case.findings, key=lambda f: (f.severity.order, -f.first_seen_wall_s))
+    cls, phrase = _class_of_finding(worst, case.failures)
+    return _Why(
+        cls=cls,
+        rank=_rank_of(worst, case),
+        entity=worst.entity,
+        finding=worst,
+        code=worst.code,
+        clause=_finding_clause(worst, phrase),
+    )
+
+
+# ---------------------------------------------------------------- what the past says
+
+
+def _weigh_history(case: _Case, why: _Why) -> _Why:
+    """An ambiguous failure is retried once; where it strikes again tells whose it is."""
+    if why.cls.restart is not Restartable.ONCE:
+        return why
+    past = [f for f in case.history if f.failure == why.cls.id and case.now.wall_s - f.wall_s <= REPEAT_S]
+    if not past:
+        return why
+    elsewhere = [f for f in past if f.entity and why.entity and not same_entity(f.entity, why.entity)]
+    step = max((s for s in case.last_steps.values() if s is not None), default=None)
+    if elsewhere:
+        note = f"The same happened on {elsewhere[-1].entity}: it follows the job."
+    elif not why.entity or not past[-1].entity:
+        note = "The same happened before, and no hardware is known to be at fault."
+    elif step is not None and past[-1].step == step:
+        note = f"The same happened before at the same iteration {step}: it follows the program."
+    else:
+        # The GPU, not the program: this row of the table no longer fits in cause, scope and cost.
+        cls = structs.replace(
+            why.cls, cause=Cause.GPU, scope="node", budget=Budget.INFRASTRUCTURE, restart=Restartable.YES
+        )
+        return structs.replace(why, cls=cls, note=f"It is the second time on {why.entity}: that is to blame.")
+    cause = why.cls.cause if why.cls.cause is Cause.DATA else Cause.USER_CODE
+    cls = structs.replace(why.cls, cause=cause, scope="job", budget=Budget.JOB, restart=Restartable.NO)
+    return structs.replace(why, cls=cls, note=note, entity="")
+
+
+# ---------------------------------------------------------------- in words
+
+
+def _worded(case: _Case, why: _Why) -> Verdict:
+    return Verdict(
+        symptom=case.symptom,
+        cause=why.cls.cause,
+        failure=why.cls.id,
+        scope=why.cls.scope,
+        sentence=_sentence(case, why),
+        rank=why.rank,
+        entity=why.entity,
+        evidence=evidence_lines(why.rank, why.cls.id, why.finding, case.rows, case.lost, case.signal),
+        advice=why.cls.advice,
+        budget=why.cls.budget,
+        restart=why.cls.restart,
+        confidence=_confidence(case, why),
+    )
+
+
+def _sentence(case: _Case, why: _Why) -> str:
+    clause = why.clause or why.cls.sentence.format(
+        entity=why.entity or "a GPU", exit=_exit_words(case, why.rank), code=why.code
+    )
+    if case.symptom is Symptom.FINDING:
+        user = f", used by rank {why.rank}" if why.rank is not None and case.size > 1 else ""
+        said = f"{clause}{user}."
+    elif not case.lost and case.signal is not None:
+        said = case.signal.sentence
+        if why.cls.id != _OF_SYMPTOM.get(case.signal.symptom):
+            said = f"{said[:-1] if said.endswith('.') else said}: {clause}."
+    else:
+        said = f"{_subject(case, why.rank)}: {_what_it_said(case, why)}{clause}."
+    return f"{said} {why.note}" if why.note else said
+
+
+def _subject(case: _Case, rank: int | None) -> str:
+    if case.size == 1:
+        step = case.last_steps.get(0)
+        return "The program was lost" + (f" after iteration {step}" if step is not None else "")
+    if rank is None:
+        return f"{names([e.rank for e in case.lost]).capitalize()} were lost"
+    step = case.last_steps.get(rank)
+    after = f" after iteration {step}" if step is not None else ""
+    if case.exit_of(rank) is None:
+        return f"{names([e.rank for e in case.lost]).capitalize()} died because of rank {rank}{after}"
+    others = len(case.lost) - 1
+    return f"Rank {rank} was lost{after}" + (f", then {others} more" if others else "")
+
+
+def _what_it_said(case: _Case, why: _Why) -> str:
+    """ "CUDA error after " before hardware evidence: what the owner sees in the log, joined to its cause."""
+    if why.finding is None:
+        return ""
+    own = next((row for row in case.rows if row.match.rank == why.rank and row.cls.role != "generic"), None)
+    return f"{own.cls.title} after " if own is not None else ""
+
+
+def _exit_words(case: _Case, rank: int | None) -> str:
+    exit_ = case.exit_of(rank) if rank is not None else None
+    return exit_.describe() if exit_ else "exit status unknown"
+
+
+def _confidence(case: _Case, why: _Why) -> str:
+    said = []
+    if why.finding is not None and case.rows:
+        said.append("hardware evidence was preferred to what the logs say")
+    quiet = len({row.match.rank for row in case.of("cascade", "symptom")} - {why.rank})
+    if quiet and why.cls.role == "root":
+        said.append(f"the messages of {quiet} other rank{'s' if quiet > 1 else ''} are consequences")
+    if case.signal is not None and case.signal.confidence and not case.lost:
+        said.append(case.signal.confidence)
+    return "; ".join(said)
+
+
+def _rows(
+    matches: Sequence[LogMatch],
+    failures: Mapping[str, FailureClass],
+    since_s: float,
+    iterated_s: Mapping[int, float],
+    exits: Mapping[int, RankExit],
+    now: Now,
+) -> tuple[Row, ...]:
+    """Lines of known classes that may explain the incident, in order of time.
+
+    The lines' own stamps order them when every one has a believable one, else the times of reading.
+    """
+    found = []
+    for match in matches:
+        cls = failures.get(match.failure)
+        if cls is None or match.at_s < since_s:
+            continue
+        if match.at_s < iterated_s.get(match.rank, match.at_s):
+            continue  # the rank went on after it
+        found.append(Row(cls, match))
+    stamps = [_stamp_mono_s(row.match, now) for row in found]
+    if found and None not in stamps:
+        keyed = [(s, k) for k, s in enumerate(stamps) if s is not None]
+    else:
+        keyed = []
+        for k, row in enumerate(found):
+            exit_ = exits.get(row.match.rank)
+            keyed.append((min(row.match.at_s, exit_.at_s) if exit_ else row.match.at_s, k))
+    return tuple(found[k] for _, k in sorted(keyed))
+
+
+def _stamp_mono_s(match: LogMatch, now: Now) -> float | None:
+    if match.stamp_wall_s is None:
+        return None
+    mono_s = now.mono_s - (now.wall_s - match.stamp_wall_s)
+    return mono_s if abs(mono_s - match.at_s) <= STAMP_TRUST_S else None
