@@ -1,0 +1,292 @@
+"""Following one file by polling, across truncation, rotation, disappearance and our own restarts.
+
+With nothing new a poll costs one fstat of the open descriptor and one stat of the path.
+"""
+
+import contextlib
+import os
+import re
+import stat
+import zlib
+from pathlib import Path
+
+import structlog
+from msgspec import Struct
+
+from sentinel.logs.punch import punch_hole
+
+log = structlog.get_logger(__name__)
+
+TAIL_BYTES = 32  # of what was read last, to see that a file grew and was not written anew
+# What rotation appends to a name: ".1", "-20250413", ".20240101-120000"; compressed files cannot be read on
+_ROTATED = re.compile(r"[.-][0-9][0-9T_.:-]{0,40}")
+
+
+class FilePosition(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where reading stood. `tail_crc` is of the (at most 32) bytes before `offset`, `mtime_ns` the file's."""
+
+    device: int
+    inode: int
+    offset: int
+    tail_bytes: int = 0
+    tail_crc: int = 0
+    mtime_ns: int = 0
+
+
+class Follower:
+    """Reads what is new in one file.
+
+    `problem` names the present trouble in words ("" for none), `at_end` says that everything reachable
+    was read, `switched` that what the last `read` returned begins a new file or a truncated one.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        position: FilePosition | None = None,
+        keep_bytes: int | None = None,
+    ) -> None:
+        self._path = os.fspath(path)
+        self._resume = position
+        self._keep_bytes = keep_bytes
+        self._fd = -1
+        self._stat_key = (0, 0)  # device, inode of the open file
+        self._queue: list[str] = []  # rotated files that come before the path itself
+        self._tail = b""
+        self._moved_polls = 0
+        self._punched = 0
+        self._hole_problem = ""
+        self._problem = "not there yet"
+        self.offset = 0
+        self.at_end = False
+        self.switched = False
+
+    @property
+    def problem(self) -> str:
+        return "; ".join(filter(None, (self._problem, self._hole_problem)))
+
+    def read(self, limit_bytes: int) -> bytes:
+        """The next bytes, at most `limit_bytes`. Never raises OSError: `problem` says what happened."""
+        self.switched = False
+        try:
+            return self._read(limit_bytes)
+        except OSError as error:
+            self._problem = f"cannot be read: {error.strerror or error}"
+            self.at_end = False
+            self._close()  # a stale handle does not heal by itself: the next poll opens the path anew
+            return b""
+
+    def _read(self, limit_bytes: int) -> bytes:
+        if self._fd < 0 and not self._open_first():
+            self.at_end = False
+            return b""
+        status = os.fstat(self._fd)
+        size = status.st_size
+        if size != self.offset and not self._grew(size):
+            log.info("log_truncated", path=self._path, read_bytes=self.offset, size_bytes=size)
+            self._problem, self.switched = "truncated", True
+            self._start_at_data(size)
+        if size <= self.offset:
+            return self._nothing_new(status)
+        data = os.pread(self._fd, min(limit_bytes, size - self.offset), self.offset)
+        self.offset += len(data)
+        self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
+        self._moved_polls = 0
+        self.at_end = self.offset >= size and not self._queue
+        if self._problem and not self.switched and self._problem != "vanished":
+            self._problem = ""
+        return data
+
+    def _grew(self, size: int) -> bool:
+        """Is the file the one that was read, with something added? Truncated and refilled it is not."""
+        if size < self.offset:
+            return False
+        return os.pread(self._fd, len(self._tail), self.offset - len(self._tail)) == self._tail
+
+    def _nothing_new(self, status: os.stat_result) -> bytes:
+        self.at_end = not self._queue
+        try:
+            named = os.stat(self._path)
+        except FileNotFoundError:
+            if not self._queue:
+                self._problem = "vanished"
+                return b""
+        else:
+            if (named.st_dev, named.st_ino) == self._stat_key:
+                if self._problem == "vanished":
+                    self._problem = ""
+                return b""
+        # The writer may still hold the old file: leave it after two polls in a row without news.
+        self._moved_polls += 1
+        self.at_end = False
+        if self._moved_polls >= 2:
+            self._next_file(status)
+        return b""
+
+    # ------------------------------------------------------------ opening
+
+    def _open_first(self) -> bool:
+        position, self._resume = self._resume, None
+        if position is None:
+            return self._open(self._path, 0, missing_is_problem=True)
+        for candidate in (self._path, *(path for path, _ in self._rotated())):
+            if self._is_at(candidate, position) and self._open(candidate, position.offset):
+                if candidate != self._path:
+                    self._queue = self._newer_than(position.mtime_ns)
+                return True
+        self._queue = self._newer_than(position.mtime_ns)
+        first = self._queue.pop(0) if self._queue else self._path
+        opened = self._open(first, 0, missing_is_problem=True)
+        if opened:
+            self.switched = True
+            self._problem = "replaced"
+            log.info("log_replaced", path=self._path, continued_with=first)
+        else:
+            self._resume = position
+        return opened
+
+    def _is_at(self, path: str, position: FilePosition) -> bool:
+        try:
+            status = os.stat(path)
+            if (status.st_dev, status.st_ino) != (position.device, position.inode):
+                return False
+            if status.st_size < position.offset:
+                return False
+            with open(path, "rb", buffering=0) as file:
+                tail = os.pread(file.fileno(), position.tail_bytes, position.offset - position.tail_bytes)
+        except OSError:
+            return False
+        return zlib.crc32(tail) == position.tail_crc
+
+    def _open(self, path: str, offset: int, missing_is_problem: bool = False) -> bool:
+        flags = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+        try:
+            fd = os.open(path, flags | (os.O_RDWR if self._keep_bytes else os.O_RDONLY))
+        except FileNotFoundError:
+            if missing_is_problem and self._problem != "vanished":
+                self._problem = "not there yet"
+            return False
+        except OSError as error:
+            if not self._keep_bytes:
+                raise
+            self._stop_punching(error)
+            fd = os.open(path, flags | os.O_RDONLY)
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(fd)
+            self._problem = "not a regular file"
+            return False
+        self._close()
+        self._fd = fd
+        self._stat_key = (status.st_dev, status.st_ino)
+        self._problem = ""
+        self._moved_polls = 0
+        if offset:
+            self.offset = offset
+            before = min(TAIL_BYTES, offset)
+            self._tail = os.pread(fd, before, offset - before)
+            self._punched = offset
+        else:
+            self._start_at_data(status.st_size)
+        return True
+
+    def _start_at_data(self, size: int) -> None:
+        """Skip a hole at the beginning: a writer that does not append leaves one after a truncation."""
+        self.offset = 0
+        if size:
+            with contextlib.suppress(OSError):
+                self.offset = os.lseek(self._fd, 0, os.SEEK_DATA)
+        self._punched = self.offset
+        self._tail = b""
+
+    def _next_file(self, status: os.stat_result) -> None:
+        if not self._queue and (self._stat_key != self._key(self._path)):
+            self._queue = self._newer_than(status.st_mtime_ns)
+        old_key = self._stat_key
+        while self._queue:
+            following = self._queue.pop(0)
+            if self._key(following) != old_key and self._open(following, 0):
+                self.switched = True
+                return
+        if self._open(self._path, 0):
+            self.switched = True
+
+    def _key(self, path: str) -> tuple[int, int] | None:
+        try:
+            status = os.stat(path)
+        except OSError:
+            return None
+        return (status.st_dev, status.st_ino)
+
+    def _rotated(self) -> list[tuple[str, os.stat_result]]:
+        """Rotated siblings of the path, oldest first."""
+        real = Path(os.path.realpath(self._path))
+        found = []
+        try:
+            with os.scandir(real.parent) as entries:
+                for entry in entries:
+                    if entry.name.startswith(real.name) and _ROTATED.fullmatch(entry.name[len(real.name) :]):
+                        with contextlib.suppress(OSError):
+                            found.append((entry.path, entry.stat()))
+        except OSError:
+            return []
+        return sorted(found, key=lambda item: item[1].st_mtime_ns)
+
+    def _newer_than(self, mtime_ns: int) -> list[str]:
+        """Rotated files that were written after the one last read."""
+        own = self._stat_key
+        return [
+            path
+            for path, status in self._rotated()
+            if status.st_mtime_ns >= mtime_ns and (status.st_dev, status.st_ino) != own
+        ]
+
+    # ------------------------------------------------------------ position, holes, end
+
+    def position(self, behind_bytes: int = 0) -> FilePosition | None:
+        """The position `behind_bytes` before what was read, to be saved; None before the file was there."""
+        if self._fd < 0:
+            return self._resume
+        offset = self.offset - behind_bytes
+        before = min(TAIL_BYTES, offset)
+        try:
+            tail = os.pread(self._fd, before, offset - before)
+            mtime_ns = os.fstat(self._fd).st_mtime_ns
+        except OSError:
+            return None
+        device, inode = self._stat_key
+        return FilePosition(
+            device=device,
+            inode=inode,
+            offset=offset,
+            tail_bytes=before,
+            tail_crc=zlib.crc32(tail),
+            mtime_ns=mtime_ns,
+        )
+
+    def free_behind(self, behind_bytes: int) -> None:
+        """Give back blocks so that at most `keep_bytes` of what was read stay on the disk."""
+        if not self._keep_bytes or self._hole_problem or self._fd < 0:
+            return
+        consumed = self.offset - behind_bytes
+        if consumed - self._punched <= self._keep_bytes:
+            return
+        try:
+            # half of what may stay goes at once, so that this happens seldom; the tail must stay readable
+            end = min(consumed - self._keep_bytes // 2, consumed - TAIL_BYTES)
+            self._punched = punch_hole(self._fd, self._punched, end)
+        except OSError as error:
+            self._stop_punching(error)
+
+    def _stop_punching(self, error: OSError) -> None:
+        self._keep_bytes = None
+        self._hole_problem = f"its size cannot be bounded: {error.strerror or error}"
+        log.warning("log_holes_refused", path=self._path, error=str(error))
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def close(self) -> None:
+        self._close()

@@ -1,0 +1,333 @@
+"""Timing lines → Iterations. The formats are data (rules/timing.toml); users add more files.
+
+A job may tell the same iteration in several formats. Per rank one format is primary and makes the
+Iterations: the richest seen (hardware and end-to-end time, then end-to-end time, then a step number;
+among equals the earlier row). Lines of other formats only lend their step number to a primary line that
+has none. A primary that fell silent for SILENT_LINES lines of others gives way.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from sentinel.core.model import Iteration
+from sentinel.logs.match import LINE_LIMIT_BYTES, check_pattern, compile_re2
+from sentinel.logs.text import stamp_wall_s
+
+SILENT_LINES = 50
+COMEBACK_LINES = 3  # a format that gave way is primary again after so many of its lines in near succession
+NUMBER_LIMIT_DIGITS = 24
+
+_NUMBERS = frozenset({"hardware_ms", "hardware_s", "e2e_ms", "e2e_s", "rate_per_s"})
+_INTEGERS = frozenset({"step", "total", "epoch"})
+
+
+class TimingRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One format. Named groups of `pattern`: step, total, epoch (integers; commas allowed), hardware_ms,
+    hardware_s, e2e_ms, e2e_s, rate_per_s (iterations per second).
+
+    With `epoch` and `total` the step counts on across epochs. `progress_bar`: the same step may be drawn
+    again, and a shorter bar inside a longer one (an evaluation) is not training.
+    """
+
+    id: str
+    pattern: str
+    literal: str  # a string that every match contains
+    source: str
+    unless: str = ""  # a line that matches this too is none of this format
+    progress_bar: bool = False
+    first_epoch: int = 1
+
+
+class Values(Struct, frozen=True, gc=False):
+    """The numbers of one timing line."""
+
+    step: int | None
+    total: int | None
+    hardware_ms: float | None
+    e2e_ms: float | None
+
+
+class Format:
+    """A row, compiled. `rank` orders formats: the higher is the richer."""
+
+    def __init__(self, row: TimingRow, index: int) -> None:
+        self.row = row
+        self.index = index
+        self.literal = row.literal.encode()
+        self.groups = _group_names(row.pattern)
+        has_hardware = bool({"hardware_ms", "hardware_s"} & set(self.groups))
+        has_e2e = bool({"e2e_ms", "e2e_s", "rate_per_s"} & set(self.groups))
+        self.has_step = "step" in self.groups
+        self.rank = (2 * has_e2e + has_hardware, self.has_step, -index)
+        pair = self.groups == ("hardware_ms", "e2e_ms") and not (row.unless or row.progress_bar)
+        quick = quick_pattern(row.pattern) if pair else None
+        self._quick = re.compile(quick + rb"[^\n]*+") if quick else None  # one match in a line
+        self._regex: Any = None
+        self._unless: Any = None
+
+    def parse(self, line: bytes) -> Values | None:
+        """The numbers of `line`, or None if it is not of this format."""
+        if self._regex is None:
+            self._regex = compile_re2(self.row.pattern)
+            self._unless = compile_re2(self.row.unless) if self.row.unless else None
+        found = self._regex.search(line)
+        if found is None or (self._unless is not None and self._unless.search(line) is not None):
+            return None
+        return self._values(dict(zip(self.groups, found.groups(), strict=True)))
+
+    def _values(self, texts: dict[str, bytes | None]) -> Values | None:
+        numbers: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        for name, text in texts.items():
+            if text is None:
+                continue
+            digits = text.replace(b",", b"")
+            if len(digits) > NUMBER_LIMIT_DIGITS:
+                return None
+            try:
+                if name in _INTEGERS:
+                    counts[name] = int(digits)
+                else:
+                    numbers[name] = float(digits)
+            except ValueError:
+                return None  # "1.2.3": looks like the format and is not
+        step, total = counts.get("step"), counts.get("total")
+        if step is not None and total is not None and "epoch" in counts:
+            step += total * max(0, counts["epoch"] - self.row.first_epoch)
+        e2e_ms = _milliseconds(numbers, "e2e")
+        if e2e_ms is None and numbers.get("rate_per_s"):
+            e2e_ms = 1000.0 / numbers["rate_per_s"]
+        return Values(step, total, _milliseconds(numbers, "hardware"), e2e_ms)
+
+    def quick(self, text: bytes, at_s: float) -> list[Iteration] | None:
+        """All Iterations of `text` at once, or None where only the careful way is exact."""
+        if self._quick is None:
+            return None
+        try:
+            return [Iteration(at_s, None, float(a), float(b)) for a, b in self._quick.findall(text)]
+        except ValueError:
+            return None
+
+    def lines(self, text: bytes) -> Iterator[tuple[int, Values]]:
+        """(offset of the line, its numbers) for every line of this format."""
+        pos = text.find(self.literal)
+        while pos >= 0:
+            line_start = text.rfind(b"\n", 0, pos) + 1
+            line_end = text.find(b"\n", pos)
+            if line_end < 0:
+                line_end = len(text)
+            values = self.parse(text[line_start : min(line_end, line_start + LINE_LIMIT_BYTES)])
+            if values is not None:
+                yield line_start, values
+            pos = text.find(self.literal, line_end)
+
+
+class FormatState(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What has to survive a restart so that the choice of the primary format does."""
+
+    primary: str = ""
+    last_step: int | None = None
+    lent_step: int | None = None
+    bar_total: int = 0
+
+
+class TimingParser:
+    """Chunks of whole lines of one rank → Iterations; the result does not depend on how lines were chunked."""
+
+    def __init__(self, formats: Sequence[Format], state: FormatState | None = None) -> None:
+        self._formats = formats
+        self._primary: Format | None = None
+        self._silent = 0  # lines of other formats since the last primary line
+        self._last_step: int | None = None
+        self._lent_step: int | None = None
+        self._bar_total = 0
+        self._emitted = False  # since the primary was chosen
+        self._retired: dict[int, tuple[int, int]] = {}  # format -> (line count when last seen, times)
+        self._lines = 0
+        if state is not None:
+            self._primary = next((f for f in formats if f.row.id == state.primary), None)
+            self._last_step, self._lent_step = state.last_step, state.lent_step
+            self._bar_total = state.bar_total
+
+    @property
+    def state(self) -> FormatState:
+        return FormatState(
+            primary=self._primary.row.id if self._primary else "",
+            last_step=self._last_step,
+            lent_step=self._lent_step,
+            bar_total=self._bar_total,
+        )
+
+    def feed(
+        self,
+        text: bytes,
+        present: Sequence[Format],
+        at_s: float,
+        stamps: list[float | None] | None,
+        wall_s: float,
+    ) -> list[Iteration]:
+        """Iterations of `text`, in which only the formats `present` occur.
+
+        With `stamps` the time stamp of each Iteration's line (or None) is appended to it.
+        """
+        if not present:
+            return []
+        primary = self._primary
+        if stamps is None and len(present) == 1 and present[0] is primary and self._lent_step is None:
+            quick = primary.quick(text, at_s)
+            if quick is not None:
+                if quick:
+                    self._silent = 0
+                    self._lines += len(quick)
+                    self._last_step = None
+                    self._emitted = True
+                return quick
+        found: dict[int, list[tuple[Format, Values]]] = {}
+        for form in present:
+            for line_start, values in form.lines(text):
+                found.setdefault(line_start, []).append((form, values))
+        iterations: list[Iteration] = []
+        for line_start in sorted(found):
+            iteration = self._line(found[line_start], at_s)
+            if iteration is None:
+                continue
+            iterations.append(iteration)
+            if stamps is not None:
+                stamps.append(stamp_wall_s(text[line_start : line_start + 128].split(b"\n", 1)[0], wall_s))
+        return iterations
+
+    def _line(self, candidates: list[tuple[Format, Values]], at_s: float) -> Iteration | None:
+        """One line; several formats may know it, then the richest counts."""
+        form, values = max(candidates, key=lambda candidate: candidate[0].rank)
+        if len(candidates) > 1 and values.step is None:
+            lent = next((v.step for _, v in candidates if v.step is not None), None)
+            if lent is not None:
+                values = Values(lent, values.total, values.hardware_ms, values.e2e_ms)
+        self._lines += 1
+        if form.row.progress_bar and not self._is_training_bar(values):
+            return None
+        if form is not self._primary and not self._make_primary(form, values):
+            return None
+        self._silent = 0
+        step = values.step
+        if step is None:
+            step, self._lent_step = self._lent_step, None
+        elif form.row.progress_bar and step == self._last_step:
+            return None  # drawn again
+        self._last_step = step
+        self._emitted = True
+        return Iteration(at_s, step, values.hardware_ms, values.e2e_ms)
+
+    def _make_primary(self, form: Format, values: Values) -> bool:
+        """A line of another format than the primary: does its Iteration count?"""
+        primary = self._primary
+        if primary is None:
+            self._primary = form
+            return True
+        richer = form.rank > primary.rank and self._may_return(form)
+        self._silent += 1
+        if not richer and self._silent <= SILENT_LINES:
+            if values.step is not None:
+                self._lent_step = values.step
+            return False
+        if not richer:
+            self._retired[primary.index] = (self._lines, 0)
+        told = self._emitted and richer and (values.step is None or values.step == self._last_step)
+        self._primary, self._silent, self._lent_step = form, 0, None
+        # the poorer format has just told this same iteration: it must not count twice
+        return not told
+
+    def _may_return(self, form: Format) -> bool:
+        seen = self._retired.get(form.index)
+        if seen is None:
+            return True
+        last, times = seen
+        times = times + 1 if self._lines - last <= SILENT_LINES else 1
+        if times >= COMEBACK_LINES:
+            del self._retired[form.index]
+            return True
+        self._retired[form.index] = (self._lines, times)
+        return False
+
+    def _is_training_bar(self, values: Values) -> bool:
+        """The longest bar that is not finished is the training; a bar inside it is something else."""
+        if values.total is None or values.step is None:
+            return True
+        in_epoch = (values.step - 1) % values.total + 1 if values.total else values.step
+        if values.total < self._bar_total:
+            return False
+        self._bar_total = 0 if in_epoch >= values.total else values.total
+        return True
+
+
+def check_row(row: TimingRow) -> list[str]:
+    """What is wrong with a row."""
+    problems = []
+    for name, pattern in (("pattern", row.pattern), ("unless", row.unless)):
+        problem = check_pattern(pattern) if pattern or name == "pattern" else None
+        if problem:
+            problems.append(f"{name}: {problem}")
+    if not row.literal:
+        problems.append("literal: empty; give a string that every match contains")
+    names = _group_names(row.pattern)
+    unknown = [name for name in names if name not in _NUMBERS | _INTEGERS]
+    if unknown:
+        problems.append(
+            f"pattern: unknown group {', '.join(unknown)}; known: {', '.join(sorted(_NUMBERS | _INTEGERS))}"
+        )
+    if len(re.findall(r"(?<!\\)\((?!\?)", re.sub(r"\[[^\]]*\]", "", row.pattern))):
+        problems.append("pattern: groups without a name must be written (?:...)")
+    return problems
+
+
+def _group_names(pattern: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\(\?P?<([A-Za-z_]\w*)>", pattern))
+
+
+_TOKEN = re.compile(r"\(\?P<\w+>(\[(?:0-9|\\d)[.,]*\]|\\d)\+\)|( \+|\\s\+)|\\([^\w\s])|([^\\^$.|?*+()\[\]{}])")
+
+
+def quick_pattern(pattern: str) -> bytes | None:
+    """The same pattern for `re.findall`, if it is nothing but fixed text, runs of blanks and numbers.
+
+    All that reaches `re` is escaped fixed text and our own possessive number class: with no choice
+    left to come back to, `re` is as linear as RE2 here, and five times as fast over many lines.
+    None where the pattern has any other shape, or where a number could swallow what must follow it.
+    """
+    parts: list[bytes] = []
+    pos = 0
+    greedy = ""  # characters that the last part would have taken too
+    while pos < len(pattern):
+        token = _TOKEN.match(pattern, pos)
+        if token is None:
+            return None
+        number, blanks, escaped, plain = token.groups()
+        if number:
+            if greedy or not parts:
+                return None
+            inner = number.replace("\\d", "0-9").strip("[]")
+            parts.append(b"([%s]{1,%d}+)" % (inner.encode(), NUMBER_LIMIT_DIGITS))
+            greedy = "0123456789.,"
+        elif blanks:
+            if greedy == " ":
+                return None
+            parts.append(b"[ \\t]++" if blanks == "\\s+" else b" ++")
+            greedy = " "
+        else:
+            char = escaped or plain
+            if char in greedy or (greedy == " " and char.isspace()):
+                return None
+            parts.append(re.escape(char.encode()))
+            greedy = ""
+        pos = token.end()
+    return b"".join(parts)
+
+
+def _milliseconds(numbers: dict[str, float], name: str) -> float | None:
+    if f"{name}_ms" in numbers:
+        return numbers[f"{name}_ms"]
+    seconds = numbers.get(f"{name}_s")
+    return None if seconds is None else seconds * 1000.0

@@ -1,0 +1,200 @@
+"""One rank's log: follow → match rules → parse timing lines → one batch for the fold."""
+
+import os
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from sentinel.core.model import Iteration, LogMatch, Now
+from sentinel.logs.cri import CriDecoder
+from sentinel.logs.follow import FilePosition, Follower
+from sentinel.logs.formats import FormatState, TimingParser
+from sentinel.logs.match import LINE_LIMIT_BYTES
+from sentinel.logs.ruleset import RuleSet
+from sentinel.logs.text import plain, shown, stamp_wall_s
+
+READ_BYTES = 1 << 18  # per poll: twice as fast as 1 MiB, since it stays in the CPU's cache; bounds memory
+KEPT_FIRST = 3  # matches of one rule kept of a batch: the first ones, and the last
+
+
+class Position(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a log was read to, with what the reader had learnt. Save it, hand it to the next RankLog."""
+
+    file: FilePosition
+    dropping: bool = False  # in the middle of an overlong line whose rest is not wanted
+    cri_pending: dict[str, bytes] = {}
+    format: FormatState = FormatState()
+
+
+class LogBatch(Struct, kw_only=True):
+    """What one poll brought."""
+
+    iterations: list[Iteration]  # in log order
+    matches: list[LogMatch]  # in log order; of one rule the first three and the last
+    counts: dict[str, int]  # rule -> lines that matched, also those that are not in `matches`
+    data: bytes  # the raw bytes that were read, for a terminal
+    caught_up: bool  # the log was read to its end
+    problem: str  # "" or a degraded mode in words: "not there yet", "truncated", "vanished", ...
+    stamps: list[float | None] | None = None  # of each Iteration: its line's own time stamp, Unix seconds
+
+
+class RankLog:
+    """Follows the log of one rank. Memory: `limit_bytes` of a poll, 64 KiB of an unfinished line."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        ruleset: RuleSet,
+        *,
+        position: Position | None = None,
+        keep_bytes: int | None = None,
+        cri: bool = False,
+        rank: int = 0,
+        incarnation: int = 0,
+        stamps: bool = False,
+    ) -> None:
+        """`keep_bytes`: punch holes behind the reader. `stamps`: also parse the stamps of timing lines (replay)."""
+        self._rules = ruleset
+        self._rank = rank
+        self._incarnation = incarnation
+        self._stamps = stamps
+        self._follower = Follower(path, position.file if position else None, keep_bytes)
+        self._timing = TimingParser(ruleset.formats, position.format if position else None)
+        self._cri = CriDecoder(position.cri_pending if position else None) if cri else None
+        self._rest = b""  # the line whose end has not come
+        self._dropping = position.dropping if position else False
+        self.overlong_lines = 0
+
+    @property
+    def position(self) -> Position | None:
+        """What to save; None before the file was there. Nothing is lost or read twice by resuming from it."""
+        file = self._follower.position(len(self._rest))
+        if file is None:
+            return None
+        return Position(
+            file=file,
+            dropping=self._dropping,
+            cri_pending=self._cri.pending if self._cri else {},
+            format=self._timing.state,
+        )
+
+    def poll(self, now: Now, limit_bytes: int = READ_BYTES, final: bool = False) -> LogBatch:
+        """Read on, at most `limit_bytes`. Call again while not `caught_up`.
+
+        `final`: the writer has ended, so that a last line without a line end counts too.
+        """
+        data = self._follower.read(limit_bytes)
+        at_end = self._follower.at_end
+        batch = LogBatch(
+            iterations=[],
+            matches=[],
+            counts={},
+            data=data,
+            caught_up=at_end,
+            problem=self._follower.problem,
+            stamps=[] if self._stamps else None,
+        )
+        if data or self._follower.switched or final:
+            flush = final and at_end
+            for text in self._whole_lines(data, self._follower.switched, flush):
+                self._take(text, now, batch)
+            self._follower.free_behind(len(self._rest))
+        return batch
+
+    def close(self) -> None:
+        self._follower.close()
+
+    # ------------------------------------------------------------ lines
+
+    def _whole_lines(self, data: bytes, switched: bool, flush: bool) -> Iterator[bytes]:
+        """`data` with what was left before, up to its last line end."""
+        if switched:  # what the old file ended with will get no line end any more
+            yield self._unfinished()
+        if data and self._dropping:
+            end = _first_line_end(data)
+            if end < 0:
+                data = b""
+            else:
+                data = data[end:]
+                self._dropping = False
+        if data:
+            cut = data.rfind(b"\n") + 1
+            if self._cri is None and (carriage := data.rfind(b"\r", cut)) >= 0:
+                cut = carriage + 1
+            if cut:
+                text = self._rest + data[:cut] if self._rest else data[:cut]
+                self._rest = data[cut:]
+                yield self._decode(text)
+            else:
+                self._rest += data
+            if len(self._rest) > LINE_LIMIT_BYTES:
+                line, self._rest, self._dropping = self._rest[:LINE_LIMIT_BYTES], b"", True
+                self.overlong_lines += 1
+                yield self._decode(line + b"\n")
+        if flush:
+            yield self._unfinished()
+
+    def _unfinished(self) -> bytes:
+        rest, self._rest, self._dropping = self._rest, b"", False
+        text = self._decode(rest + b"\n") if rest else b""
+        return text + plain(self._cri.flush()) if self._cri else text
+
+    def _decode(self, text: bytes) -> bytes:
+        return plain(self._cri.decode(text) if self._cri else text)
+
+    # ------------------------------------------------------------ what the lines tell
+
+    def _take(self, text: bytes, now: Now, batch: LogBatch) -> None:
+        if not text:
+            return
+        rules, formats = self._rules.present(text)
+        if formats:
+            batch.iterations += self._timing.feed(text, formats, now.mono_s, batch.stamps, now.wall_s)
+        if rules:
+            self._match(text, rules, now, batch)
+
+    def _match(self, text: bytes, present: list[tuple[int, int]], now: Now, batch: LogBatch) -> None:
+        kept: list[tuple[int, int, int]] = []  # line start, line end, rule
+        for index, start in present:
+            count = 0
+            last: tuple[int, int] | None = None
+            for bounds in self._rules.patterns[index].lines(text, start):
+                if self._rules.ignored(text[bounds[0] : bounds[1]]):
+                    continue
+                count += 1
+                last = bounds
+                if count <= KEPT_FIRST:
+                    kept.append((*bounds, index))
+            if last is not None and count > KEPT_FIRST:
+                kept.append((*last, index))
+            if count:
+                rule_id = self._rules.rules[index].id
+                batch.counts[rule_id] = batch.counts.get(rule_id, 0) + count
+        for line_start, line_end, index in sorted(kept):
+            line = text[line_start : min(line_end, line_start + LINE_LIMIT_BYTES)]
+            rule = self._rules.rules[index]
+            batch.matches.append(
+                LogMatch(
+                    rule=rule.id,
+                    failure=rule.failure,
+                    rank=self._rank,
+                    incarnation=self._incarnation,
+                    at_s=now.mono_s,
+                    stamp_wall_s=self._stamp(line, line_start, now.wall_s),
+                    line=shown(line),
+                )
+            )
+
+    def _stamp(self, line: bytes, line_start: int, wall_s: float) -> float | None:
+        own = stamp_wall_s(line, wall_s)
+        if own is None and self._cri is not None:
+            return stamp_wall_s(self._cri.stamp_at(line_start), wall_s)
+        return own
+
+
+def _first_line_end(data: bytes) -> int:
+    """Offset of the first line end, or -1. The end itself stays: it closes nothing and is an empty line."""
+    newline, carriage = data.find(b"\n"), data.find(b"\r")
+    if newline < 0 or carriage < 0:
+        return max(newline, carriage)
+    return min(newline, carriage)

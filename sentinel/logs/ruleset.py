@@ -1,0 +1,116 @@
+"""Log rules and timing formats, shipped and added, checked and compiled together: one pass finds them all."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from msgspec import Struct
+
+from sentinel.core.model import LogRule
+from sentinel.logs.formats import Format, TimingRow, check_row
+from sentinel.logs.match import LinePattern, Scanner, as_bytes, check_pattern
+from sentinel.rules import RuleError, data_dir, load_rows
+
+
+class RuleRow(LogRule, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A log rule as written in a file."""
+
+
+class IgnoreRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line that matches is advice, not a failure: no rule is applied to it."""
+
+    id: str
+    pattern: str
+    source: str
+
+
+class RuleSet:
+    """Compiled once, used by every rank's log. Pattern i < len(rules) is a rule, the others are formats."""
+
+    def __init__(
+        self,
+        rules: Iterable[LogRule],
+        ignores: Iterable[IgnoreRow],
+        timing: Iterable[TimingRow],
+        cache_dir: Path | None = None,
+    ) -> None:
+        self.rules = tuple(rules)
+        self.formats = tuple(Format(row, index) for index, row in enumerate(timing))
+        self.patterns = tuple(LinePattern(rule.pattern, rule.literal) for rule in self.rules)
+        self.ignores = tuple(LinePattern(row.pattern) for row in ignores)
+        expressions = [as_bytes(rule.pattern) for rule in self.rules]
+        expressions += [as_bytes(re.escape(form.row.literal)) for form in self.formats]
+        self.scanner = Scanner(expressions, cache_dir)
+
+    def present(self, text: bytes) -> tuple[list[tuple[int, int]], list[Format]]:
+        """What occurs in `text`: (rule index, where to begin looking), and the timing formats in table order."""
+        rules: list[tuple[int, int]] = []
+        formats: list[int] = []
+        count = len(self.rules)
+        for index, end in self.scanner.present(text):
+            if index < count:
+                rules.append((index, end))
+            else:
+                formats.append(index - count)
+        return rules, [self.formats[index] for index in sorted(formats)]
+
+    def ignored(self, line: bytes) -> bool:
+        return any(pattern.matches(line) for pattern in self.ignores)
+
+
+def load_ruleset(
+    extra_rules: tuple[LogRule, ...] = (), extra_dir: str = "", cache_dir: Path | None = None
+) -> RuleSet:
+    """The shipped rules with those of a policy and of the *.toml files in `extra_dir` (tables `rule`,
+    `ignore`, `timing`). A row with the id of a shipped one replaces it.
+
+    `cache_dir` keeps the compiled patterns. Raises RuleError that lists every problem.
+    """
+    shipped = data_dir("rules")
+    files = [shipped / "log_rules.toml", shipped / "timing.toml"]
+    problems: list[str] = []
+    if extra_dir:
+        folder = Path(extra_dir)
+        if folder.is_dir():
+            files += sorted(folder.glob("*.toml"))
+        else:
+            problems.append(f"{extra_dir}: not a folder")
+    rules: dict[str, LogRule] = {}
+    ignores: dict[str, IgnoreRow] = {}
+    timing: dict[str, TimingRow] = {}
+    for file in files:
+        trusted = file.parent == shipped  # their patterns are checked by the tests, not at every start
+        try:
+            for index, rule in enumerate(load_rows(file, "rule", RuleRow)):
+                problems += [] if trusted else _rule_problems(f"{file}: rule[{index}]", rule)
+                rules[rule.id] = rule
+            for index, row in enumerate(load_rows(file, "ignore", IgnoreRow)):
+                problem = None if trusted else check_pattern(row.pattern)
+                problems += [f"{file}: ignore[{index}].pattern: {problem}"] if problem else []
+                ignores[row.id] = row
+            for index, entry in enumerate(load_rows(file, "timing", TimingRow)):
+                problems += [] if trusted else [f"{file}: timing[{index}].{p}" for p in check_row(entry)]
+                timing[entry.id] = entry
+        except RuleError as error:
+            problems += error.problems
+    for index, extra in enumerate(extra_rules):
+        problems += _rule_problems(f"logRules[{index}]", extra)
+        rules[extra.id] = extra
+    if problems:
+        raise RuleError(problems)
+    try:
+        return RuleSet(rules.values(), ignores.values(), timing.values(), cache_dir)
+    except ValueError as error:
+        raise RuleError([str(error)]) from None
+
+
+def _rule_problems(where: str, rule: LogRule) -> list[str]:
+    problems = []
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", rule.id):
+        problems.append(f"{where}.id: {rule.id!r} is not made of a-z, 0-9 and -")
+    problem = check_pattern(rule.pattern)
+    if problem:
+        problems.append(f"{where}.pattern: {problem}")
+    if not re.fullmatch(r"(activity:)?[a-z0-9][a-z0-9-]{0,62}", rule.failure):
+        problems.append(f"{where}.failure: {rule.failure!r} is neither a failure class nor activity:NAME")
+    return problems
