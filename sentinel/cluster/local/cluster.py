@@ -1,5 +1,6 @@
 """The Cluster protocol on one machine: each job has a supervisor of its own that outlives Sentinel."""
 
+import asyncio
 import os
 import secrets
 import signal
@@ -14,9 +15,9 @@ from sentinel.cluster.local.order import free_port, order_fields, refusal
 from sentinel.cluster.local.processes import (
     Proc,
     Use,
+    below_wrappers,
     catches_signal,
     find_ranks,
-    is_same,
     read_proc,
     scan,
     send_signal,
@@ -72,7 +73,8 @@ class LocalCluster:
         """
         tracked = await self._attached(job)
         if tracked.incarnation == incarnation:
-            return self._ranks(job, tracked.status, alive_only=False)
+            asyncio.get_running_loop().call_soon(tracked.tell_pending)
+            return self._ranks(job, tracked.status)
         folder = self.job_dir(job)
         logs = [self.log_path(job, incarnation, rank) for rank in range(size)]
         try:
@@ -103,7 +105,7 @@ class LocalCluster:
         tracked.begin(incarnation)
         if tracked.incarnation != incarnation:
             raise TemporaryError("the status file of the job vanished while it was started")
-        return self._ranks(job, tracked.status, alive_only=False)
+        return self._ranks(job, tracked.status)
 
     async def stop(self, job: str, incarnation: int, grace_s: float) -> StopOutcome:
         """End all processes of the incarnation; see stop.py for who gets what. Never raises, never hangs."""
@@ -180,7 +182,7 @@ class LocalCluster:
             if (proc := read_proc(slot.pid)) and proc.start_ticks == slot.start_ticks and not proc.dead
         }
         if status.header.port or 0 not in alive:  # a port was given: the ranks are ours
-            return alive
+            return below_wrappers(alive)
         return find_ranks(alive[0], scan())
 
     def processes(self, job: str, incarnation: int) -> list[int]:
@@ -224,14 +226,9 @@ class LocalCluster:
         tracked = self._tracked.get(job)
         return tracked.status if tracked else read_status(self.job_dir(job))
 
-    def _ranks(self, job: str, status: Status | None, alive_only: bool) -> list[RankProcess]:
+    def _ranks(self, job: str, status: Status | None) -> list[RankProcess]:
         slots = sorted(status.slots.values(), key=lambda slot: slot.rank) if status else []
-        assert status is not None
-        return [
-            self._rank(job, status, slot)
-            for slot in slots
-            if not alive_only or is_same(slot.pid, slot.start_ticks)
-        ]
+        return [self._rank(job, status, slot) for slot in slots if status]
 
     def _rank(self, job: str, status: Status, slot: Slot) -> RankProcess:
         return RankProcess(

@@ -12,6 +12,8 @@ from msgspec import Struct
 
 # Programs that pass no signal on to what they run: what is meant for them is meant for their children.
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "busybox"})
+# Programs that run one other program: never a rank themselves. Those that are no shells pass SIGTERM on.
+WRAPPERS = SHELLS | {"uv", "timeout", "time", "tini", "dumb-init", "catatonit", "sudo"}
 DEAD_STATES = "ZX"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -175,7 +177,7 @@ def find_ranks(root: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
 
     What a rank starts (data loaders, compile workers) inherits its variables and is not a rank. A started
     process that only inherited them, and has ranks with others below it, is a launcher. Where nobody
-    carries the variables, rank 0 is the process itself, or what a shell runs.
+    carries the variables, rank 0 is the process itself. A shell stands for what it runs.
     """
     children = children_of(table)
     own = _rank_pair(root.pid)
@@ -188,9 +190,16 @@ def find_ranks(root: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
             tops.setdefault(pair[0], proc)
         else:
             todo += [child for child in children.get(proc.pid, ()) if not child.dead]
-    if tops:
-        return tops
-    return {own[0] if own else 0: _below_shells(root, children)}
+    tops = tops or {own[0] if own else 0: root}
+    return {rank: _below_wrappers(proc, children) for rank, proc in tops.items()}
+
+
+def below_wrappers(ranks: Mapping[int, Proc]) -> dict[int, Proc]:
+    """The programs that started ranks run, where some are shells or the like. Scans only then."""
+    if not any(program(proc.pid) in WRAPPERS for proc in ranks.values()):
+        return dict(ranks)
+    children = children_of(scan())
+    return {rank: _below_wrappers(proc, children) for rank, proc in ranks.items()}
 
 
 def _rank_pair(pid: int) -> tuple[int, int] | None:
@@ -201,8 +210,8 @@ def _rank_pair(pid: int) -> tuple[int, int] | None:
         return None
 
 
-def _below_shells(proc: Proc, children: Mapping[int, list[Proc]]) -> Proc:
-    while is_shell(proc.pid):
+def _below_wrappers(proc: Proc, children: Mapping[int, list[Proc]]) -> Proc:
+    while program(proc.pid) in WRAPPERS:
         alive = [child for child in children.get(proc.pid, ()) if not child.dead]
         if len(alive) != 1:
             break

@@ -105,4 +105,6 @@ async def _kill(tracked: Tracked, stuck_after_s: float) -> StopOutcome:
             return StopOutcome(gone=False, killed=len(killed), stuck=stuck)
         await _wait_gone(tracked, min(limit_s, boottime_s() + pause_s))
         pause_s = min(0.5, pause_s * 2)
+    # Without a supervisor our own look at /proc can be ahead of the loop's news of the same deaths.
+    await tracked.wait(lambda: not tracked.running(), boottime_s() + 1.0)
     return StopOutcome(gone=True, killed=len(killed))
