@@ -32,6 +32,8 @@ __all__ = ["AGREED", "FailureClass", "triage"]
 WINDOW_S = 900.0
 # Lines and exits this close belong to one event: a poll of the log, the teardown of a rank.
 MOMENT_S = 2.0
+# An exception this soon after a message that others are gone is about that.
+TEARDOWN_S = 60.0
 # An ambiguous fault is compared with those of the last day; an older one says nothing of this run.
 REPEAT_S = 86_400.0
 # A line's own time is believed when it is this close to when the line was read: not another time zone.
@@ -138,19 +140,19 @@ def triage(
 
 
 def _explain(case: _Case) -> _Why:
-    hardware = _hardware(case)
+    hardware = _hardware(case) if case.symptom is not Symptom.STARVED else None
     root = _earliest_root(case) if case.lost or case.symptom is Symptom.HANG else None
-    if hardware is not None and hardware.finding is not None:
-        certain_user_error = root is not None and root.cls.restart is Restartable.NO
-        if not certain_user_error or _overrides(hardware.finding, hardware.cls, case):
-            return hardware
+    if hardware is not None and (root is None or _overrides(hardware, root, case)):
+        return hardware
     if root is not None:
         return root
-    if case.lost and all(_terminated(e) for e in case.lost):
-        return _by_exit(case)
     if case.lost:
-        return _by_symptoms(case) or _by_exit(case)
+        if all(_terminated(e) for e in case.lost):
+            return _by_exit(case)
+        return _by_program_or_gpu(case) or _by_symptoms(case) or _by_exit(case)
     if case.signal is not None:
+        if case.symptom is Symptom.HANG and case.signal.rank is None and (why := _by_symptoms(case)):
+            return why
         return _by_signal(case, case.signal)
     return hardware or _by_finding(case)
 
@@ -177,9 +179,7 @@ def _hardware(case: _Case) -> _Why | None:
         if finding.component != "gpu" or not (claimed or finding.severity.order >= Severity.DEGRADED.order):
             continue
         rank = _rank_of(finding, case)
-        # A fatal event (off the bus, reset needed) lasts until the GPU or the node starts anew.
-        old = finding.event and finding.severity is not Severity.FATAL and not _recent(finding, case)
-        if rank is None or old:
+        if rank is None or not _bears(finding, rank, case):
             continue
         why = _Why(
             cls=cls,
@@ -202,10 +202,40 @@ def _recent(finding: Finding, case: _Case) -> bool:
     return case.now.wall_s - finding.first_seen_wall_s <= WINDOW_S
 
 
-def _overrides(finding: Finding, cls: FailureClass, case: _Case) -> bool:
-    """Fresh and hard evidence beats even a clear user error in the text; a standing sample does not."""
-    hard = finding.severity is Severity.FATAL or finding.event or finding.code in cls.codes
-    return hard and _recent(finding, case)
+def _bears(finding: Finding, rank: int, case: _Case) -> bool:
+    """Whether a finding can have to do with this incident at all.
+
+    A fatal fault (off the bus, reset needed) lasts until the GPU or the node starts anew. A lesser sample
+    with which the job has lived for long explains at most the end of the rank on that very GPU.
+    """
+    if finding.severity is Severity.FATAL or _recent(finding, case):
+        return True
+    return not finding.event and (not case.lost or case.exit_of(rank) is not None)
+
+
+def _overrides(hardware: _Why, root: _Why, case: _Case) -> bool:
+    """Fresh and hard evidence beats any text; a standing sample only an unclear end on the same GPU."""
+    finding = hardware.finding
+    assert finding is not None
+    hard = finding.severity is Severity.FATAL or finding.event or finding.code in hardware.cls.codes
+    if hard and _recent(finding, case):
+        return True
+    if root.cls.restart is Restartable.NO:
+        return False
+    return finding.severity is Severity.FATAL or hardware.rank == root.rank
+
+
+def _by_program_or_gpu(case: _Case) -> _Why | None:
+    """The driver stopped a rank's kernel, which may be the program's own fault, and its log is silent."""
+    for finding in case.findings:
+        cls, phrase = _class_of_finding(finding, case.failures)
+        rank = _rank_of(finding, case)
+        ambiguous = cls.role == "root" and cls.restart is Restartable.ONCE
+        if not ambiguous or rank is None or case.exit_of(rank) is None or not _recent(finding, case):
+            continue
+        clause = _finding_clause(finding, phrase)
+        return _Why(cls=cls, rank=rank, entity=finding.entity, finding=finding, clause=clause)
+    return None
 
 
 def _class_of_finding(finding: Finding, failures: Mapping[str, FailureClass]) -> tuple[FailureClass, str]:
@@ -273,14 +303,29 @@ def _roots(case: _Case) -> list[Row]:
         told.setdefault(row.match.rank, []).append(row)
     found = []
     for row in case.rows:
-        if row.cls.role == "root":
+        own = told[row.match.rank]
+        if row.cls.role == "root" or (row.cls.role == "generic" and not _better_said(row, own)):
             found.append(row)
-        elif row.cls.role == "generic":
-            end_s = row.match.at_s + MOMENT_S
-            better = (o for o in told[row.match.rank] if o.cls.role != "generic" and o.match.at_s <= end_s)
-            if not any(better):
-                found.append(row)
     return found
+
+
+def _better_said(generic: Row, own: Sequence[Row]) -> bool:
+    """Whether another line of the same rank says more than this exception does."""
+    header = generic.match.line.lstrip().startswith("Traceback")
+    place = own.index(generic)
+    for k, row in enumerate(own):
+        later_s = row.match.at_s - generic.match.at_s
+        if row.cls.role == "generic":
+            continue
+        if row.match.line == generic.match.line:
+            return True
+        if row.cls.role == "root" and abs(later_s) <= MOMENT_S:
+            return True
+        if k < place and -later_s <= TEARDOWN_S:  # it had a reason to raise
+            return True
+        if k > place and header and later_s <= MOMENT_S:  # the traceback ends in that line
+            return True
+    return False
 
 
 def _class_of_death(exit_: RankExit, failures: Mapping[str, FailureClass]) -> FailureClass | None:
@@ -300,7 +345,8 @@ def _class_of_death(exit_: RankExit, failures: Mapping[str, FailureClass]) -> Fa
 
 def _entity_if_unclear(cls: FailureClass, rank: int, case: _Case) -> str:
     """Where it happened: only a second time tells whether it stays with the GPU or goes with the job."""
-    return case.entities.get(rank, "") if cls.restart is Restartable.ONCE or cls.scope == "node" else ""
+    unclear = cls.restart is Restartable.ONCE and cls.cause is Cause.UNKNOWN
+    return case.entities.get(rank, "") if unclear or cls.cause is Cause.GPU else ""
 
 
 def _by_symptoms(case: _Case) -> _Why | None:
@@ -364,6 +410,7 @@ def _by_exit(case: _Case, exit_: RankExit | None = None) -> _Why:
 
 
 def _by_signal(case: _Case, signal: TimingSignal) -> _Why:
+    """Slow, starved, straggling or hung; what is known of the GPUs is told with it."""
     cls = case.failures[_OF_SYMPTOM.get(signal.symptom, "unknown")]
     entity = (
         case.entities.get(signal.rank, "")
@@ -371,13 +418,21 @@ def _by_signal(case: _Case, signal: TimingSignal) -> _Why:
         else ""
     )
     for finding in case.findings:
-        if finding.component != "gpu" or finding.severity.order < Severity.WARNING.order:
+        if (
+            finding.component != "gpu"
+            or finding.severity is Severity.INFO
+            or signal.symptom is Symptom.STARVED
+        ):
             continue
         rank = _rank_of(finding, case)
-        if rank is not None and signal.rank in (None, rank):
-            blamed = structs.replace(cls, cause=Cause.GPU, scope="node")
-            note = f"{_finding_clause(finding, '')}."
-            return _Why(cls=blamed, rank=rank, entity=finding.entity, finding=finding, note=note)
+        if rank is None or signal.rank not in (None, rank) or not _bears(finding, rank, case):
+            continue
+        note = f"{_finding_clause(finding, '')}."
+        its = _class_of_finding(finding, case.failures)[0]
+        if its.role != "root" or its.restart is Restartable.ONCE:  # worth telling, blames nobody
+            return _Why(cls=cls, rank=signal.rank, finding=finding, note=note)
+        blamed = structs.replace(cls, cause=Cause.GPU, scope="node")
+        return _Why(cls=blamed, rank=rank, entity=finding.entity, finding=finding, note=note)
     return _Why(cls=cls, rank=signal.rank, entity=entity)
 
 
@@ -411,6 +466,8 @@ def _weigh_history(case: _Case, why: _Why) -> _Why:
     step = max((s for s in case.last_steps.values() if s is not None), default=None)
     if elsewhere:
         note = f"The same happened on {elsewhere[-1].entity}: it follows the job."
+    elif (not why.entity or not past[-1].entity) and _came_further(step, past[-1].step):
+        return why
     elif not why.entity or not past[-1].entity:
         note = "The same happened before, and no hardware is known to be at fault."
     elif step is not None and past[-1].step == step:
@@ -421,9 +478,13 @@ def _weigh_history(case: _Case, why: _Why) -> _Why:
             why.cls, cause=Cause.GPU, scope="node", budget=Budget.INFRASTRUCTURE, restart=Restartable.YES
         )
         return structs.replace(why, cls=cls, note=f"It is the second time on {why.entity}: that is to blame.")
-    cause = why.cls.cause if why.cls.cause is Cause.DATA else Cause.USER_CODE
+    cause = Cause.USER_CODE if why.cls.cause is Cause.UNKNOWN else why.cls.cause
     cls = structs.replace(why.cls, cause=cause, scope="job", budget=Budget.JOB, restart=Restartable.NO)
     return structs.replace(why, cls=cls, note=note, entity="")
+
+
+def _came_further(step: int | None, before: int | None) -> bool:
+    return step is not None and before is not None and step > before
 
 
 # ---------------------------------------------------------------- in words
@@ -467,7 +528,7 @@ def _subject(case: _Case, rank: int | None) -> str:
         step = case.last_steps.get(0)
         return "The program was lost" + (f" after iteration {step}" if step is not None else "")
     if rank is None:
-        return f"{names([e.rank for e in case.lost]).capitalize()} were lost"
+        return f"{names([e.rank for e in case.lost]).capitalize()} {'was' if len(case.lost) == 1 else 'were'} lost"
     step = case.last_steps.get(rank)
     after = f" after iteration {step}" if step is not None else ""
     if case.exit_of(rank) is None:
