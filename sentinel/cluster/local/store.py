@@ -17,6 +17,8 @@ import msgspec
 import structlog
 
 from sentinel.cluster.local.store_file import (
+    LOG_PAGES,
+    LOG_PAGES_FULL,
     TABLES,
     VERSION,
     Ballast,
@@ -375,20 +377,35 @@ class LocalStore:
             return True
         full = code == sqlite3.SQLITE_FULL or getattr(error, "errno", 0) in _FULL
         if full or code == sqlite3.SQLITE_IOERR:  # sqlite reports a full quota as an I/O error
-            freed = self._ballast.free()
+            freed = self._ballast.free() or self._compact()
             if code == sqlite3.SQLITE_IOERR:
                 self._disconnect()
+            elif self._db is not None:  # the log must not eat the room that the file needs
+                self._db.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES_FULL}")
             if freed:
-                self._trouble(
-                    "full", f"The disk of {self.path} is full; its reserve was freed for the records."
-                )
-                return True
+                return self._trouble("full", self._reserve_freed)
             if full:
                 self._trouble("full", f"The disk of {self.path} is full; records are held in memory.")
                 return False
         self._disconnect()
         self._trouble("unusable", f"{self.path} cannot be used ({error}); records are held in memory.")
         return False
+
+    @property
+    def _reserve_freed(self) -> str:
+        return f"The disk of {self.path} is full; its reserve was freed for the records."
+
+    def _compact(self) -> bool:
+        """Move the log's pages to their places in the file and cut the log. True if that gave room."""
+        try:
+            log_file = Path(f"{self.path}-wal")
+            before = log_file.stat().st_size
+            if self._db is None or before == 0:
+                return False
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            return log_file.stat().st_size < before
+        except (sqlite3.Error, OSError):
+            return False
 
     def _replace(self, why: Exception) -> bool:
         self._disconnect()
@@ -404,13 +421,17 @@ class LocalStore:
         )
         return True
 
-    def _trouble(self, kind: str, sentence: str) -> None:
+    def _trouble(self, kind: str, sentence: str) -> bool:
+        """Name a degraded mode. Always True."""
         if self._troubles.get(kind) != sentence:
             self._troubles[kind] = sentence
             log.warning("state_degraded", kind=kind, sentence=sentence)
+        return True
 
     def _settle(self) -> None:
         """A write went through: what hindered it is over."""
+        if "full" in self._troubles:
+            self._troubles["full"] = self._reserve_freed
         for kind in ("locked", "unusable"):
             if self._troubles.pop(kind, None):
                 log.info("state_recovered", kind=kind)
@@ -421,6 +442,7 @@ class LocalStore:
         if "full" not in self._troubles and not now:
             return
         if self._ballast.ensure(now=now):
-            self._troubles.pop("full", None)
+            if self._troubles.pop("full", None) and self._db is not None:
+                self._db.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
         elif "full" not in self._troubles:
             self._trouble("full", f"The disk of {self.path} has no room for the records' reserve.")

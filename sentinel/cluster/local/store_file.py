@@ -13,6 +13,8 @@ from typing import NamedTuple
 from sentinel.errors import PermanentError
 
 VERSION = 1
+LOG_PAGES = 250  # 1 MiB of write-ahead log between checkpoints, which cost an fsync each
+LOG_PAGES_FULL = 16  # on a full disk
 
 Row = tuple[str, tuple[object, ...]]  # table, values of all its columns
 
@@ -199,8 +201,8 @@ def connect(path: Path, busy_ms: int) -> sqlite3.Connection:
         # all ranks too: the boot id tells the next start that everything must be looked at afresh. FULL would
         # cost one fsync, often tens of ms on a busy training disk, in the path of each recovery.
         db.execute("PRAGMA synchronous = NORMAL")
-        db.execute("PRAGMA wal_autocheckpoint = 250")  # pages: keeps the log near 1 MiB
-        db.execute("PRAGMA journal_size_limit = 1048576")
+        db.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
+        db.execute(f"PRAGMA journal_size_limit = {LOG_PAGES * 4096}")
         migrate(db)
     except BaseException:
         db.close()
@@ -265,6 +267,7 @@ def rescue(damaged: Path) -> list[Row]:
             query = f"SELECT rowid, {', '.join(table.columns)} FROM {name} NOT INDEXED ORDER BY rowid {order}"
             try:
                 with closing(sqlite3.connect(damaged, isolation_level=None)) as db:
+                    db.execute("PRAGMA writable_schema = ON")  # opens a file with fewer pages than it claims
                     for row in db.execute(query):
                         if isinstance(row[-1], bytes):
                             found.setdefault(row[0], tuple(row[1:]))
