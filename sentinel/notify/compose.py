@@ -304,7 +304,7 @@ def mail_request(
     headline = _headline(incident, job, stage)
     ending = stage == Stage.NOTICE and incident.phase == Phase.ENDED
     tone = _TONE.get(stage, "good" if ending and _ended_well(incident) else "info")
-    look = [("state and history", f"sentinel status {name}"), ("output", f"sentinel logs {name}")]
+    look = [("history", f"sentinel status {name}"), ("output", f"sentinel logs {name}")]
     look += [("log file", clean(path)) for path in log_paths[:8]]
     return MailRequest(
         message_id=message_id(incident, stage, host, settings.state_path),

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,9 +35,9 @@ from tests.notify.mail_world import (
 BOTH = (Stage.STARTED, Stage.RECOVERED)
 
 
-def settings_for(port, state="/state", **mail):
+def settings_for(port, state="/state", timeout_s=10.0, **mail):
     return Settings(
-        state_dir=str(state), mail=Mail(host="127.0.0.1", port=port, tls="none", timeout_s=10.0, **mail)
+        state_dir=str(state), mail=Mail(host="127.0.0.1", port=port, tls="none", timeout_s=timeout_s, **mail)
     )
 
 
@@ -59,9 +60,10 @@ async def running(notifier):
 def children():
     """Mail children of this process."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if b"sentinel.notify.sender" in path.read_bytes():
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"sentinel.notify.sender" in (path / "cmdline").read_bytes():
                 found.append(path)
     return found
 
@@ -146,6 +148,26 @@ def test_a_refused_address_does_not_make_a_mail_fail_that_others_got():
                 await until(lambda: book.mail().state == "sent")
         assert (book.mail().done, book.mail().refused) == (("a@example.com",), ("b@example.com",))
         assert "b@example.com: 550" in book.mail().error
+
+    asyncio.run(scenario())
+
+
+def test_an_address_that_is_refused_after_greylisting_does_not_undo_what_others_got():
+    async def scenario():
+        said = ["451 come back later", "550 no such user"]
+        clock = HandClock()
+        book = Book(an_incident(), job=a_job(emails=("a@example.com", "b@example.com")))
+        with MailServer(
+            on_rcpt=lambda address: said.pop(0) if address == "b@example.com" else None
+        ) as server:
+            notifier = notifier_for(book, server.port, clock)
+            async with running(notifier):
+                await until(lambda: book.mail().attempts == 1)
+                clock.advance(20)
+                notifier.wake()
+                await until(lambda: book.mail().state == "sent")
+        assert (book.mail().done, book.mail().refused) == (("a@example.com",), ("b@example.com",))
+        assert notifier.mails_failed == 0
 
     asyncio.run(scenario())
 
@@ -330,7 +352,7 @@ def test_cancelling_ends_the_child():
     async def scenario():
         book = Book(an_incident())
         with ScriptedServer(but("CONNECT", b"")) as server:
-            async with running(notifier_for(book, server.port)):
+            async with running(notifier_for(book, server.port, timeout_s=300.0)):
                 await until(lambda: "CONNECT" in server.seen)
             await until(lambda: not children())
         assert book.mail() == StageMail(stage=Stage.STARTED)
@@ -357,11 +379,11 @@ def test_flush_is_bounded_and_leaves_the_rest_waiting():
     async def scenario():
         book = Book(an_incident())
         with ScriptedServer(but("RCPT", b"")) as server:
-            notifier = notifier_for(book, server.port)
+            notifier = notifier_for(book, server.port, timeout_s=300.0)
             async with running(notifier):
                 await until(lambda: "RCPT" in server.seen)
                 assert await asyncio.wait_for(notifier.flush(0.3), 15) == 1
-            await until(lambda: not children())
+                await until(lambda: not children())
         assert book.mail().state == "waiting"
 
     asyncio.run(scenario())

@@ -334,7 +334,9 @@ def test_the_child_ends_with_its_parent():
     """Nobody could record what it sends, so it must not send."""
     script = but("CONNECT", b"")
     with ScriptedServer(script) as server:
-        order = msgspec.json.encode(Order(settings=plain(server.port), requests=[a_request()]))
+        # It has far more time than the test waits.
+        mail = msgspec.structs.replace(plain(server.port), timeout_s=300.0)
+        order = msgspec.json.encode(Order(settings=mail, requests=[a_request()], deadline_s=300.0))
         program = (
             "import subprocess, sys\n"
             "child = subprocess.Popen([sys.executable, '-m', 'sentinel.notify.sender'], stdin=subprocess.PIPE)\n"
