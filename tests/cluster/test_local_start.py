@@ -160,7 +160,7 @@ def test_a_command_that_cannot_run_is_refused_with_the_reason(
 @with_site
 async def test_a_working_directory_that_vanished_is_named(site: Site) -> None:
     launch = Launch(command=SLEEP, cwd=str(site.root / "gone"), env=dict(os.environ))
-    with pytest.raises(PermanentError, match="cannot enter the working directory '.*gone'") as caught:
+    with pytest.raises(PermanentError, match=r"cannot enter the working directory '.*gone'") as caught:
         await site.cluster.start("job", launch, 1, 1, {})
     assert caught.value.reason == "WorkingDirectoryGone"
 

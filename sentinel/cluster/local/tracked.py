@@ -190,7 +190,8 @@ class Tracked:
             slot = self.status.slots.get(rank)
             if rank in self._told:
                 continue
-            fd = open_pidfd(slot.pid, slot.start_ticks) if slot and same_boot else None
+            there = slot is not None and same_boot and is_same(slot.pid, slot.start_ticks)
+            fd = open_pidfd(slot.pid, slot.start_ticks) if slot and there else None
             if fd is None:
                 self._end_unknown(rank, told=False)
                 continue

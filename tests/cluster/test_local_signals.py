@@ -1,0 +1,163 @@
+"""Save signals reach the ranks that catch them and nobody else; stacks and usage of ranks."""
+
+import os
+import signal
+import sys
+import textwrap
+
+from tests.cluster.local_jobs import Site, alive, python, until, with_site
+
+CATCHES = """
+    import os, signal, sys, time
+    signal.signal(signal.SIGUSR1, lambda *_: print('saved by', os.getpid()))
+    print('ready')
+    while True:
+        time.sleep(0.05)
+"""
+WITH_FORKED_LOADERS = """
+import multiprocessing, os, signal, time
+
+def load(queue):
+    while True:
+        queue.put(os.getpid())
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGUSR1, lambda *_: print("saved by", os.getpid(), flush=True))
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue(maxsize=4)
+    for _ in range(3):
+        context.Process(target=load, args=(queue,), daemon=True).start()
+    pids = set()
+    while len(pids) < 3:
+        pids.add(queue.get())
+    print("ready", flush=True)
+    while True:
+        queue.get()
+        time.sleep(0.02)
+"""
+# Stands for torchrun: RANK and LOCAL_RANK reach only what it starts.
+LAUNCHER = f"""
+    import os, subprocess, sys, time
+    worker = {textwrap.dedent(CATCHES)!r}
+    for rank in range(2):
+        env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank))
+        subprocess.Popen([sys.executable, '-I', '-S', '-u', '-c', worker], env=env)
+    time.sleep(600)
+"""
+
+
+@with_site
+async def test_forked_data_loaders_inherit_the_handler_and_are_not_signalled(site: Site) -> None:
+    program = site.root / "train.py"
+    program.write_text(WITH_FORKED_LOADERS)
+    ranks = await site.start((sys.executable, str(program)), nproc=2)
+    for rank in (0, 1):
+        await site.logged("ready", rank=rank)
+    helpers = [pid for pid in site.cluster.processes("job", 1) if pid not in {rank.pid for rank in ranks}]
+    assert len(helpers) == 6
+    assert site.cluster.save_capable("job", 1, "SIGUSR1") == {0: True, 1: True}
+    outcome = site.cluster.signal_ranks("job", 1, [0, 1], "SIGUSR1")
+    assert (outcome.sent, outcome.refused) == ((0, 1), {})
+    for rank in ranks:
+        assert f"saved by {rank.pid}" in await site.logged("saved by", rank=rank.rank)
+    outcome = await site.cluster.stop("job", 1, 10.0)
+    assert outcome.gone
+    assert [site.log(rank=rank).count("saved by") for rank in (0, 1)] == [1, 1]
+    assert not any(alive(pid) for pid in helpers)
+
+
+@with_site
+async def test_a_rank_that_does_not_catch_the_signal_is_spared(site: Site) -> None:
+    (rank,) = await site.start(("sleep", "600"))
+    outcome = site.cluster.signal_ranks("job", 1, [0, 5], "SIGUSR1")
+    assert (outcome.sent, outcome.refused) == ((), {0: "does not catch SIGUSR1", 5: "gone"})
+    assert site.cluster.save_capable("job", 1, "SIGUSR1") == {0: False}
+    assert alive(rank.pid)
+
+
+@with_site
+async def test_a_rank_that_is_gone_is_said_to_be(site: Site) -> None:
+    (rank,) = await site.start(("sleep", "600"))
+    os.kill(rank.pid, signal.SIGKILL)
+    await site.ended()
+    assert site.cluster.signal_ranks("job", 1, [0], "SIGUSR1").refused == {0: "gone"}
+    assert site.cluster.signal_ranks("job", 9, [0], "SIGUSR1").refused == {0: "gone"}
+
+
+@with_site
+async def test_under_a_launcher_its_workers_are_the_ranks(site: Site) -> None:
+    (launcher,) = await site.start(python(LAUNCHER), nproc=None)
+    await until(lambda: site.log().count("ready") == 2)
+    found = site.cluster.find_ranks("job", 1)
+    assert sorted(found) == [0, 1]
+    assert launcher.pid not in {proc.pid for proc in found.values()}
+    assert site.cluster.signal_ranks("job", 1, [0, 1], "SIGUSR1").sent == (0, 1)
+    await until(lambda: site.log().count("saved by") == 2)
+
+
+@with_site
+async def test_a_launcher_that_inherited_rank_variables_is_no_rank(site: Site) -> None:
+    (launcher,) = await site.start(python(LAUNCHER), nproc=None, RANK="7", LOCAL_RANK="7")
+    await until(lambda: site.log().count("ready") == 2)
+    found = site.cluster.find_ranks("job", 1)
+    assert sorted(found) == [0, 1]
+    assert launcher.pid not in {proc.pid for proc in found.values()}
+
+
+@with_site
+async def test_the_program_under_a_shell_is_the_rank(site: Site) -> None:
+    program = site.root / "train.py"
+    program.write_text(textwrap.dedent(CATCHES))
+    (shell,) = await site.start(("sh", "-c", f"{sys.executable} -u {program}; echo after"))
+    await site.logged("ready")
+    assert site.cluster.signal_ranks("job", 1, [0], "SIGUSR1").sent == (0,)
+    assert f"saved by {shell.pid}" not in await site.logged("saved by")
+
+
+@with_site
+async def test_io_and_cpu_of_helpers_count_for_their_rank(site: Site) -> None:
+    code = """
+        import os, time
+        if os.fork() == 0:
+            with open('/dev/zero', 'rb') as zeros:
+                for _ in range(64):
+                    zeros.read(1 << 20)
+            print('read')
+            time.sleep(600)
+        time.sleep(600)
+    """
+    await site.start(python(code), nproc=2)
+    for rank in (0, 1):
+        await site.logged("read", rank=rank)
+    for use in site.cluster.use("job", 1).values():
+        assert use.processes == 2
+        assert use.io_bytes >= 64 << 20
+
+
+@with_site
+async def test_stacks_name_the_function_also_of_a_stopped_rank(site: Site) -> None:
+    code = """
+        import time
+        def waits_for_the_moon():
+            print('ready')
+            time.sleep(600)
+        waits_for_the_moon()
+    """
+    ranks = await site.start(python(code), nproc=2)
+    for rank in (0, 1):
+        await site.logged("ready", rank=rank)
+    os.kill(ranks[1].pid, signal.SIGSTOP)
+    running, stopped, absent = await site.cluster.stacks("job", 1, [0, 1, 2])
+    assert running.startswith("rank 0: ")
+    assert "waits_for_the_moon" in running
+    assert "waits_for_the_moon" in stopped
+    assert f"pid {ranks[1].pid} (T" in stopped
+    assert absent == "rank 2: gone"
+
+
+@with_site
+async def test_where_there_is_no_python_stack_the_reason_is_given(site: Site) -> None:
+    (rank,) = await site.start(("sleep", "600"))
+    (text,) = await site.cluster.stacks("job", 1, [0])
+    assert text.startswith(f"rank 0: pid {rank.pid} (S")
+    assert "no Python stack: " in text

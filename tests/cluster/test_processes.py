@@ -1,0 +1,87 @@
+"""Reading /proc: what names may hold, what masks mean, and that a pid alone names nothing."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from sentinel.cluster.local.processes import (
+    Proc,
+    catches,
+    catches_signal,
+    descendants,
+    environ,
+    has_entry,
+    is_same,
+    open_pidfd,
+    parse_stat,
+    read_proc,
+    scan,
+    send_signal,
+)
+
+# proc(5): fields of /proc/PID/stat; the name may hold anything, here what would end it too early.
+STAT = (
+    "4242 (a) b (c) S 17 4242 4240 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 1 0 987654 8192000 200 "
+    "18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0 0 0 0 0\n"
+)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "600"], env={"MARK": "here"})
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_name_with_brackets_and_spaces_does_not_shift_the_fields() -> None:
+    proc = parse_stat(STAT)
+    assert (proc.pid, proc.ppid, proc.sid, proc.state, proc.start_ticks) == (4242, 17, 4240, "S", 987654)
+    assert proc.cpu_s == 300 / os.sysconf("SC_CLK_TCK")
+
+
+def test_the_mask_of_caught_signals_is_read_bit_by_bit() -> None:
+    status = "Name:\tx\nSigBlk:\tffffffffffffffff\nSigCgt:\t0000000180004a02\n"
+    assert [n for n in range(1, 65) if catches(status, n)] == [2, 10, 12, 15, 32, 33]
+    assert not catches("Name:\tx\n", signal.SIGUSR1)
+
+
+def test_our_own_handlers_show() -> None:
+    before = signal.signal(signal.SIGUSR2, lambda *_: None)
+    try:
+        assert catches_signal(os.getpid(), signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert not catches_signal(os.getpid(), signal.SIGUSR2)
+
+
+def test_a_signal_goes_only_to_the_process_that_is_meant(sleeper: subprocess.Popen[bytes]) -> None:
+    proc = read_proc(sleeper.pid)
+    assert proc
+    assert not send_signal(sleeper.pid, proc.start_ticks + 1, signal.SIGKILL)
+    assert open_pidfd(sleeper.pid, proc.start_ticks + 1) is None
+    assert is_same(sleeper.pid, proc.start_ticks)
+    assert send_signal(sleeper.pid, proc.start_ticks, signal.SIGKILL)
+    sleeper.wait()
+    assert not is_same(sleeper.pid, proc.start_ticks)
+    assert not send_signal(sleeper.pid, proc.start_ticks, signal.SIGKILL)
+
+
+def test_the_environment_of_the_exec_is_matched_whole(sleeper: subprocess.Popen[bytes]) -> None:
+    assert environ(sleeper.pid) == {"MARK": "here"}
+    assert has_entry(sleeper.pid, b"MARK=here")
+    assert not has_entry(sleeper.pid, b"MARK=her")
+    assert environ(2**22 + 1) == {}
+
+
+def test_descendants_are_found_at_any_depth_without_their_root() -> None:
+    table = {pid: Proc(pid, ppid, 1, "S", 0, 0.0) for pid, ppid in ((1, 0), (2, 1), (3, 2), (4, 3), (9, 1))}
+    assert [proc.pid for proc in descendants(table, [2])] == [3, 4]
+
+
+def test_a_scan_finds_us(sleeper: subprocess.Popen[bytes]) -> None:
+    table = scan()
+    assert table[sleeper.pid].ppid == os.getpid()
