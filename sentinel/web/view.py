@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from sentinel import __version__
+from sentinel.core.budget import restarts_left
 from sentinel.core.model import (
     Finding,
     Incident,
@@ -147,7 +148,7 @@ def build_view(
         rate=slowest.rate if slowest else None,
         restarts=Restarts(
             used=job.used,
-            left=job.left,
+            left=restarts_left(job, now),
             allowed=job.policy.max_starts,
             used_infrastructure=job.used_infrastructure,
             used_job=job.used_job,

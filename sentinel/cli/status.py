@@ -1,0 +1,263 @@
+"""`sentinel status [NAME]`: all jobs of this machine in a table, or one of them with its whole story.
+
+What stands in the records is joined with live numbers from the page of the Sentinel that protects the
+job, if one does. Nothing is changed: the state file is opened read-only.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from sentinel.cli import presence
+from sentinel.cli.tables import complain, pairs, put, silence_stdout, table, unknown_job
+from sentinel.clock import boot_id, system_now
+from sentinel.cluster.local.store import LocalStore
+from sentinel.core.model import Incident, ProtectedJob
+from sentinel.errors import PermanentError
+from sentinel.settings import Settings
+from sentinel.web.view import Protector, View, build_view
+from sentinel.web.words import NONE, duration, milliseconds, number, printable, ratio, when
+
+WATCH_S = 2.0
+EVENTS_SHOWN = 20
+EVIDENCE_SHOWN = 6
+
+
+class _UnknownJob(Exception):
+    """The message lists the jobs that are known."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help="one job, with its incidents and events")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--watch", action="store_true", help=f"show it again every {WATCH_S:.0f} s until Ctrl-C"
+    )
+    parser.add_argument("--state-dir", metavar="DIR", default="", help="where Sentinel keeps its state")
+
+
+def main(args: argparse.Namespace) -> int:
+    """0: shown; 1: there is no such job, or the state cannot be read."""
+    state_dir = Settings(state_dir=args.state_dir).state_path
+    try:
+        while True:
+            views, troubles = collect(state_dir, args.name)
+            if args.output == "json":
+                put(_json(views, one=args.name is not None))
+            else:
+                put(_clear(args.watch) + "\n".join(_text(views, state_dir, one=args.name is not None)) + "\n")
+            for trouble in troubles:
+                complain(trouble)
+            if not args.watch:
+                return 0
+            time.sleep(WATCH_S)
+    except (_UnknownJob, PermanentError) as error:
+        complain(str(error))
+        return 1
+    except BrokenPipeError:
+        silence_stdout()
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def collect(state_dir: Path, name: str | None = None) -> tuple[list[View], tuple[str, ...]]:
+    """Views of all jobs (unfinished first, then the newest), or of one; and what is wrong with the store.
+
+    Raises PermanentError for the state file of a newer Sentinel.
+    """
+    store = LocalStore(state_dir / "state.db", read_only=True)
+    try:
+        jobs = store.jobs()
+        if name is not None and name not in {job.name for job in jobs}:
+            raise _UnknownJob(unknown_job(name, (job.name for job in jobs), str(state_dir)))
+        wanted = [job for job in jobs if name in (None, job.name)]
+        wanted.sort(key=lambda job: (job.state.final, -job.created_wall_s, job.name))
+        return [_view(job, store, state_dir) for job in wanted], store.degraded
+    finally:
+        store.close()
+
+
+def _view(job: ProtectedJob, store: LocalStore, state_dir: Path) -> View:
+    found = presence.read(state_dir / "jobs" / job.name)
+    if found is not None and found.url:
+        answer = presence.fetch(found.url, "/api/v1/status")
+        try:
+            live = msgspec.json.decode(answer, type=View) if answer else None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            live = None  # a Sentinel of another version: the records have to do
+        if live is not None and live.name == job.name:
+            return live
+    return build_view(
+        job,
+        now=system_now(),
+        boot_id=boot_id(),
+        incidents=store.incidents(job.name),
+        events=store.events(job.name),
+        findings=store.findings(),
+        protector=Protector(pid=found.pid, url=found.url) if found else None,
+    )
+
+
+def _json(views: list[View], *, one: bool) -> str:
+    return msgspec.json.encode(views[0] if one else views).decode() + "\n"
+
+
+def _clear(watch: bool) -> str:
+    """To the top of a terminal's emptied screen; in a pipe one picture follows the other."""
+    return "\x1b[H\x1b[2J" if watch and sys.stdout.isatty() else ""
+
+
+def _text(views: list[View], state_dir: Path, *, one: bool) -> list[str]:
+    if one:
+        return _details(views[0])
+    return _overview(views) if views else [f"No jobs in {printable(str(state_dir))}."]
+
+
+def _protected_by(view: View) -> str:
+    if view.protector is None:
+        return NONE if view.state.final else f"nobody: run `sentinel attach {view.name}`"
+    told = f"pid {view.protector.pid}"
+    if view.protector.healthy or not view.protector.url:
+        return told
+    age_s = view.protector.loop_age_s
+    return f"{told} (does not answer)" if age_s is None else f"{told} (stands still for {duration(age_s)})"
+
+
+def _restarts(view: View) -> str:
+    return f"{view.restarts.used} used, {view.restarts.left} left"
+
+
+def _overview(views: Iterable[View]) -> list[str]:
+    heads = (
+        "NAME",
+        "STATE",
+        "RUN",
+        "STEP",
+        "STEP TIME",
+        "RATIO",
+        "RESTARTS",
+        "TIME LEFT",
+        "PROTECTED BY",
+        "DEGRADED",
+    )
+    rows = [
+        (
+            view.name,
+            view.state.value,
+            str(view.incarnation),
+            number(view.step),
+            milliseconds(view.step_ms),
+            ratio(view.ratio),
+            _restarts(view),
+            duration(view.time_left_s),
+            _protected_by(view),
+            str(len(view.degraded)) if view.degraded else "",
+        )
+        for view in views
+    ]
+    lines = table(heads, rows, right=("RUN", "STEP", "STEP TIME", "RATIO", "TIME LEFT"))
+    told = [f"{view.name}: {mode}" for view in views for mode in view.degraded]
+    return [*lines, "", "Degraded:", *(f"  {printable(line)}" for line in told)] if told else lines
+
+
+def _details(view: View) -> list[str]:
+    why = ": ".join(part for part in (view.reason, view.sentence) if part)
+    saved = view.checkpoint
+    size = str(view.size) if view.size == view.original_size else f"{view.size} of {view.original_size}"
+    lines = pairs(
+        (
+            ("Job", view.name),
+            ("State", f"{view.state.value}{' (' + why + ')' if why else ''}"),
+            ("Exit code", "" if view.exit_code is None else str(view.exit_code)),
+            ("Command", " ".join(view.command)),
+            ("Mode", "" if view.mode == "enforce" else view.mode),
+            ("Protected by", _protected_by(view)),
+            ("Page", view.protector.url if view.protector else ""),
+            ("Run", f"{view.incarnation}, ranks: {size}"),
+            ("Iteration", number(view.step)),
+            ("Step time", milliseconds(view.step_ms)),
+            ("Hardware ratio", ratio(view.ratio)),
+            ("Restarts", f"{_restarts(view)} of {view.restarts.allowed}"),
+            ("Time", f"ran {duration(view.run_s)}, left {duration(view.time_left_s)}"),
+            ("Checkpoint", f"iteration {number(saved.step)}, proved by {saved.proof}" if saved else ""),
+            ("Not save-capable", view.save_note),
+            ("Not used", ", ".join(view.excluded)),
+        )
+    )
+    for title, told in (("Notes", view.notes), ("Degraded", view.degraded)):
+        if told:
+            lines += ["", f"{title}:", *(f"  {printable(line)}" for line in told)]
+    return lines + _ranks(view) + _findings(view) + _incidents(view) + _events(view)
+
+
+def _ranks(view: View) -> list[str]:
+    if not view.ranks:
+        return []
+    heads = ("RANK", "STATE", "PID", "STEP", "STEP TIME", "HARDWARE", "RATIO", "LAST")
+    rows = [
+        (
+            str(row.rank),
+            row.state,
+            number(row.pid),
+            number(row.step),
+            milliseconds(row.e2e_ms if row.e2e_ms is not None else row.step_ms),
+            milliseconds(row.hardware_ms),
+            ratio(row.ratio),
+            NONE if row.last_age_s is None else f"{duration(row.last_age_s)} ago",
+        )
+        for row in view.ranks
+    ]
+    return ["", *table(heads, rows, right=("RANK", "PID", "STEP", "STEP TIME", "HARDWARE", "RATIO", "LAST"))]
+
+
+def _findings(view: View) -> list[str]:
+    if not view.findings:
+        return []
+    rows = [(item.severity.value, item.entity, item.code, item.summary) for item in view.findings]
+    return ["", *table(("SEVERITY", "WHERE", "CODE", "WHAT"), rows)]
+
+
+def _incidents(view: View) -> list[str]:
+    lines: list[str] = []
+    for item in view.incidents:
+        lines += ["", f"Incident {printable(item.id)} · {item.phase.value}", *_incident(item, view.at_wall_s)]
+    return lines
+
+
+def _incident(item: Incident, now_wall_s: float) -> list[str]:
+    verdict = item.verdict
+    lines = pairs(
+        (
+            ("  Verdict", verdict.sentence),
+            ("  Cause", f"{verdict.cause.value} ({verdict.failure}), seen as: {verdict.symptom.value}"),
+            ("  Rank", number(verdict.rank) if verdict.rank is not None else ""),
+            ("  To do", verdict.advice),
+            ("  Outcome", item.sentence),
+            ("  Lost", _lost(item)),
+        )
+    )
+    lines += [f"    {printable(line)}" for line in verdict.evidence[:EVIDENCE_SHOWN]]
+    rows = [
+        (when(step.wall_s, now_wall_s), step.phase.value, step.sentence or step.reason) for step in item.steps
+    ]
+    return lines + [f"  {line}" for line in table(("TIME", "PHASE", "WHAT"), rows)] if rows else lines
+
+
+def _lost(item: Incident) -> str:
+    if item.lost is None:
+        return ""
+    steps = "" if item.lost.steps is None else f"{item.lost.steps} iterations, "
+    return f"{steps}{duration(item.lost.seconds)}, {item.lost.gpu_seconds:.0f} GPU-seconds"
+
+
+def _events(view: View) -> list[str]:
+    if not view.events:
+        return []
+    newest = view.events[:EVENTS_SHOWN]
+    rows = [(when(event.wall_s, view.at_wall_s), event.reason, event.sentence) for event in reversed(newest)]
+    return ["", *table(("TIME", "EVENT", "WHAT"), rows)]
