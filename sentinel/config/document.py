@@ -155,6 +155,8 @@ class _Builder:
                 self._refuse(mark, path, "aliases that expand to more", f"at most {MAX_VALUES} values")
             self._values = MAX_VALUES + 2
             return None
+        if not isinstance(node, yaml.ScalarNode) and node.tag not in (_TAG + "map", _TAG + "seq"):
+            self._refuse(mark, path, f"the tag {show(node.tag)}", "a plain value")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path, depth)
         if isinstance(node, yaml.SequenceNode):

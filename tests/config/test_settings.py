@@ -1,0 +1,305 @@
+"""Administrators' settings, units, and the way of both kinds of file into resident processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sentinel.config.client import ConfigProblem, load_in_child
+from sentinel.config.load import load_settings
+from sentinel.config.problems import ConfigErrors, Problem
+from sentinel.config.reference import reference
+from sentinel.config.units import duration_text, parse_duration, parse_size, size_text
+from sentinel.core.model import Policy, Restart
+from sentinel.settings import Caps, DiskThresholds, Mail, Settings
+from tests.config.test_policy import FULL, HEAD, only
+
+SETTINGS_HEAD = "apiVersion: sentinel.dev/v1alpha1\nkind: Settings\n"
+
+FULL_SETTINGS = (
+    SETTINGS_HEAD
+    + """\
+stateDir: /var/lib/sentinel
+listen: "[::1]:9000"
+mail:
+  host: smtp.example.com
+  port: 2525
+  tls: tls
+  caFile: /etc/ca.pem
+  username: sentinel
+  passwordFile: ~/secret
+  sender: sentinel@example.com
+  timeout: 5s
+  perHour: 3
+  outbox: /var/mail/outbox
+  admins: [admin@example.com]
+caps: {maxResumes: 9, maxRestarts: 8, gracefulStop: 30m, resetAfterMin: 2h}
+disk: {warnFreeShare: 0.2, minFreeShare: 0.05, minFreeBytes: 2Gi}
+rulesDir: /etc/sentinel/rules
+kernelLog: /tmp/kmsg
+sysfs: /host/sys
+procfs: /host/proc
+pageUrl: https://sentinel.example.com/page
+"""
+)
+
+
+def problems(text: str) -> list[Problem]:
+    with pytest.raises(ConfigErrors) as caught:
+        load_settings(text)
+    return caught.value.problems
+
+
+def test_every_setting_arrives_in_base_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/admin")
+    assert load_settings(FULL_SETTINGS) == Settings(
+        state_dir="/var/lib/sentinel",
+        listen="[::1]:9000",
+        mail=Mail(
+            host="smtp.example.com",
+            port=2525,
+            tls="tls",
+            ca_file="/etc/ca.pem",
+            username="sentinel",
+            password_file="/home/admin/secret",
+            sender="sentinel@example.com",
+            timeout_s=5.0,
+            per_hour=3,
+            outbox="/var/mail/outbox",
+            admins=("admin@example.com",),
+        ),
+        caps=Caps(max_resumes=9, max_restarts=8, graceful_stop_s=1800.0, reset_after_min_s=7200.0),
+        disk=DiskThresholds(warn_free_share=0.2, min_free_share=0.05, min_free_bytes=2 << 30),
+        rules_dir="/etc/sentinel/rules",
+        kernel_log="/tmp/kmsg",
+        sysfs="/host/sys",
+        procfs="/host/proc",
+        page_url="https://sentinel.example.com/page",
+    )
+
+
+def test_what_is_not_set_has_its_default() -> None:
+    assert load_settings(SETTINGS_HEAD) == Settings()
+    assert load_settings(SETTINGS_HEAD + 'listen: ""').listen == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "expected"),
+    [
+        ("stateDir: relative/dir", "stateDir", "begins with / or ~"),
+        ("stateDir: ~nobody-of-that-name/x", "stateDir", "no such user"),
+        ("listen: '9810'", "listen", "HOST:PORT"),
+        ("listen: 9810", "listen", "HOST:PORT"),
+        ("listen: 'localhost:99999'", "listen", "HOST:PORT"),
+        ("mail: {port: 70000}", "mail.port", "from 0 to 65535"),
+        ("mail: {tls: ssl}", "mail.tls", "one of starttls, tls, none"),
+        ("mail: {username: me}", "mail.username", "passwordFile beside it"),
+        ("mail: {passwordFile: /x}", "mail.passwordFile", "username beside it"),
+        ("mail: {perHour: 0}", "mail.perHour", "from 1"),
+        ("mail: {timeout: 1h}", "mail.timeout", "between 1s and 600s"),
+        ("mail: {password: x}", "mail.password", "did you mean passwordFile?"),
+        ("disk: {minFreeShare: 0.5}", "disk.minFreeShare", "at most warnFreeShare (0.1)"),
+        ("disk: {warnFreeShare: 0.01}", "disk.warnFreeShare", "minFreeShare (0.02) at most"),
+        ("disk: {minFreeBytes: 500}", "disk.minFreeBytes", "has no unit"),
+        ("pageUrl: javascript:alert(1)", "pageUrl", "http:// or https://"),
+        ("caps: {maxResume: 5}", "caps.maxResume", "did you mean maxResumes?"),
+        ("spec: {}", "spec", "one of apiVersion, kind, stateDir"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_where_they_stand(text: str, path: str, expected: str) -> None:
+    (one,) = problems(SETTINGS_HEAD + text)
+    assert (one.path, one.line) == (path, 3)
+    assert expected in one.expected
+
+
+def test_a_policy_or_two_documents_are_no_settings() -> None:
+    assert "found 'JobPolicy', expected Settings" in str(problems(HEAD)[0])
+    assert "2 documents" in problems(SETTINGS_HEAD + "---\n" + SETTINGS_HEAD)[0].found
+
+
+# ------------------------------------------------------------ units
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [
+        ("90s", 90),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("2d", 172800),
+        ("500ms", 0.5),
+        ("1.5h", 5400),
+        ("1m500ms", 60.5),
+        ("0s", 0),
+    ],
+)
+def test_durations(written: str, seconds: float) -> None:
+    assert parse_duration(written) == seconds
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        "5",
+        5,
+        5.0,
+        True,
+        None,
+        "5 m",
+        "5min",
+        "m",
+        "-5m",
+        "1m1h",
+        "1m1m",
+        "1e3s",
+        "٣s",
+        "5M",
+        "1h 30m",
+        [],
+        "9" * 99 + "s",
+    ],
+)
+def test_what_is_no_duration(written: object) -> None:
+    with pytest.raises(ValueError, match="a duration like 90s, 5m, 1h30m or 2d"):
+        parse_duration(written)
+
+
+def test_a_bare_number_is_answered_with_its_unit() -> None:
+    for written in (300, "300"):
+        with pytest.raises(ValueError, match="no unit: write 300s for seconds"):
+            parse_duration(written)
+
+
+@given(st.integers(0, 10**9))
+def test_a_duration_in_words_reads_back(seconds: int) -> None:
+    assert parse_duration(duration_text(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("written", "count"),
+    [("4Mi", 4 << 20), ("1G", 10**9), ("1.5k", 1500), ("2TiB", 2 << 40), ("500M", 500_000_000)],
+)
+def test_sizes(written: str, count: int) -> None:
+    assert parse_size(written) == count
+
+
+@pytest.mark.parametrize("written", ["", "4", 4, 4.0, True, None, "4 Mi", "4mi", "-4Mi", "Mi", "4Pi"])
+def test_what_is_no_size(written: object) -> None:
+    with pytest.raises(ValueError, match="a size like 500M, 4Mi or 1G"):
+        parse_size(written)
+
+
+@given(st.integers(1, 999), st.sampled_from(["k", "Ki", "M", "Mi", "G", "Gi", "T", "Ti"]))
+def test_a_size_in_words_reads_back(count: int, unit: str) -> None:
+    count_bytes = parse_size(f"{count}{unit}")
+    assert parse_size(size_text(count_bytes)) == count_bytes
+
+
+# ------------------------------------------------------------ the child
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+def test_the_child_brings_policy_and_settings(tmp_path: Path) -> None:
+    policy, settings = (
+        write(tmp_path, "p.yaml", FULL),
+        write(tmp_path, "s.yaml", SETTINGS_HEAD + "listen: ''"),
+    )
+    assert load_in_child(policy, settings) == (only(FULL), Settings(listen=""))
+    assert load_in_child(policy, None) == (only(FULL), Settings())
+    assert load_in_child(None, None) == (Policy(), Settings())
+
+
+def test_caps_hold_for_the_policy_that_stands_in_no_file(tmp_path: Path) -> None:
+    settings = write(tmp_path, "s.yaml", SETTINGS_HEAD + "caps: {maxRestarts: 1}")
+    policy, _ = load_in_child(None, settings)
+    assert policy.restart == Restart(max_restarts=1)
+
+
+def test_the_problems_of_both_files_come_together(tmp_path: Path) -> None:
+    policy = write(tmp_path, "p.yaml", HEAD + "  mode: x\n  hang: {after: 5}\n")
+    settings = write(tmp_path, "s.yaml", SETTINGS_HEAD + "listen: 3\n")
+    with pytest.raises(ConfigProblem) as caught:
+        load_in_child(policy, settings)
+    places = [line.split(": ")[0] for line in caught.value.text.splitlines()]
+    assert places == [f"{policy}:5:9", f"{policy}:6:17", f"{settings}:3:9"]
+
+
+def test_a_run_takes_one_policy(tmp_path: Path) -> None:
+    text = HEAD + "  mode: observe\n---\n" + HEAD.replace("llama", "b") + "  mode: observe\n"
+    with pytest.raises(ConfigProblem, match="found 2 policies, expected one policy for one job"):
+        load_in_child(write(tmp_path, "p.yaml", text), None)
+
+
+def test_the_module_answers_in_json_or_with_exit_code_78(tmp_path: Path, repo: Path) -> None:
+    command = [sys.executable, "-m", "sentinel.config", "--policy"]
+    good = subprocess.run(
+        [*command, write(tmp_path, "p.yaml", FULL)], capture_output=True, cwd=repo, check=True
+    )
+    assert msgspec.json.decode(good.stdout)["policy"]["name"] == "llama"
+    bad = subprocess.run([*command, tmp_path / "none"], capture_output=True, cwd=repo, text=True, check=False)
+    assert (bad.returncode, bad.stdout) == (os.EX_CONFIG, "")
+    assert bad.stderr == f"{tmp_path}/none: found no such file, expected a YAML file\n"
+
+
+def test_modules_in_the_jobs_folder_are_not_taken_for_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("yaml.py", "pydantic.py", "signal.py", "re2.py"):
+        write(tmp_path, name, "raise SystemExit('imported from the job')")
+    monkeypatch.chdir(tmp_path)
+    assert load_in_child(write(tmp_path, "p.yaml", FULL), None)[0] == only(FULL)
+
+
+def test_a_path_that_looks_like_an_option_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "--help", FULL)
+    assert load_in_child("--help", None)[0].name == "llama"
+
+
+def test_the_client_imports_no_schema_library(repo: Path) -> None:
+    script = (
+        "import sys, sentinel.config.client\n"
+        "print({'pydantic', 'yaml', 're2', 'hyperscan', 'argparse'} & sys.modules.keys())"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=repo, check=True
+    )
+    assert told.stdout == "set()\n"
+
+
+# ------------------------------------------------------------ the reference
+
+
+def test_the_reference_in_the_docs_is_that_of_the_code(repo: Path) -> None:
+    written = (repo / "docs" / "policy.md").read_text()
+    assert written == reference(), "run: python -m sentinel.config.reference docs/policy.md"
+
+
+def test_every_field_of_the_core_can_be_written_and_is_in_the_reference() -> None:
+    """A field that owners cannot reach would be an option that does nothing."""
+    page = reference()
+    for struct, path in [
+        (Policy, "spec"),
+        (Settings, ""),
+        (Mail, "mail"),
+        (Caps, "caps"),
+        (DiskThresholds, "disk"),
+    ]:
+        for field in msgspec.structs.fields(struct):
+            words = {"name": "name", "keep_log_bytes": "keepBytes"}.get(field.name)
+            if words is None:
+                bare = field.name.removesuffix("_s")
+                first, *rest = bare.split("_")
+                words = first + "".join(word.title() for word in rest)
+            assert f"| `{words}` |" in page, (path, field.name)
