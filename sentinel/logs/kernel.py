@@ -53,7 +53,7 @@ _SXID = re.compile(
 _PROCESS = re.compile(r"pid=(?P<pid>'?<unknown>'?|\d+)(?:, name=(?P<name><unknown>|[^,\n]*))?(?:, )?")
 _RECOVERY = re.compile(r"recovery action changed from .*? to 0x[0-9a-fA-F]+ \((?P<action>[^)]*)\)")
 _PREVIOUS = re.compile(r"caused by previous Xid (\d+)")
-_ANY_ADDRESS = re.compile(rf"(?<![0-9a-fA-F:]){_ADDRESS}")
+_ANY_ADDRESS = re.compile(rf"(?<![0-9a-fA-F]){_ADDRESS}")
 _OFF_THE_BUS = "fallen off the bus"
 
 

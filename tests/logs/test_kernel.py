@@ -1,0 +1,182 @@
+"""What kernel messages mean, on lines that were really printed (kernel_lines.toml names where)."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sentinel.logs.kernel import normal_pci, parse_kernel, shipped_rules
+from sentinel.logs.kernel_prefix import split_prefix
+
+LINES = tomllib.loads((Path(__file__).parent / "kernel_lines.toml").read_text())["line"]
+
+
+@pytest.mark.parametrize("row", LINES, ids=lambda row: row["text"][:60])
+def test_a_line_that_was_really_printed_is_read(row: dict[str, Any]) -> None:
+    event = parse_kernel(split_prefix(row["text"]).text)
+    if not row["kind"]:
+        assert event is None
+        return
+    assert event is not None
+    assert event.kind == row["kind"]
+    assert event.number == row.get("number")
+    assert event.pci == row.get("pci", "")
+    assert event.pid == row.get("pid")
+    assert event.name == row.get("name", "")
+    assert event.entity == row.get("entity", "")
+    assert (event.rule.code if event.rule else None) == row.get("code")
+
+
+@pytest.mark.parametrize(
+    ("address", "normal"),
+    [
+        ("0000:18:00", "0000:18:00.0"),
+        ("00000000:18:00.0", "0000:18:00.0"),
+        ("0000:C3:00.0", "0000:c3:00.0"),
+        ("10000:01:00.1", "10000:01:00.1"),
+    ],
+)
+def test_pci_addresses_have_one_form(address: str, normal: str) -> None:
+    assert normal_pci(address) == normal
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM: The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:26b5) installed in this system has "
+        "fallen off the bus and is not responding to commands.",
+        "NVRM: The NVIDIA GPU 0000:b3:00.0\nNVRM: (PCI ID: 10de:26b5) installed in this system has\n"
+        "NVRM: fallen off the bus and is not responding to commands.",
+        "NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.",
+        "NVRM: GPU at PCI:0000:b3:00: GPU has fallen off the bus.",
+    ],
+)
+def test_a_card_off_the_bus_is_xid_79_also_where_the_driver_prints_no_xid(text: str) -> None:
+    event = parse_kernel(text)
+    assert event is not None
+    assert (event.kind, event.number, event.pci) == ("xid", 79, "0000:b3:00.0")
+
+
+def test_an_off_the_bus_line_without_an_address_still_counts() -> None:
+    event = parse_kernel("NVRM: fallen off the bus and is not responding to commands.")
+    assert event is not None
+    assert (event.number, event.pci) == (79, "")
+
+
+def test_xid_154_carries_the_drivers_recovery_action() -> None:
+    event = parse_kernel(
+        "NVRM: Xid (PCI:0008:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+    )
+    assert event is not None
+    assert event.recovery == "GPU Reset Required"
+
+
+def test_a_cascade_names_the_xid_that_caused_it() -> None:
+    event = parse_kernel(
+        "NVRM: Xid (PCI:0000:dc:00): 45, pid=1, name=python3, Ch 00000001 caused by previous Xid 149"
+    )
+    assert event is not None
+    assert event.previous == 149
+
+
+def test_a_switch_error_has_number_address_and_the_drivers_word() -> None:
+    event = parse_kernel(
+        "nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): 24007, Fatal, Link 28 sourcetrack timeout error (First)"
+    )
+    assert event is not None
+    assert (event.kind, event.number, event.pci, event.word) == ("sxid", 24007, "0000:c3:00.0", "Fatal")
+
+
+@pytest.mark.parametrize(
+    ("text", "pid", "name"),
+    [
+        (
+            "Out of memory: Killed process 123 (python) total-vm:4kB, anon-rss:2kB, file-rss:0kB, shmem-rss:0kB",
+            123,
+            "python",
+        ),
+        (
+            "Memory cgroup out of memory: Killed process 11433 (java) total-vm:25004420kB, anon-rss:91796kB",
+            11433,
+            "java",
+        ),
+        (
+            "Killed process 46433 (process) total-vm:536552kB, anon-rss:12012kB, file-rss:53740kB, shmem-rss:4kB",
+            46433,
+            "process",
+        ),
+        (
+            "Memory cgroup out of memory: Killed process 7 (a (b) c) total-vm:1kB, anon-rss:1kB, file-rss:0kB",
+            7,
+            "a (b) c",
+        ),
+    ],
+)
+def test_an_oom_kill_names_the_process(text: str, pid: int, name: str) -> None:
+    event = parse_kernel(text)
+    assert event is not None
+    assert event.rule is not None
+    assert (event.rule.code, event.pid, event.name) == ("oom-kill", pid, name)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "entity"),
+    [
+        ("INFO: task python:4242 blocked for more than 122 seconds.", "hung-task", ""),
+        (
+            "EXT4-fs error (device vda1): ext4_lookup:1855: inode #2: comm ls: deleted inode referenced",
+            "fs-error",
+            "vda1",
+        ),
+        ("EXT4-fs (sda1): Remounting filesystem read-only", "fs-shutdown", "sda1"),
+        (
+            "XFS (nvme0n1): Corruption of in-memory data (0x8) detected at xfs_defer_finish",
+            "fs-error",
+            "nvme0n1",
+        ),
+        (
+            "XFS (dm-0): log I/O error -5",
+            "fs-error",
+            "dm-0",
+        ),
+        ("XFS (dm-0): Filesystem has been shut down due to log error (0x2). shutdown", "fs-shutdown", "dm-0"),
+        ("watchdog: BUG: soft lockup - CPU#3 stuck for 26s! [python:77]", "soft-lockup", "CPU#3"),
+        ("NMI watchdog: Watchdog detected hard LOCKUP on cpu 5", "hard-lockup", "cpu 5"),
+        ("{1}[Hardware Error]: event severity: fatal", "machine-check", ""),
+    ],
+)
+def test_faults_of_storage_and_kernel_are_named(text: str, code: str, entity: str) -> None:
+    event = parse_kernel(text)
+    assert event is not None
+    assert event.rule is not None
+    assert (event.rule.code, event.entity) == (code, entity)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "NVRM: Xid (PCI:0000",
+        "NVRM: Xid (PCI:0000:66:00): abc, pid=2280636",
+        "NVRM: Xid (PCI:0000:66:00): ",
+        "NVRM: Xid (PCI:0000:66:00): 99999999999999, x",
+        "my program says NVRM: Xid (PCI:0000:66:00): 79, GPU has fallen off the bus.",
+        "usb 1-1: device has fallen off the bus",
+        "\x00\xff�" * 100,
+    ],
+)
+def test_garbled_lines_and_quotations_are_no_fault(text: str) -> None:
+    assert parse_kernel(text) is None
+
+
+def test_a_pid_that_is_no_number_is_unknown() -> None:
+    event = parse_kernel("NVRM: Xid (PCI:0000:66:00): 31, pid=99999999999999999, name=x, Ch 1")
+    assert event is not None
+    assert event.pid is None
+
+
+def test_every_row_of_the_kernel_table_has_its_literal_in_lines_that_its_pattern_fits() -> None:
+    for rule, pattern in shipped_rules():
+        assert set(pattern.groupindex) <= {"entity", "pid", "name"}, rule.code
+        assert rule.source, rule.code
