@@ -148,7 +148,7 @@ def test_a_pattern_that_only_the_log_engine_refuses_is_found(
         HEAD + f"  logRules: [{{id: a, pattern: '{pattern}', failure: unknown}}]\n"
     )
     assert run(folder / "policy.yaml") == 1
-    assert ":5:30: spec.logRules[0].pattern" in capsys.readouterr().err
+    assert ":5:31: spec.logRules[0].pattern" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
