@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -194,6 +195,17 @@ def test_only_the_owner_may_read_the_environment_of_jobs(path: Path, store: Loca
     for file in path.parent.glob("state.db*"):
         if file.suffix != ".repair":
             assert file.stat().st_mode & 0o077 == 0, file
+
+
+def test_the_log_is_moved_into_the_file_beside_the_saves(path: Path, store: LocalStore) -> None:
+    before_bytes = path.stat().st_size
+    for number in range(2 * SAVES_PER_CHECKPOINT):
+        store.save(events=[an_event(number)])
+    deadline_s = time.monotonic() + 20
+    while path.stat().st_size == before_bytes:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    assert len(store.events("llama", 1000)) == 2 * SAVES_PER_CHECKPOINT
 
 
 @pytest.mark.parametrize("name", ["a", "llama-7b", "run.1", "0", "a" * 63])

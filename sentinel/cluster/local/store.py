@@ -8,6 +8,7 @@ import errno
 import os
 import re
 import sqlite3
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from sentinel.cluster.local.store_file import (
     Ballast,
     DamagedError,
     StateVersionError,
+    checkpoint,
     connect,
     connect_read_only,
     create,
@@ -41,6 +43,8 @@ BUSY_AGAIN_MS = 20  # once the file was found locked, later saves must not hold 
 EVENTS_PER_JOB = 1000
 MIRROR_ROWS = 300  # recent rows of this process, to write them again should the file be lost
 BALLAST_BYTES = 4 << 20
+SAVES_PER_CHECKPOINT = 100
+CLOSE_S = 2.0  # a checkpoint on a stuck disk must not hold up the end
 
 _JOB_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -88,6 +92,8 @@ class LocalStore:
         self._troubles: dict[str, str] = {}
         self._unreadable: set[Key] = set()
         self._known_good = False
+        self._saves = 0
+        self._checkpointing: threading.Thread | None = None
         if read_only and not self.path.exists():
             return
         self._attempt(self._ready)
@@ -116,6 +122,8 @@ class LocalStore:
         """Write what is owed and let go of the file."""
         if not self._read_only:
             self.flush()
+        if self._checkpointing is not None:
+            self._checkpointing.join(CLOSE_S)
         self._disconnect()
 
     # ------------------------------------------------------------ writing
@@ -206,6 +214,11 @@ class LocalStore:
         self._mirror[key] = values
         self._dirty[key] = None
 
+    def _checkpoint_aside(self) -> None:
+        if self._checkpointing is None or not self._checkpointing.is_alive():
+            self._checkpointing = threading.Thread(target=checkpoint, args=(self.path,), daemon=True)
+            self._checkpointing.start()
+
     def _forget(self, limit: int) -> None:
         """Bound the memory of what many rows can be of; rows that are owed and closed stories go oldest first."""
         excess = len(self._mirror) - limit
@@ -226,11 +239,18 @@ class LocalStore:
                 f" ORDER BY rowid DESC LIMIT 1 OFFSET {EVENTS_PER_JOB})",
                 (job,),
             )
-        for _, job, incarnation, _ in (key for key in owed if key[0] == "positions"):
-            db.execute("DELETE FROM positions WHERE job = ? AND incarnation < ?", (job, incarnation - 1))
+        outdated = {(key[1], key[2] - 1) for key in owed if key[0] == "positions"}
+        for job, before in outdated:
+            db.execute("DELETE FROM positions WHERE job = ? AND incarnation < ?", (job, before))
         db.execute("COMMIT")
         self._dirty.clear()
         self._settle()
+        self._saves += 1
+        if self._saves % SAVES_PER_CHECKPOINT == 0:
+            self._checkpoint_aside()
+        for key in [key for key in self._mirror if key[0] == "positions"]:
+            if any(key[1] == job and key[2] < before for job, before in outdated):
+                del self._mirror[key]
         self._forget(MIRROR_ROWS)
 
     # ------------------------------------------------------------ reading

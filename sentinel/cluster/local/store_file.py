@@ -10,10 +10,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
+import structlog
+
 from sentinel.errors import PermanentError
 
+log = structlog.get_logger()
+
 VERSION = 1
-LOG_PAGES = 250  # 1 MiB of write-ahead log between checkpoints, which cost an fsync each
+LOG_PAGES = 1000  # 4 MiB of write-ahead log, if no checkpoint aside came before
 LOG_PAGES_FULL = 16  # on a full disk
 
 Row = tuple[str, tuple[object, ...]]  # table, values of all its columns
@@ -202,12 +206,23 @@ def connect(path: Path, busy_ms: int) -> sqlite3.Connection:
         # cost one fsync, often tens of ms on a busy training disk, in the path of each recovery.
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
-        db.execute(f"PRAGMA journal_size_limit = {LOG_PAGES * 4096}")
+        db.execute("PRAGMA journal_size_limit = 1048576")
         migrate(db)
     except BaseException:
         db.close()
         raise
     return db
+
+
+def checkpoint(path: Path) -> None:
+    """Move what the write-ahead log holds into the file, for a thread of its own: this waits for the disk,
+    which a save must not, and hinders no writer meanwhile. What fails here is tried again by the next one."""
+    try:
+        with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as db:
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    except sqlite3.Error as error:
+        log.info("checkpoint_put_off", path=str(path), error=str(error))
 
 
 def connect_read_only(path: Path, busy_ms: int) -> sqlite3.Connection:
