@@ -15,6 +15,7 @@ import pytest
 
 from sentinel.cluster.local.store import (
     EVENTS_PER_JOB,
+    SAVES_PER_CHECKPOINT,
     VERSION,
     LocalStore,
     StateVersionError,
