@@ -1,0 +1,104 @@
+"""`sentinel check`: exit codes in Nagios order, a table for people, JSON for programs."""
+
+import argparse
+import json
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+
+from sentinel.cli.check import add_arguments, exit_code, main, table
+from sentinel.core.model import CheckResult, CheckState, Component, Finding, Severity
+
+
+def result(state: CheckState, *severities: Severity) -> CheckResult:
+    findings = tuple(
+        Finding(
+            check="kernel",
+            component=Component.GPU,
+            entity="GPU 0000:18:00.0",
+            code=f"XID {index}",
+            severity=severity,
+            action="RESET_GPU",
+            summary="summary",
+            evidence=("line \x1b[31m with colours",),
+        )
+        for index, severity in enumerate(severities)
+    )
+    return CheckResult(check="kernel", state=state, findings=findings, detail="why")
+
+
+@pytest.mark.parametrize(
+    ("results", "code"),
+    [
+        ([result(CheckState.OK)], 0),
+        ([result(CheckState.ABSENT)], 0),
+        ([result(CheckState.FOUND, Severity.INFO)], 0),
+        ([result(CheckState.FOUND, Severity.WARNING, Severity.INFO)], 1),
+        ([result(CheckState.FOUND, Severity.DEGRADED)], 2),
+        ([result(CheckState.FOUND, Severity.FATAL), result(CheckState.UNKNOWN)], 2),
+        ([result(CheckState.UNKNOWN), result(CheckState.OK)], 3),
+        ([result(CheckState.UNKNOWN), result(CheckState.FOUND, Severity.WARNING)], 3),
+    ],
+)
+def test_the_exit_code_tells_the_worst(results: list[CheckResult], code: int) -> None:
+    assert exit_code(results) == code
+
+
+def test_the_table_says_what_state_evidence_and_what_to_do_without_control_characters() -> None:
+    text = table([result(CheckState.FOUND, Severity.FATAL), result(CheckState.ABSENT)])
+    assert "GPU 0000:18:00.0 XID 0  fatal" in text
+    assert "-> RESET_GPU" in text
+    assert "absent" in text
+    assert "\x1b" not in text
+
+
+def run(machine: Any, *arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    args = parser.parse_args(arguments)
+    args.settings = machine.settings
+    return main(args)
+
+
+def test_a_card_off_the_bus_is_critical(machine: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.log("NVRM: Xid (PCI:0000:18:00): 79, pid=1234, name=python3, GPU has fallen off the bus.")
+    assert run(machine, "kernel", "-o", "json") == 2
+    document = json.loads(capsys.readouterr().out)
+    assert document["exit"] == 2
+    (check,) = msgspec.convert(document["checks"], list[CheckResult])
+    assert [(finding.code, finding.pid) for finding in check.findings] == [("XID 79", 1234)]
+
+
+def test_a_kernel_log_that_cannot_be_read_is_unknown(
+    machine: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.kmsg.unlink()
+    assert run(machine, "kernel") == 3
+    assert str(machine.kmsg) in capsys.readouterr().out
+
+
+def test_a_healthy_machine_without_gpus_is_not_called_broken(
+    machine: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(machine, "gpu-pci", "kernel") == 0
+    assert "absent" in capsys.readouterr().out
+
+
+def test_an_unknown_name_lists_the_known_ones(machine: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(machine, "gpus") == 3
+    assert "disk" in capsys.readouterr().err
+
+
+def test_the_resident_part_imports_nothing_heavy() -> None:
+    heavy = "{'pydantic', 'jinja2', 'aiosmtplib', 'yaml', 'numpy', 'pynvml', 'aiohttp', 'hyperscan'}"
+    code = (
+        "import sys; from importlib import import_module; from sentinel.checks.table import CHECKS\n"
+        "import sentinel.checks.runner\n"
+        "for row in CHECKS: import_module(row.module)\n"
+        f"print(*({heavy} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

@@ -1,0 +1,67 @@
+"""GPUs by sysfs: their order, which to leave out, and one that left the bus."""
+
+import shutil
+from typing import Any
+
+import pytest
+
+from sentinel.checks import gpu_pci
+from sentinel.checks.base import Absent, Look
+from sentinel.checks.gpus import cuda_environment, inventory, usable
+from sentinel.core.model import Severity
+
+
+@pytest.fixture
+def four_cards(machine: Any) -> Any:
+    for address in ("0000:9a:00.0", "0000:18:00.0", "0001:02:00.0", "0000:2a:00.0"):
+        machine.add_pci(address)
+    machine.add_pci("0000:03:00.0", vendor="0x1a03", pci_class="0x030000")  # the board's own display
+    machine.add_pci("0000:c3:00.0", pci_class="0x068000")  # an NVSwitch
+    machine.add_pci("0000:18:00.1", pci_class="0x040300")  # a card's sound function
+    return machine
+
+
+def test_gpus_come_in_pci_order_and_nothing_else_does(four_cards: Any) -> None:
+    assert [gpu.entity for gpu in inventory(str(four_cards.sysfs))] == [
+        "GPU 0000:18:00.0",
+        "GPU 0000:2a:00.0",
+        "GPU 0000:9a:00.0",
+        "GPU 0001:02:00.0",
+    ]
+
+
+def test_a_quarantined_card_is_left_out_and_the_others_keep_their_index(four_cards: Any) -> None:
+    gpus = inventory(str(four_cards.sysfs))
+    assert [index for index, _ in usable(gpus, ["GPU 0000:2a:00.0", "GPU 0000:ff:00.0"])] == [0, 2, 3]
+    assert cuda_environment(gpus, ["GPU 0000:2a:00.0"]) == {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "0,2,3",
+    }
+
+
+def test_a_machine_without_a_pci_bus_has_no_gpus(tmp_path: Any) -> None:
+    assert inventory(str(tmp_path)) == ()
+
+
+def test_no_gpu_is_absent(machine: Any, clock: Any) -> None:
+    with pytest.raises(Absent):
+        gpu_pci.check(Look(machine.settings, (), clock(), "boot", {}))
+
+
+def test_a_card_that_left_the_bus_is_fatal_until_it_is_back(four_cards: Any, clock: Any) -> None:
+    kept: dict[str, Any] = {}
+    look = Look(four_cards.settings, (), clock(), "boot", kept)
+    assert gpu_pci.check(look) == []
+    shutil.rmtree(four_cards.sysfs / "bus/pci/devices/0000:2a:00.0")
+    (finding,) = gpu_pci.check(look)
+    assert (finding.entity, finding.severity) == ("GPU 0000:2a:00.0", Severity.FATAL)
+    assert "3 of 4" in finding.evidence[0]
+    four_cards.add_pci("0000:2a:00.0")
+    assert gpu_pci.check(look) == []
+
+
+def test_a_card_whose_files_are_empty_or_missing_is_no_error(machine: Any) -> None:
+    folder = machine.add_pci("0000:18:00.0")
+    (folder / "device").unlink()
+    (machine.add_pci("0000:2a:00.0") / "class").write_text("")
+    assert [gpu.pci for gpu in inventory(str(machine.sysfs))] == ["0000:18:00.0"]

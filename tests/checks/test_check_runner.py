@@ -1,0 +1,332 @@
+"""The runner: bounded, isolated, counted; results that are fresh are used again; what is known survives a restart."""
+
+import asyncio
+import os
+import sys
+import threading
+import time
+import types
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from sentinel.checks.base import Absent, Check, CheckFunction, Look, Unknown
+from sentinel.checks.runner import CheckRunner
+from sentinel.checks.table import CHECKS
+from sentinel.core.model import CheckResult, CheckState, Component, Finding, Severity
+from sentinel.logs.kmsg import encode_record
+
+
+@pytest.fixture
+def row(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Check]:
+    """A row whose module has the given function as its check."""
+
+    def make(name: str, function: CheckFunction, interval_s: float = 0.02, deadline_s: float = 5.0) -> Check:
+        module = types.ModuleType(f"probe_{name}")
+        module.check = function  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        return Check(
+            name=name,
+            component=Component.SYSTEM,
+            module=module.__name__,
+            interval_s=interval_s,
+            deadline_s=deadline_s,
+            needs="nothing",
+        )
+
+    return make
+
+
+def broken(name: str = "thing") -> Finding:
+    return Finding(
+        check="probe",
+        component=Component.SYSTEM,
+        entity=name,
+        code="broken",
+        severity=Severity.WARNING,
+        action="FIX",
+        summary="broken",
+    )
+
+
+async def until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true"
+        await asyncio.sleep(0.005)
+
+
+async def while_running(runner: CheckRunner, story: Callable[[], Awaitable[None]]) -> None:
+    task = asyncio.create_task(runner.run())
+    try:
+        await story()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_absent_unknown_ok_and_found_are_four_things(machine: Any, row: Any) -> None:
+    def absent(look: Look) -> list[Finding]:
+        raise Absent("no such card")
+
+    def unknown(look: Look) -> list[Finding]:
+        raise Unknown("not permitted")
+
+    rows = [
+        row("a", absent),
+        row("u", unknown),
+        row("o", lambda look: []),
+        row("probe", lambda look: [broken()]),
+    ]
+    results = {
+        result.check: result for result in asyncio.run(CheckRunner(machine.settings, checks=rows).check_now())
+    }
+    assert {name: result.state for name, result in results.items()} == {
+        "a": CheckState.ABSENT,
+        "u": CheckState.UNKNOWN,
+        "o": CheckState.OK,
+        "probe": CheckState.FOUND,
+    }
+    assert results["u"].detail == "not permitted"
+    (finding,) = results["probe"].findings
+    assert finding.seen_mono_s > 0
+    assert finding.boot_id
+
+
+def test_a_check_that_raises_is_unknown_counted_and_hurts_no_other(machine: Any, row: Any) -> None:
+    def bug(look: Look) -> list[Finding]:
+        raise ZeroDivisionError("a bug")
+
+    runner = CheckRunner(machine.settings, checks=[row("bug", bug), row("good", lambda look: [])])
+    bad, good = asyncio.run(runner.check_now())
+    assert (bad.state, bad.detail) == (CheckState.UNKNOWN, "ZeroDivisionError: a bug")
+    assert good.state is CheckState.OK
+    assert runner.stats["bug"].exceptions == 1
+
+
+def test_an_unknown_sample_ends_no_finding(machine: Any, row: Any) -> None:
+    answers: list[Any] = [[broken()]]
+
+    def probe(look: Look) -> list[Finding]:
+        if not answers:
+            raise Unknown("cannot look")
+        return answers.pop()
+
+    async def story() -> CheckResult:
+        runner = CheckRunner(machine.settings, checks=[row("probe", probe)])
+        for _ in range(5):
+            (result,) = await runner.check_now(max_age_s=-1)
+        return result
+
+    result = asyncio.run(story())
+    assert result.state is CheckState.UNKNOWN
+    assert [finding.code for finding in result.findings] == ["broken"]
+
+
+def test_a_check_that_never_answers_is_a_finding_until_it_answers(machine: Any, row: Any) -> None:
+    blocked = threading.Event()
+    calls: list[int] = []
+
+    def hangs(look: Look) -> list[Finding]:
+        calls.append(1)
+        blocked.wait(60)
+        return []
+
+    async def story() -> None:
+        results: list[CheckResult] = []
+        rows = [row("hangs", hangs, deadline_s=0.05), row("good", lambda look: [])]
+        runner = CheckRunner(machine.settings, checks=rows, on_result=results.append)
+
+        def last(name: str) -> CheckResult | None:
+            return next((result for result in reversed(results) if result.check == name), None)
+
+        async def body() -> None:
+            await until(lambda: bool((found := last("hangs")) and found.findings))
+            found = last("hangs")
+            assert found is not None
+            assert found.state is CheckState.UNKNOWN
+            assert [(item.component, item.entity) for item in found.findings] == [
+                (Component.AGENT, "check hangs")
+            ]
+            goods = sum(result.check == "good" for result in results)
+            await until(lambda: sum(result.check == "good" for result in results) > goods + 3)
+            assert len(calls) == 1  # it is not started again beside itself
+            assert runner.stats["hangs"].timeouts == 1
+            blocked.set()
+            await until(
+                lambda: bool((now := last("hangs")) and now.state is CheckState.OK and not now.findings)
+            )
+
+        await while_running(runner, body)
+
+    asyncio.run(story())
+
+
+def test_fresh_results_are_used_again_and_old_ones_are_not(machine: Any, row: Any, clock: Any) -> None:
+    calls: list[int] = []
+
+    def probe(look: Look) -> list[Finding]:
+        calls.append(1)
+        return []
+
+    async def story() -> None:
+        runner = CheckRunner(machine.settings, (), clock, checks=[row("probe", probe)])
+        first = await runner.check_now()
+        clock.mono_s += 9
+        assert await runner.check_now() == first
+        assert len(calls) == 1
+        clock.mono_s += 2
+        await runner.check_now()
+        assert len(calls) == 2
+
+    asyncio.run(story())
+
+
+def test_two_who_ask_at_once_share_one_sample(machine: Any, row: Any) -> None:
+    calls: list[int] = []
+
+    def probe(look: Look) -> list[Finding]:
+        calls.append(1)
+        return []
+
+    async def story() -> None:
+        runner = CheckRunner(machine.settings, checks=[row("probe", probe)])
+        await asyncio.gather(runner.check_now(), runner.check_now())
+
+    asyncio.run(story())
+    assert len(calls) == 1
+
+
+def test_checks_are_chosen_by_name_and_by_component(machine: Any) -> None:
+    async def story() -> None:
+        runner = CheckRunner(machine.settings)
+        assert [result.check for result in await runner.check_now(["disk"])] == ["disk"]
+        assert [result.check for result in await runner.check_now(["disk", "system"])] == ["disk", "memory"]
+        with pytest.raises(KeyError):
+            await runner.check_now(["no-such-check"])
+        runner.close()
+
+    asyncio.run(story())
+
+
+def test_an_xid_in_the_kernel_log_becomes_a_finding_and_a_forged_one_does_not(machine: Any) -> None:
+    async def story() -> None:
+        runner = CheckRunner(machine.settings)
+        machine.log("NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.")
+        machine.log("NVRM: Xid (PCI:0000:2a:00): 79, GPU has fallen off the bus.", facility=1)
+        (result,) = await runner.check_now(["kernel"])
+        assert [(finding.entity, finding.code) for finding in result.findings] == [
+            ("GPU 0000:18:00.0", "XID 79")
+        ]
+        assert result.state is CheckState.FOUND
+        assert runner.counters["kernel"] == {"lost": 0, "untrusted": 1, "garbled": 0}
+        runner.close()
+
+    asyncio.run(story())
+
+
+def test_a_flood_of_kernel_lines_loses_no_distinct_fault(machine: Any) -> None:
+    lines = [f"NVRM: Xid (PCI:0000:18:00): 45, pid=1, name=python, Ch {index:08x}" for index in range(20_000)]
+    lines[12_345] = "NVRM: Xid (PCI:0000:2a:00): 79, GPU has fallen off the bus."
+
+    async def story() -> None:
+        runner = CheckRunner(machine.settings)
+        machine.log(*lines)
+        (result,) = await runner.check_now(["kernel"])
+        assert {finding.code: finding.count for finding in result.findings} == {"XID 79": 1, "XID 45": 19_999}
+        runner.close()
+
+    asyncio.run(story())
+
+
+def test_a_restarted_runner_neither_loses_nor_repeats_kernel_lines(machine: Any) -> None:
+    async def one(data: bytes | None) -> tuple[bytes, dict[str, int]]:
+        runner = CheckRunner(machine.settings)
+        if data is not None:
+            runner.restore(data)
+        (result,) = await runner.check_now(["kernel"])
+        runner.close()
+        return runner.snapshot(), {finding.code: finding.count for finding in result.findings}
+
+    machine.log("NVRM: Xid (PCI:0000:18:00): 31, pid=1, name=a, MMU Fault")
+    data, counts = asyncio.run(one(None))
+    assert counts == {"XID 31": 1}
+    machine.log("NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.")  # while no agent runs
+    data, counts = asyncio.run(one(data))
+    assert counts == {"XID 79": 1, "XID 31": 1}
+    _, counts = asyncio.run(one(data))
+    assert counts == {"XID 79": 1, "XID 31": 1}
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"null", b'{"book": 7}', b"\xff"])
+def test_a_damaged_snapshot_is_set_aside(machine: Any, data: bytes) -> None:
+    runner = CheckRunner(machine.settings)
+    runner.restore(data)
+    assert runner.book.active() == ()
+
+
+def test_a_readable_kernel_log_wakes_its_check_before_the_interval(machine: Any) -> None:
+    machine.kmsg.unlink()
+    os.mkfifo(machine.kmsg)
+    writer = os.open(machine.kmsg, os.O_RDWR)
+    slow = [
+        Check(
+            name=item.name,
+            component=item.component,
+            module=item.module,
+            interval_s=3600.0,
+            deadline_s=item.deadline_s,
+            needs=item.needs,
+        )
+        for item in CHECKS
+        if item.name == "kernel"
+    ]
+    results: list[CheckResult] = []
+
+    async def story() -> None:
+        runner = CheckRunner(machine.settings, checks=slow, on_result=results.append)
+
+        async def body() -> None:
+            await until(lambda: len(results) == 1)
+            os.write(writer, encode_record("NVRM: Xid (PCI:0000:18:00): 79, gone", 1))
+            await until(lambda: bool(results[-1].findings))
+
+        await while_running(runner, body)
+
+    asyncio.run(story())
+    os.close(writer)
+
+
+def test_an_unreadable_kernel_log_is_unknown_not_healthy(machine: Any) -> None:
+    machine.kmsg.unlink()
+    (result,) = asyncio.run(CheckRunner(machine.settings).check_now(["kernel"]))
+    assert result.state is CheckState.UNKNOWN
+    assert str(machine.kmsg) in result.detail
+
+
+def test_stopping_the_runner_ends_the_nvml_child(machine: Any, nvml: Any) -> None:
+    machine.add_pci("0000:18:00.0")
+    nvml("0000:18:00.0")
+
+    async def story() -> int:
+        runner = CheckRunner(machine.settings)
+        pids: list[int] = []
+
+        async def body() -> None:
+            (result,) = await runner.check_now(["nvml"], max_age_s=60)
+            assert result.state is CheckState.OK
+            pids.append(runner._running["nvml"].kept["child"].pid)
+
+        await while_running(runner, body)
+        return pids[0]
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(asyncio.run(story()), 0)
+
+
+def test_the_table_is_whole() -> None:
+    assert len({item.name for item in CHECKS}) == len(CHECKS)
+    for item in CHECKS:
+        assert item.deadline_s > 0
+        assert item.needs
