@@ -17,6 +17,8 @@ from sentinel.cluster.base import Cluster, RankProcess, Records
 from sentinel.core import policy, recovery
 from sentinel.core.budget import plan_after_stop
 from sentinel.core.model import (
+    Budget,
+    Cause,
     Finding,
     Incident,
     IncidentKind,
@@ -31,6 +33,7 @@ from sentinel.core.model import (
     SaveResult,
     StageMail,
     Symptom,
+    Verdict,
 )
 from sentinel.core.policy import JobPicture
 from sentinel.core.recovery import Event
@@ -52,7 +55,7 @@ _OURS = frozenset({15, 9, 0, 143, 137, 2, 130})
 class NodeLink(Protocol):
     """What the controller asks of the agents."""
 
-    async def drain(self, job: str) -> None:
+    def drain(self, job: str) -> None:
         """Read the logs of the job to their end and report."""
 
     def follow(self, job: ProtectedJob, ranks: list[RankProcess]) -> None:
@@ -174,6 +177,31 @@ class Controller:
         ):
             self._save_job(picture, structs.replace(picture.job, started_mono_s=now.mono_s))
 
+    async def start_again(self, name: str) -> None:
+        """A predecessor was killed between the record of the first start and the start itself."""
+        picture = self.pictures[name]
+        room = await self._cluster.room(picture.job, picture.job.size, picture.job.excluded)
+        await self._start_ranks(picture, room.env, room.entities)
+
+    def rebooted(self, name: str) -> None:
+        """The machine was started again under the job: nothing of it is left, and that is no fault of its own."""
+        picture = self.pictures[name]
+        picture.exits.clear()
+        picture.alive.clear()
+        verdict = Verdict(
+            symptom=Symptom.RANK_LOST,
+            cause=Cause.NODE,
+            failure="reboot",
+            scope="node",
+            sentence="The machine was started again while the job ran.",
+            budget=Budget.INFRASTRUCTURE,
+        )
+        incident = picture.incident
+        if incident is None:
+            self._act(picture, policy.Open("Rebooted", verdict.sentence, IncidentKind.FORCED, verdict))
+        elif recovery.accepts(incident, event := recovery.Fault(verdict, picture.job.last_step)):
+            self._step(picture, incident, event)
+
     async def close(self) -> None:
         """End every effect that is under way. The job is not touched."""
         tasks = list(self._effects.values())
@@ -207,6 +235,10 @@ class Controller:
             picture = self.pictures.get(rank.job)
             if picture is not None:
                 picture.timing.fold(rank)
+                if rank.state:
+                    picture.timing.observe_state(rank.rank, rank.state)
+                if rank.io_bytes is not None:
+                    picture.timing.observe_io(rank.rank, rank.io_bytes, report.now.mono_s)
         for match in report.matches:
             self._fold_match(match, report)
         for result in report.checks:
@@ -249,9 +281,9 @@ class Controller:
 
     def _fold_exit(self, picture: JobPicture, gone: RankExit) -> None:
         incident = picture.incident
-        if incident is not None and incident.phase == Phase.STOPPING:
-            if (gone.signal if gone.signal is not None else gone.code) in _OURS:
-                gone = structs.replace(gone, stopped_by_us=True)
+        how = gone.signal if gone.signal is not None else gone.code
+        if incident is not None and incident.phase == Phase.STOPPING and how in _OURS:
+            gone = structs.replace(gone, stopped_by_us=True)
         picture.exits[gone.rank] = gone
         picture.alive.discard(gone.rank)
         if gone.ok:
@@ -322,7 +354,7 @@ class Controller:
                     warning=after.phase in (Phase.FAILED, Phase.EXHAUSTED, Phase.KEPT_RUNNING),
                 )
             )
-        step = picture.timing.last_step
+        step = picture.timing.last_step if picture.timing.steps_told else None
         if step is not None and job.incarnation == picture.job.incarnation:
             job = structs.replace(job, last_step=step, best_step=max(step, job.best_step or 0))
         self._records.save(jobs=[job], incidents=[after], events=events)
@@ -355,6 +387,7 @@ class Controller:
 
     def _finish(self, picture: JobPicture, decision: policy.Finish) -> None:
         now = self._clock()
+        self._record_progress(picture, force=True)
         job = picture.job
         started = job.started_mono_s
         ran_s = job.run_s + (max(0.0, now.mono_s - started) if started is not None else 0.0)
@@ -459,7 +492,7 @@ class Controller:
         outcome = await self._cluster.stop(job.name, incident.incarnation, effect.grace_s)
         if not outcome.gone:
             return recovery.StopStuck(outcome.stuck)
-        await self._node.drain(job.name)
+        self._node.drain(job.name)
         return recovery.StopEnded(self._plan(picture, incident), stacks)
 
     def _plan(self, picture: JobPicture, incident: Incident) -> recovery.Plan:

@@ -1,1 +1,47 @@
+"""The command line. Each command's module is imported only when it is asked for: `--help` stays fast."""
 
+import argparse
+import os
+import sys
+from importlib import import_module
+
+from sentinel import __version__
+
+# name -> (module, what it does)
+COMMANDS = {
+    "run": ("sentinel.cli.run", "start a training job and keep it alive"),
+    "attach": ("sentinel.cli.attach", "protect a job again whose Sentinel is gone"),
+    "status": ("sentinel.cli.status", "what runs, how it goes, what happened"),
+    "logs": ("sentinel.cli.logs", "print or follow the logs of a job's ranks"),
+    "stop": ("sentinel.cli.stop", "let a job save, then stop it"),
+    "extend": ("sentinel.cli.extend", "let a job run longer than its maxDuration"),
+    "release": ("sentinel.cli.release", "say that a GPU is well again"),
+    "check": ("sentinel.cli.check", "look at the health of this machine"),
+    "validate": ("sentinel.cli.validate", "list every error of policies, settings and rule files"),
+    "replay": ("sentinel.cli.replay", "run the same core over old logs"),
+    "install-unit": ("sentinel.cli.unit", "resume jobs after a reboot with a systemd user unit"),
+    "demo": ("sentinel.cli.demo", "train a small model, break it for real, watch it recover"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = next((word for word in arguments if not word.startswith("-")), "")
+    parser = argparse.ArgumentParser(prog="sentinel", description="Keeps GPU training jobs running.")
+    parser.add_argument("--version", action="version", version=f"sentinel {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    module = None
+    for command, (path, text) in COMMANDS.items():
+        sub = commands.add_parser(command, help=text, description=text[0].upper() + text[1:] + ".")
+        if command == name:
+            module = import_module(path)
+            module.add_arguments(sub)
+    parsed = parser.parse_args(arguments)
+    assert module is not None  # argparse refused every other command
+    try:
+        return int(module.main(parsed))
+    except BrokenPipeError:  # `sentinel status | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except KeyboardInterrupt:
+        return 130

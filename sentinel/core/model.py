@@ -154,6 +154,8 @@ class RankReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     iterations: list[Iteration] = []
     caught_up: bool = True  # the log was read to its end: only then may silence mean a hang
     log_problem: str = ""  # "vanished", "truncated": a degraded mode named in status
+    state: str = ""  # of the process, as in /proc/PID/stat, when it was looked at
+    io_bytes: int | None = None  # read and written so far by the rank and its helpers
 
 
 class Report(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -385,6 +387,7 @@ class ProtectedJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sentence: str = ""
     launch: Launch | None = None
     incarnation: int = 0
+    first_incarnation: int = 1  # a name that is used again goes on counting
     size: int = 1
     original_size: int = 1
     created_wall_s: float = 0.0

@@ -34,6 +34,7 @@ from sentinel.core.triage import FailureClass, triage
 DAY_S = 86_400.0
 MOVES_FOR_PERFORMANCE = 2  # in 24 h
 KEPT_MATCHES = 400
+UNTOLD_STEPS = 20  # iterations without a step number after which the loss is told without one
 
 
 class JobPicture:
@@ -168,7 +169,7 @@ def decide(picture: JobPicture, now: Now) -> Decision:
         return Nothing("JobEnded", f"The job has ended: {job.state.value}.")
     if incident is not None:
         return _decide_in_incident(picture, incident, now)
-    if job.incarnation == 0:
+    if job.state == JobState.QUEUED:
         return Nothing("NotStarted", "The job was not started yet.")
     if picture.failed_exits:
         return _decide_lost_rank(picture, now)
@@ -222,10 +223,14 @@ def _verify(picture: JobPicture, incident: Incident, now: Now) -> Decision:
     if len(picture.alive) < picture.job.size - len(picture.exits):
         return Nothing("InProgress", "Not all ranks are up.")
     since_fault_s = now.mono_s - incident.opened_mono_s
-    first = timing.first_step
+    first = timing.first_step if timing.steps_told else None
     if timing.has_timing or picture.job.best_step is not None:
         # One iteration may be a left-over line; two show that iterations move.
-        if max((rank.count for rank in timing.ranks.values()), default=0) < 2:
+        count = max((rank.count for rank in timing.ranks.values()), default=0)
+        # A log that named its steps before names them again: only then is the loss known.
+        if count < 2 or (
+            picture.job.best_step is not None and not timing.steps_told and count < UNTOLD_STEPS
+        ):
             return Nothing("InProgress", "Waits for iterations to move.")
         return Feed("Recovered", "", _progressed(picture, incident, first, since_fault_s))
     if now.mono_s - incident.phase_mono_s < picture.job.policy.verify_after_s:
@@ -246,9 +251,11 @@ def _progressed(
         gpu_seconds=since_fault_s * (len(set(picture.entities.values())) or 0),
         resumed_from=resumed,
     )
-    if resumed is None:
+    if resumed is None and picture.timing.has_timing:
+        sentence = "Stepping again."
+    elif resumed is None:
         sentence = f"All ranks stayed up for {job.policy.verify_after_s:.0f} s."
-    elif resumed <= 1 and failed is not None and failed > 2:
+    elif resumed is not None and resumed <= 1 and failed is not None and failed > 2:
         sentence = (
             f"Stepping again, but from the beginning: no checkpoint was loaded, {failed} steps are repeated."
         )
@@ -394,7 +401,7 @@ def _grow(picture: JobPicture) -> Decision:
         cause=Cause.UNKNOWN,
         failure="resize",
         scope="job",
-        sentence=f"A GPU that was left out is well again: the job can grow from {job.size} to {job.original_size} ranks.",
+        sentence=f"A GPU is well again: the job can grow from {job.size} to {job.original_size} ranks.",
         budget=Budget.FREE,
         restart=Restartable.YES,
     )
@@ -462,7 +469,7 @@ def resume_env(job: ProtectedJob, incident: Incident) -> dict[str, str]:
     """What the restarted program is told in its environment."""
     env = {
         "SENTINEL_RESUME": "1",
-        "SENTINEL_RESTARTS": str(incident.incarnation - 1),
+        "SENTINEL_RESTARTS": str(incident.incarnation - job.first_incarnation),
         "SENTINEL_CAUSE": incident.verdict.cause.value,
     }
     if job.checkpoint is not None:
@@ -512,10 +519,10 @@ def settle(job: ProtectedJob, before: Incident | None, after: Incident, now: Now
         return _freeze_performance(job, after)
     if before is not None and before.phase == after.phase and before.incarnation == after.incarnation:
         return job
-    if before is not None and before.verdict.symptom == Symptom.RESIZE and after.phase == Phase.STOPPING:
-        if after.kind == IncidentKind.FORCED:
-            why = f"the first start with {after.size} ranks failed: {after.verdict.sentence}"
-            job = structs.replace(job, elastic_frozen=why)
+    resized = before is not None and before.verdict.symptom == Symptom.RESIZE
+    if resized and after.phase == Phase.STOPPING and after.kind == IncidentKind.FORCED:
+        why = f"the first start with {after.size} ranks failed: {after.verdict.sentence}"
+        job = structs.replace(job, elastic_frozen=why)
     if after.phase == Phase.STARTING:
         job = _spend(job, after, now, paid=before is not None and before.paid)
     state, code = _state_of(job, after)

@@ -267,6 +267,8 @@ def _earliest_root(case: _Case) -> _Why | None:
     killed = {rank for _, rank, cls in deaths if cls.id == "killed"}
     # Who is killed did not die of an error that it had printed; after any other signal its words say more.
     rows = [row for row in rows if row.match.rank not in killed or row.cls.restart is Restartable.YES]
+    dead = {rank for _, rank, _ in deaths}  # no exception ends in a signal
+    rows = [row for row in rows if row.match.rank not in dead or row.cls.role == "root"]
     speaking = {row.match.rank for row in rows}
     deaths = [death for death in deaths if death[1] not in speaking]
     first_row = rows[0] if rows else None

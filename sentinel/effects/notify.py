@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
 import socket
 import sys
 import time
@@ -139,8 +140,9 @@ class Notifier:
 
     def _kill(self) -> None:
         if self._child is not None and self._child.returncode is None:
+            # Not Process.kill(): it reaps an ended child behind the back of asyncio's own watcher.
             with contextlib.suppress(ProcessLookupError):
-                self._child.kill()
+                os.kill(self._child.pid, signal.SIGKILL)
 
     # ------------------------------------------------------------ one round
 

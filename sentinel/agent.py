@@ -1,0 +1,280 @@
+"""The agent of one node: follows the logs of its ranks, tells of their ends, passes on what checks find."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from sentinel.clock import Clock
+from sentinel.cluster.base import RankProcess
+from sentinel.core.model import CheckResult, LogMatch, Now, ProtectedJob, RankExit, RankReport, Report
+from sentinel.logs.reader import LogBatch, Position, RankLog
+from sentinel.logs.ruleset import RuleSet
+from sentinel.metrics import Metrics
+
+log = structlog.get_logger()
+
+POLL_S = 0.1  # how often a log is looked at: one fstat when nothing is new
+SAVE_POSITIONS_S = 2.0
+# A rank that is silent for so long is looked at in /proc, so often; a stepping one never is.
+SILENT_S = 2.0
+LOOK_S = 2.0
+# Reading a log to its end is bounded: a job that writes faster than we read must not hold up its recovery.
+DRAIN_BYTES = 64 << 20
+
+Output = Callable[[int, bytes], None]  # (rank, raw bytes of its log)
+
+
+class Use(Protocol):
+    @property
+    def io_bytes(self) -> int: ...
+    @property
+    def state(self) -> str: ...
+
+
+Look = Callable[[str, int], Mapping[int, Use]]  # (job, incarnation) -> what /proc says of each rank
+
+
+class _Followed:
+    """One rank's log, and what is remembered of it."""
+
+    def __init__(self, job: str, incarnation: int, process: RankProcess, reader: RankLog, now: Now) -> None:
+        self.job = job
+        self.incarnation = incarnation
+        self.rank = process.rank
+        self.reader = reader
+        self.last_told: tuple[bool, str] | None = None
+        self.heard_s = now.mono_s
+        self.saved: bytes = b""
+        self.ended = False
+
+
+class Agent:
+    """`run` is a task of its owner. Reports go out in order; `send` never waits."""
+
+    def __init__(
+        self,
+        node: str,
+        boot_id: str,
+        clock: Clock,
+        send: Callable[[Report], None],
+        ruleset: Callable[[ProtectedJob], RuleSet],
+        *,
+        metrics: Metrics,
+        output: Output,
+        look: Look,
+        load_positions: Callable[[str], dict[tuple[int, int], bytes]],
+        save_positions: Callable[[dict[tuple[str, int, int], bytes]], None],
+        poll_s: float = POLL_S,
+    ) -> None:
+        self._node = node
+        self._boot_id = boot_id
+        self._clock = clock
+        self._send = send
+        self._ruleset = ruleset
+        self._metrics = metrics
+        self._output = output
+        self._look = look
+        self._load_positions = load_positions
+        self._save_positions = save_positions
+        self._poll_s = poll_s
+        self._sequence = 0
+        self._followed: dict[tuple[str, int], _Followed] = {}
+        self._positions_saved_s = 0.0
+        self._looked_s = 0.0
+
+    # ------------------------------------------------------------ what is followed
+
+    def follow(self, job: ProtectedJob, ranks: list[RankProcess]) -> None:
+        """From now on these are the ranks of the job; the logs of an older incarnation are let go."""
+        self.forget(job.name)
+        now = self._clock()
+        rules = self._ruleset(job)
+        saved = self._load_positions(job.name)
+        for process in ranks:
+            blob = saved.get((job.incarnation, process.rank))
+            reader = RankLog(
+                process.log_path,
+                rules,
+                position=_position(blob),
+                keep_bytes=job.policy.keep_log_bytes,
+                rank=process.rank,
+                incarnation=job.incarnation,
+            )
+            followed = _Followed(job.name, job.incarnation, process, reader, now)
+            self._followed[job.name, process.rank] = followed
+
+    def forget(self, job: str) -> None:
+        for key in [key for key in self._followed if key[0] == job]:
+            self._followed.pop(key).reader.close()
+
+    # ------------------------------------------------------------ reading
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        while True:
+            self.poll()
+            await asyncio.sleep(self._poll_s)
+
+    def poll(self) -> None:
+        """Read what is new of every log and report it; at most one bite per log, so that none starves."""
+        now = self._clock()
+        reports: list[RankReport] = []
+        matches: list[LogMatch] = []
+        for followed in self._followed.values():
+            if not followed.ended:
+                self._read(followed, now, reports, matches)
+        reports += self._look_at_silent(now)
+        if reports or matches:
+            self._report(now, reports, matches)
+        if now.mono_s - self._positions_saved_s >= SAVE_POSITIONS_S:
+            self.save_positions()
+
+    def drain(self, job: str, rank: int | None = None) -> None:
+        """Read the logs of a job (or of one ended rank) to their end and report."""
+        self._report(self._clock(), *self._drained(job, rank))
+
+    def _drained(self, job: str, rank: int | None) -> tuple[list[RankReport], list[LogMatch]]:
+        now = self._clock()
+        reports: list[RankReport] = []
+        matches: list[LogMatch] = []
+        for followed in list(self._followed.values()):
+            if followed.job != job or followed.ended:
+                continue
+            final = rank is not None and followed.rank == rank
+            left = DRAIN_BYTES
+            while left > 0:
+                batch = self._read(followed, now, reports, matches, final=final)
+                left -= max(1, len(batch.data))
+                if batch.caught_up:
+                    break
+        return reports, matches
+
+    def rank_ended(self, job: str, gone: RankExit) -> None:
+        """Tell the end of a rank after everything that the ranks had written before it."""
+        reports, matches = self._drained(job, gone.rank)
+        followed = self._followed.get((job, gone.rank))
+        if followed is not None and followed.incarnation == gone.incarnation:
+            followed.ended = True
+        self._report(self._clock(), reports, matches, exits=((job, gone),))
+
+    def checked(self, result: CheckResult) -> None:
+        self._report(self._clock(), [], [], checks=(result,))
+
+    def _read(
+        self,
+        followed: _Followed,
+        now: Now,
+        reports: list[RankReport],
+        matches: list[LogMatch],
+        *,
+        final: bool = False,
+    ) -> LogBatch:
+        batch = followed.reader.poll(now, final=final)
+        if batch.data:
+            self._metrics.log_read(len(batch.data))
+            self._output(followed.rank, batch.data)
+        for match in batch.matches:
+            matches.append(msgspec.structs.replace(match, job=followed.job))
+        told = (batch.caught_up, batch.problem)
+        if batch.iterations or told != followed.last_told:
+            if batch.iterations:
+                followed.heard_s = now.mono_s
+            followed.last_told = told
+            reports.append(
+                RankReport(
+                    job=followed.job,
+                    incarnation=followed.incarnation,
+                    rank=followed.rank,
+                    iterations=batch.iterations,
+                    caught_up=batch.caught_up,
+                    log_problem=batch.problem,
+                )
+            )
+        return batch
+
+    def _look_at_silent(self, now: Now) -> list[RankReport]:
+        """What the processes of silent ranks do: stopped, stuck in the kernel, still reading and writing."""
+        if now.mono_s - self._looked_s < LOOK_S:
+            return []
+        silent = [f for f in self._followed.values() if not f.ended and now.mono_s - f.heard_s > SILENT_S]
+        if not silent:
+            return []
+        self._looked_s = now.mono_s
+        reports = []
+        for job, incarnation in {(f.job, f.incarnation) for f in silent}:
+            uses = self._look(job, incarnation)
+            for followed in silent:
+                use = uses.get(followed.rank)
+                if followed.job == job and use is not None:
+                    caught_up, problem = followed.last_told or (False, "")
+                    reports.append(
+                        RankReport(
+                            job=job,
+                            incarnation=incarnation,
+                            rank=followed.rank,
+                            caught_up=caught_up,
+                            log_problem=problem,
+                            state=use.state,
+                            io_bytes=use.io_bytes,
+                        )
+                    )
+        return reports
+
+    def _report(
+        self,
+        now: Now,
+        ranks: list[RankReport],
+        matches: list[LogMatch],
+        *,
+        exits: tuple[tuple[str, RankExit], ...] = (),
+        checks: tuple[CheckResult, ...] = (),
+    ) -> None:
+        self._sequence += 1
+        self._send(
+            Report(
+                node=self._node,
+                boot_id=self._boot_id,
+                sequence=self._sequence,
+                now=now,
+                ranks=tuple(ranks),
+                matches=tuple(matches),
+                exits=exits,
+                checks=checks,
+            )
+        )
+
+    # ------------------------------------------------------------ positions
+
+    def save_positions(self) -> None:
+        """Where each log was read to: a successor reads on from there."""
+        self._positions_saved_s = self._clock().mono_s
+        changed: dict[tuple[str, int, int], bytes] = {}
+        for followed in self._followed.values():
+            position = followed.reader.position
+            if position is None:
+                continue
+            blob = msgspec.json.encode(position)
+            if blob != followed.saved:
+                followed.saved = blob
+                changed[followed.job, followed.incarnation, followed.rank] = blob
+        if changed:
+            self._save_positions(changed)
+
+    def close(self) -> None:
+        self.save_positions()
+        for followed in self._followed.values():
+            followed.reader.close()
+        self._followed.clear()
+
+
+def _position(blob: bytes | None) -> Position | None:
+    if blob is None:
+        return None
+    try:
+        return msgspec.json.decode(blob, type=Position)
+    except msgspec.DecodeError:  # of another version: the log is read from its beginning
+        log.warning("log_position_unreadable")
+        return None

@@ -1,0 +1,42 @@
+"""`sentinel extend NAME 2h`: more time before maxDuration ends the job, with no restart."""
+
+import argparse
+
+from msgspec import structs
+
+from sentinel.cli.control import Lock, ask
+from sentinel.cli.options import add_settings, duration_s, read_settings
+from sentinel.cli.protect import open_store, say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="the job")
+    parser.add_argument("time", type=duration_s, help="how much longer: 30m, 2h, 1d")
+    add_settings(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    settings = read_settings(args)
+    store = open_store(settings) if settings is not None else None
+    if settings is None or store is None:
+        return 78
+    job = store.job(args.name)
+    if job is None or job.state.final:
+        say(f"no running job {args.name!r} in {settings.state_path}")
+        return 1
+    if job.policy.max_duration_s is None:
+        say(f"{args.name} has no maxDuration: it may run as long as it likes")
+        return 1
+    folder = settings.state_path / "jobs" / args.name
+    lock = Lock(folder)
+    if not lock.take():
+        answer = ask(folder, {"do": "extend", "seconds": args.time})
+        say(str(answer.get("text")) if answer else f"the Sentinel that protects {args.name} does not answer")
+        return 0 if answer and answer.get("ok") else 1
+    try:
+        job = store.job(args.name) or job
+        store.save(jobs=[structs.replace(job, extra_s=job.extra_s + args.time)])
+    finally:
+        lock.release()
+    say(f"{args.name} may run {job.extra_s + args.time:.0f} s longer than its maxDuration")
+    return 0

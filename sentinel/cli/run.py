@@ -1,0 +1,142 @@
+"""`sentinel run -- CMD`: start a job on this machine and keep it alive."""
+
+import argparse
+import os
+import re
+import sys
+import time
+
+from sentinel.cli.options import add_settings
+from sentinel.cli.protect import detached, open_store, protect, say
+from sentinel.core.model import JobState, Launch, Policy, ProtectedJob
+from sentinel.settings import Settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy", metavar="FILE", help="a JobPolicy (YAML); without one, sane defaults protect"
+    )
+    parser.add_argument("--name", help="name of the job (default: from CMD)")
+    parser.add_argument(
+        "--nproc",
+        type=int,
+        metavar="N",
+        help="start N ranks of CMD with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_*",
+    )
+    parser.add_argument("--detach", action="store_true", help="protect the job in the background")
+    parser.add_argument("--adopt", action="store_true", help="if a job of this name runs, protect that one")
+    add_settings(parser)
+    parser.add_argument("cmd", nargs=argparse.REMAINDER, metavar="-- CMD …", help="the training command")
+
+
+def main(args: argparse.Namespace) -> int:
+    command = args.cmd[1:] if args.cmd[:1] == ["--"] else args.cmd
+    if not command:
+        say("no command: sentinel run [options] -- CMD …")
+        return 64
+    if args.nproc is not None and not 1 <= args.nproc <= 4096:
+        say(f"--nproc {args.nproc}: expected 1 to 4096")
+        return 64
+    loaded = _configuration(args)
+    if loaded is None:
+        return 78
+    policy, settings = loaded
+    name = args.name or default_name(command)
+    from sentinel.cluster.local.store import check_job_name
+    from sentinel.errors import PermanentError
+
+    try:
+        check_job_name(name)
+    except PermanentError as error:
+        say(str(error))
+        return 64
+    return _start(args, name, command, policy, settings)
+
+
+def _configuration(args: argparse.Namespace) -> tuple[Policy, Settings] | None:
+    if not args.policy and not args.settings:
+        return Policy(), Settings()
+    from sentinel.config.client import ConfigProblem, load_in_child
+
+    try:
+        return load_in_child(args.policy, args.settings)
+    except ConfigProblem as problem:
+        print(problem.text, file=sys.stderr)
+        return None
+
+
+def default_name(command: list[str]) -> str:
+    """The script's name where there is one, else the program's."""
+    script = next((word for word in command[1:] if word.endswith((".py", ".sh"))), command[0])
+    base = re.sub(r"[^a-z0-9.-]+", "-", os.path.basename(script).lower().rsplit(".", 1)[0]).strip("-.")
+    return base[:50] or "job"
+
+
+def _start(
+    args: argparse.Namespace, name: str, command: list[str], policy: Policy, settings: Settings
+) -> int:
+    from sentinel.cli.control import Lock
+    from sentinel.clock import boot_id
+
+    store = open_store(settings)
+    if store is None:
+        return 73
+    old = store.job(name)
+    if old is not None and not old.state.final and not args.name and not args.adopt:
+        name, old = _free_name(store, name)
+    lock = Lock(settings.state_path / "jobs" / name)
+    if args.adopt and old is not None and not old.state.final:
+        from sentinel.cli.attach import attach
+
+        store.close()
+        return attach(settings, name, detach=args.detach)
+    if (old is not None and not old.state.final) or not lock.take():
+        say(
+            f"a job named {name} is already running: `sentinel attach {name}`, or `sentinel run --adopt --name {name} …`"
+        )
+        store.close()
+        return 73
+    size = args.nproc or 1
+    job = ProtectedJob(
+        name=name,
+        policy=policy,
+        launch=Launch(command=tuple(command), cwd=os.getcwd(), env=dict(os.environ), nproc=args.nproc),
+        incarnation=old.incarnation if old else 0,
+        incidents=old.incidents if old else 0,
+        size=size,
+        original_size=size,
+        created_wall_s=time.time(),
+        boot_id=boot_id(),
+        sentence="Waits for its first start.",
+    )
+    store.save(jobs=[job])
+    if not args.detach:
+        return protect(job, settings, store, lock, fresh=True)
+    # SQLite connections and locks are not for two processes: the child opens its own.
+    store.close()
+    lock.release()
+
+    def work(on_ready: object) -> int:
+        child_store = open_store(settings)
+        child_lock = Lock(settings.state_path / "jobs" / name)
+        if child_store is None or not child_lock.take():
+            say(f"{name}: another Sentinel took the job")
+            return 73
+        return protect(job, settings, child_store, child_lock, fresh=True, on_ready=on_ready)  # type: ignore[arg-type]
+
+    return detached(settings, name, work)
+
+
+def _free_name(store: object, name: str) -> tuple[str, ProtectedJob | None]:
+    from sentinel.cluster.local.store import LocalStore
+
+    assert isinstance(store, LocalStore)
+    number = 2
+    while (old := store.job(f"{name}-{number}")) is not None and old.state not in (
+        JobState.SUCCEEDED,
+        JobState.ERROR,
+        JobState.STOPPED,
+        JobState.EXPIRED,
+    ):
+        number += 1
+    return f"{name}-{number}", old

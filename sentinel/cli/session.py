@@ -1,0 +1,451 @@
+"""One protected job on this machine: the agent and the controller in one process, over the local cluster."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from msgspec import structs
+
+from sentinel.agent import Agent
+from sentinel.checks import gpus
+from sentinel.checks.runner import CheckRunner
+from sentinel.cli.control import Lock, Presence, listen, write_presence
+from sentinel.clock import boot_id, system_now
+from sentinel.cluster.local.machine import LocalMachine
+from sentinel.cluster.local.processes import read_proc
+from sentinel.cluster.local.store import LocalStore
+from sentinel.controller import PROOF_RULE, Controller
+from sentinel.core import recovery
+from sentinel.core.budget import restarts_left
+from sentinel.core.model import JobState, LogRule, ProtectedJob, RankExit
+from sentinel.errors import PermanentError, TemporaryError
+from sentinel.failures import failure_classes
+from sentinel.metrics import Metrics
+from sentinel.settings import Settings
+
+log = structlog.get_logger()
+
+CYCLE_S = 0.25
+LIVE_S = 0.5
+FLUSH_MAIL_S = 15.0
+
+# Exit codes that are not the job's own; docs/exit-codes.md explains them.
+EXIT_EXPIRED = 124
+EXIT_GAVE_UP = 125
+EXIT_WARNED = 75
+EXIT_STOPPED = 130
+EXIT_CANNOT_START = 69
+
+
+class Quiet:
+    """The terminal of a session that shows nothing."""
+
+    def output(self, rank: int, data: bytes) -> None: ...
+    def say(self, text: str) -> None: ...
+    def live(self, live: Any) -> None: ...
+    def detach(self) -> None: ...
+    def close(self, timeout_s: float = 2.0) -> None: ...
+
+
+class Session:
+    """Made once per process. `run` returns the exit code."""
+
+    def __init__(
+        self,
+        job: ProtectedJob,
+        settings: Settings,
+        store: LocalStore,
+        lock: Lock,
+        terminal: Any,
+        *,
+        fresh: bool,
+        on_ready: Callable[[], None] = lambda: None,
+        end_at_once: recovery.EndRequested | None = None,
+    ) -> None:
+        self.name = job.name
+        self._job = job
+        self._settings = settings
+        self._store = store
+        self._lock = lock
+        self._terminal = terminal
+        self._fresh = fresh
+        self._on_ready = on_ready
+        self._end_at_once = end_at_once
+        self._folder = settings.state_path / "jobs" / job.name
+        self._boot_id = boot_id()
+        self._ended = asyncio.Event()
+        self._handed_over = False
+        self._interrupts = 0
+        self._rules: Any = None
+        self._server: Any = None
+        self._notifier: Any = None
+        self._metrics = Metrics()
+        self._tasks: list[asyncio.Task[None]] = []
+        cluster = LocalMachine(settings.state_path, self._on_exit, self._on_supervisor_lost)
+        cluster.precheck = self._precheck
+        cluster.places = lambda: gpus.inventory(settings.sysfs)
+        cluster.environment = lambda out: gpus.cuda_environment(gpus.inventory(settings.sysfs), out)
+        self._cluster = cluster
+        self._checks = CheckRunner(settings, self._watched_paths())
+        self._agent = Agent(
+            socket.gethostname(),
+            self._boot_id,
+            system_now,
+            lambda report: self._controller.fold(report),
+            self._ruleset,
+            metrics=self._metrics,
+            output=terminal.output,
+            look=cluster.look,
+            load_positions=store.positions,
+            save_positions=lambda positions: store.save(positions=positions),
+        )
+        self._controller = Controller(
+            cluster,
+            store,
+            self._agent,
+            failure_classes(),
+            system_now,
+            self._boot_id,
+            metrics=self._metrics,
+            say=lambda _, sentence: terminal.say(sentence),
+            wake_mail=lambda: self._notifier.wake() if self._notifier else None,
+            on_end=lambda _: self._ended.set(),
+        )
+
+    # ------------------------------------------------------------ life
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        picture = self._controller.add(self._job, self._store.incidents(self.name))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._signalled, number)
+        for name in self._job.policy.warning_signals:
+            loop.add_signal_handler(signal.Signals[name], self._signalled, signal.Signals[name])
+        control = await listen(self._folder, self._asked)
+        self._presence("")
+        try:
+            if self._fresh:
+                await self._launch()
+            else:
+                await self._adopt()
+            self._on_ready()
+            self._start_services()
+            if self._end_at_once is not None:
+                self._controller.request_end(self.name, self._end_at_once)
+            await self._loop()
+        except PermanentError as error:
+            return self._cannot_start(error)
+        finally:
+            control.close()
+            await self._close()
+        return self._exit_code(picture.job)
+
+    async def _launch(self) -> None:
+        await self._controller.launch(self.name)
+
+    async def _adopt(self) -> None:
+        found = await self._cluster.adopt(self.name)
+        job = self._controller.pictures[self.name].job
+        if found.rebooted and not job.state.final and found.incarnation == job.incarnation:
+            self._controller.rebooted(self.name)
+            return
+        current = found.incarnation == job.incarnation
+        ranks, exits = (found.ranks, found.exits) if current else ([], [])
+        places = gpus.usable(gpus.inventory(self._settings.sysfs), job.excluded)
+        entities = {r.rank: places[r.rank][1].entity for r in ranks if r.rank < len(places)}
+        if job.launch is not None and job.launch.nproc is None and len(places) > 1:
+            entities = {}
+        self._terminal.say(
+            f"protects {self.name} again: incarnation {job.incarnation}, {len(ranks)} ranks run, {len(exits)} ended"
+        )
+        if found.ended_unknown and current:
+            self._terminal.say("the supervisor of the job was killed: how these ranks ended is not known")
+        incident = self._controller.pictures[self.name].incident
+        if not current and incident is None and job.state == JobState.RUNNING:
+            await self._controller.start_again(self.name)
+            return
+        self._controller.adopt(self.name, ranks, exits, entities)
+
+    def _start_services(self) -> None:
+        """What is not needed to start a rank comes after: mail, page, checks."""
+        from sentinel.effects.notify import Notifier
+
+        self._notifier = Notifier(
+            self._settings,
+            self._controller.pending_mail,
+            self._controller.record_mail,
+            log_paths=lambda job: self._log_paths(),
+        )
+        self._checks.on_result = self._agent.checked
+        for run in (self._agent.run(), self._checks.run(), self._notifier.run(), self._serve(), self._show()):
+            self._tasks.append(asyncio.create_task(run))
+
+    async def _loop(self) -> None:
+        ended = asyncio.create_task(self._ended.wait())
+        try:
+            while not ended.done():
+                self._controller.cycle()
+                for task in self._tasks:
+                    if task.done() and not task.cancelled() and task.exception() is not None:
+                        # A service that broke is said and counted; the protection of the job goes on.
+                        log.error("service_broke", error=repr(task.exception()))
+                        self._metrics.exception("service")
+                        self._terminal.say(f"a part of Sentinel broke and is off: {task.exception()!r}")
+                        self._tasks.remove(task)
+                        break
+                await asyncio.wait((ended,), timeout=CYCLE_S)
+        finally:
+            ended.cancel()
+
+    async def _close(self) -> None:
+        job = self._controller.pictures[self.name].job
+        await self._controller.close()
+        if self._notifier is not None and not self._handed_over:
+            waiting = await self._notifier.flush(FLUSH_MAIL_S)
+            if waiting:
+                self._terminal.say(
+                    f"{waiting} mails wait; the next Sentinel of this state directory sends them"
+                )
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._checks.close()
+        self._agent.close()
+        if self._server is not None:
+            await self._server.close()
+        if job.state.final:
+            await self._cluster.release(self.name)
+        self._cluster.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._folder / "sentinel.json")
+        self._store.close()
+        self._lock.release()
+
+    # ------------------------------------------------------------ ends
+
+    def _exit_code(self, job: ProtectedJob) -> int:
+        if self._handed_over or not job.state.final:
+            return 0
+        self._terminal.live(None)
+        if job.state == JobState.SUCCEEDED:
+            return 0
+        self._terminal.say(f"{self.name} ended: {job.state.value} ({job.reason}): {job.sentence}")
+        if job.state == JobState.EXPIRED:
+            return EXIT_EXPIRED
+        if job.state == JobState.STOPPED:
+            return job.exit_code if job.exit_code is not None else EXIT_STOPPED
+        for gone in self._controller.pictures[self.name].failed_exits:
+            if gone.code is not None:
+                return gone.code
+            if gone.signal is not None:
+                return 128 + gone.signal
+        return EXIT_GAVE_UP
+
+    def _cannot_start(self, error: PermanentError) -> int:
+        picture = self._controller.pictures[self.name]
+        job = structs.replace(
+            picture.job, state=JobState.ERROR, reason=error.reason, sentence=str(error), started_mono_s=None
+        )
+        picture.job = job
+        self._store.save(jobs=[job])
+        self._terminal.say(f"{self.name} cannot start ({error.reason}): {error}")
+        return {"NotFound": 127, "NotExecutable": 126}.get(error.reason, EXIT_CANNOT_START)
+
+    # ------------------------------------------------------------ what comes in
+
+    def _on_exit(self, job: str, gone: RankExit) -> None:
+        self._agent.rank_ended(job, gone)
+
+    def _on_supervisor_lost(self, job: str) -> None:
+        self._terminal.say(
+            "the job's supervisor was killed: the ranks run on, how they end will not be known"
+        )
+        picture = self._controller.pictures[job]
+        note = "the job's supervisor was killed: exit statuses are unknown until the next start"
+        picture.job = structs.replace(picture.job, degraded=(*picture.job.degraded, note))
+
+    def _signalled(self, number: signal.Signals) -> None:
+        policy = self._controller.pictures[self.name].job.policy
+        if number == signal.SIGHUP:
+            self._terminal.say("detached: the job goes on, and so does its protection")
+            self._terminal.detach()
+            return
+        if number == signal.SIGINT:
+            self._interrupts += 1
+            grace_s = policy.graceful_stop_s if self._interrupts == 1 else 0.0
+            text = "Stopped by Ctrl-C" + (
+                f": {grace_s:.0f} s to end; Ctrl-C again kills it."
+                if self._interrupts == 1
+                else ", twice: killed."
+            )
+            self._request(JobState.STOPPED, "Stopped", text, grace_s, save=False, code=EXIT_STOPPED)
+            return
+        text = f"{number.name} was sent to Sentinel: saves, stops, and leaves nothing behind."
+        self._request(JobState.STOPPED, "Warned", text, policy.graceful_stop_s, save=True, code=EXIT_WARNED)
+
+    def _request(
+        self, state: JobState, reason: str, text: str, grace_s: float, *, save: bool, code: int | None
+    ) -> None:
+        self._controller.request_end(
+            self.name, recovery.EndRequested(state, reason, text, grace_s, save=save, code=code)
+        )
+
+    async def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What `stop`, `extend` and `attach` ask over the control socket."""
+        what = request.get("do")
+        policy = self._controller.pictures[self.name].job.policy
+        if what == "stop":
+            grace_s = float(request.get("grace_s", policy.graceful_stop_s))
+            save = bool(request.get("save", True))
+            self._request(
+                JobState.STOPPED, "Stopped", "Stopped by a person.", grace_s, save=save, code=EXIT_STOPPED
+            )
+            return {"ok": True, "text": f"{self.name} is being stopped"}
+        if what == "extend":
+            job = self._controller.extend(self.name, float(request["seconds"]))
+            return {
+                "ok": True,
+                "text": f"{self.name} may run {job.extra_s:.0f} s longer than its maxDuration",
+            }
+        if what == "release":
+            text = self._checks.book.release(str(request.get("entity", "")))
+            return {"ok": text > 0, "text": f"{text} findings were ended by a person"}
+        if what == "handover":
+            self._handed_over = True
+            self._ended.set()
+            return {"ok": True, "text": "handed over"}
+        return {"ok": False, "text": f"unknown request {what!r}"}
+
+    # ------------------------------------------------------------ services
+
+    async def _serve(self) -> None:
+        if not self._settings.listen:
+            return
+        from sentinel.web.server import serve
+
+        try:
+            self._server = await serve(self._settings.listen, self.view, self._metrics)
+        except PermanentError as error:
+            self._terminal.say(f"no status page: {error}")
+            return
+        self._presence(self._server.url)
+        self._terminal.say(f"{self.name}: status and metrics on {self._server.url}")
+
+    async def _show(self) -> None:
+        from sentinel.cli.terminal import Live
+
+        while True:
+            picture, now = self._controller.pictures[self.name], system_now()
+            job = picture.job
+            state = picture.incident.phase.value if picture.incident else job.state.value
+            self._terminal.live(
+                Live(
+                    state=state,
+                    step=picture.timing.last_step,
+                    step_ms=picture.timing.step_ms,
+                    ratio=picture.timing.ratio,
+                    restarts_left=restarts_left(job, now),
+                    time_left_s=picture.time_left_s(now),
+                )
+            )
+            self._update_metrics(picture)
+            await asyncio.sleep(LIVE_S)
+
+    def _update_metrics(self, picture: Any) -> None:
+        self._metrics.jobs({picture.job.state: 1})
+        self._metrics.degraded(len(self._degraded()))
+        if self._notifier is not None:
+            self._metrics.mails_waiting(self._notifier.waiting)
+
+    def _degraded(self) -> tuple[str, ...]:
+        picture = self._controller.pictures[self.name]
+        problems = [
+            f"log of rank {r.rank}: {r.log_problem}" for r in picture.timing.ranks.values() if r.log_problem
+        ]
+        return (*self._store.degraded, *picture.job.degraded, *problems)
+
+    def view(self) -> Any:
+        from sentinel.web.view import Protector, RankRow, build_view
+
+        picture, now = self._controller.pictures[self.name], system_now()
+        rows = []
+        for rank in range(picture.job.size):
+            timing = picture.timing.ranks.get(rank)
+            gone = picture.exits.get(rank)
+            state = gone.describe() if gone else "running" if rank in picture.alive else "not running"
+            if timing is None:
+                rows.append(RankRow(rank=rank, state=state, pid=picture.pids.get(rank)))
+                continue
+            rows.append(
+                RankRow(
+                    rank=rank,
+                    state=state,
+                    pid=picture.pids.get(rank),
+                    step=timing.last_step,
+                    step_ms=timing.step_ms,
+                    hardware_ms=timing.hardware_ms,
+                    e2e_ms=timing.e2e_ms,
+                    ratio=timing.ratio,
+                    rate=timing.rate_per_s,
+                    last_age_s=None if timing.last_at_s is None else now.mono_s - timing.last_at_s,
+                )
+            )
+        url = self._server.url if self._server else ""
+        return build_view(
+            picture.job,
+            now=now,
+            boot_id=self._boot_id,
+            incidents=self._store.incidents(self.name),
+            events=self._store.events(self.name),
+            ranks=rows,
+            findings=picture.findings,
+            degraded=self._degraded(),
+            protector=Protector(
+                pid=os.getpid(), url=url, loop_age_s=now.mono_s - self._controller.turned_mono_s
+            ),
+        )
+
+    # ------------------------------------------------------------ helpers
+
+    async def _precheck(self, components: tuple[str, ...]) -> Any:
+        try:
+            return await self._checks.check_now(components)
+        except KeyError as error:
+            raise TemporaryError(f"unknown check {error}") from None
+
+    def _ruleset(self, job: ProtectedJob) -> Any:
+        """Compiled when the first log is followed: the ranks are already running by then."""
+        if self._rules is None:
+            from sentinel.logs.ruleset import load_ruleset
+            from sentinel.rules import RuleError
+
+            extra = job.policy.log_rules
+            checkpoint = job.policy.resume.checkpoint if job.policy.resume else None
+            if checkpoint is not None and checkpoint.proof is not None and checkpoint.proof.log_pattern:
+                proof = LogRule(id=PROOF_RULE, pattern=checkpoint.proof.log_pattern, failure="proof")
+                extra = (*extra, proof)
+            cache = self._settings.state_path / "cache"
+            try:
+                self._rules = load_ruleset(extra, self._settings.rules_dir, cache)
+            except RuleError as error:
+                self._terminal.say(f"the added rules are left out: {error}")
+                self._rules = load_ruleset(extra, "", cache)
+        return self._rules
+
+    def _watched_paths(self) -> list[str]:
+        return [self._job.launch.cwd if self._job.launch else "/", str(self._settings.state_path)]
+
+    def _log_paths(self) -> list[str]:
+        job = self._controller.pictures[self.name].job
+        return [self._cluster.log_path(self.name, job.incarnation, rank) for rank in range(min(job.size, 8))]
+
+    def _presence(self, url: str) -> None:
+        me = read_proc(os.getpid())
+        write_presence(
+            self._folder, Presence(pid=os.getpid(), start_ticks=me.start_ticks if me else 0, url=url)
+        )

@@ -1,0 +1,105 @@
+"""Room on one machine: its GPUs are the places, and the checks say which of them are fit."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol
+
+from msgspec import Struct
+
+from sentinel.cluster.base import Room
+from sentinel.cluster.local.cluster import LocalCluster
+from sentinel.cluster.local.processes import scan, tree_use
+from sentinel.core.model import CheckResult, CheckState, Component, Finding, ProtectedJob, Severity
+
+# Findings of these components that are at least `degraded` keep a job from starting at all.
+_BLOCKING = (Component.DISK, Component.SYSTEM)
+
+
+class Place(Protocol):
+    @property
+    def entity(self) -> str: ...
+
+
+class RankLook(Struct, frozen=True):
+    """`state` as in /proc/PID/stat; `io_bytes` read and written by the rank and its helpers."""
+
+    state: str
+    io_bytes: int
+
+
+Precheck = Callable[[tuple[str, ...]], Awaitable[list[CheckResult]]]
+Environment = Callable[[Iterable[str]], dict[str, str]]  # excluded entities -> variables that hide them
+
+
+class LocalMachine(LocalCluster):
+    """The whole Cluster protocol. `places` lists the GPUs in the order in which CUDA counts them."""
+
+    precheck: Precheck
+    places: Callable[[], tuple[Place, ...]]
+    environment: Environment
+
+    async def room(self, job: ProtectedJob, size: int, excluded: tuple[str, ...]) -> Room:
+        """Checks of the machine at most 10 s old, then a healthy GPU for every rank where it has GPUs at all."""
+        results = await self.precheck(job.policy.precheck.checks)
+        findings = [finding for result in results for finding in result.findings]
+        blocking = [
+            f for f in findings if f.component in _BLOCKING and f.severity.order >= Severity.DEGRADED.order
+        ]
+        if blocking:
+            text = "; ".join(f.summary for f in blocking)
+            return Room(size=0, reason="PrecheckFailed", sentence=f"The pre-check failed: {text}")
+        unknown = [r for r in results if r.state == CheckState.UNKNOWN]
+        note = f" (not known: {'; '.join(f'{r.check}: {r.detail}' for r in unknown)})" if unknown else ""
+        return self._gpus(job, size, excluded, findings, note)
+
+    def _gpus(
+        self, job: ProtectedJob, size: int, excluded: tuple[str, ...], findings: list[Finding], note: str
+    ) -> Room:
+        places = [place.entity for place in self.places()]
+        bad = {
+            f.entity: f.summary
+            for f in findings
+            if f.entity in places and f.severity.order >= Severity.DEGRADED.order
+        }
+        out = tuple(dict.fromkeys((*excluded, *bad)))
+        asked = job.launch.nproc if job.launch is not None else None
+        if asked is None or job.original_size > len(places):
+            # One process takes what it sees; more ranks than GPUs share them or need none.
+            fit = [place for place in places if place not in out]
+            if places and not fit:
+                return Room(size=0, reason="NoRoom", sentence=_no_room(size, places, out, bad))
+            env = self.environment(out) if out and places else {}
+            return Room(
+                size=size,
+                entities={0: fit[0]} if len(fit) == 1 else {},
+                excluded=out,
+                env=env,
+                sentence=f"The pre-check passed{note}.",
+            )
+        fit = [place for place in places if place not in out]
+        least = job.policy.elastic.min_nodes if job.policy.elastic and not job.elastic_frozen else size
+        if len(fit) < min(least, size):
+            return Room(size=0, reason="NoRoom", sentence=_no_room(size, places, out, bad))
+        size = min(size, len(fit))
+        sentence = f"The pre-check passed: {size} ranks on {len(fit)} healthy GPUs"
+        if out:
+            sentence += f", without {', '.join(out)}"
+        return Room(
+            size=size,
+            entities=dict(enumerate(fit[:size])),
+            excluded=out,
+            env=self.environment(out) if out else {},
+            sentence=f"{sentence}{note}.",
+        )
+
+    def look(self, job: str, incarnation: int) -> Mapping[int, RankLook]:
+        found = self.find_ranks(job, incarnation)
+        uses = tree_use({rank: proc.pid for rank, proc in found.items()}, scan())
+        return {
+            rank: RankLook(proc.state, uses[rank].io_bytes) for rank, proc in found.items() if rank in uses
+        }
+
+
+def _no_room(size: int, places: list[str], out: tuple[str, ...], bad: Mapping[str, str]) -> str:
+    fit = len([place for place in places if place not in out])
+    why = "; ".join(f"{entity}: {bad.get(entity, 'left out after a fault')}" for entity in out)
+    return f"No room: {size} ranks need {size} GPUs, {fit} of {len(places)} are healthy ({why})."
