@@ -33,6 +33,7 @@ log = structlog.get_logger()
 CYCLE_S = 0.25
 LIVE_S = 0.5
 FLUSH_MAIL_S = 15.0
+SAVE_CHECKS_S = 10.0
 
 # Exit codes that are not the job's own; docs/exit-codes.md explains them.
 EXIT_EXPIRED = 124
@@ -81,6 +82,7 @@ class Session:
         self._ended = asyncio.Event()
         self._handed_over = False
         self._interrupts = 0
+        self._checks_saved = b""
         self._rules: Any = None
         self._server: Any = None
         self._notifier: Any = None
@@ -182,6 +184,9 @@ class Session:
             log_paths=lambda job: self._log_paths(),
         )
         self._checks.on_result = self._agent.checked
+        kept = self._store.positions(self._checks_key).get((0, 0))
+        if kept is not None:
+            self._checks.restore(kept)
         for run in (self._agent.run(), self._checks.run(), self._notifier.run(), self._serve(), self._show()):
             self._tasks.append(asyncio.create_task(run))
 
@@ -214,6 +219,7 @@ class Session:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._save_checks()
         self._checks.close()
         self._agent.close()
         if self._server is not None:
@@ -313,8 +319,11 @@ class Session:
                 "text": f"{self.name} may run {job.extra_s:.0f} s longer than its maxDuration",
             }
         if what == "release":
-            text = self._checks.book.release(str(request.get("entity", "")))
-            return {"ok": text > 0, "text": f"{text} findings were ended by a person"}
+            entity, book = str(request.get("entity", "")), self._checks.book
+            ended = sum(book.clear(finding.key) for finding in book.active() if finding.entity == entity)
+            known = ", ".join(sorted({finding.entity for finding in book.active()})) or "none"
+            text = f"{ended} findings of {entity} were ended by a person"
+            return {"ok": ended > 0, "text": text if ended else f"no finding of {entity!r} (there are: {known})"}
         if what == "handover":
             self._handed_over = True
             self._ended.set()
@@ -339,6 +348,7 @@ class Session:
     async def _show(self) -> None:
         from sentinel.cli.terminal import Live
 
+        checks_saved_s = system_now().mono_s
         while True:
             picture, now = self._controller.pictures[self.name], system_now()
             job = picture.job
@@ -354,6 +364,9 @@ class Session:
                 )
             )
             self._update_metrics(picture)
+            if now.mono_s - checks_saved_s >= SAVE_CHECKS_S:
+                checks_saved_s = now.mono_s
+                self._save_checks()
             await asyncio.sleep(LIVE_S)
 
     def _update_metrics(self, picture: Any) -> None:
@@ -411,6 +424,17 @@ class Session:
         )
 
     # ------------------------------------------------------------ helpers
+
+    @property
+    def _checks_key(self) -> str:
+        return f"{self.name}/checks"
+
+    def _save_checks(self) -> None:
+        """What the checks found and how far the kernel log was read: nothing is lost or told twice."""
+        snapshot = self._checks.snapshot()
+        if snapshot != self._checks_saved:
+            self._checks_saved = snapshot
+            self._store.save(positions={(self._checks_key, 0, 0): snapshot})
 
     async def _precheck(self, components: tuple[str, ...]) -> Any:
         try:
