@@ -48,7 +48,7 @@ async def serve(listen: str, view: Callable[[], View], metrics: Metrics) -> Serv
     `listen` is not a loopback address and port, or cannot be bound at all.
     """
     host, port = parse_listen(listen)
-    runner = web.AppRunner(_application(view, metrics), access_log=None, keepalive_timeout=CONNECTION_S)
+    runner = web.AppRunner(_application(view, metrics), access_log=None)
     await runner.setup()
     try:
         listener = await _bind(_limited(runner), host, port)

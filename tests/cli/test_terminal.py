@@ -304,6 +304,26 @@ def test_a_message_leaves_the_live_line_below_it(terminal_pair: tuple[Fd, Fd]) -
     assert shown(data, 120) == ["half a line", "sentinel: the message", "", "more"]
 
 
+@pytest.mark.parametrize("before", [b"", b"whole line\n", b"half a line"])
+def test_a_message_leaves_nothing_of_the_live_line_behind(
+    terminal_pair: tuple[Fd, Fd], before: bytes
+) -> None:
+    master, slave = terminal_pair
+    resize(slave.fileno(), 120)
+    clock = Clock()
+    terminal = Terminal(slave, slave, 1, clock=clock)
+    terminal.output(0, before)
+    clock.now_s += REDRAW_S
+    terminal.live(LIVE)
+    terminal.tick()
+    terminal.say("short")
+    data = master.read(lambda data: data.count(LINE.encode()) == 2)
+    data += master.read(lambda more: more.endswith(b"\r") or data.endswith(b"\r"))
+    told = [before.decode().strip()] if before else []
+    assert shown(data, 120) == [*told, "sentinel: short", LINE]
+    terminal.close()
+
+
 def test_a_progress_bar_goes_on_above_the_live_line(terminal_pair: tuple[Fd, Fd]) -> None:
     master, slave = terminal_pair
     resize(slave.fileno(), 120)

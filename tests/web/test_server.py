@@ -220,19 +220,30 @@ def test_a_taken_port_falls_back_to_a_free_one(start: Callable[..., Running]) ->
     assert second.ask("/healthz")[0].status == 200
 
 
-def test_idle_connections_do_not_lock_anybody_out(start: Callable[..., Running]) -> None:
+def test_idle_connections_do_not_lock_anybody_out(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest is served at once and the oldest are closed to make room, not only when they are old."""
+    monkeypatch.setattr("sentinel.web.server.CONNECTION_S", 1000.0)
     running = start()
     idle = [
         socket.create_connection(("127.0.0.1", running.port), TIMEOUT_S) for _ in range(4 * MAX_CONNECTIONS)
     ]
     try:
         assert running.ask("/healthz")[0].status == 200
-        # The oldest were closed to make room: a read finds the end of the stream.
-        idle[0].settimeout(TIMEOUT_S)
         assert idle[0].recv(1) == b""
     finally:
         for client in idle:
             client.close()
+
+
+def test_a_client_that_never_finishes_its_request_is_closed(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sentinel.web.server.CONNECTION_S", 0.2)
+    with socket.create_connection(("127.0.0.1", start().port), TIMEOUT_S) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+        assert client.recv(1) == b""
 
 
 def test_after_close_nobody_listens(start: Callable[..., Running]) -> None:
