@@ -19,9 +19,14 @@ from msgspec import Struct
 
 from sentinel.cli.demo_job import DemoJob, bare_run
 from sentinel.cli.demo_view import View
-from sentinel.core.model import Incident, Phase, Symptom
+from sentinel.core.model import Incident, Phase, Stage, Symptom
 
 STEADY_STEPS = 50  # of an incarnation before the next fault: enough for a baseline of what is normal
+LAST_STAGES = (
+    Stage.RECOVERED.value,
+    Stage.GAVE_UP.value,
+    Stage.NOTICE.value,
+)  # one of them ends each incident
 PATIENCE_S = 90.0  # for anything that is waited for: a machine under load is slow, not broken
 
 
@@ -140,11 +145,12 @@ def _with_mail(job: DemoJob, shown: Shown) -> Shown:
         return shown
     deadline_s = time.monotonic() + 15
     subjects: dict[str, str] = {}
-    while "recovered" not in (subjects := job.mail_subjects(shown.incident.id)):
-        if time.monotonic() > deadline_s:
+    while time.monotonic() < deadline_s:
+        subjects = job.mail_subjects(shown.incident.id)
+        if subjects.keys() & set(LAST_STAGES) or not shown.incident.phase.final:
             break
         time.sleep(0.05)
-    subject = subjects.get("recovered") or next(iter(subjects.values()), "")
+    subject = next((subjects[stage] for stage in LAST_STAGES if stage in subjects), "")
     return Shown(
         fault=shown.fault,
         detected_s=shown.detected_s,
@@ -171,7 +177,7 @@ def _run(folder: Path, view: View) -> bool:
                 if not rows[-1].recovered:
                     break
             rows = [_with_mail(job, row) for row in rows]
-            code = job.wait(PATIENCE_S) if all(row.recovered for row in rows) else None
+            code = job.wait(PATIENCE_S) if all(row.recovered for row in rows) else job.ended()
         except DemoError as error:
             view.trouble(str(error))
         expected = undisturbed()

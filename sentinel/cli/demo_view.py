@@ -9,7 +9,7 @@ from typing import Protocol
 
 from sentinel.core.model import Incident
 
-INDENT = 24  # of what a phase says: behind the time and the phase
+INDENT = 25  # of what a phase says: behind the time and the phase
 RED, GREEN, YELLOW, BOLD, DIM = "31", "32", "33", "1", "2"
 
 
