@@ -132,6 +132,7 @@ class FormatState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_step: int | None = None
     lent_step: int | None = None
     bar_total: int = 0
+    silent: int = 0
 
 
 class TimingParser:
@@ -144,13 +145,12 @@ class TimingParser:
         self._last_step: int | None = None
         self._lent_step: int | None = None
         self._bar_total = 0
-        self._emitted = False  # since the primary was chosen
         self._retired: dict[int, tuple[int, int]] = {}  # format -> (line count when last seen, times)
         self._lines = 0
         if state is not None:
             self._primary = next((f for f in formats if f.row.id == state.primary), None)
             self._last_step, self._lent_step = state.last_step, state.lent_step
-            self._bar_total = state.bar_total
+            self._bar_total, self._silent = state.bar_total, state.silent
 
     @property
     def state(self) -> FormatState:
@@ -159,6 +159,7 @@ class TimingParser:
             last_step=self._last_step,
             lent_step=self._lent_step,
             bar_total=self._bar_total,
+            silent=self._silent,
         )
 
     def feed(
@@ -183,7 +184,6 @@ class TimingParser:
                     self._silent = 0
                     self._lines += len(quick)
                     self._last_step = None
-                    self._emitted = True
                 return quick
         found: dict[int, list[tuple[Format, Values]]] = {}
         for form in present:
@@ -218,7 +218,6 @@ class TimingParser:
         elif form.row.progress_bar and step == self._last_step:
             return None  # drawn again
         self._last_step = step
-        self._emitted = True
         return Iteration(at_s, step, values.hardware_ms, values.e2e_ms)
 
     def _make_primary(self, form: Format, values: Values) -> bool:
@@ -235,7 +234,7 @@ class TimingParser:
             return False
         if not richer:
             self._retired[primary.index] = (self._lines, 0)
-        told = self._emitted and richer and (values.step is None or values.step == self._last_step)
+        told = richer and (values.step is None or values.step == self._last_step)
         self._primary, self._silent, self._lent_step = form, 0, None
         # the poorer format has just told this same iteration: it must not count twice
         return not told
@@ -287,7 +286,9 @@ def _group_names(pattern: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\(\?P?<([A-Za-z_]\w*)>", pattern))
 
 
-_TOKEN = re.compile(r"\(\?P<\w+>(\[(?:0-9|\\d)[.,]*\]|\\d)\+\)|( \+|\\s\+)|\\([^\w\s])|([^\\^$.|?*+()\[\]{}])")
+_TOKEN = re.compile(
+    r"\(\?P<\w+>(\[(?:0-9|\\d)[.,]*\]|\\d)\+\)|( \+|\\s\+)|\\([^\w\s])|([^\\^$.|?*+()\[\]{}])"
+)
 
 
 def quick_pattern(pattern: str) -> bytes | None:
@@ -306,7 +307,7 @@ def quick_pattern(pattern: str) -> bytes | None:
             return None
         number, blanks, escaped, plain = token.groups()
         if number:
-            if greedy or not parts:
+            if greedy.strip() or not parts:  # two numbers in a row; or nothing fixed to begin with
                 return None
             inner = number.replace("\\d", "0-9").strip("[]")
             parts.append(b"([%s]{1,%d}+)" % (inner.encode(), NUMBER_LIMIT_DIGITS))

@@ -22,6 +22,7 @@ log = structlog.get_logger(__name__)
 
 PATTERN_LIMIT_CHARS = 1000
 REGEX_MEMORY_BYTES = 4 << 20  # RE2's budget for one pattern
+SET_MEMORY_BYTES = 32 << 20  # and for all together, where there is no hyperscan
 LINE_LIMIT_BYTES = 65_536  # of a longer line only the beginning is looked at
 
 
@@ -45,13 +46,13 @@ def _re2() -> Any:
 
 
 @cache
-def _re2_options() -> Any:
+def _re2_options(max_bytes: int = REGEX_MEMORY_BYTES) -> Any:
     re2 = _re2()
     options = re2.Options()
     options.encoding = re2.Options.Encoding.LATIN1  # logs are bytes, not always UTF-8
     options.never_nl = True  # no match crosses a line end, not even with [^x] or \s
     options.log_errors = False
-    options.max_mem = REGEX_MEMORY_BYTES
+    options.max_mem = max_bytes
     return options
 
 
@@ -146,7 +147,7 @@ class Scanner:
             except hyperscan.error as error:
                 raise ValueError(f"the pattern engine refuses the patterns: {error}") from None
             return
-        self._set = _re2().Set.SearchSet(_re2_options())
+        self._set = _re2().Set.SearchSet(_re2_options(SET_MEMORY_BYTES))
         for pattern in patterns:
             self._set.Add(b"(?m)" + pattern)
         self._set.Compile()
@@ -158,7 +159,7 @@ class Scanner:
             self._database.scan(chunk, self._on_match)
             return self._hits
         if self._set is not None:
-            return [(index, 0) for index in self._set.Match(chunk)]
+            return [(index, 0) for index in self._set.Match(chunk) or ()]
         return []
 
     def _on_match(self, index: int, start: int, end: int, flags: int, context: object) -> None:

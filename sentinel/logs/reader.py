@@ -13,7 +13,8 @@ from sentinel.logs.match import LINE_LIMIT_BYTES
 from sentinel.logs.ruleset import RuleSet
 from sentinel.logs.text import plain, shown, stamp_wall_s
 
-READ_BYTES = 1 << 18  # per poll: twice as fast as 1 MiB, since it stays in the CPU's cache; bounds memory
+READ_BYTES = 1 << 18  # at once: twice as fast as 1 MiB, since it stays in the CPU's cache
+POLL_BYTES = 1 << 20  # in one poll, so that one flood keeps the others waiting for a few milliseconds only
 KEPT_FIRST = 3  # matches of one rule kept of a batch: the first ones, and the last
 
 
@@ -39,7 +40,7 @@ class LogBatch(Struct, kw_only=True):
 
 
 class RankLog:
-    """Follows the log of one rank. Memory: `limit_bytes` of a poll, 64 KiB of an unfinished line."""
+    """Follows the log of one rank. Memory: what one poll reads, 64 KiB of an unfinished line."""
 
     def __init__(
         self,
@@ -78,26 +79,38 @@ class RankLog:
             format=self._timing.state,
         )
 
-    def poll(self, now: Now, limit_bytes: int = READ_BYTES, final: bool = False) -> LogBatch:
+    def poll(self, now: Now, limit_bytes: int = POLL_BYTES, final: bool = False) -> LogBatch:
         """Read on, at most `limit_bytes`. Call again while not `caught_up`.
 
         `final`: the writer has ended, so that a last line without a line end counts too.
         """
-        data = self._follower.read(limit_bytes)
-        at_end = self._follower.at_end
         batch = LogBatch(
             iterations=[],
             matches=[],
             counts={},
-            data=data,
-            caught_up=at_end,
-            problem=self._follower.problem,
+            data=b"",
+            caught_up=False,
+            problem="",
             stamps=[] if self._stamps else None,
         )
-        if data or self._follower.switched or final:
-            flush = final and at_end
-            for text in self._whole_lines(data, self._follower.switched, flush):
-                self._take(text, now, batch)
+        pieces: list[bytes] = []
+        left = limit_bytes
+        while left > 0:
+            data = self._follower.read(min(left, READ_BYTES))
+            problem, switched, at_end = self._follower.problem, self._follower.switched, self._follower.at_end
+            batch.problem = batch.problem or problem  # what a later piece has cured is still told once
+            if data or switched:
+                for text in self._whole_lines(data, switched):
+                    self._take(text, now, batch)
+                pieces.append(data)
+                left -= len(data)
+            if at_end or not (data or switched):
+                break
+        batch.data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        batch.caught_up = self._follower.at_end
+        if final and batch.caught_up:
+            self._take(self._unfinished(), now, batch)
+        if pieces:
             self._follower.free_behind(len(self._rest))
         return batch
 
@@ -106,7 +119,7 @@ class RankLog:
 
     # ------------------------------------------------------------ lines
 
-    def _whole_lines(self, data: bytes, switched: bool, flush: bool) -> Iterator[bytes]:
+    def _whole_lines(self, data: bytes, switched: bool) -> Iterator[bytes]:
         """`data` with what was left before, up to its last line end."""
         if switched:  # what the old file ended with will get no line end any more
             yield self._unfinished()
@@ -131,8 +144,6 @@ class RankLog:
                 line, self._rest, self._dropping = self._rest[:LINE_LIMIT_BYTES], b"", True
                 self.overlong_lines += 1
                 yield self._decode(line + b"\n")
-        if flush:
-            yield self._unfinished()
 
     def _unfinished(self) -> bytes:
         rest, self._rest, self._dropping = self._rest, b"", False
@@ -159,7 +170,7 @@ class RankLog:
             count = 0
             last: tuple[int, int] | None = None
             for bounds in self._rules.patterns[index].lines(text, start):
-                if self._rules.ignored(text[bounds[0] : bounds[1]]):
+                if self._rules.ignored(text[bounds[0] : bounds[1]], index):
                     continue
                 count += 1
                 last = bounds

@@ -33,8 +33,11 @@ class RuleSet:
         ignores: Iterable[IgnoreRow],
         timing: Iterable[TimingRow],
         cache_dir: Path | None = None,
+        owned: frozenset[str] = frozenset(),
     ) -> None:
+        """`owned`: ids of rules to which the ignored lines do not apply, since their owner said what to look for."""
         self.rules = tuple(rules)
+        self._owned = frozenset(index for index, rule in enumerate(self.rules) if rule.id in owned)
         self.formats = tuple(Format(row, index) for index, row in enumerate(timing))
         self.patterns = tuple(LinePattern(rule.pattern, rule.literal) for rule in self.rules)
         self.ignores = tuple(LinePattern(row.pattern) for row in ignores)
@@ -54,8 +57,9 @@ class RuleSet:
                 formats.append(index - count)
         return rules, [self.formats[index] for index in sorted(formats)]
 
-    def ignored(self, line: bytes) -> bool:
-        return any(pattern.matches(line) for pattern in self.ignores)
+    def ignored(self, line: bytes, rule: int) -> bool:
+        """Is `line` only advice to rule number `rule`?"""
+        return rule not in self._owned and any(pattern.matches(line) for pattern in self.ignores)
 
 
 def load_ruleset(
@@ -99,7 +103,8 @@ def load_ruleset(
     if problems:
         raise RuleError(problems)
     try:
-        return RuleSet(rules.values(), ignores.values(), timing.values(), cache_dir)
+        owned = frozenset(rule.id for rule in extra_rules)
+        return RuleSet(rules.values(), ignores.values(), timing.values(), cache_dir, owned)
     except ValueError as error:
         raise RuleError([str(error)]) from None
 

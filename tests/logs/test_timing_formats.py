@@ -1,0 +1,103 @@
+"""Which format of several counts, and that none is counted twice."""
+
+from pathlib import Path
+
+import pytest
+
+from sentinel.core.model import Now
+from sentinel.logs.formats import Format, TimingRow, check_row, quick_pattern
+from sentinel.logs.reader import RankLog
+from sentinel.logs.ruleset import RuleSet
+
+NOW = Now(mono_s=5.0, wall_s=1_750_000_000.0)
+
+
+def hardware(value: float) -> str:
+    return f"this iteration hardware time is {value} and e2e time is {value + 1} ms.\n"
+
+
+def megatron(step: int) -> str:
+    return f" iteration {step:8}/    1000 | consumed samples: 16 | elapsed time per iteration (ms): 7.5 |\n"
+
+
+def steps(text: str, rules: RuleSet, path: Path) -> list[tuple[int | None, float | None]]:
+    path.write_text(text)
+    return [(one.step, one.hardware_ms) for one in RankLog(path, rules).poll(NOW).iterations]
+
+
+def test_the_hardware_line_counts_and_takes_its_step_from_the_line_before(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    text = "".join(megatron(step) + hardware(step) for step in range(1, 6))
+    got = steps(text, shipped, tmp_path / "log")
+    # the first iteration was told by the poorer line before the richer one was known
+    assert got == [(1, None), (2, 2.0), (3, 3.0), (4, 4.0), (5, 5.0)]
+
+
+def test_with_the_hardware_line_first_nothing_is_told_twice(shipped: RuleSet, tmp_path: Path) -> None:
+    text = "".join(hardware(step) + megatron(step) for step in range(1, 5))
+    assert steps(text, shipped, tmp_path / "log") == [(None, 1.0), (1, 2.0), (2, 3.0), (3, 4.0)]
+
+
+def test_a_borrowed_step_is_used_once(shipped: RuleSet, tmp_path: Path) -> None:
+    text = hardware(1) + megatron(10) + hardware(2) + hardware(3)
+    assert steps(text, shipped, tmp_path / "log") == [(None, 1.0), (10, 2.0), (None, 3.0)]
+
+
+def test_a_format_that_fell_silent_gives_way_and_may_come_back(shipped: RuleSet, tmp_path: Path) -> None:
+    text = hardware(1) + "".join(megatron(step) for step in range(1, 80))
+    got = steps(text, shipped, tmp_path / "log")
+    assert got[0] == (None, 1.0)
+    assert got[1:] == [(step, None) for step in range(51, 80)]
+    back = steps(
+        text + "".join(megatron(80 + n) + hardware(n) for n in range(1, 6)), shipped, tmp_path / "log"
+    )
+    assert back[-1] == (85, 5.0)
+
+
+def test_a_restart_keeps_the_choice_of_the_format(shipped: RuleSet, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(hardware(1))
+    log = RankLog(path, shipped)
+    log.poll(NOW)
+    with path.open("a") as file:
+        file.write(megatron(7) + hardware(2))
+    [iteration] = RankLog(path, shipped, position=log.position).poll(NOW).iterations
+    assert (iteration.step, iteration.hardware_ms) == (7, 2.0)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"(?P<e2e_ms>[0-9.]+)5 ms",  # the number would swallow the 5
+        r"a(?P<e2e_ms>[0-9.]+)(?P<hardware_ms>[0-9.]+)b",
+        r"time (?:is|was) (?P<e2e_ms>[0-9.]+)",
+        r"time .*(?P<e2e_ms>[0-9.]+)",
+        r"time \s+ (?P<e2e_ms>\d+)",
+    ],
+)
+def test_only_patterns_without_choices_take_the_quick_way(pattern: str) -> None:
+    assert quick_pattern(pattern) is None
+
+
+def test_the_quick_way_knows_fixed_text_blanks_and_numbers() -> None:
+    assert quick_pattern(r"took\s+(?P<hardware_ms>\d+) of (?P<e2e_ms>[0-9.]+) ms \(all\)") is not None
+
+
+def test_a_row_with_mistakes_names_them_all() -> None:
+    row = TimingRow(id="x", pattern=r"(\d+) (?P<speed>\d+) (?=x)", literal="", source="")
+    problems = "\n".join(check_row(row))
+    for part in (
+        "pattern: not a valid RE2",
+        "literal: empty",
+        "unknown group speed",
+        "groups without a name",
+    ):
+        assert part in problems
+
+
+def test_numbers_that_are_none_and_numbers_without_end_are_refused() -> None:
+    form = Format(TimingRow(id="x", pattern=r"t (?P<e2e_s>[0-9.]+)", literal="t ", source=""), 0)
+    assert form.parse(b"t 1.2.3") is None
+    assert form.parse(b"t " + b"9" * 400) is None
+    assert form.parse(b"t 1.5").e2e_ms == 1500.0  # type: ignore[union-attr]
