@@ -92,7 +92,7 @@ def _start(
         return attach(settings, name, detach=args.detach)
     if (old is not None and not old.state.final) or not lock.take():
         say(
-            f"a job named {name} is already running: `sentinel attach {name}`, or `sentinel run --adopt --name {name} …`"
+            f"a job named {name} is already running: `sentinel attach {name}`, or `sentinel run --adopt …`"
         )
         store.close()
         return 73

@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
     answer = ask(folder, {"do": "stop", "grace_s": grace_s, "save": not args.now})
     if answer is None:
         say(
-            f"the Sentinel that protects {args.name} does not answer; end it with kill -9 (the job goes on) and try again"
+            f"the Sentinel that protects {args.name} does not answer; kill -9 it (the job goes on), try again"
         )
         return 1
     say(str(answer.get("text")))
