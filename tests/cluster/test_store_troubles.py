@@ -119,6 +119,28 @@ def test_damage_while_running_loses_no_record_of_this_run(path: Path) -> None:
         assert again.events("llama") == [an_event(1), an_event(2)]
 
 
+def test_the_log_of_a_damaged_file_gives_its_commits_and_is_not_replayed_into_the_new_one(path: Path) -> None:
+    fill(path)
+    with closing(open_store(path)) as store:
+        store.save(jobs=[a_job(reason="Newest")], events=[an_event(500)])
+        assert Path(f"{path}-wal").stat().st_size > 0
+        with open(path, "r+b") as file:
+            file.seek(path.stat().st_size // 2 // 4096 * 4096)
+            file.write(os.urandom(8192))
+        with closing(open_store(path)) as second:
+            assert "was damaged" in second.degraded[0]
+            second.save(jobs=[a_job("second")])
+            assert second.job("llama") == a_job(reason="Newest")
+            assert second.events("llama", 1) == [an_event(500)]
+        store.save(jobs=[a_job("first")])
+    assert len(aside(path)) == 1
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    with closing(open_store(path)) as again:
+        assert {job.name for job in again.jobs()} == {"llama", "second", "first"}
+        assert again.degraded == ()
+
+
 def test_a_removed_state_directory_is_made_again_with_the_records_of_this_run(path: Path) -> None:
     path = path.parent / "state" / "state.db"
     with closing(open_store(path)) as store:
@@ -283,6 +305,18 @@ def test_on_a_full_disk_the_ballast_makes_room_for_the_records(small_disk: Path)
         store.save(events=[an_event(1)])
         assert ballast.stat().st_size == 512 * KIB
         assert store.degraded == ()
+
+
+def test_without_a_ballast_the_log_itself_gives_way(small_disk: Path) -> None:
+    path = small_disk / "state.db"
+    with closing(open_store(path)) as store:
+        for number in range(50):
+            store.save(jobs=[a_job(reason=str(number))])
+        path.with_name("state.db.ballast").unlink()
+        fill_up(small_disk)
+        for number in range(100):
+            store.save(jobs=[a_job(reason=str(number))])
+            assert store.unwritten == 0
 
 
 def test_when_the_ballast_is_used_up_too_records_wait_in_memory(small_disk: Path) -> None:
