@@ -441,7 +441,7 @@ def _by_signal(case: _Case, signal: TimingSignal) -> _Why:
 def _by_finding(case: _Case) -> _Why:
     """A finding alone, of whatever node part: the worst one."""
     if not case.findings:
-        return _Why(cls=case.failures["unknown"])
+        return _Why(cls=case.failures["unknown"], clause="nothing is known to be wrong")
     worst = max(case.findings, key=lambda f: (f.severity.order, -f.first_seen_wall_s))
     cls, phrase = _class_of_finding(worst, case.failures)
     return _Why(
@@ -515,7 +515,7 @@ def _sentence(case: _Case, why: _Why) -> str:
     )
     if case.symptom is Symptom.FINDING:
         user = f", used by rank {why.rank}" if why.rank is not None and case.size > 1 else ""
-        said = f"{clause}{user}."
+        said = f"{clause[:1].upper()}{clause[1:]}{user}."
     elif not case.lost and case.signal is not None:
         said = case.signal.sentence
         if why.cls.id != _OF_SYMPTOM.get(case.signal.symptom):
@@ -557,7 +557,7 @@ def _confidence(case: _Case, why: _Why) -> str:
     if why.finding is not None and case.rows:
         said.append("hardware evidence was preferred to what the logs say")
     quiet = len({row.match.rank for row in case.of("cascade", "symptom")} - {why.rank})
-    if quiet and why.cls.role == "root":
+    if quiet and why.cls.role in ("root", "generic"):
         said.append(f"the messages of {quiet} other rank{'s' if quiet > 1 else ''} are consequences")
     if case.signal is not None and case.signal.confidence and not case.lost:
         said.append(case.signal.confidence)

@@ -1,0 +1,577 @@
+"""One explanation per incident: hardware beats text, roots beat cascades, the ambiguous is retried once."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sentinel.core.model import (
+    Budget,
+    Cause,
+    Component,
+    Failure,
+    Finding,
+    LogMatch,
+    Now,
+    RankExit,
+    Restartable,
+    Severity,
+    Symptom,
+    Verdict,
+)
+from sentinel.core.timing import TimingSignal
+from sentinel.core.triage import triage
+from sentinel.failures import failure_classes
+
+WALL_S = 1_700_000_000.0
+NOW = Now(2000.0, WALL_S)
+CLASSES = failure_classes()
+GPUS = {rank: f"GPU 0000:{16 + rank:02x}:00.0" for rank in range(8)}
+PIDS = {rank: 4000 + rank for rank in range(8)}
+
+
+def verdict(
+    exits: Sequence[RankExit] = (),
+    matches: Sequence[LogMatch] = (),
+    findings: Sequence[Finding] = (),
+    signal: TimingSignal | None = None,
+    size: int = 8,
+    steps: dict[int, int | None] | None = None,
+    entities: dict[int, str] | None = None,
+    history: Sequence[Failure] = (),
+    iterated_s: dict[int, float] | None = None,
+) -> Verdict:
+    return triage(
+        job="j",
+        size=size,
+        exits=exits,
+        matches=matches,
+        findings=findings,
+        signal=signal,
+        last_steps=steps or {},
+        rank_entities=GPUS if entities is None else entities,
+        rank_pids=PIDS,
+        failures=CLASSES,
+        history=history,
+        now=NOW,
+        last_iteration_s=iterated_s,
+    )
+
+
+def ended(rank: int, at_s: float = 1999.0, **how: object) -> RankExit:
+    return RankExit(rank=rank, incarnation=1, at_s=at_s, **(how or {"code": 1}))  # type: ignore[arg-type]
+
+
+def line(
+    failure: str, rank: int, at_s: float = 1998.0, text: str = "", stamp: float | None = None
+) -> LogMatch:
+    text = text or f"a line of {failure}"
+    return LogMatch(
+        rule=failure, failure=failure, rank=rank, incarnation=1, at_s=at_s, stamp_wall_s=stamp, line=text
+    )
+
+
+def xid(number: int, rank: int, severity: Severity = Severity.FATAL, **more: object) -> Finding:
+    given: dict[str, object] = {
+        "check": "kernel",
+        "component": Component.GPU,
+        "entity": GPUS[rank],
+        "code": f"XID {number}",
+        "severity": severity,
+        "action": "RESET_GPU",
+        "summary": f"XID {number}: something",
+        "evidence": (f"NVRM: Xid (PCI:0000:{16 + rank:02x}:00): {number}, ...",),
+        "event": True,
+        "first_seen_wall_s": WALL_S - 5,
+        "seen_mono_s": 1995.0,
+    }
+    return Finding(**(given | more))  # type: ignore[arg-type]
+
+
+def sampled(severity: Severity, rank: int, age_s: float, code: str = "pcie-width") -> Finding:
+    return xid(
+        0,
+        rank,
+        severity,
+        code=code,
+        summary="the PCIe link is narrow",
+        event=False,
+        check="nvml",
+        first_seen_wall_s=WALL_S - age_s,
+    )
+
+
+# ---------------------------------------------------------------- hardware
+
+
+def test_hardware_evidence_overrides_what_the_log_says() -> None:
+    v = verdict(
+        [ended(3)], [line("illegal-access", 3, text="CUDA error: an illegal memory access")], [xid(79, 3)]
+    )
+    assert v.sentence == "Rank 3 was lost: CUDA error after GPU 0000:13:00.0 fell off the bus (XID 79)."
+    assert (v.cause, v.failure, v.scope, v.budget) == (
+        Cause.GPU,
+        "gpu-hardware",
+        "node",
+        Budget.INFRASTRUCTURE,
+    )
+    assert (v.rank, v.entity, v.restart) == (3, "GPU 0000:13:00.0", Restartable.YES)
+    assert v.evidence[0] == "kernel: NVRM: Xid (PCI:0000:13:00): 79, ..."
+    assert "rank 3: CUDA error: an illegal memory access" in v.evidence
+
+
+def test_fresh_fatal_hardware_evidence_overrides_even_a_user_error() -> None:
+    assert verdict([ended(3)], [line("cuda-oom", 3)], [xid(79, 3)]).failure == "gpu-hardware"
+
+
+def test_hardware_that_this_job_does_not_use_explains_nothing() -> None:
+    foreign = xid(79, 0, entity="GPU 0000:99:00.0")
+    assert verdict([ended(3)], [line("import-error", 3)], [foreign]).failure == "import-error"
+    assert verdict([ended(3, signal=9)], [], [foreign]).failure == "killed"
+
+
+def test_a_finding_that_names_a_ranks_process_is_about_that_rank() -> None:
+    v = verdict([ended(5)], [], [xid(79, 0, entity="GPU 0000:99:00.0", pid=4005)], entities={})
+    assert (v.rank, v.failure) == (5, "gpu-hardware")
+
+
+def test_pci_addresses_are_compared_whatever_their_form() -> None:
+    v = verdict([ended(3)], [], [xid(79, 3, entity="GPU 00000000:13:00")])
+    assert (v.rank, v.failure) == (3, "gpu-hardware")
+
+
+def test_old_findings_do_not_explain_a_clear_user_error() -> None:
+    standing = sampled(Severity.DEGRADED, 3, age_s=86_400)
+    assert verdict([ended(3)], [line("import-error", 3)], [standing]).failure == "import-error"
+    assert verdict([ended(3)], [], [standing]).failure == "gpu-hardware"
+    assert verdict([ended(2, signal=9)], [], [standing]).failure == "killed", "another rank's GPU"
+
+
+def test_a_contained_memory_error_is_the_gpus_though_only_a_warning() -> None:
+    v = verdict([ended(1)], [line("user-exception", 1)], [xid(94, 1, Severity.WARNING)])
+    assert (v.failure, v.cause, v.budget) == ("gpu-ecc", Cause.GPU, Budget.INFRASTRUCTURE)
+    assert v.sentence.startswith("Rank 1 was lost: GPU 0000:11:00.0 contained an uncorrectable memory error")
+
+
+@pytest.mark.parametrize("number", [13, 31, 43])
+def test_errors_that_may_be_the_programs_are_ambiguous(number: int) -> None:
+    v = verdict([ended(2)], [], [xid(number, 2, Severity.WARNING, pid=4002)])
+    assert (v.failure, v.restart, v.budget, v.entity) == (
+        "illegal-access",
+        Restartable.ONCE,
+        Budget.JOB,
+        GPUS[2],
+    )
+
+
+def test_a_clean_up_of_the_driver_blames_nobody() -> None:
+    v = verdict([ended(2, signal=9)], [], [xid(45, 2, Severity.INFO)])
+    assert (v.failure, v.rank) == ("killed", 2)
+
+
+def test_the_gpu_that_broke_is_named_though_other_ranks_died_of_it() -> None:
+    exits = [ended(rank) for rank in range(8) if rank != 6]
+    v = verdict(exits, [line("nccl-timeout", rank) for rank in range(8) if rank != 6], [xid(79, 6)])
+    assert (v.rank, v.failure) == (6, "gpu-hardware")
+    assert "died because of rank 6" in v.sentence
+
+
+# ---------------------------------------------------------------- roots and cascades
+
+
+def test_an_nccl_timeout_on_seven_ranks_names_the_eighth() -> None:
+    exits = [ended(rank, 1990.0 + rank, signal=6) for rank in range(8) if rank != 5]
+    v = verdict(exits, [line("nccl-timeout", rank, 1989.0) for rank in range(8) if rank != 5])
+    assert (v.rank, v.failure, v.budget) == (5, "nccl-timeout", Budget.INFRASTRUCTURE)
+    assert "because of rank 5" in v.sentence
+    assert "Ranks 0-4, 6, 7 waited for it in vain" in v.sentence
+
+
+def test_an_nccl_timeout_names_the_rank_that_ended_with_another_reason() -> None:
+    exits = [ended(rank, 1990.0, signal=6) for rank in range(7)] + [ended(7, 1400.0)]
+    matches = [line("nccl-timeout", rank, 1989.0) for rank in range(7)] + [line("import-error", 7, 1399.0)]
+    v = verdict(exits, matches)
+    assert (v.rank, v.failure, v.restart) == (7, "import-error", Restartable.NO)
+
+
+def test_an_nccl_timeout_on_all_ranks_names_the_one_that_is_behind() -> None:
+    exits = [ended(rank, 1990.0, signal=6) for rank in range(4)]
+    matches = [line("nccl-timeout", rank) for rank in range(4)]
+    v = verdict(exits, matches, size=4, steps={0: 100, 1: 100, 2: 99, 3: 100})
+    assert v.rank == 2
+
+
+def test_a_rank_that_waits_silently_and_raised_long_before_the_timeout_is_the_root() -> None:
+    exits = [ended(rank, 1990.0, signal=6) for rank in range(7)]
+    matches = [line("nccl-timeout", rank, 1989.0) for rank in range(7)] + [line("user-exception", 7, 1385.0)]
+    v = verdict(exits, matches)
+    assert (v.rank, v.failure) == (7, "user-exception")
+
+
+def test_a_cascade_that_came_first_never_wins_over_a_root() -> None:
+    v = verdict(
+        [ended(0, 1995.0), ended(3, 1997.0)],
+        [line("connection", 0, 1994.0), line("gpu-ecc", 3, 1996.0, "uncorrectable ECC error encountered")],
+    )
+    assert (v.rank, v.failure, v.entity) == (3, "gpu-ecc", GPUS[3])
+
+
+def test_survivors_that_complain_point_at_the_one_that_does_not() -> None:
+    exits = [ended(rank, 1995.0 + 0.01 * rank) for rank in range(4)]
+    v = verdict(exits, [line("connection", rank) for rank in (0, 1, 3)], size=4)
+    assert (v.rank, v.failure) == (2, "unknown")
+    assert "The messages of ranks 0, 1, 3 follow from that" in v.sentence
+
+
+def test_of_ranks_that_die_within_a_moment_the_first_is_named() -> None:
+    v = verdict([ended(4, 1995.02), ended(1, 1995.0), ended(2, 1995.01)])
+    assert v.rank == 1
+    assert "then 2 more" in v.sentence
+
+
+def test_lines_are_ordered_by_their_own_stamps_when_all_have_one() -> None:
+    late = line("gpu-ecc", 0, at_s=1990.0, stamp=WALL_S - 5)
+    early = line("storage-io", 1, at_s=1991.0, stamp=WALL_S - 60)
+    assert verdict([ended(0), ended(1)], [late, early]).rank == 1
+    unstamped = line("storage-io", 1, at_s=1991.0)
+    assert verdict([ended(0), ended(1)], [late, unstamped]).rank == 0
+
+
+def test_stamps_of_another_time_zone_are_not_believed() -> None:
+    foreign = line("storage-io", 1, at_s=1991.0, stamp=WALL_S - 7200)
+    near = line("gpu-ecc", 0, at_s=1990.0, stamp=WALL_S - 5)
+    assert verdict([ended(0), ended(1)], [near, foreign]).rank == 0
+
+
+def test_a_line_that_is_read_after_its_rank_died_was_written_before() -> None:
+    v = verdict([ended(2, 1995.0), ended(3, 1995.1, signal=11)], [line("import-error", 2, 1995.9)])
+    assert (v.rank, v.failure) == (2, "import-error")
+
+
+def test_an_error_that_the_rank_survived_explains_nothing() -> None:
+    caught = line("cuda-oom", 3, at_s=1900.0)
+    assert verdict([ended(3)], [caught], iterated_s={3: 1950.0}).failure == "unknown"
+    assert verdict([ended(3)], [caught], iterated_s={3: 1890.0}).failure == "cuda-oom"
+
+
+def test_lines_from_long_before_explain_nothing() -> None:
+    assert verdict([ended(3)], [line("cuda-oom", 3, at_s=900.0)]).failure == "unknown"
+
+
+def test_a_specific_line_says_more_than_the_exception_beside_it() -> None:
+    v = verdict([ended(3)], [line("user-exception", 3, 1997.9), line("cuda-oom", 3, 1998.0)])
+    assert v.failure == "cuda-oom"
+    same = "RuntimeError: Connection reset by peer"
+    exits = [ended(0), ended(1, signal=9)]
+    v = verdict(exits, [line("user-exception", 0, 1998, same), line("connection", 0, 1998, same)])
+    assert (v.rank, v.failure) == (1, "killed")
+
+
+def test_a_traceback_that_ends_in_a_lost_connection_is_no_user_error() -> None:
+    told = [
+        line("user-exception", 0, 1998.0, "Traceback (most recent call last):"),
+        line("connection", 0, 1998.0),
+    ]
+    assert verdict([ended(0), ended(1, 1998.5, signal=9)], told).failure == "killed"
+
+
+def test_a_user_error_is_found_though_its_rank_complains_while_it_ends() -> None:
+    told = [line("user-exception", 0, 1998.0, "ValueError: x"), line("nccl-abort", 0, 1998.4)]
+    told += [line("connection", rank, 1998.3) for rank in range(1, 8)]
+    v = verdict([ended(rank) for rank in range(8)], told)
+    assert (v.rank, v.failure, v.restart) == (0, "user-exception", Restartable.NO)
+    assert v.confidence == "the messages of 7 other ranks are consequences"
+
+
+def test_only_lost_connections_are_the_networks() -> None:
+    v = verdict([ended(0), ended(1)], [line("connection", 0), line("connection", 1)], size=2)
+    assert (v.failure, v.cause, v.budget) == ("connection", Cause.NETWORK, Budget.INFRASTRUCTURE)
+
+
+# ---------------------------------------------------------------- how ranks end
+
+
+def test_a_rank_killed_for_memory_is_told_as_that() -> None:
+    v = verdict([ended(0, 1995.0), ended(1, 1994.0, signal=9, oom_killed=True)], [line("connection", 0)])
+    assert (v.rank, v.cause, v.failure) == (1, Cause.HOST_MEMORY, "host-oom")
+    assert "because memory ran out (killed by signal 9 (out of memory))" in v.sentence
+
+
+def test_the_kernels_memory_killer_is_believed_by_pid() -> None:
+    oom = Finding(
+        check="kernel",
+        component=Component.SYSTEM,
+        entity="pid 4002",
+        code="oom-kill",
+        severity=Severity.WARNING,
+        action="",
+        summary="",
+        pid=4002,
+        event=True,
+        seen_mono_s=1998.0,
+    )
+    assert verdict([ended(2, signal=9)], [], [oom]).failure == "host-oom"
+    assert verdict([ended(3, signal=9)], [], [oom]).failure == "killed"
+
+
+@pytest.mark.parametrize(
+    ("how", "failure", "cause", "budget", "restart"),
+    [
+        ({"signal": 9}, "killed", Cause.NODE, Budget.INFRASTRUCTURE, Restartable.YES),
+        ({"code": 137}, "killed", Cause.NODE, Budget.INFRASTRUCTURE, Restartable.YES),
+        ({"signal": 15}, "preempted", Cause.PREEMPTION, Budget.FREE, Restartable.YES),
+        ({"code": 143}, "preempted", Cause.PREEMPTION, Budget.FREE, Restartable.YES),
+        ({"signal": 11}, "segfault", Cause.UNKNOWN, Budget.JOB, Restartable.ONCE),
+        ({"signal": 7}, "segfault", Cause.UNKNOWN, Budget.JOB, Restartable.ONCE),
+        ({"code": 139}, "segfault", Cause.UNKNOWN, Budget.JOB, Restartable.ONCE),
+        ({"signal": 6}, "unknown", Cause.UNKNOWN, Budget.JOB, Restartable.YES),
+        ({"code": 1}, "unknown", Cause.UNKNOWN, Budget.JOB, Restartable.YES),
+        ({"code": 3}, "user-exit", Cause.UNKNOWN, Budget.JOB, Restartable.YES),
+        ({"code": 127}, "not-found", Cause.USER_CODE, Budget.JOB, Restartable.NO),
+        ({"code": None}, "exit-unknown", Cause.UNKNOWN, Budget.JOB, Restartable.YES),
+    ],
+)
+def test_an_exit_without_any_line_is_told_by_its_status(
+    how: dict[str, int | None], failure: str, cause: Cause, budget: Budget, restart: Restartable
+) -> None:
+    v = verdict([ended(0, **how)], size=1)
+    assert (v.symptom, v.failure, v.cause, v.budget, v.restart) == (
+        Symptom.RANK_LOST,
+        failure,
+        cause,
+        budget,
+        restart,
+    )
+    assert v.sentence.startswith("The program was lost: ")
+
+
+def test_ranks_that_we_stopped_and_ranks_that_ended_well_are_not_lost() -> None:
+    exits = [
+        ended(0, 1990.0, signal=15, stopped_by_us=True),
+        ended(1, 1991.0, code=0),
+        ended(2, 1992.0, signal=9),
+    ]
+    v = verdict(exits)
+    assert (v.rank, v.failure) == (2, "killed")
+    assert "more" not in v.sentence
+
+
+def test_sigterm_beside_another_end_is_a_launchers_teardown() -> None:
+    v = verdict([ended(0, 1990.0, signal=15), ended(1, 1990.1, code=1), ended(2, 1990.2, signal=15)])
+    assert (v.rank, v.failure) == (1, "unknown")
+
+
+def test_what_a_killed_rank_had_printed_before_is_not_its_end() -> None:
+    assert verdict([ended(2, signal=9)], [line("cuda-oom", 2)]).failure == "killed"
+    assert verdict([ended(2, signal=9)], [line("preempted", 2)]).failure == "preempted"
+
+
+@pytest.mark.parametrize(
+    "failure", ["import-error", "syntax-error", "shape-mismatch", "cuda-oom", "user-exception", "disk-quota"]
+)
+def test_user_errors_are_not_restarted(failure: str) -> None:
+    v = verdict([ended(0)], [line(failure, 0)], steps={0: 12})
+    assert (v.restart, v.scope, v.budget, v.failure) == (Restartable.NO, "job", Budget.JOB, failure)
+    assert v.sentence.startswith("Rank 0 was lost after iteration 12: ")
+    assert v.advice
+
+
+@pytest.mark.parametrize("failure", ["storage-full", "network", "storage-io"])
+def test_no_gpu_is_avoided_for_storage_or_the_network(failure: str) -> None:
+    assert verdict([ended(0)], [line(failure, 0)]).entity == ""
+
+
+# ---------------------------------------------------------------- the ambiguous
+
+
+def past(failure: str, entity: str = "", step: int | None = None, age_s: float = 600.0) -> Failure:
+    return Failure(wall_s=WALL_S - age_s, failure=failure, budget=Budget.JOB, step=step, entity=entity)
+
+
+def test_an_ambiguous_failure_is_retried_once() -> None:
+    v = verdict([ended(2, signal=11)])
+    assert (v.restart, v.entity, v.scope) == (Restartable.ONCE, GPUS[2], "job")
+
+
+def test_an_ambiguous_failure_on_another_gpu_follows_the_job() -> None:
+    v = verdict([ended(2, signal=11)], history=[past("segfault", GPUS[5])])
+    assert (v.restart, v.cause, v.scope, v.entity) == (Restartable.NO, Cause.USER_CODE, "job", "")
+    assert "follows the job" in v.sentence
+
+
+def test_an_ambiguous_failure_on_the_same_gpu_is_the_gpus() -> None:
+    v = verdict([ended(2, signal=11)], history=[past("segfault", GPUS[2], step=100)], steps={2: 250})
+    assert (v.restart, v.cause, v.scope) == (Restartable.YES, Cause.GPU, "node")
+    assert (v.budget, v.entity) == (Budget.INFRASTRUCTURE, GPUS[2])
+
+
+def test_an_ambiguous_failure_at_the_very_same_iteration_is_the_programs() -> None:
+    v = verdict([ended(2, signal=11)], history=[past("segfault", GPUS[2], step=250)], steps={2: 250})
+    assert (v.restart, v.cause) == (Restartable.NO, Cause.USER_CODE)
+
+
+def test_an_ambiguous_failure_without_known_hardware_is_the_programs_unless_it_came_further() -> None:
+    again = verdict([ended(0, signal=11)], entities={}, history=[past("segfault")])
+    assert again.restart is Restartable.NO
+    further = verdict(
+        [ended(0, signal=11)], entities={}, history=[past("segfault", step=10)], steps={0: 5000}
+    )
+    assert further.restart is Restartable.ONCE
+
+
+def test_other_and_old_failures_do_not_count() -> None:
+    history = [past("segfault", GPUS[5], age_s=200_000), past("killed", GPUS[5])]
+    assert verdict([ended(2, signal=11)], history=history).restart is Restartable.ONCE
+
+
+# ---------------------------------------------------------------- timing and findings alone
+
+
+def timing(symptom: Symptom, rank: int | None = None, value: float = 0.7) -> TimingSignal:
+    return TimingSignal(
+        symptom=symptom,
+        key=str(symptom),
+        rank=rank,
+        value=value,
+        sentence="What timing says.",
+        evidence=("numbers",),
+        confidence="sure",
+    )
+
+
+@pytest.mark.parametrize(
+    ("symptom", "failure", "cause"),
+    [
+        (Symptom.SLOW, "slow", Cause.UNKNOWN),
+        (Symptom.STARVED, "starved", Cause.DATA),
+        (Symptom.STRAGGLER, "straggler", Cause.NODE),
+        (Symptom.HANG, "hang", Cause.UNKNOWN),
+    ],
+)
+def test_a_timing_signal_alone_is_a_verdict(symptom: Symptom, failure: str, cause: Cause) -> None:
+    v = verdict(signal=timing(symptom, 3))
+    assert (v.symptom, v.failure, v.cause, v.rank) == (symptom, failure, cause, 3)
+    assert v.sentence == "What timing says."
+    assert "numbers" in v.evidence
+    assert v.confidence == "sure"
+
+
+def test_a_straggler_on_a_throttling_gpu_names_the_gpu() -> None:
+    throttle = sampled(Severity.WARNING, 3, age_s=60, code="throttle")
+    v = verdict(signal=timing(Symptom.STRAGGLER, 3), findings=[throttle, sampled(Severity.WARNING, 1, 60)])
+    assert (v.cause, v.entity, v.failure) == (Cause.GPU, GPUS[3], "straggler")
+    assert "GPU 0000:13:00.0" in v.sentence
+
+
+def test_starving_blames_no_gpu() -> None:
+    v = verdict(signal=timing(Symptom.STARVED), findings=[sampled(Severity.DEGRADED, 3, 60)])
+    assert (v.failure, v.entity) == ("starved", "")
+
+
+def test_a_hang_with_hardware_evidence_is_the_gpus() -> None:
+    v = verdict(signal=timing(Symptom.HANG, value=60.0), findings=[xid(79, 3)])
+    assert (v.symptom, v.failure, v.rank, v.entity) == (Symptom.HANG, "gpu-hardware", 3, GPUS[3])
+    assert v.sentence == "What timing says: GPU 0000:13:00.0 fell off the bus (XID 79)."
+
+
+def test_a_hang_after_an_exception_is_explained_by_it() -> None:
+    v = verdict([], [line("cuda-oom", 2, 1950.0)], signal=timing(Symptom.HANG, value=60.0))
+    assert (v.symptom, v.failure, v.rank) == (Symptom.HANG, "cuda-oom", 2)
+    before = verdict([], [line("cuda-oom", 2, 1900.0)], signal=timing(Symptom.HANG, value=60.0))
+    assert before.failure == "hang", "the job had gone on after that line"
+
+
+def test_a_hang_with_timeouts_on_all_ranks_but_one_names_that_one() -> None:
+    told = [line("nccl-timeout", rank, 1990.0) for rank in range(8) if rank != 4]
+    v = verdict([], told, signal=timing(Symptom.HANG, value=700.0))
+    assert (v.symptom, v.rank) == (Symptom.HANG, 4)
+
+
+def test_a_finding_alone_is_told_for_the_rank_that_uses_the_gpu() -> None:
+    v = verdict(findings=[xid(79, 6), sampled(Severity.WARNING, 2, 60)])
+    assert (v.symptom, v.failure, v.rank, v.entity) == (Symptom.FINDING, "gpu-hardware", 6, GPUS[6])
+    assert v.sentence == "GPU 0000:16:00.0 fell off the bus (XID 79), used by rank 6."
+
+
+# ---------------------------------------------------------------- always
+
+
+def test_evidence_is_short_and_clean() -> None:
+    noisy = [line("connection", rank, text="\x1b[31mred\x00 " + "x" * 400) for rank in range(8)]
+    many = [line(name, 0, text=f"{name} line {k}") for k in range(5) for name in ("gpu-ecc", "nvlink")]
+    v = verdict([ended(rank) for rank in range(8)], [*many, *noisy])
+    assert len(v.evidence) <= 10
+    assert all(len(text) <= 320 and text.isprintable() for text in v.evidence)
+    assert all(":" in text for text in v.evidence)
+
+
+_exits = st.lists(
+    st.builds(
+        RankExit,
+        rank=st.integers(0, 7),
+        incarnation=st.just(1),
+        at_s=st.floats(1000, 2000),
+        code=st.none() | st.integers(0, 255),
+        signal=st.none() | st.integers(1, 31),
+        oom_killed=st.booleans(),
+        stopped_by_us=st.booleans(),
+    ),
+    max_size=8,
+    unique_by=lambda e: e.rank,
+)
+_matches = st.lists(
+    st.builds(
+        line,
+        st.sampled_from([*CLASSES, "activity:saving", "no-such-class"]),
+        st.integers(0, 7),
+        st.floats(1000, 2000),
+        st.text(max_size=40),
+        st.none() | st.floats(WALL_S - 9000, WALL_S + 100),
+    ),
+    max_size=12,
+)
+_findings = st.lists(
+    st.builds(
+        xid,
+        st.sampled_from([13, 31, 45, 48, 74, 79, 94, 999]),
+        st.integers(0, 7),
+        st.sampled_from(list(Severity)),
+        event=st.booleans(),
+        pid=st.none() | st.integers(3999, 4008),
+        component=st.sampled_from(list(Component)),
+    ),
+    max_size=4,
+)
+_signals = st.none() | st.builds(
+    timing, st.sampled_from([Symptom.HANG, Symptom.SLOW, Symptom.STRAGGLER]), st.none() | st.integers(0, 7)
+)
+_history = st.lists(
+    st.builds(past, st.sampled_from(list(CLASSES)), st.sampled_from(["", *GPUS.values()])), max_size=4
+)
+_steps = st.dictionaries(st.integers(0, 7), st.none() | st.integers(0, 9), max_size=8)
+
+
+@given(_exits, _matches, _findings, _signals, _history, _steps, st.sampled_from([1, 8]))
+@settings(max_examples=400, deadline=None)
+def test_whatever_comes_there_is_one_readable_verdict(
+    exits: list[RankExit],
+    matches: list[LogMatch],
+    findings: list[Finding],
+    signal: TimingSignal | None,
+    history: list[Failure],
+    steps: dict[int, int | None],
+    size: int,
+) -> None:
+    v = verdict(exits, matches, findings, signal, size, steps, history=history)
+    assert v.failure in CLASSES
+    assert v.sentence[0].isupper()
+    assert v.sentence.endswith(".")
+    assert "{" not in v.sentence
+    assert len(v.evidence) <= 10
+    assert v.advice
+    lost = [e for e in exits if not e.ok and not e.stopped_by_us]
+    assert (v.symptom is Symptom.RANK_LOST) == bool(lost)
+    cascade = CLASSES[v.failure].role == "cascade"
+    hard = any(e.oom_killed or e.signal in (9, 11) for e in lost)
+    assert not (cascade and hard), "a cascade never wins over a death that explains itself"
