@@ -93,15 +93,12 @@ class Terminal:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def set_ranks(self, ranks: int) -> None:
-        """The job has another size from now on."""
-        if ranks > 1 and self._prefixer is None:
-            self._prefixer = Prefixer()
-
     def output(self, rank: int, data: bytes) -> None:
         """Output of a rank, as it was read of its log: any bytes, cut anywhere."""
         if self._closed or self._out.gone:
             return
+        if rank > 0 and self._prefixer is None:
+            self._prefixer = Prefixer()  # the job came back larger than it was
         shown = self._prefixer.feed(rank, data, self._clock()) if self._prefixer else data
         if shown:
             self._show(shown)

@@ -124,6 +124,17 @@ def test_several_ranks_have_prefixes_and_the_last_line_is_finished(
     assert out.read_all() == b"[rank 0] zero\n[rank 1] one\n[rank 0] half\n"
 
 
+def test_a_job_that_comes_back_with_more_ranks_gets_prefixes(pipes: Callable[[], tuple[Fd, Fd]]) -> None:
+    (out, out_end), (_, err_end) = pipes(), pipes()
+    terminal = Terminal(out_end, err_end, 1)
+    terminal.output(0, b"alone\n")
+    terminal.output(1, b"one\n")
+    terminal.output(0, b"zero\n")
+    terminal.close()
+    out_end.close()
+    assert out.read_all() == b"alone\n[rank 1] one\n[rank 0] zero\n"
+
+
 def test_a_partial_line_of_several_ranks_is_shown_by_the_timer(pipes: Callable[[], tuple[Fd, Fd]]) -> None:
     (out, out_end), (_, err_end) = pipes(), pipes()
 
