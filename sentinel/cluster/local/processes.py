@@ -105,13 +105,14 @@ def open_pidfd(pid: int, start_ticks: int) -> int | None:
     return fd
 
 
-def send_signal(pid: int, start_ticks: int, signo: int) -> bool:
+def send_signal(pid: int, start_ticks: int, *signos: int) -> bool:
     """False: it is gone, or not ours."""
     fd = open_pidfd(pid, start_ticks)
     if fd is None:
         return False
     try:
-        signal.pidfd_send_signal(fd, signo)
+        for signo in signos:
+            signal.pidfd_send_signal(fd, signo)
     except OSError:
         return False
     finally:

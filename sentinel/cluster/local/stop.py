@@ -35,24 +35,15 @@ async def stop_all(tracked: Tracked, grace_s: float, stuck_after_s: float = STUC
     """Returns as soon as nothing is left, at the latest after `grace_s` + `stuck_after_s`."""
     if tracked.stopping_since_s is None:
         tracked.stopping_since_s = boottime_s()
-    wake_supervisor(tracked)
+    tracked.wake_supervisor()
     if grace_s > 0:
         await _terminate(tracked, boottime_s() + grace_s, grace_s)
     return await _kill(tracked, stuck_after_s)
 
 
-def wake_supervisor(tracked: Tracked) -> None:
-    """A supervisor that somebody stopped would not reap."""
-    if tracked.link and (proc := read_proc(tracked.link.supervisor_pid)) and proc.state in "Tt":
-        send_signal(proc.pid, proc.start_ticks, signal.SIGCONT)
-
-
 def terminate(proc: Proc) -> None:
-    """SIGTERM, which a stopped process only sees once it goes on."""
-    send_signal(proc.pid, proc.start_ticks, signal.SIGTERM)
-    now = read_proc(proc.pid)
-    if now and now.state == "T":
-        send_signal(proc.pid, proc.start_ticks, signal.SIGCONT)
+    """SIGTERM, and SIGCONT whatever its state seems to be: a stopped process only sees SIGTERM once it goes on."""
+    send_signal(proc.pid, proc.start_ticks, signal.SIGTERM, signal.SIGCONT)
 
 
 async def _terminate(tracked: Tracked, deadline_s: float, grace_s: float) -> None:
@@ -95,6 +86,7 @@ async def _kill(tracked: Tracked, stuck_after_s: float) -> StopOutcome:
     limit_s = boottime_s() + stuck_after_s
     pause_s = POLL_S
     while not tracked.gone():
+        tracked.wake_supervisor()
         rest = tracked.members()
         for proc in rest:
             if send_signal(proc.pid, proc.start_ticks, signal.SIGKILL):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,16 @@ from pathlib import Path
 import structlog
 
 from sentinel.cluster.local.link import Event, Link, connect, launch
-from sentinel.cluster.local.processes import Proc, descendants, has_entry, is_same, open_pidfd, scan
+from sentinel.cluster.local.processes import (
+    Proc,
+    descendants,
+    has_entry,
+    is_same,
+    open_pidfd,
+    read_proc,
+    scan,
+    send_signal,
+)
 from sentinel.cluster.local.status import Slot, Status, boot_id, boottime_s, read_status
 from sentinel.core.model import RankExit
 from sentinel.errors import TemporaryError
@@ -96,6 +106,7 @@ class Tracked:
 
     async def supervisor(self) -> Link:
         """The link to a living supervisor, brought to life if need be. Raises TemporaryError."""
+        self.wake_supervisor()
         for _ in range(LAUNCH_TRIES):
             if self.link and not self.link.closed:
                 return self.link
@@ -106,6 +117,11 @@ class Tracked:
         if self.link is None:
             raise TemporaryError("the job's supervisor does not take connections")
         return self.link
+
+    def wake_supervisor(self) -> None:
+        """A supervisor that somebody stopped neither reaps nor starts; one that runs does not mind SIGCONT."""
+        if self.link and (proc := read_proc(self.link.supervisor_pid)):
+            send_signal(proc.pid, proc.start_ticks, signal.SIGCONT)
 
     def begin(self, incarnation: int) -> None:
         """The supervisor has started a new incarnation: follow that one from now on."""
