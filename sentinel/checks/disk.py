@@ -82,36 +82,45 @@ def judge_disk(path: str, stats: os.statvfs_result, limits: DiskThresholds) -> l
     return found
 
 
+def _mount_point(path: str) -> str:
+    """Names the file system, whichever of its paths is watched."""
+    while not os.path.ismount(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _judge_read_only(mount: str, was_writable: bool) -> Finding:
+    """A change to read-only is a fault; a file system that never took writes may be meant so."""
+    return _finding(
+        mount,
+        "disk-read-only",
+        Severity.DEGRADED if was_writable else Severity.WARNING,
+        "CHECK_FILE_SYSTEM",
+        "The file system takes no writes",
+        f"{mount}: mounted read-only" + (", was writable before" if was_writable else ""),
+    )
+
+
 def check(look: Look) -> list[Finding]:
     found: list[Finding] = []
     problems: list[str] = []
-    seen: set[int] = set()
+    seen: set[str] = set()
     writable: set[str] = look.kept.setdefault("writable", set())
     for watched in (*look.paths, *ALWAYS_WATCHED):
-        path = _existing(os.path.abspath(watched))
         try:
-            device = os.stat(path).st_dev
-            stats = os.statvfs(path)
+            mount = _mount_point(os.path.realpath(_existing(os.path.abspath(watched))))
+            if mount in seen:
+                continue
+            seen.add(mount)
+            stats = os.statvfs(mount)
         except OSError as error:
             problems.append(f"{watched}: {error.strerror}")
             continue
-        if device in seen:
-            continue
-        seen.add(device)
-        found += judge_disk(path, stats, look.settings.disk)
+        found += judge_disk(mount, stats, look.settings.disk)
         if not stats.f_flag & os.ST_RDONLY:
-            writable.add(path)
-        elif path in writable or watched in look.paths:
-            found.append(
-                _finding(
-                    path,
-                    "disk-read-only",
-                    Severity.DEGRADED,
-                    "CHECK_FILE_SYSTEM",
-                    "The file system takes no writes",
-                    f"{path}: mounted read-only" + (", was writable before" if path in writable else ""),
-                )
-            )
+            writable.add(mount)
+        elif mount in writable or watched in look.paths:
+            found.append(_judge_read_only(mount, mount in writable))
     if problems:
         raise Unknown("; ".join(problems), tuple(found))
     return found

@@ -4,7 +4,7 @@ import time
 
 from sentinel.checks.base import Look, Unknown
 from sentinel.checks.xid import finding_of
-from sentinel.core.model import Finding
+from sentinel.core.model import Component, Finding, Severity
 from sentinel.logs.kernel import parse_kernel
 from sentinel.logs.kmsg import KmsgPosition, KmsgReader, KmsgRecord
 
@@ -33,6 +33,28 @@ def _findings(records: list[KmsgRecord], look: Look) -> list[Finding]:
     return found
 
 
+def _lost(count: int, look: Look) -> list[Finding]:
+    if count <= 0:
+        return []
+    return [
+        Finding(
+            check="kernel",
+            component=Component.AGENT,
+            entity=look.settings.kernel_log,
+            code="kernel-log-lost",
+            severity=Severity.INFO,
+            action="",
+            summary="Kernel messages were overwritten before they were read: a fault among them was not seen",
+            evidence=(f"{count} messages",),
+            event=True,
+            first_seen_wall_s=look.now.wall_s,
+            last_seen_wall_s=look.now.wall_s,
+            seen_mono_s=look.now.mono_s,
+            boot_id=look.boot_id,
+        )
+    ]
+
+
 def check(look: Look) -> list[Finding]:
     reader = _reader(look)
     records = reader.read()  # everything first: a flood must not overtake the reader
@@ -43,6 +65,7 @@ def check(look: Look) -> list[Finding]:
         look.kept["wake_fd"] = reader.fileno()
     else:
         look.kept.pop("wake_fd", None)
+    found += _lost(reader.lost - look.kept.get("counters", {}).get("lost", 0), look)
     look.kept["counters"] = {"lost": reader.lost, "untrusted": reader.untrusted, "garbled": reader.garbled}
     if reader.problem:
         raise Unknown(reader.problem, tuple(found))

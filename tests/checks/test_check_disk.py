@@ -13,7 +13,7 @@ from sentinel.checks import disk, memory
 from sentinel.checks.base import Look, Unknown
 from sentinel.checks.memory import parse_meminfo, parse_pressure
 from sentinel.core.model import Severity
-from sentinel.settings import Settings
+from sentinel.settings import DiskThresholds, Settings
 
 # Runs in a mount namespace: takes the steps on a fresh tmpfs and prints what the check finds after each.
 SCRIPT = """
@@ -21,7 +21,7 @@ import json, os, subprocess, sys
 from sentinel.checks import disk
 from sentinel.checks.base import Look, Unknown
 from sentinel.core.model import Now
-from sentinel.settings import Settings
+from sentinel.settings import DiskThresholds, Settings
 target, steps, kept = sys.argv[1], json.loads(sys.argv[2]), {}
 disk.ALWAYS_WATCHED = ()
 for step in steps:
@@ -75,6 +75,22 @@ def test_a_disk_without_inodes_is_degraded(tmp_path: Path) -> None:
 def test_a_disk_that_turns_read_only_is_degraded_until_it_takes_writes_again(tmp_path: Path) -> None:
     steps = ["true", 'mount -o remount,ro "$PWD"', 'mount -o remount,rw "$PWD"']
     assert after_each(steps, tmp_path) == [[], [["disk-read-only", "degraded"]], []]
+
+
+def test_a_file_system_that_never_took_writes_only_warns(tmp_path: Path) -> None:
+    assert after_each(['mount -o remount,ro "$PWD"'], tmp_path) == [[["disk-read-only", "warning"]]]
+
+
+def test_a_file_system_is_named_once_however_many_of_its_paths_are_watched(
+    tmp_path: Path, clock: Any
+) -> None:
+    never_enough = DiskThresholds(warn_free_share=2.0)
+    (tmp_path / "a").mkdir()
+    paths = (str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "not-yet"))
+    found = disk.check(Look(Settings(disk=never_enough), paths, clock(), "boot", {}))
+    keys = [finding.key for finding in found]
+    assert len(keys) == len(set(keys))
+    assert all(os.path.ismount(finding.entity) for finding in found)
 
 
 def test_a_path_that_does_not_exist_yet_is_judged_by_its_parent(tmp_path: Path, clock: Any) -> None:

@@ -240,6 +240,19 @@ def test_a_flood_of_kernel_lines_loses_no_distinct_fault(machine: Any) -> None:
     asyncio.run(story())
 
 
+def test_lost_kernel_lines_are_said_once(machine: Any) -> None:
+    async def story() -> None:
+        runner = CheckRunner(machine.settings)
+        machine.kmsg.write_bytes(encode_record("one", 1) + encode_record("nine", 9))
+        for _ in range(2):
+            (result,) = await runner.check_now(["kernel"], max_age_s=-1)
+        (finding,) = result.findings
+        assert (finding.code, finding.count, finding.evidence) == ("kernel-log-lost", 1, ("7 messages",))
+        runner.close()
+
+    asyncio.run(story())
+
+
 def test_a_restarted_runner_neither_loses_nor_repeats_kernel_lines(machine: Any) -> None:
     async def one(data: bytes | None) -> tuple[bytes, dict[str, int]]:
         runner = CheckRunner(machine.settings)
