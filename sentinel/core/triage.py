@@ -7,7 +7,7 @@ known. Lines that only tell of others' deaths (cascades) never win over a root.
 
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from sentinel.core.model import (
     Budget,
@@ -23,7 +23,9 @@ from sentinel.core.model import (
     Verdict,
 )
 from sentinel.core.signals import TimingSignal, names
-from sentinel.core.triage_rows import AGREED, FailureClass, Row, evidence_lines, same_entity
+from sentinel.core.triage_case import CLASS_OF_SYMPTOM, Case, Why, rows_in_order
+from sentinel.core.triage_rows import AGREED, FailureClass, Row, same_entity
+from sentinel.core.triage_words import worded
 
 __all__ = ["AGREED", "FailureClass", "triage"]
 
@@ -36,61 +38,6 @@ MOMENT_S = 2.0
 TEARDOWN_S = 60.0
 # An ambiguous fault is compared with those of the last day; an older one says nothing of this run.
 REPEAT_S = 86_400.0
-# A line's own time is believed when it is this close to when the line was read: not another time zone.
-STAMP_TRUST_S = 600.0
-
-_OF_SYMPTOM = {
-    Symptom.HANG: "hang",
-    Symptom.SLOW: "slow",
-    Symptom.STARVED: "starved",
-    Symptom.STRAGGLER: "straggler",
-    Symptom.START_FAILED: "start-failed",
-}
-
-
-class _Case(Struct, frozen=True, kw_only=True):
-    """The arguments of `triage`, sorted out."""
-
-    size: int
-    lost: tuple[RankExit, ...]  # failed and not by us, first one first
-    rows: tuple[Row, ...]  # log lines of known classes, in order of time
-    findings: tuple[Finding, ...]
-    signal: TimingSignal | None
-    last_steps: Mapping[int, int | None]
-    entities: Mapping[int, str]
-    pids: Mapping[int, int]
-    failures: Mapping[str, FailureClass]
-    history: Sequence[Failure]
-    now: Now
-
-    @property
-    def moment_s(self) -> float:
-        """When it was noticed that something went wrong."""
-        return self.lost[0].at_s if self.lost else self.now.mono_s
-
-    @property
-    def symptom(self) -> Symptom:
-        if self.lost:
-            return Symptom.RANK_LOST
-        return self.signal.symptom if self.signal else Symptom.FINDING
-
-    def exit_of(self, rank: int) -> RankExit | None:
-        return next((e for e in self.lost if e.rank == rank), None)
-
-    def of(self, *roles: str) -> list[Row]:
-        return [row for row in self.rows if row.cls.role in roles]
-
-
-class _Why(Struct, frozen=True, kw_only=True):
-    """What is believed, before it is put into words."""
-
-    cls: FailureClass
-    rank: int | None = None
-    entity: str = ""
-    finding: Finding | None = None
-    code: str = ""
-    note: str = ""  # a second sentence
-    clause: str = ""  # instead of the class's own
 
 
 def triage(
@@ -120,10 +67,12 @@ def triage(
     since_s = moment_s - WINDOW_S
     if not lost and signal is not None and signal.symptom is Symptom.HANG:
         since_s = now.mono_s - signal.value - MOMENT_S  # a hung job survived what it had printed before
-    case = _Case(
+    case = Case(
         size=size,
         lost=lost,
-        rows=_rows(matches, failures, since_s, last_iteration_s or {}, {e.rank: e for e in lost}, now),
+        rows=rows_in_order(
+            matches, failures, since_s, last_iteration_s or {}, {e.rank: e for e in lost}, now
+        ),
         findings=tuple(findings),
         signal=signal,
         last_steps=last_steps,
@@ -133,13 +82,13 @@ def triage(
         history=history,
         now=now,
     )
-    return _worded(case, _weigh_history(case, _explain(case)))
+    return worded(case, _weigh_history(case, _explain(case)))
 
 
 # ---------------------------------------------------------------- what to believe
 
 
-def _explain(case: _Case) -> _Why:
+def _explain(case: Case) -> Why:
     hardware = _hardware(case) if case.symptom is not Symptom.STARVED else None
     root = _earliest_root(case) if case.lost or case.symptom is Symptom.HANG else None
     if hardware is not None and (root is None or _overrides(hardware, root, case)):
@@ -157,7 +106,7 @@ def _explain(case: _Case) -> _Why:
     return hardware or _by_finding(case)
 
 
-def _rank_of(finding: Finding, case: _Case) -> int | None:
+def _rank_of(finding: Finding, case: Case) -> int | None:
     """The rank that a finding is about: by pid, else by the GPU that it uses. None: not this job's."""
     if finding.pid is not None:
         for rank, pid in case.pids.items():
@@ -168,9 +117,9 @@ def _rank_of(finding: Finding, case: _Case) -> int | None:
     return dead[0] if dead else min(users, default=None)
 
 
-def _hardware(case: _Case) -> _Why | None:
+def _hardware(case: Case) -> Why | None:
     """A fatal or degraded finding, or a code that a class claims, about what this job uses."""
-    best: tuple[tuple[int, float], _Why] | None = None
+    best: tuple[tuple[int, float], Why] | None = None
     for finding in case.findings:
         cls, phrase = _class_of_finding(finding, case.failures)
         claimed = finding.code in cls.codes and finding.severity.order >= Severity.WARNING.order
@@ -181,7 +130,7 @@ def _hardware(case: _Case) -> _Why | None:
         rank = _rank_of(finding, case)
         if rank is None or not _bears(finding, rank, case):
             continue
-        why = _Why(
+        why = Why(
             cls=cls,
             rank=rank,
             entity=finding.entity,
@@ -195,14 +144,14 @@ def _hardware(case: _Case) -> _Why | None:
     return best[1] if best else None
 
 
-def _recent(finding: Finding, case: _Case) -> bool:
+def _recent(finding: Finding, case: Case) -> bool:
     """An event by when it came; a sample, which is seen again and again, by when it was first seen."""
     if finding.event:
         return finding.seen_mono_s >= case.moment_s - WINDOW_S
     return case.now.wall_s - finding.first_seen_wall_s <= WINDOW_S
 
 
-def _bears(finding: Finding, rank: int, case: _Case) -> bool:
+def _bears(finding: Finding, rank: int, case: Case) -> bool:
     """Whether a finding can have to do with this incident at all.
 
     A fatal fault (off the bus, reset needed) lasts until the GPU or the node starts anew. A lesser sample
@@ -213,7 +162,7 @@ def _bears(finding: Finding, rank: int, case: _Case) -> bool:
     return not finding.event and (not case.lost or case.exit_of(rank) is not None)
 
 
-def _overrides(hardware: _Why, root: _Why, case: _Case) -> bool:
+def _overrides(hardware: Why, root: Why, case: Case) -> bool:
     """Fresh and hard evidence beats any text; a standing sample only an unclear end on the same GPU."""
     finding = hardware.finding
     assert finding is not None
@@ -225,7 +174,7 @@ def _overrides(hardware: _Why, root: _Why, case: _Case) -> bool:
     return finding.severity is Severity.FATAL or hardware.rank == root.rank
 
 
-def _by_program_or_gpu(case: _Case) -> _Why | None:
+def _by_program_or_gpu(case: Case) -> Why | None:
     """The driver stopped a rank's kernel, which may be the program's own fault, and its log is silent."""
     for finding in case.findings:
         cls, phrase = _class_of_finding(finding, case.failures)
@@ -234,7 +183,7 @@ def _by_program_or_gpu(case: _Case) -> _Why | None:
         if not ambiguous or rank is None or case.exit_of(rank) is None or not _recent(finding, case):
             continue
         clause = _finding_clause(finding, phrase)
-        return _Why(cls=cls, rank=rank, entity=finding.entity, finding=finding, clause=clause)
+        return Why(cls=cls, rank=rank, entity=finding.entity, finding=finding, clause=clause)
     return None
 
 
@@ -255,11 +204,11 @@ def _finding_clause(finding: Finding, phrase: str) -> str:
     return f"{finding.entity}: {finding.summary}{code}"
 
 
-def _earliest_root(case: _Case) -> _Why | None:
+def _earliest_root(case: Case) -> Why | None:
     """The first root among log lines and deaths that explain themselves."""
     for exit_ in case.lost:
         if exit_.oom_killed or _named_by_oom(exit_, case):
-            return _Why(cls=case.failures["host-oom"], rank=exit_.rank)
+            return Why(cls=case.failures["host-oom"], rank=exit_.rank)
     rows = _roots(case)
     deaths = [
         (e.at_s, e.rank, cls) for e in case.lost if (cls := _class_of_death(e, case.failures)) is not None
@@ -274,31 +223,31 @@ def _earliest_root(case: _Case) -> _Why | None:
     first_row = rows[0] if rows else None
     first_death = deaths[0] if deaths else None
     if first_row and (first_death is None or _at(first_row, case) <= first_death[0]):
-        return _Why(
+        return Why(
             cls=first_row.cls,
             rank=first_row.match.rank,
             entity=_entity_if_unclear(first_row.cls, first_row.match.rank, case),
         )
     if first_death is not None:
         _, rank, cls = first_death
-        return _Why(cls=cls, rank=rank, entity=_entity_if_unclear(cls, rank, case))
+        return Why(cls=cls, rank=rank, entity=_entity_if_unclear(cls, rank, case))
     return None
 
 
-def _at(row: Row, case: _Case) -> float:
+def _at(row: Row, case: Case) -> float:
     """A line was written before its rank died, however late it was read."""
     exit_ = case.exit_of(row.match.rank)
     return min(row.match.at_s, exit_.at_s) if exit_ else row.match.at_s
 
 
-def _named_by_oom(exit_: RankExit, case: _Case) -> bool:
+def _named_by_oom(exit_: RankExit, case: Case) -> bool:
     """The kernel's memory killer wrote this rank's pid into its log."""
     pid = case.pids.get(exit_.rank)
     codes = case.failures["host-oom"].codes
     return pid is not None and any(f.pid == pid and f.code in codes for f in case.findings)
 
 
-def _roots(case: _Case) -> list[Row]:
+def _roots(case: Case) -> list[Row]:
     """Root lines. A generic one (a bare exception) counts only where its rank says nothing better."""
     told: dict[int, list[Row]] = {}
     for row in case.rows:
@@ -345,13 +294,13 @@ def _class_of_death(exit_: RankExit, failures: Mapping[str, FailureClass]) -> Fa
     return None
 
 
-def _entity_if_unclear(cls: FailureClass, rank: int, case: _Case) -> str:
+def _entity_if_unclear(cls: FailureClass, rank: int, case: Case) -> str:
     """Where it happened: only a second time tells whether it stays with the GPU or goes with the job."""
     unclear = cls.restart is Restartable.ONCE and cls.cause is Cause.UNKNOWN
     return case.entities.get(rank, "") if unclear or cls.cause is Cause.GPU else ""
 
 
-def _by_symptoms(case: _Case) -> _Why | None:
+def _by_symptoms(case: Case) -> Why | None:
     """Only symptoms and cascades: who did not complain of others is the one they complain of."""
     rows = case.of("symptom", "cascade")
     if not rows:
@@ -367,7 +316,7 @@ def _by_symptoms(case: _Case) -> _Why | None:
     return _silent_rank(case, first, complaining)
 
 
-def _silent_rank(case: _Case, first: Row, complaining: set[int]) -> _Why:
+def _silent_rank(case: Case, first: Row, complaining: set[int]) -> Why:
     """Of ranks that waited for each other: the one that did not say so, else the one that is behind."""
     silent = [rank for rank in range(case.size) if rank not in complaining]
     if silent and len(silent) < case.size:
@@ -375,18 +324,18 @@ def _silent_rank(case: _Case, first: Row, complaining: set[int]) -> _Why:
         if len(silent) == 1 or _step(case, ordered[0]) < _step(case, ordered[1]):
             rank = ordered[0]
             note = f"{names(sorted(complaining)).capitalize()} waited for it in vain."
-            return _Why(cls=first.cls, rank=rank, note=note, clause="it did not join a collective operation")
+            return Why(cls=first.cls, rank=rank, note=note, clause="it did not join a collective operation")
         note = f"{names(silent).capitalize()} did not report it: one of them is the first."
-        return _Why(cls=first.cls, rank=None, note=note)
+        return Why(cls=first.cls, rank=None, note=note)
     known = {rank: step for rank in complaining if (step := case.last_steps.get(rank)) is not None}
     least = [rank for rank, step in known.items() if step == min(known.values())]
     if len(least) == 1 and len(known) > 1:
         note = f"It stopped at iteration {known[least[0]]}, the others came further."
-        return _Why(cls=first.cls, rank=least[0], note=note)
-    return _Why(cls=first.cls, rank=first.match.rank)
+        return Why(cls=first.cls, rank=least[0], note=note)
+    return Why(cls=first.cls, rank=first.match.rank)
 
 
-def _step(case: _Case, rank: int) -> float:
+def _step(case: Case, rank: int) -> float:
     step = case.last_steps.get(rank)
     return float("inf") if step is None else step
 
@@ -395,25 +344,25 @@ def _terminated(exit_: RankExit) -> bool:
     return exit_.signal == 15 or exit_.code == 143
 
 
-def _by_exit(case: _Case, exit_: RankExit | None = None) -> _Why:
+def _by_exit(case: Case, exit_: RankExit | None = None) -> Why:
     """Nothing but the exit status of the rank that was lost first."""
     if exit_ is None:
         if all(_terminated(e) for e in case.lost):
-            return _Why(cls=case.failures["preempted"], rank=case.lost[0].rank if case.size == 1 else None)
+            return Why(cls=case.failures["preempted"], rank=case.lost[0].rank if case.size == 1 else None)
         # SIGTERM beside another end is some launcher's teardown.
         exit_ = next(e for e in case.lost if not _terminated(e))
     known = _class_of_death(exit_, case.failures)
     if known is not None:
-        return _Why(cls=known, rank=exit_.rank, entity=_entity_if_unclear(known, exit_.rank, case))
+        return Why(cls=known, rank=exit_.rank, entity=_entity_if_unclear(known, exit_.rank, case))
     if exit_.unknown:
-        return _Why(cls=case.failures["exit-unknown"], rank=exit_.rank)
+        return Why(cls=case.failures["exit-unknown"], rank=exit_.rank)
     own_word = exit_.code is not None and 1 < exit_.code < 128
-    return _Why(cls=case.failures["user-exit" if own_word else "unknown"], rank=exit_.rank)
+    return Why(cls=case.failures["user-exit" if own_word else "unknown"], rank=exit_.rank)
 
 
-def _by_signal(case: _Case, signal: TimingSignal) -> _Why:
+def _by_signal(case: Case, signal: TimingSignal) -> Why:
     """Slow, starved, straggling or hung; what is known of the GPUs is told with it."""
-    cls = case.failures[_OF_SYMPTOM.get(signal.symptom, "unknown")]
+    cls = case.failures[CLASS_OF_SYMPTOM.get(signal.symptom, "unknown")]
     entity = (
         case.entities.get(signal.rank, "")
         if signal.rank is not None and signal.symptom is not Symptom.HANG
@@ -432,19 +381,19 @@ def _by_signal(case: _Case, signal: TimingSignal) -> _Why:
         note = f"{_finding_clause(finding, '')}."
         its = _class_of_finding(finding, case.failures)[0]
         if its.role != "root" or its.restart is Restartable.ONCE:  # worth telling, blames nobody
-            return _Why(cls=cls, rank=signal.rank, finding=finding, note=note)
+            return Why(cls=cls, rank=signal.rank, finding=finding, note=note)
         blamed = structs.replace(cls, cause=Cause.GPU, scope="node")
-        return _Why(cls=blamed, rank=rank, entity=finding.entity, finding=finding, note=note)
-    return _Why(cls=cls, rank=signal.rank, entity=entity)
+        return Why(cls=blamed, rank=rank, entity=finding.entity, finding=finding, note=note)
+    return Why(cls=cls, rank=signal.rank, entity=entity)
 
 
-def _by_finding(case: _Case) -> _Why:
+def _by_finding(case: Case) -> Why:
     """A finding alone, of whatever node part: the worst one."""
     if not case.findings:
-        return _Why(cls=case.failures["unknown"], clause="nothing is known to be wrong")
+        return Why(cls=case.failures["unknown"], clause="nothing is known to be wrong")
     worst = max(case.findings, key=lambda f: (f.severity.order, -f.first_seen_wall_s))
     cls, phrase = _class_of_finding(worst, case.failures)
-    return _Why(
+    return Why(
         cls=cls,
         rank=_rank_of(worst, case),
         entity=worst.entity,
@@ -457,7 +406,7 @@ def _by_finding(case: _Case) -> _Why:
 # ---------------------------------------------------------------- what the past says
 
 
-def _weigh_history(case: _Case, why: _Why) -> _Why:
+def _weigh_history(case: Case, why: Why) -> Why:
     """An ambiguous failure is retried once; where it strikes again tells whose it is."""
     if why.cls.restart is not Restartable.ONCE:
         return why
@@ -487,116 +436,3 @@ def _weigh_history(case: _Case, why: _Why) -> _Why:
 
 def _came_further(step: int | None, before: int | None) -> bool:
     return step is not None and before is not None and step > before
-
-
-# ---------------------------------------------------------------- in words
-
-
-def _worded(case: _Case, why: _Why) -> Verdict:
-    return Verdict(
-        symptom=case.symptom,
-        cause=why.cls.cause,
-        failure=why.cls.id,
-        scope=why.cls.scope,
-        sentence=_sentence(case, why),
-        rank=why.rank,
-        entity=why.entity,
-        evidence=evidence_lines(why.rank, why.cls.id, why.finding, case.rows, case.lost, case.signal),
-        advice=why.cls.advice,
-        budget=why.cls.budget,
-        restart=why.cls.restart,
-        confidence=_confidence(case, why),
-    )
-
-
-def _sentence(case: _Case, why: _Why) -> str:
-    clause = why.clause or why.cls.sentence.format(
-        entity=why.entity or "a GPU", exit=_exit_words(case, why.rank), code=why.code
-    )
-    if case.symptom is Symptom.FINDING:
-        user = f", used by rank {why.rank}" if why.rank is not None and case.size > 1 else ""
-        said = f"{clause[:1].upper()}{clause[1:]}{user}."
-    elif not case.lost and case.signal is not None:
-        said = case.signal.sentence
-        if why.cls.id != _OF_SYMPTOM.get(case.signal.symptom):
-            said = f"{said[:-1] if said.endswith('.') else said}: {clause}."
-    else:
-        said = f"{_subject(case, why.rank)}: {_what_it_said(case, why)}{clause}."
-    return f"{said} {why.note}" if why.note else said
-
-
-def _subject(case: _Case, rank: int | None) -> str:
-    if case.size == 1:
-        step = case.last_steps.get(0)
-        return "The program was lost" + (f" after iteration {step}" if step is not None else "")
-    if rank is None:
-        return f"{names([e.rank for e in case.lost]).capitalize()} {'was' if len(case.lost) == 1 else 'were'} lost"
-    step = case.last_steps.get(rank)
-    after = f" after iteration {step}" if step is not None else ""
-    if case.exit_of(rank) is None:
-        return f"{names([e.rank for e in case.lost]).capitalize()} died because of rank {rank}{after}"
-    others = len(case.lost) - 1
-    return f"Rank {rank} was lost{after}" + (f", then {others} more" if others else "")
-
-
-def _what_it_said(case: _Case, why: _Why) -> str:
-    """ "CUDA error after " before hardware evidence: what the owner sees in the log, joined to its cause."""
-    if why.finding is None:
-        return ""
-    own = next((row for row in case.rows if row.match.rank == why.rank and row.cls.role != "generic"), None)
-    return f"{own.cls.title} after " if own is not None else ""
-
-
-def _exit_words(case: _Case, rank: int | None) -> str:
-    exit_ = case.exit_of(rank) if rank is not None else None
-    return exit_.describe() if exit_ else "exit status unknown"
-
-
-def _confidence(case: _Case, why: _Why) -> str:
-    said = []
-    if why.finding is not None and case.rows:
-        said.append("hardware evidence was preferred to what the logs say")
-    quiet = len({row.match.rank for row in case.of("cascade", "symptom")} - {why.rank})
-    if quiet and why.cls.role in ("root", "generic"):
-        said.append(f"the messages of {quiet} other rank{'s' if quiet > 1 else ''} are consequences")
-    if case.signal is not None and case.signal.confidence and not case.lost:
-        said.append(case.signal.confidence)
-    return "; ".join(said)
-
-
-def _rows(
-    matches: Sequence[LogMatch],
-    failures: Mapping[str, FailureClass],
-    since_s: float,
-    iterated_s: Mapping[int, float],
-    exits: Mapping[int, RankExit],
-    now: Now,
-) -> tuple[Row, ...]:
-    """Lines of known classes that may explain the incident, in order of time.
-
-    The lines' own stamps order them when every one has a believable one, else the times of reading.
-    """
-    found = []
-    for match in matches:
-        cls = failures.get(match.failure)
-        if cls is None or match.at_s < since_s:
-            continue
-        if match.at_s < iterated_s.get(match.rank, match.at_s):
-            continue  # the rank went on after it
-        found.append(Row(cls, match))
-    stamps = [_stamp_mono_s(row.match, now) for row in found]
-    if found and None not in stamps:
-        keyed = [(s, k) for k, s in enumerate(stamps) if s is not None]
-    else:
-        keyed = []
-        for k, row in enumerate(found):
-            exit_ = exits.get(row.match.rank)
-            keyed.append((min(row.match.at_s, exit_.at_s) if exit_ else row.match.at_s, k))
-    return tuple(found[k] for _, k in sorted(keyed))
-
-
-def _stamp_mono_s(match: LogMatch, now: Now) -> float | None:
-    if match.stamp_wall_s is None:
-        return None
-    mono_s = now.mono_s - (now.wall_s - match.stamp_wall_s)
-    return mono_s if abs(mono_s - match.at_s) <= STAMP_TRUST_S else None

@@ -1,0 +1,103 @@
+"""One incident as triage looks at it: what is known, and what is believed."""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from sentinel.core.model import Failure, Finding, LogMatch, Now, RankExit, Symptom
+from sentinel.core.signals import TimingSignal
+from sentinel.core.triage_rows import FailureClass, Row
+
+# A line's own time is believed when it is this close to when the line was read: not another time zone.
+STAMP_TRUST_S = 600.0
+
+CLASS_OF_SYMPTOM = {
+    Symptom.HANG: "hang",
+    Symptom.SLOW: "slow",
+    Symptom.STARVED: "starved",
+    Symptom.STRAGGLER: "straggler",
+    Symptom.START_FAILED: "start-failed",
+}
+
+
+class Case(Struct, frozen=True, kw_only=True):
+    """The arguments of `triage`, sorted out."""
+
+    size: int
+    lost: tuple[RankExit, ...]  # failed and not by us, first one first
+    rows: tuple[Row, ...]  # log lines of known classes, in order of time
+    findings: tuple[Finding, ...]
+    signal: TimingSignal | None
+    last_steps: Mapping[int, int | None]
+    entities: Mapping[int, str]
+    pids: Mapping[int, int]
+    failures: Mapping[str, FailureClass]
+    history: Sequence[Failure]
+    now: Now
+
+    @property
+    def moment_s(self) -> float:
+        """When it was noticed that something went wrong."""
+        return self.lost[0].at_s if self.lost else self.now.mono_s
+
+    @property
+    def symptom(self) -> Symptom:
+        if self.lost:
+            return Symptom.RANK_LOST
+        return self.signal.symptom if self.signal else Symptom.FINDING
+
+    def exit_of(self, rank: int) -> RankExit | None:
+        return next((e for e in self.lost if e.rank == rank), None)
+
+    def of(self, *roles: str) -> list[Row]:
+        return [row for row in self.rows if row.cls.role in roles]
+
+
+class Why(Struct, frozen=True, kw_only=True):
+    """What is believed, before it is put into words."""
+
+    cls: FailureClass
+    rank: int | None = None
+    entity: str = ""
+    finding: Finding | None = None
+    code: str = ""
+    note: str = ""  # a second sentence
+    clause: str = ""  # instead of the class's own
+
+
+def rows_in_order(
+    matches: Sequence[LogMatch],
+    failures: Mapping[str, FailureClass],
+    since_s: float,
+    iterated_s: Mapping[int, float],
+    exits: Mapping[int, RankExit],
+    now: Now,
+) -> tuple[Row, ...]:
+    """Lines of known classes that may explain the incident, in order of time.
+
+    The lines' own stamps order them when every one has a believable one, else the times of reading.
+    """
+    found = []
+    for match in matches:
+        cls = failures.get(match.failure)
+        if cls is None or match.at_s < since_s:
+            continue
+        if match.at_s < iterated_s.get(match.rank, match.at_s):
+            continue  # the rank went on after it
+        found.append(Row(cls, match))
+    stamps = [_stamp_mono_s(row.match, now) for row in found]
+    if found and None not in stamps:
+        keyed = [(s, k) for k, s in enumerate(stamps) if s is not None]
+    else:
+        keyed = []
+        for k, row in enumerate(found):
+            exit_ = exits.get(row.match.rank)
+            keyed.append((min(row.match.at_s, exit_.at_s) if exit_ else row.match.at_s, k))
+    return tuple(found[k] for _, k in sorted(keyed))
+
+
+def _stamp_mono_s(match: LogMatch, now: Now) -> float | None:
+    if match.stamp_wall_s is None:
+        return None
+    mono_s = now.mono_s - (now.wall_s - match.stamp_wall_s)
+    return mono_s if abs(mono_s - match.at_s) <= STAMP_TRUST_S else None
