@@ -493,7 +493,7 @@ class Controller:
         if not outcome.gone:
             return recovery.StopStuck(outcome.stuck)
         self._node.drain(job.name)
-        return recovery.StopEnded(self._plan(picture, incident), stacks)
+        return recovery.StopEnded(self._plan(picture, incident), stacks, picture.timing.last_step)
 
     def _plan(self, picture: JobPicture, incident: Incident) -> recovery.Plan:
         """Decided only now: the whole evidence (every exit, every log to its end) is on the table."""
@@ -503,7 +503,8 @@ class Controller:
             return recovery.Plan(restart=True, reason="Moves", sentence=verdict.sentence, verdict=verdict)
         if verdict.symptom == Symptom.RANK_LOST and picture.failed_exits:
             verdict = picture.verdict(now)
-        return plan_after_stop(picture.job, verdict, incident.failed_step, now)
+        step = picture.timing.last_step
+        return plan_after_stop(picture.job, verdict, incident.failed_step if step is None else step, now)
 
     async def _start(self, picture: JobPicture, incident: Incident) -> Event:
         room = await self._cluster.room(picture.job, incident.size, incident.excluded)

@@ -59,6 +59,7 @@ class JobPicture:
         self.entities: dict[int, str] = {}  # rank -> the GPU it uses
         self.entities_back: bool = False  # a GPU that was left out is well again
         self.end: recovery.EndRequested | None = None
+        self.silent_since_s: float | None = None  # last iteration of the incarnation before the running one
         self.told: set[str] = set()  # keys of what this incarnation's owner was told
 
     def begin_incarnation(self, now: Now) -> None:
@@ -67,6 +68,7 @@ class JobPicture:
         self.alive.clear()
         self.pids.clear()
         self.told.clear()
+        self.silent_since_s = self.timing.last_at_s or self.silent_since_s
         self.timing.start(self.job.incarnation, self.job.size, now)
 
     def add_match(self, match: LogMatch) -> None:
@@ -222,7 +224,8 @@ def _verify(picture: JobPicture, incident: Incident, now: Now) -> Decision:
             return Feed("Hang", verdict.sentence, recovery.Fault(verdict, timing.last_step))
     if len(picture.alive) < picture.job.size - len(picture.exits):
         return Nothing("InProgress", "Not all ranks are up.")
-    since_fault_s = now.mono_s - incident.opened_mono_s
+    since = incident.opened_mono_s if picture.silent_since_s is None else picture.silent_since_s
+    since_fault_s = now.mono_s - since
     first = timing.first_step if timing.steps_told else None
     if timing.has_timing or picture.job.best_step is not None:
         # One iteration may be a left-over line; two show that iterations move.

@@ -64,6 +64,7 @@ class StopEnded(Struct, frozen=True, tag=True):
 
     plan: "Plan"
     stacks: tuple[str, ...] = ()
+    last_step: int | None = None  # the last iteration that the logs told before the stop
 
 
 class StopStuck(Struct, frozen=True, tag=True):
@@ -363,7 +364,8 @@ def _fault_before_stop(incident: Incident, event: Fault, now: Now, terms: Terms)
 
 def _stop_ended(incident: Incident, event: StopEnded, now: Now, terms: Terms) -> Result:
     plan = event.plan
-    incident = structs.replace(incident, stacks=event.stacks or incident.stacks)
+    failed_step = incident.failed_step if event.last_step is None else event.last_step
+    incident = structs.replace(incident, stacks=event.stacks or incident.stacks, failed_step=failed_step)
     if incident.end_state is not None:
         return _close(incident, Phase.ENDED, now, incident.reason_of_end, incident.sentence_of_end)
     incident = structs.replace(incident, verdict=plan.verdict)
