@@ -53,6 +53,7 @@ class Follower:
         self._stat_key = (0, 0)  # device, inode of the open file
         self._queue: list[str] = []  # rotated files that come before the path itself
         self._tail = b""
+        self._mtime_ns = 0
         self._moved_polls = 0
         self._punched = 0
         self._hole_problem = ""
@@ -73,7 +74,7 @@ class Follower:
         except OSError as error:
             self._problem = f"cannot be read: {error.strerror or error}"
             self.at_end = False
-            self._close()  # a stale handle does not heal by itself: the next poll opens the path anew
+            self._reopen_later()  # a stale handle does not heal by itself
             return b""
 
     def _read(self, limit_bytes: int) -> bytes:
@@ -81,7 +82,7 @@ class Follower:
             self.at_end = False
             return b""
         status = os.fstat(self._fd)
-        size = status.st_size
+        size, self._mtime_ns = status.st_size, status.st_mtime_ns
         if size != self.offset and not self._grew(size):
             log.info("log_truncated", path=self._path, read_bytes=self.offset, size_bytes=size)
             self._problem, self.switched = "truncated", True
@@ -126,11 +127,12 @@ class Follower:
     # ------------------------------------------------------------ opening
 
     def _open_first(self) -> bool:
-        position, self._resume = self._resume, None
+        position = self._resume
         if position is None:
             return self._open(self._path, 0, missing_is_problem=True)
         for candidate in (self._path, *(path for path, _ in self._rotated())):
             if self._is_at(candidate, position) and self._open(candidate, position.offset):
+                self._resume = None
                 if candidate != self._path:
                     self._queue = self._newer_than(position.mtime_ns)
                 return True
@@ -138,11 +140,10 @@ class Follower:
         first = self._queue.pop(0) if self._queue else self._path
         opened = self._open(first, 0, missing_is_problem=True)
         if opened:
+            self._resume = None
             self.switched = True
             self._problem = "replaced"
             log.info("log_replaced", path=self._path, continued_with=first)
-        else:
-            self._resume = position
         return opened
 
     def _is_at(self, path: str, position: FilePosition) -> bool:
@@ -283,9 +284,25 @@ class Follower:
         self._hole_problem = f"its size cannot be bounded: {error.strerror or error}"
         log.warning("log_holes_refused", path=self._path, error=str(error))
 
+    def _reopen_later(self) -> None:
+        """The next poll opens the path anew and goes on where this one stood."""
+        if self._fd < 0:
+            return
+        device, inode = self._stat_key
+        self._resume = FilePosition(
+            device=device,
+            inode=inode,
+            offset=self.offset,
+            tail_bytes=len(self._tail),
+            tail_crc=zlib.crc32(self._tail),
+            mtime_ns=self._mtime_ns,
+        )
+        self._close()
+
     def _close(self) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
+            with contextlib.suppress(OSError):  # what is stale may refuse this too; the number is free then
+                os.close(self._fd)
             self._fd = -1
 
     def close(self) -> None:

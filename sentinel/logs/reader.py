@@ -14,7 +14,7 @@ from sentinel.logs.ruleset import RuleSet
 from sentinel.logs.text import plain, shown, stamp_wall_s
 
 READ_BYTES = 1 << 18  # at once: twice as fast as 1 MiB, since it stays in the CPU's cache
-POLL_BYTES = 1 << 20  # in one poll, so that one flood keeps the others waiting for a few milliseconds only
+POLL_BYTES = 1 << 19  # in one poll, so that one flood keeps the others waiting for a few milliseconds only
 KEPT_FIRST = 3  # matches of one rule kept of a batch: the first ones, and the last
 
 

@@ -204,6 +204,45 @@ def test_what_is_no_file_is_named_and_never_waited_for(kind: str, tmp_path: Path
     assert follower.problem in ("not a regular file", "cannot be read: Is a directory")
 
 
+def test_a_descriptor_that_went_bad_is_opened_anew_where_reading_stood(tmp_path: Path) -> None:
+    """As a stale NFS handle does, but with a descriptor that somebody closed."""
+    path = tmp_path / "log"
+    path.write_bytes(b"1\n2\n")
+    follower = Follower(path)
+    assert follower.read(2) == b"1\n"
+    [number] = [int(fd) for fd in os.listdir("/proc/self/fd") if is_link_to(int(fd), path)]
+    os.close(number)
+    assert follower.read(100) == b""
+    assert (follower.problem, follower.at_end) == ("cannot be read: Bad file descriptor", False)
+    assert follower.read(100) == b"2\n"
+    assert (follower.problem, follower.switched) == ("", False)
+
+
+def test_a_position_outlasts_a_path_that_cannot_be_opened_for_a_while(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"1\n2\n")
+    first = Follower(path)
+    first.read(2)
+    position = first.position()
+    first.close()
+    path.rename(tmp_path / "aside")
+    path.symlink_to("log")  # a link to itself: ELOOP
+    second = Follower(path, position)
+    assert second.read(100) == b""
+    assert second.problem.startswith("cannot be read")
+    assert second.position() == position
+    path.unlink()
+    (tmp_path / "aside").rename(path)
+    assert second.read(100) == b"2\n"
+
+
+def is_link_to(fd: int, path: Path) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}") == str(path)
+    except OSError:
+        return False
+
+
 def disk_bytes(path: Path) -> int:
     return path.stat().st_blocks * 512
 
