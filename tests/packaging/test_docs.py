@@ -1,6 +1,8 @@
 """The documentation can be found and says what the code does."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +34,20 @@ def test_every_exit_code_of_a_run_is_in_the_documentation(repo: Path) -> None:
     }
     assert codes
     assert codes <= documented
+
+
+def test_the_policies_that_are_shown_are_valid(repo: Path, tmp_path: Path) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (repo / "README.md").read_text(), re.S)
+    assert blocks
+    for number, block in enumerate(blocks):
+        (tmp_path / f"{number}.yaml").write_text(block)
+    command = [sys.executable, "-m", "sentinel", "validate", *map(str, tmp_path.glob("*.yaml"))]
+    done = subprocess.run(command, cwd=repo, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_command_that_the_readme_names_exists(repo: Path) -> None:
+    from sentinel.cli import COMMANDS
+
+    named = set(re.findall(r"(?:^    |`)sentinel ([a-z]+)", (repo / "README.md").read_text(), re.M))
+    assert named <= COMMANDS.keys()
