@@ -246,7 +246,7 @@ class RankTiming:
         except TypeError:  # a None among them
             clean = False
         if clean:
-            self._timed, self._group = True, None
+            self._timed = True
             self._histogram.add(values)
             return iterations
         timed: Sequence[Iteration] = [i for i in iterations if i.e2e_ms is not None and 0 < i.e2e_ms < inf]
@@ -255,7 +255,7 @@ class RankTiming:
             end = next((k for k, v in enumerate(values) if v is not None and 0 < v < inf), len(iterations))
             estimated = self._estimate(iterations[:end], before)
         if timed:
-            self._timed, self._group = True, None
+            self._timed = True
             self._histogram.add([i.e2e_ms for i in timed if i.e2e_ms is not None])
         return [*estimated, *timed]
 

@@ -218,8 +218,6 @@ def _earliest_root(case: Case) -> Why | None:
     rows = [row for row in rows if row.match.rank not in killed or row.cls.restart is Restartable.YES]
     dead = {rank for _, rank, _ in deaths}  # no exception ends in a signal
     rows = [row for row in rows if row.match.rank not in dead or row.cls.role == "root"]
-    speaking = {row.match.rank for row in rows}
-    deaths = [death for death in deaths if death[1] not in speaking]
     first_row = rows[0] if rows else None
     first_death = deaths[0] if deaths else None
     if first_row and (first_death is None or _at(first_row, case) <= first_death[0]):

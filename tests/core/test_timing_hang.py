@@ -77,6 +77,12 @@ def test_by_default_the_allowance_adapts_to_the_time_stepped_the_step_and_the_lo
     assert pauses.next_deadline(Now(last, 0)) == pytest.approx(last + 3 * 200.5)
 
 
+def test_the_first_iterations_may_take_as_long_as_the_start() -> None:
+    timing = job()
+    last = feed(timing, count=3)
+    assert timing.next_deadline(Now(last, 0)) == pytest.approx(last + 600)
+
+
 def test_one_odd_pause_does_not_blind_the_watch() -> None:
     timing = job()
     last = feed(timing, count=20, start_s=feed(timing) + 3000)

@@ -276,6 +276,22 @@ def test_a_traceback_that_ends_in_a_lost_connection_is_no_user_error() -> None:
     assert verdict([ended(0), ended(1, 1998.5, signal=9)], told).failure == "killed"
 
 
+def test_an_exception_that_follows_a_lost_connection_is_no_user_error() -> None:
+    told = [line("connection", 0, 1990.0), line("user-exception", 0, 1998.0, "RuntimeError: gone")]
+    assert verdict([ended(0), ended(1, 1998.5, signal=9)], told).failure == "killed"
+
+
+def test_a_ranks_own_words_say_more_than_the_signal_that_ended_it() -> None:
+    v = verdict([ended(0, 1990.0, signal=11)], [line("gpu-ecc", 0, 1990.5)])
+    assert (v.rank, v.failure) == (0, "gpu-ecc")
+    v = verdict([ended(0, 1990.0, signal=11), ended(1, 1980.0)], [line("gpu-ecc", 0, 1970.0)])
+    assert (v.rank, v.failure) == (0, "gpu-ecc")
+    v = verdict(
+        [ended(0, 1990.0, signal=11)], [line("user-exception", 0, 1950.0, "ValueError: told and caught")]
+    )
+    assert v.failure == "segfault"
+
+
 def test_a_user_error_is_found_though_its_rank_complains_while_it_ends() -> None:
     told = [line("user-exception", 0, 1998.0, "ValueError: x"), line("nccl-abort", 0, 1998.4)]
     told += [line("connection", rank, 1998.3) for rank in range(1, 8)]
