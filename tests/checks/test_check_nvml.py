@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -213,3 +215,26 @@ def test_a_child_that_somebody_killed_is_started_again(sample: Sampler, cards: A
     sample.kept["child"]._process.wait()  # until the kernel has it ended
     assert sample() == {}
     assert sample.child_pid != child
+
+
+def test_modules_in_the_current_directory_are_not_imported(
+    sample: Sampler, cards: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pynvml.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    assert sample() == {}
+
+
+def test_the_child_ends_when_the_agent_is_gone(machine: Any, cards: Any) -> None:
+    program = (
+        "import sys, json, os; from sentinel.checks import nvml; from sentinel.checks.base import Look\n"
+        "from sentinel.core.model import Now; from sentinel.settings import Settings\n"
+        "kept = {}; nvml.check(Look(Settings(sysfs=sys.argv[1]), (), Now(1.0, 1.0), 'boot', kept))\n"
+        "print(kept['child'].pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(machine.sysfs)], stdout=subprocess.PIPE)
+    child = Path(f"/proc/{int(done.stdout)}/stat")
+    end = time.monotonic() + 20
+    while child.exists() and child.read_text().rsplit(")", 1)[1].split()[0] != "Z":
+        assert time.monotonic() < end, "the child outlived its agent"
+        time.sleep(0.01)
