@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sentinel.core.model import LogRule
@@ -100,6 +100,9 @@ def present_lines(scanner: Scanner, text: bytes) -> dict[int, list[int]]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(words, max_size=40))
+@example(["loss", "\n", "nan"])
+@example(["a", "\n", "b", "\n", "a", "\t", "b"])
+@example(["loss", "\n", "loss", " ", "nan", "\n", "loss", "nan"])
 def test_a_chunk_tells_the_same_as_each_of_its_lines(parts: list[str]) -> None:
     text = "".join(parts).encode()
     expected: dict[int, list[int]] = {}

@@ -156,6 +156,20 @@ def test_an_overlong_line_is_matched_at_its_beginning_and_then_dropped(
     assert log.overlong_lines == 1
 
 
+def test_a_restart_in_the_middle_of_an_overlong_line_does_not_take_its_rest_for_a_line(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * 100_000)
+    log = RankLog(path, shipped)
+    read_all(log)
+    with path.open("ab") as file:
+        file.write(b" No space left on device\nOSError: [Errno 5] Input/output error\n")
+    _, _, counts = read_all(RankLog(path, shipped, position=log.position))
+    assert "no-space" not in counts
+    assert counts["io-error"] == 1
+
+
 def test_memory_stays_bounded_on_a_line_without_end(shipped: RuleSet, tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("wb") as file:
