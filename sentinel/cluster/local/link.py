@@ -59,12 +59,13 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         was_closed, self.closed = self.closed, True
+        greeted = self.hello.done()  # a dying supervisor's socket may take one more connection
         error = TemporaryError("the job's supervisor went away")
         for answer in (self.hello, *self._answers.values()):
             if not answer.done():
                 answer.set_exception(error)
                 answer.exception()  # looked at: nobody may be waiting
-        if not was_closed:
+        if greeted and not was_closed:
             self.on_lost(self.replaced)
 
     def _take(self, event: Event) -> None:
@@ -131,7 +132,7 @@ async def connect(
     except (TimeoutError, TemporaryError):
         link.close()
         return None
-    return link
+    return None if link.closed else link
 
 
 async def launch(job_dir: Path) -> None:

@@ -26,7 +26,7 @@ from sentinel.errors import TemporaryError
 
 log = structlog.get_logger(__name__)
 
-LAUNCH_TRIES = 3  # a supervisor that is about to end for idleness may take a connection with it
+LAUNCH_TRIES = 10  # a supervisor that is about to end for idleness may take a connection with it
 
 
 class Tracked:
@@ -45,6 +45,7 @@ class Tracked:
         self.changed = asyncio.Event()
         self._known_incarnation = 0  # of the supervisor's
         self._empty_incarnation = -1
+        self._lost_incarnation = 0
         self._told: set[int] = set()
         self._watched: dict[int, int] = {}  # rank -> pidfd, while no supervisor tells us
         self._task: asyncio.Task[None] | None = None
@@ -114,6 +115,8 @@ class Tracked:
             self.link = await connect(self.folder, self._take, self._lost)
             if self.link:
                 self._known_incarnation = self.link.hello.result().incarnation
+            else:  # one that was just killed holds its lock until the kernel is done with it
+                await asyncio.sleep(0.05)
         if self.link is None:
             raise TemporaryError("the job's supervisor does not take connections")
         return self.link
@@ -192,7 +195,8 @@ class Tracked:
     async def _reattach(self) -> None:
         """The connection broke. A supervisor that only dropped us is still there; else watch by ourselves."""
         await self.attach()
-        if not self.supervised and self.running():
+        if not self.supervised and self.running() and self._lost_incarnation != self.incarnation:
+            self._lost_incarnation = self.incarnation
             log.warning("supervisor_lost", job=self.job, incarnation=self.incarnation)
             self.on_lost(self.job)
         self.tell_pending()
