@@ -31,7 +31,7 @@ class LogBatch(Struct, kw_only=True):
     """What one poll brought."""
 
     iterations: list[Iteration]  # in log order
-    matches: list[LogMatch]  # in log order; of one rule the first three and the last
+    matches: list[LogMatch]  # in log order; of one rule the first three and the last in each 256 KiB read
     counts: dict[str, int]  # rule -> lines that matched, also those that are not in `matches`
     data: bytes  # the raw bytes that were read, for a terminal
     caught_up: bool  # the log was read to its end
