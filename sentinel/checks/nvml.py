@@ -20,7 +20,7 @@ HANG_FATAL_S = 120.0  # an NVML that hangs so long does not come back without a 
 ORPHAN_BYTES = 15 << 20  # what a context without data takes
 INIT_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel; elsewhere NVML's pids are not ours
 LIBRARY = "libnvidia-ml.so.1"
-# -P and our own root: modules that lie in the current directory, which is the job's, must not be imported.
+# Isolated, with our own root: modules in the current directory or a PYTHONPATH, which are the job's, stay out.
 _ROOT = str(Path(__file__).resolve().parents[2])
 _CHILD = "import sys; sys.path.insert(0, sys.argv[1]); from sentinel.checks.nvml_child import main; main()"
 LIBRARY_FOLDERS = (
@@ -214,7 +214,7 @@ def judge_count(devices: list[Device], on_pci: list[str]) -> list[Finding]:
 def _sample(look: Look) -> Sample | Finding:
     child = look.kept.get("child")
     if not isinstance(child, LineChild):
-        child = look.kept["child"] = LineChild([sys.executable, "-P", "-c", _CHILD, _ROOT])
+        child = look.kept["child"] = LineChild([sys.executable, "-I", "-c", _CHILD, _ROOT])
     try:
         line = child.ask(b"sample", look.kept.get("call_deadline_s", CALL_DEADLINE_S))
         look.kept.pop("hangs_since_s", None)

@@ -222,6 +222,7 @@ def test_modules_in_the_current_directory_are_not_imported(
 ) -> None:
     (tmp_path / "pynvml.py").write_text("raise SystemExit(7)")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert sample() == {}
 
 
