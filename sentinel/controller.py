@@ -319,6 +319,9 @@ class Controller:
             if decision.key:
                 picture.told.add(decision.key)
             self._metrics.incident(incident.verdict.symptom, incident.verdict.cause)
+            heard = picture.timing.last_at_s
+            if heard is not None and decision.kind == IncidentKind.FORCED:
+                self._metrics.detected(incident.verdict.symptom, max(0.0, now.mono_s - heard))
             self._step(picture, incident, recovery.Begin(decision.reason, decision.sentence), opened=True)
 
     def _step(self, picture: JobPicture, incident: Incident, event: Event, *, opened: bool = False) -> None:
@@ -374,6 +377,8 @@ class Controller:
         now = self._clock()
         if after.phase == Phase.RECOVERED and after.lost is not None:
             self._metrics.recovered(after.verdict.cause, after.lost.seconds, after.lost)
+            repeated_s = (after.lost.steps or 0) * (picture.timing.step_ms or 0.0) / 1000
+            picture.lost_s += after.lost.seconds + repeated_s
         if after.phase == Phase.STARTING and before.phase != Phase.STARTING:
             self._metrics.restarted(after.verdict.cause, after.verdict.budget)
         if before.phase == Phase.STOPPING and after.phase != Phase.STOPPING:

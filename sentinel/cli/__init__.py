@@ -38,6 +38,10 @@ def main(argv: list[str] | None = None) -> int:
             module.add_arguments(sub)
     parsed = parser.parse_args(arguments)
     assert module is not None  # argparse refused every other command
+    if "structlog" in sys.modules:  # no log event may land in what a command prints
+        from sentinel import journal
+
+        journal.configure(None)
     try:
         return int(module.main(parsed))
     except BrokenPipeError:  # `sentinel status | head`

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -36,6 +37,8 @@ def protect(
     from sentinel.cli.session import Quiet, Session
     from sentinel.cli.terminal import Terminal
 
+    # A terminal set to `tostop` would stop a Sentinel that writes from the background.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     folder = settings.state_path / "jobs" / job.name
     journal.configure(folder / "sentinel.log")
     terminal = Quiet() if quiet else Terminal(sys.stdout, sys.stderr, job.size)

@@ -50,6 +50,15 @@ def main(args: argparse.Namespace) -> int:
     except PermanentError as error:
         say(str(error))
         return 64
+    if policy.log_rules or settings.rules_dir:
+        from sentinel.logs.ruleset import load_ruleset
+        from sentinel.rules import RuleError
+
+        try:
+            load_ruleset(policy.log_rules, settings.rules_dir, settings.state_path / "cache")
+        except RuleError as error:
+            print("\n".join(error.problems), file=sys.stderr)
+            return 78
     return _start(args, name, command, policy, settings)
 
 
@@ -91,9 +100,7 @@ def _start(
         store.close()
         return attach(settings, name, detach=args.detach)
     if (old is not None and not old.state.final) or not lock.take():
-        say(
-            f"a job named {name} is already running: `sentinel attach {name}`, or `sentinel run --adopt …`"
-        )
+        say(f"a job named {name} is already running: `sentinel attach {name}`, or `sentinel run --adopt …`")
         store.close()
         return 73
     size = args.nproc or 1

@@ -34,6 +34,7 @@ CYCLE_S = 0.25
 LIVE_S = 0.5
 FLUSH_MAIL_S = 15.0
 SAVE_CHECKS_S = 10.0
+KEEP_RECORDS_S = 30 * 86_400.0
 
 # Exit codes that are not the job's own; docs/exit-codes.md explains them.
 EXIT_EXPIRED = 124
@@ -83,6 +84,7 @@ class Session:
         self._handed_over = False
         self._interrupts = 0
         self._checks_saved = b""
+        self._mails_counted = (0, 0)
         self._rules: Any = None
         self._server: Any = None
         self._notifier: Any = None
@@ -183,6 +185,7 @@ class Session:
             self._controller.record_mail,
             log_paths=lambda job: self._log_paths(),
         )
+        self._store.prune(system_now().wall_s - KEEP_RECORDS_S)
         self._checks.on_result = self._agent.checked
         kept = self._store.positions(self._checks_key).get((0, 0))
         if kept is not None:
@@ -203,9 +206,15 @@ class Session:
                         self._terminal.say(f"a part of Sentinel broke and is off: {task.exception()!r}")
                         self._tasks.remove(task)
                         break
-                await asyncio.wait((ended,), timeout=CYCLE_S)
+                await asyncio.wait((ended,), timeout=self._pause_s())
         finally:
             ended.cancel()
+
+    def _pause_s(self) -> float:
+        """Until the next turn of the loop: a hang is judged when its time is up, not a quarter second later."""
+        now = system_now()
+        deadline = self._controller.pictures[self.name].timing.next_deadline(now)
+        return CYCLE_S if deadline is None else min(CYCLE_S, max(0.01, deadline - now.mono_s))
 
     async def _close(self) -> None:
         job = self._controller.pictures[self.name].job
@@ -260,7 +269,7 @@ class Session:
         picture.job = job
         self._store.save(jobs=[job])
         self._terminal.say(f"{self.name} cannot start ({error.reason}): {error}")
-        return {"NotFound": 127, "NotExecutable": 126}.get(error.reason, EXIT_CANNOT_START)
+        return {"CommandNotFound": 127, "CommandNotExecutable": 126}.get(error.reason, EXIT_CANNOT_START)
 
     # ------------------------------------------------------------ what comes in
 
@@ -323,7 +332,10 @@ class Session:
             ended = sum(book.clear(finding.key) for finding in book.active() if finding.entity == entity)
             known = ", ".join(sorted({finding.entity for finding in book.active()})) or "none"
             text = f"{ended} findings of {entity} were ended by a person"
-            return {"ok": ended > 0, "text": text if ended else f"no finding of {entity!r} (there are: {known})"}
+            return {
+                "ok": ended > 0,
+                "text": text if ended else f"no finding of {entity!r} (there are: {known})",
+            }
         if what == "handover":
             self._handed_over = True
             self._ended.set()
@@ -370,10 +382,30 @@ class Session:
             await asyncio.sleep(LIVE_S)
 
     def _update_metrics(self, picture: Any) -> None:
-        self._metrics.jobs({picture.job.state: 1})
+        job, timing, now = picture.job, picture.timing, system_now()
+        self._metrics.jobs({job.state: 1})
+        hardware = [r.hardware_ms for r in timing.ranks.values() if r.hardware_ms is not None]
+        self._metrics.job(
+            self.name,
+            iteration=timing.last_step,
+            step_ms=timing.step_ms,
+            hardware_ms=max(hardware, default=None),
+            ratio=timing.ratio,
+            restarts_left=restarts_left(job, now),
+            time_left_s=picture.time_left_s(now),
+        )
+        wall_s = max(0.0, now.wall_s - job.created_wall_s)
+        self._metrics.job_time(
+            self.name, productive_s=max(0.0, picture.run_time_s(now) - picture.lost_s), wall_s=wall_s
+        )
         self._metrics.degraded(len(self._degraded()))
         if self._notifier is not None:
             self._metrics.mails_waiting(self._notifier.waiting)
+            for _ in range(self._notifier.mails_sent - self._mails_counted[0]):
+                self._metrics.mail_sent()
+            for _ in range(self._notifier.mails_failed - self._mails_counted[1]):
+                self._metrics.mail_failed()
+            self._mails_counted = (self._notifier.mails_sent, self._notifier.mails_failed)
 
     def _degraded(self) -> tuple[str, ...]:
         picture = self._controller.pictures[self.name]

@@ -32,7 +32,7 @@ def plan_after_stop(job: ProtectedJob, verdict: Verdict, failed_step: int | None
         verdict=verdict,
         delay_s=delay_s,
         wait_s=job.policy.precheck.wait_s,
-        avoid=verdict.entity if verdict.cause == Cause.GPU else "",
+        avoid=verdict.entity if verdict.cause == Cause.GPU and verdict.scope == "node" else "",
     )
 
 

@@ -314,7 +314,9 @@ class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_duration_s: float | None = None
     start_timeout_s: float = 600.0
     lost_rank_grace_s: float = 2.0
-    verify_after_s: float = 120.0  # a job without timing lines counts as recovered when all ranks were up so long
+    verify_after_s: float = (
+        120.0  # a job without timing lines counts as recovered when all ranks were up so long
+    )
     unknown_exit: str = "auto"  # restart | fail | auto (restart with `resume`, else fail)
     warning_signals: tuple[str, ...] = ("SIGUSR1", "SIGUSR2")
     log_rules: tuple[LogRule, ...] = ()

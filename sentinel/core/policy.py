@@ -60,6 +60,7 @@ class JobPicture:
         self.entities_back: bool = False  # a GPU that was left out is well again
         self.end: recovery.EndRequested | None = None
         self.silent_since_s: float | None = None  # last iteration of the incarnation before the running one
+        self.lost_s = 0.0  # told by recoveries: silence, and repeated iterations
         self.told: set[str] = set()  # keys of what this incarnation's owner was told
 
     def begin_incarnation(self, now: Now) -> None:
@@ -111,6 +112,11 @@ class JobPicture:
             failures=self.failures,
             history=self.job.failures,
             now=now,
+            last_iteration_s={
+                rank: timing.last_at_s
+                for rank, timing in self.timing.ranks.items()
+                if timing.last_at_s is not None
+            },
         )
 
 
