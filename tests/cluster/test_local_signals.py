@@ -105,6 +105,14 @@ async def test_a_launcher_that_inherited_rank_variables_is_no_rank(site: Site) -
 
 
 @with_site
+async def test_a_helper_that_inherits_the_variables_of_a_plain_process_is_no_rank(site: Site) -> None:
+    code = "import os, time; os.fork(); print('ready'); time.sleep(600)"
+    (process,) = await site.start(python(code), nproc=None, RANK="3", LOCAL_RANK="0")
+    await until(lambda: site.log().count("ready") == 2)
+    assert {rank: proc.pid for rank, proc in site.cluster.find_ranks("job", 1).items()} == {3: process.pid}
+
+
+@with_site
 async def test_the_program_under_a_shell_is_the_rank(site: Site) -> None:
     program = site.root / "train.py"
     program.write_text(textwrap.dedent(CATCHES))

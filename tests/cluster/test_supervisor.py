@@ -23,6 +23,8 @@ async def test_a_disk_that_fills_up_loses_no_exit_status_and_hinders_no_restart(
     size_bytes = 3 * SLOT_BYTES
     resource.prlimit(site.supervisor_pid(), resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
     folder = site.cluster.job_dir("job")
+    sizes = [(folder / name).stat().st_size for name in ("status.0", "status.1")]
+    assert sizes == [size_bytes] * 2  # also the file of the next incarnation has its blocks already
     for incarnation in (1, 2, 3):
         os.kill(ranks[0].pid, signal.SIGKILL)
         assert (await site.cluster.stop("job", incarnation, 5.0)).gone
