@@ -20,9 +20,9 @@ from sentinel.logs.reader import RankLog
 from sentinel.logs.ruleset import RuleSet, load_ruleset
 from tests.bench.harness import Row, at_least
 
-# Lines as programs print them between iterations, three of them cut. Seen in, from the top: NVIDIA/nccl issues 1657 (two) and 1232,
-# nccl-tests issues 185 and 227, pytorch/torchtitan pull request 950, a PaddleNLP log on GitHub, nccl issue 925,
-# transformers pull request 4946.
+# Lines as programs print them between iterations, three of them cut. Seen in, from the top: NVIDIA/nccl issues
+# 1657 (two) and 1232, nccl-tests issues 185 and 227, pytorch/torchtitan pull request 950, a PaddleNLP log on
+# GitHub, nccl issue 925, transformers pull request 4946.
 CHATTER = (
     "aigc-maas-instance-leader-0:88:157 [0] NCCL INFO sendConnect ncclProxyCallAsync opId=0x7f4ff3b4c0f8",
     "aigc-maas-instance-leader-0:88:159 [0] NCCL INFO transport/net_ib.cc:985 Ib Alloc Size 181568 pointer 0x7f4f",
