@@ -147,11 +147,18 @@ class Controller:
             raise PermanentError(room.sentence, room.reason)
         self._event(job, "PrecheckPassed", room.sentence)
         job = structs.replace(
-            job, incarnation=1, size=room.size, excluded=room.excluded, state=JobState.RUNNING
+            job,
+            incarnation=job.incarnation + 1,
+            first_incarnation=job.incarnation + 1,
+            size=room.size,
+            excluded=room.excluded,
+            state=JobState.RUNNING,
+            reason="Started",
+            sentence="The job runs.",
         )
         self._save_job(picture, job)
         picture.begin_incarnation(self._clock())
-        await self._start_ranks(picture, room.env, room.entities)
+        await self._start_patiently(picture, room.env, room.entities)
 
     def adopt(
         self, name: str, ranks: list[RankProcess], exits: list[RankExit], entities: dict[int, str]
@@ -181,7 +188,22 @@ class Controller:
         """A predecessor was killed between the record of the first start and the start itself."""
         picture = self.pictures[name]
         room = await self._cluster.room(picture.job, picture.job.size, picture.job.excluded)
-        await self._start_ranks(picture, room.env, room.entities)
+        if room.size == 0:
+            raise PermanentError(room.sentence, room.reason)
+        await self._start_patiently(picture, room.env, room.entities)
+
+    async def _start_patiently(
+        self, picture: JobPicture, env: dict[str, str], entities: dict[int, str]
+    ) -> None:
+        """The first start has no recovery around it that would try again."""
+        for left in reversed(range(START_TRIES)):
+            try:
+                return await self._start_ranks(picture, env, entities)
+            except TemporaryError as error:
+                self._metrics.effect_failed("DoStart", permanent=not left)
+                if not left:
+                    raise PermanentError(f"the start failed: {error}", "StartFailed") from None
+                await asyncio.sleep(error.delay_s)
 
     def rebooted(self, name: str) -> None:
         """The machine was started again under the job: nothing of it is left, and that is no fault of its own."""

@@ -227,6 +227,11 @@ class RankTiming:
         n = len(iterations)
         if self.first_step is None:
             self.first_step = iterations[0].step if iterations[0].step is not None else 1
+        if not self.steps_told:  # the first number that is told says how those before it are numbered
+            for k, iteration in enumerate(iterations):
+                if iteration.step is not None:
+                    self.first_step = max(0, iteration.step - self.count - k)
+                    break
         after = 0
         if iterations[-1].step is None:  # count on from the last step that was told
             after = next((k for k in range(n) if iterations[n - 1 - k].step is not None), n)

@@ -131,6 +131,8 @@ class FormatState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     primary: str = ""
     last_step: int | None = None
     lent_step: int | None = None
+    numbered_after: bool = False
+    last_number: int | None = None
     bar_total: int = 0
     silent: int = 0
 
@@ -144,6 +146,9 @@ class TimingParser:
         self._silent = 0  # lines of other formats since the last primary line
         self._last_step: int | None = None
         self._lent_step: int | None = None
+        # The line that names the step comes after the primary line of the same iteration.
+        self._numbered_after = False
+        self._last_number: int | None = None  # the step that the newest such line named
         self._bar_total = 0
         self._retired: dict[int, tuple[int, int]] = {}  # format -> (line count when last seen, times)
         self._lines = 0
@@ -151,6 +156,7 @@ class TimingParser:
             self._primary = next((f for f in formats if f.row.id == state.primary), None)
             self._last_step, self._lent_step = state.last_step, state.lent_step
             self._bar_total, self._silent = state.bar_total, state.silent
+            self._numbered_after, self._last_number = state.numbered_after, state.last_number
 
     @property
     def state(self) -> FormatState:
@@ -158,6 +164,8 @@ class TimingParser:
             primary=self._primary.row.id if self._primary else "",
             last_step=self._last_step,
             lent_step=self._lent_step,
+            numbered_after=self._numbered_after,
+            last_number=self._last_number,
             bar_total=self._bar_total,
             silent=self._silent,
         )
@@ -225,19 +233,28 @@ class TimingParser:
         primary = self._primary
         if primary is None:
             self._primary = form
+            self._numbered_after = values.step is None
             return True
         richer = form.rank > primary.rank and self._may_return(form)
         self._silent += 1
         if not richer and self._silent <= SILENT_LINES:
             if values.step is not None:
-                self._lent_step = values.step
+                self._lend(values.step)
             return False
         if not richer:
             self._retired[primary.index] = (self._lines, 0)
         told = richer and (values.step is None or values.step == self._last_step)
         self._primary, self._silent, self._lent_step = form, 0, None
+        self._numbered_after, self._last_number = False, None
         # the poorer format has just told this same iteration: it must not count twice
         return not told
+
+    def _lend(self, number: int) -> None:
+        """A line of another format named the step: of this iteration, or of the one just told, whose next one
+        is as far ahead as this one was of the one before."""
+        stride = 1 if self._last_number is None else max(1, number - self._last_number)
+        self._last_number = number
+        self._lent_step = number + stride if self._numbered_after else number
 
     def _may_return(self, form: Format) -> bool:
         seen = self._retired.get(form.index)

@@ -34,14 +34,14 @@ def test_the_hardware_line_counts_and_takes_its_step_from_the_line_before(
     assert got == [(1, None), (2, 2.0), (3, 3.0), (4, 4.0), (5, 5.0)]
 
 
-def test_with_the_hardware_line_first_nothing_is_told_twice(shipped: RuleSet, tmp_path: Path) -> None:
+def test_with_the_hardware_line_first_the_line_behind_it_names_its_step(shipped: RuleSet, tmp_path: Path) -> None:
     text = "".join(hardware(step) + megatron(step) for step in range(1, 5))
-    assert steps(text, shipped, tmp_path / "log") == [(None, 1.0), (1, 2.0), (2, 3.0), (3, 4.0)]
+    assert steps(text, shipped, tmp_path / "log") == [(None, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
 
 
 def test_a_borrowed_step_is_used_once(shipped: RuleSet, tmp_path: Path) -> None:
     text = hardware(1) + megatron(10) + hardware(2) + hardware(3)
-    assert steps(text, shipped, tmp_path / "log") == [(None, 1.0), (10, 2.0), (None, 3.0)]
+    assert steps(text, shipped, tmp_path / "log") == [(None, 1.0), (11, 2.0), (None, 3.0)]
 
 
 def test_a_format_that_fell_silent_gives_way_and_may_come_back(shipped: RuleSet, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_restart_keeps_the_choice_of_the_format(shipped: RuleSet, tmp_path: Pa
     with path.open("a") as file:
         file.write(megatron(7) + hardware(2))
     [iteration] = RankLog(path, shipped, position=log.position).poll(NOW).iterations
-    assert (iteration.step, iteration.hardware_ms) == (7, 2.0)
+    assert (iteration.step, iteration.hardware_ms) == (8, 2.0)
 
 
 @pytest.mark.parametrize(
