@@ -44,7 +44,9 @@ class DiskThresholds(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    state_dir: str = ""  # default: $SENTINEL_STATE_DIR, else $XDG_STATE_HOME/sentinel, else ~/.local/state/sentinel
+    state_dir: str = (
+        ""  # default: $SENTINEL_STATE_DIR, else $XDG_STATE_HOME/sentinel, else ~/.local/state/sentinel
+    )
     listen: str = "127.0.0.1:9810"  # page and metrics; "" for none; a taken port falls back to a free one
     mail: Mail = Mail()
     caps: Caps = Caps()

@@ -34,7 +34,9 @@ def test_the_hardware_line_counts_and_takes_its_step_from_the_line_before(
     assert got == [(1, None), (2, 2.0), (3, 3.0), (4, 4.0), (5, 5.0)]
 
 
-def test_with_the_hardware_line_first_the_line_behind_it_names_its_step(shipped: RuleSet, tmp_path: Path) -> None:
+def test_with_the_hardware_line_first_the_line_behind_it_names_its_step(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
     text = "".join(hardware(step) + megatron(step) for step in range(1, 5))
     assert steps(text, shipped, tmp_path / "log") == [(None, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
 
