@@ -527,7 +527,9 @@ class Controller:
         now = self._clock()
         verdict = incident.verdict
         if incident.kind != IncidentKind.FORCED:
-            return recovery.Plan(restart=True, reason="Moves", sentence=verdict.sentence, verdict=verdict)
+            return recovery.Plan(
+                restart=True, reason="Moves", sentence="All ranks ended; starts again.", verdict=verdict
+            )
         if verdict.symptom == Symptom.RANK_LOST and picture.failed_exits:
             verdict = picture.verdict(now)
         step = picture.timing.last_step

@@ -48,7 +48,7 @@ class LocalMachine(LocalCluster):
             text = "; ".join(f.summary for f in blocking)
             return Room(size=0, reason="PrecheckFailed", sentence=f"The pre-check failed: {text}")
         unknown = [r for r in results if r.state == CheckState.UNKNOWN]
-        note = f" (not known: {'; '.join(f'{r.check}: {r.detail}' for r in unknown)})" if unknown else ""
+        note = f" (could not look: {', '.join(r.check for r in unknown)})" if unknown else ""
         return self._gpus(job, size, excluded, findings, note)
 
     def _gpus(
@@ -80,7 +80,8 @@ class LocalMachine(LocalCluster):
         if len(fit) < min(least, size):
             return Room(size=0, reason="NoRoom", sentence=_no_room(size, places, out, bad))
         size = min(size, len(fit))
-        sentence = f"The pre-check passed: {size} ranks on {len(fit)} healthy GPUs"
+        ranks = "1 rank" if size == 1 else f"{size} ranks"
+        sentence = f"The pre-check passed: {ranks} on {len(fit)} healthy GPU{'s' if len(fit) != 1 else ''}"
         if out:
             sentence += f", without {', '.join(out)}"
         return Room(
