@@ -177,10 +177,12 @@ class TimingParser:
         at_s: float,
         stamps: list[float | None] | None,
         wall_s: float,
+        offsets: list[int] | None = None,
     ) -> list[Iteration]:
         """Iterations of `text`, in which only the formats `present` occur.
 
-        With `stamps` the time stamp of each Iteration's line (or None) is appended to it.
+        With `stamps` the time stamp of each Iteration's line (or None) is appended to it, and where the line
+        begins to `offsets`.
         """
         if not present:
             return []
@@ -205,6 +207,8 @@ class TimingParser:
             iterations.append(iteration)
             if stamps is not None:
                 stamps.append(stamp_wall_s(text[line_start : line_start + 128].split(b"\n", 1)[0], wall_s))
+                if offsets is not None:
+                    offsets.append(line_start)
         return iterations
 
     def _line(self, candidates: list[tuple[Format, Values]], at_s: float) -> Iteration | None:

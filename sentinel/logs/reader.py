@@ -1,7 +1,9 @@
 """One rank's log: follow → match rules → parse timing lines → one batch for the fold."""
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterator
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -37,6 +39,25 @@ class LogBatch(Struct, kw_only=True):
     caught_up: bool  # the log was read to its end
     problem: str  # "" or a degraded mode in words: "not there yet", "truncated", "vanished", ...
     stamps: list[float | None] | None = None  # of each Iteration: its line's own time stamp, Unix seconds
+    after: list[int] | None = (
+        None  # of each LogMatch: how many of `iterations` come before it (with `stamps`)
+    )
+
+
+class Source(Protocol):
+    """Where the bytes come from: a Follower, or in replay what was read already."""
+
+    @property
+    def problem(self) -> str: ...
+    @property
+    def switched(self) -> bool: ...
+    @property
+    def at_end(self) -> bool: ...
+
+    def read(self, limit_bytes: int) -> bytes: ...
+    def position(self, behind_bytes: int = 0) -> FilePosition | None: ...
+    def free_behind(self, behind_bytes: int) -> None: ...
+    def close(self) -> None: ...
 
 
 class RankLog:
@@ -53,13 +74,17 @@ class RankLog:
         rank: int = 0,
         incarnation: int = 0,
         stamps: bool = False,
+        source: Source | None = None,
     ) -> None:
-        """`keep_bytes`: punch holes behind the reader. `stamps`: also parse the stamps of timing lines (replay)."""
+        """`keep_bytes`: punch holes behind the reader. `stamps`: also parse the stamps of timing lines (replay).
+
+        `source`: read from there instead of following `path`.
+        """
         self._rules = ruleset
         self._rank = rank
         self._incarnation = incarnation
         self._stamps = stamps
-        self._follower = Follower(path, position.file if position else None, keep_bytes)
+        self._follower: Source = source or Follower(path, position.file if position else None, keep_bytes)
         self._timing = TimingParser(ruleset.formats, position.format if position else None)
         self._cri = CriDecoder(position.cri_pending if position else None) if cri else None
         self._rest = b""  # the line whose end has not come
@@ -92,6 +117,7 @@ class RankLog:
             caught_up=False,
             problem="",
             stamps=[] if self._stamps else None,
+            after=[] if self._stamps else None,
         )
         pieces: list[bytes] = []
         left = limit_bytes
@@ -159,12 +185,23 @@ class RankLog:
         if not text:
             return
         rules, formats = self._rules.present(text)
+        before = len(batch.iterations)
+        offsets: list[int] = []  # of the lines that told iterations; filled with `stamps` only
         if formats:
-            batch.iterations += self._timing.feed(text, formats, now.mono_s, batch.stamps, now.wall_s)
+            batch.iterations += self._timing.feed(
+                text, formats, now.mono_s, batch.stamps, now.wall_s, offsets
+            )
+        if self._cri is not None and batch.stamps is not None:
+            # The runtime's stamps are of one clock and zone, what programs print may be of several.
+            for k, offset in enumerate(offsets, before):
+                batch.stamps[k] = stamp_wall_s(self._cri.stamp_at(offset), now.wall_s) or batch.stamps[k]
         if rules:
-            self._match(text, rules, now, batch)
+            starts = self._match(text, rules, now, batch)
+            if batch.after is not None:
+                batch.after += [before + bisect_left(offsets, start) for start in starts]
 
-    def _match(self, text: bytes, present: list[tuple[int, int]], now: Now, batch: LogBatch) -> None:
+    def _match(self, text: bytes, present: list[tuple[int, int]], now: Now, batch: LogBatch) -> list[int]:
+        """The offsets of the lines that were kept."""
         kept: list[tuple[int, int, int]] = []  # line start, line end, rule
         for index, start in present:
             count = 0
@@ -195,11 +232,12 @@ class RankLog:
                     line=shown(line),
                 )
             )
+        return [line_start for line_start, _, _ in sorted(kept)]
 
     def _stamp(self, line: bytes, line_start: int, wall_s: float) -> float | None:
         own = stamp_wall_s(line, wall_s)
-        if own is None and self._cri is not None:
-            return stamp_wall_s(self._cri.stamp_at(line_start), wall_s)
+        if self._cri is not None and (own is None or self._stamps):
+            return stamp_wall_s(self._cri.stamp_at(line_start), wall_s) or own
         return own
 
 

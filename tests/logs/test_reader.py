@@ -265,3 +265,20 @@ def test_the_raw_bytes_are_handed_on_unchanged(shipped: RuleSet, tmp_path: Path)
     (tmp_path / "log").write_bytes(data)
     log = RankLog(tmp_path / "log", shipped)
     assert log.poll(NOW, 1000).data + log.poll(NOW, 8 << 20).data == data
+
+
+def test_a_match_tells_after_which_iteration_it_came_and_cri_stamps_go_before_the_programs_own(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    step = "2025-04-13T23:41:{}.000000000Z stdout F [2020-01-01 00:00:00] completed step: {}, seconds: 1.0\n"
+    path = tmp_path / "log"
+    path.write_text(
+        step.format(12, 1)
+        + "2025-04-13T23:41:13.000000000Z stderr F OSError: [Errno 28] No space left on device\n"
+        + step.format(14, 2)
+    )
+    batch = RankLog(path, shipped, stamps=True, cri=True).poll(NOW)
+    told = [(match.rule, after) for match, after in zip(batch.matches, batch.after or [], strict=True)]
+    assert ("no-space", 1) in told
+    assert batch.stamps == [pytest.approx(1744587672), pytest.approx(1744587674)]
+    assert batch.matches[0].stamp_wall_s == pytest.approx(1744587673)
