@@ -1,0 +1,180 @@
+"""Rank death → all new ranks exec'ed, for `sentinel run` and for a bare wait-and-exec supervisor beside it.
+
+Both start the same two ranks: `python -I -S -c` that writes CLOCK_BOOTTIME as its first statement (the start of
+the interpreter, about 10 ms, is in both numbers and drops out of their difference), then meets the other rank
+over TCP at MASTER_PORT, then steps. The two jobs run side by side and are killed in turn. Seconds count from
+just before the SIGKILL of one rank to the last new rank's first statement.
+"""
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.bench.harness import Row, at_least, at_most, paired_difference
+from tests.bench.subject import Subject, boottime_s
+
+RANKS = 2
+DEADLINE_S = 30.0
+SETTLE_S = 0.4  # between kills: the ranks step, the recovery is verified
+ABOVE_BARE_S = 0.020
+
+RANK = """
+import os, time
+os.write(1, b'%.6f\\n' % time.clock_gettime(time.CLOCK_BOOTTIME))
+import socket
+rank, port = int(os.environ['RANK']), int(os.environ['MASTER_PORT'])
+if rank == 0:
+    server = socket.create_server(('127.0.0.1', port))
+    server.settimeout(20)
+    peer, _ = server.accept()
+else:
+    end = time.monotonic() + 20
+    while True:
+        try:
+            peer = socket.create_connection(('127.0.0.1', port))
+            break
+        except ConnectionRefusedError:
+            if time.monotonic() > end: raise
+            time.sleep(0.002)
+peer.sendall(b'x')
+assert peer.recv(1) == b'x'
+os.write(1, b'met at %d\\n' % port)
+step = int(os.environ['SENTINEL_INCARNATION']) * 1000
+while True:
+    step += 1
+    os.write(1, b'step: %d  loss: 1.250000  tps: 5,120\\n' % step)
+    os.write(1, b'this iteration hardware time is 20.521 and e2e time is 50.125 ms.\\n')
+    time.sleep(0.05)
+"""
+COMMAND = (sys.executable, "-I", "-S", "-c", RANK)
+
+# The floor: nothing but fork, exec, wait, kill, and once more. Prints each rank's pid.
+BARE = """
+import os, signal, sys, _socket
+ranks, folder, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+for incarnation in range(1, 1 << 30):
+    pids = []
+    probe = _socket.socket(); probe.bind(("127.0.0.1", 0)); port = probe.getsockname()[1]; probe.close()
+    own = {**os.environ, "MASTER_PORT": str(port), "SENTINEL_INCARNATION": str(incarnation)}
+    for rank in range(ranks):
+        log = os.open(f"{folder}/{incarnation}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        actions = [(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
+        env = {**own, "RANK": str(rank)}
+        pids.append(os.posix_spawn(command[0], command, env, file_actions=actions, setsid=True))
+        os.close(log)
+    print(*pids, flush=True)
+    lost, _ = os.wait()
+    for pid in pids:
+        if pid != lost:
+            os.kill(pid, signal.SIGTERM)
+            os.waitpid(pid, 0)
+"""
+
+
+class Bare:
+    """The bare supervisor; the same face as Subject."""
+
+    def __init__(self) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="sentinel-bench-")
+        command = [sys.executable, "-I", "-S", "-c", BARE, str(RANKS), self._temporary.name, *COMMAND]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._pids: list[int] = []
+
+    def ranks(self) -> list[int]:
+        """Waits for the next incarnation's."""
+        assert self._process.stdout
+        self._pids = [int(pid) for pid in self._process.stdout.readline().split()]
+        return self._pids
+
+    def log(self, incarnation: int, rank: int) -> Path:
+        return Path(self._temporary.name, f"{incarnation}-{rank}")
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout
+        self._process.stdout.close()
+        for pid in self._pids:
+            os.kill(pid, signal.SIGKILL)
+        self._temporary.cleanup()
+
+
+class Start(NamedTuple):
+    """The last rank's first statement, CLOCK_BOOTTIME, and where the ranks met."""
+
+    at_s: float
+    port: int
+
+
+def started(log: Callable[[int, int], Path], incarnation: int) -> Start:
+    """Waits until all ranks of the incarnation met. Raises TimeoutError."""
+    end_s = boottime_s() + DEADLINE_S
+    while True:
+        paths = [log(incarnation, rank) for rank in range(RANKS)]
+        texts = [path.read_text().splitlines() if path.exists() else [] for path in paths]
+        if all(len(lines) > 2 and lines[1].startswith("met at ") for lines in texts):
+            return Start(max(float(lines[0]) for lines in texts), int(texts[0][1].split()[2]))
+        if boottime_s() > end_s:
+            raise TimeoutError(f"incarnation {incarnation} did not start: {texts}")
+        time.sleep(0.01)
+
+
+def kill(pid: int) -> float:
+    """CLOCK_BOOTTIME just before."""
+    at_s = boottime_s()
+    os.kill(pid, signal.SIGKILL)
+    return at_s
+
+
+def measure(kills: int) -> tuple[list[float], list[float], list[int]]:
+    """Seconds by the bare supervisor, by Sentinel, and the ports at which Sentinel's incarnations met."""
+    bare_s: list[float] = []
+    own_s: list[float] = []
+    bare = Bare()
+    try:
+        with Subject(COMMAND, nproc=RANKS) as subject:
+            bare_pids = bare.ranks()
+            started(bare.log, 1)
+            ports = [started(subject.log, 1).port]
+            time.sleep(3.0)  # what comes after a start, first samples of checks among it, is over
+            for n in range(1, kills + 1):
+                turns = ["bare", "sentinel"] if n % 2 else ["sentinel", "bare"]
+                for turn in turns:
+                    time.sleep(SETTLE_S)
+                    if turn == "bare":
+                        at_s = kill(bare_pids[1])
+                        bare_pids = bare.ranks()
+                        bare_s.append(started(bare.log, n + 1).at_s - at_s)
+                    else:
+                        at_s = kill(subject.ranks()[1])
+                        start = started(subject.log, n + 1)
+                        own_s.append(start.at_s - at_s)
+                        ports.append(start.port)
+            status = subject.status()
+            first_tries = status is not None and status.header.incarnation == kills + 1
+            assert first_tries, f"more starts than kills: {subject.said()[-2000:]}"
+    finally:
+        bare.close()
+    return bare_s, own_s, ports
+
+
+def run(quick: bool = False) -> list[Row]:
+    kills = 12 if quick else 100
+    bare_s, own_s, ports = measure(kills)
+    above = paired_difference(bare_s, own_s)
+    own, bare = statistics.median(own_s), statistics.median(bare_s)
+    fresh = sum(a != b for a, b in zip(ports, ports[1:], strict=False))
+    spread = f"bare; difference {above.low * 1000:.0f} to {above.high * 1000:.0f} ms (95 %)"
+    return [
+        at_most("rank death → new ranks, median above bare", ABOVE_BARE_S, above.median, "s"),
+        at_most("rank death → new ranks, median", bare + ABOVE_BARE_S, own, "s", (spread, bare)),
+        at_least("kills recovered at the first try", float(kills), float(len(own_s)), ""),
+        at_least("of them with a fresh MASTER_PORT", float(kills), float(fresh), ""),
+    ]
