@@ -6,16 +6,15 @@ whose outcome comes back as an event.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 import structlog
 from msgspec import structs
 
 from sentinel.clock import Clock
 from sentinel.cluster.base import Cluster, RankProcess, Records
-from sentinel.core import policy, recovery
-from sentinel.core.budget import plan_after_stop
+from sentinel.core import budget, policy, quarantine, recovery
 from sentinel.core.model import (
     Budget,
     Cause,
@@ -28,9 +27,11 @@ from sentinel.core.model import (
     Phase,
     ProtectedJob,
     ProvedCheckpoint,
+    Quarantine,
     RankExit,
     Report,
     SaveResult,
+    Severity,
     StageMail,
     Symptom,
     Verdict,
@@ -47,6 +48,7 @@ log = structlog.get_logger()
 PROOF_RULE = "save-proof"  # the id under which the agent matches the policy's proof pattern
 START_TRIES = 5
 SAVE_CHECK_AFTER_S = 10.0  # a program needs a moment to install its signal handler
+START_SETTLES_S = 10.0  # how long a stop waits for a start that was already ordered
 RECORD_EVERY_S = 30.0  # learnt numbers (last step, baseline) are saved at least so often
 # Ended by our own stop: SIGTERM, SIGKILL, and the exit codes that programs give them.
 _OURS = frozenset({15, 9, 0, 143, 137, 2, 130})
@@ -94,6 +96,9 @@ class Controller:
         self.incidents: dict[str, Incident] = {}  # those with mail that waits, and the open ones
         self._findings: dict[str, tuple[Finding, ...]] = {}  # check -> what it finds
         self._effects: dict[str, asyncio.Task[None]] = {}  # job -> the effect of its open incident
+        self._starts: dict[str, asyncio.Task[list[RankProcess]]] = {}  # job -> its last start
+        self._quarantines = {one.entity: one for one in records.quarantines()}
+        self._released: set[str] = set()  # entities that a person released
         self._watches: dict[str, ProofWatch] = {}
         self._save_checked: dict[str, int] = {}  # job -> incarnation whose handlers were looked at
         self._recorded_mono_s: dict[str, float] = {}
@@ -111,7 +116,7 @@ class Controller:
         picture.timing.start(job.incarnation, job.size, now)
         for incident in incidents:
             if not incident.phase.final:
-                picture.incident = self._rebased(incident)
+                picture.incident = incident = self._rebased(incident)
             if not incident.phase.final or any(m.state == "waiting" for m in incident.mails):
                 self.incidents[incident.id] = incident
             if (
@@ -120,6 +125,8 @@ class Controller:
                 and incident.key
             ):
                 picture.told.add(incident.key)
+                if incident.save is not None and incident.save.ranks:
+                    picture.unproved = (incident, 0)
         return picture
 
     def _rebased(self, incident: Incident) -> Incident:
@@ -223,14 +230,17 @@ class Controller:
             self._act(picture, policy.Open("Rebooted", verdict.sentence, IncidentKind.FORCED, verdict))
         elif recovery.accepts(incident, event := recovery.Fault(verdict, picture.job.last_step)):
             self._step(picture, incident, event)
+        else:  # between two incarnations: the recovery goes on where it stood
+            _, effects = recovery.resume(incident, self._clock(), policy.terms(picture.job.policy))
+            self._perform(picture, incident, effects)
 
     async def close(self) -> None:
         """End every effect that is under way. The job is not touched."""
-        tasks = list(self._effects.values())
+        tasks: list[asyncio.Task[Any]] = [*self._effects.values(), *self._starts.values()]
         for task in tasks:
             task.cancel()
         for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError):
+            with contextlib.suppress(asyncio.CancelledError, TemporaryError, PermanentError):
                 await task
         for picture in self.pictures.values():
             self._record_progress(picture, force=True)
@@ -249,6 +259,10 @@ class Controller:
         self._save_job(picture, job)
         self._event(job, "Extended", f"maxDuration was extended by {seconds:.0f} s.")
         return job
+
+    def release(self, entity: str) -> None:
+        """A person ended the findings of this entity: its isolation, too, ends by their hand."""
+        self._released.add(entity)
 
     # ------------------------------------------------------------ folding
 
@@ -297,9 +311,41 @@ class Controller:
         for picture in self.pictures.values():
             picture.findings = standing
             out = set(picture.job.excluded)
-            picture.entities_back = bool(out) and not any(
-                f.entity in out and f.severity.order >= 2 for f in standing
+            waits = any(self._waits_for_check(entity) for entity in out)
+            picture.entities_back = (
+                bool(out)
+                and not waits
+                and not any(f.entity in out and f.severity.order >= Severity.DEGRADED.order for f in standing)
             )
+        changed = self._isolations(self.pictures.values())
+        if changed:
+            self._records.save(quarantines=changed)
+
+    def _waits_for_check(self, entity: str) -> bool:
+        """A check that isolated the entity has not looked again since Sentinel started."""
+        record = self._quarantines.get(entity)
+        return record is not None and any(f.check not in self._findings for f in record.findings)
+
+    def _isolations(self, pictures: Iterable[JobPicture]) -> list[Quarantine]:
+        """The isolations that begin, change or end with what is known now; to be saved by the caller."""
+        left_out = {entity for picture in pictures for entity in picture.left_out}
+        changed = quarantine.changes(
+            self._quarantines,
+            left_out,
+            [finding for found in self._findings.values() for finding in found],
+            self._findings.keys(),
+            self._released,
+            self._clock(),
+            self._boot_id,
+        )
+        for record in changed:
+            if record.ended_wall_s is None:
+                self._quarantines[record.entity] = record
+            else:
+                del self._quarantines[record.entity]
+                self._released.discard(record.entity)
+            log.info("isolation", entity=record.entity, needs=record.needs, ended_by=record.ended_by or None)
+        return changed
 
     def _fold_exit(self, picture: JobPicture, gone: RankExit) -> None:
         incident = picture.incident
@@ -358,7 +404,13 @@ class Controller:
                 step=event.result.step, proof=event.result.proved_by[:500], wall_s=now.wall_s
             )
             settled = structs.replace(settled, checkpoint=proved)
+        if settled.state == JobState.ERROR:
+            settled = structs.replace(settled, exit_code=picture.exit_code(moved.verdict.rank))
         self._commit(picture, incident, moved, settled, opened=opened)
+        if moved.phase == Phase.KEPT_RUNNING and moved.save is not None and moved.save.ranks:
+            picture.unproved = (moved, picture.timing.iterations)
+        if moved.phase != incident.phase:
+            self._cancel_effect(job.name)  # the phase that it was for is over
         self._perform(picture, moved, effects)
         self._after_step(picture, incident, moved)
 
@@ -382,11 +434,17 @@ class Controller:
         step = picture.timing.last_step if picture.timing.steps_told else None
         if step is not None and job.incarnation == picture.job.incarnation:
             job = structs.replace(job, last_step=step, best_step=max(step, job.best_step or 0))
-        self._records.save(jobs=[job], incidents=[after], events=events)
-        self._metrics.records_saved(2 + len(events))
+        held = picture.job, picture.incident, dict(self._quarantines)
         started_new = job.incarnation != picture.job.incarnation
         picture.job = job
         picture.incident = None if after.phase.final else after
+        isolations = self._isolations(self.pictures.values())
+        try:
+            self._records.save(jobs=[job], incidents=[after], quarantines=isolations, events=events)
+        except BaseException:  # what is not in the record did not happen
+            picture.job, picture.incident, self._quarantines = held
+            raise
+        self._metrics.records_saved(2 + len(events) + len(isolations))
         self.incidents[after.id] = after
         if after.phase.final and not any(m.state == "waiting" for m in after.mails):
             self.incidents.pop(after.id, None)
@@ -440,13 +498,16 @@ class Controller:
             if isinstance(effect, recovery.DoMail):
                 self._wake_mail()
                 continue
-            running = self._effects.pop(name, None)
-            if running is not None and running is not asyncio.current_task():
-                running.cancel()
+            self._cancel_effect(name)
             task = asyncio.create_task(
                 self._effect(picture, incident, effect), name=f"{name}:{incident.phase.value}"
             )
             self._effects[name] = task
+
+    def _cancel_effect(self, name: str) -> None:
+        running = self._effects.pop(name, None)
+        if running is not None and running is not asyncio.current_task():
+            running.cancel()
 
     async def _effect(self, picture: JobPicture, incident: Incident, effect: recovery.Effect) -> None:
         kind = type(effect).__name__
@@ -458,7 +519,8 @@ class Controller:
             self._metrics.effect_failed(kind, permanent=True)
             event = _broken(effect, error)
         current = picture.incident
-        if current is None or current.id != incident.id or current.phase != incident.phase:
+        newest = self._effects.get(picture.job.name) is asyncio.current_task()
+        if current is None or current.id != incident.id or current.phase != incident.phase or not newest:
             log.info("outcome_too_late", job=picture.job.name, effect=kind)
             return
         if event is not None and recovery.accepts(current, event):
@@ -504,16 +566,21 @@ class Controller:
                 job.launch.cwd if job.launch else ".",
                 watch,
                 lambda: picture.timing.last_step,
-                lambda: not picture.alive,
+                lambda: picture.finished,
                 self._clock,
             )
         finally:
-            self._watches.pop(job.name, None)
+            if self._watches.get(job.name) is watch:
+                del self._watches[job.name]
         return recovery.SaveEnded(outcome.result, outcome.counts, outcome.sentence)
 
     async def _stop(self, picture: JobPicture, incident: Incident, effect: recovery.DoStop) -> Event:
         job = picture.job
         stacks: tuple[str, ...] = ()
+        ordered = self._starts.get(job.name)
+        if ordered is not None and not ordered.done():
+            # The order may still be carried out: a stop before it would miss the ranks.
+            await asyncio.wait({ordered}, timeout=START_SETTLES_S)
         if effect.stacks:
             stacks = await self._cluster.stacks(job.name, incident.incarnation, sorted(picture.alive))
         outcome = await self._cluster.stop(job.name, incident.incarnation, effect.grace_s)
@@ -526,14 +593,10 @@ class Controller:
         """Decided only now: the whole evidence (every exit, every log to its end) is on the table."""
         now = self._clock()
         verdict = incident.verdict
-        if incident.kind != IncidentKind.FORCED:
-            return recovery.Plan(
-                restart=True, reason="Moves", sentence="All ranks ended; starts again.", verdict=verdict
-            )
-        if verdict.symptom == Symptom.RANK_LOST and picture.failed_exits:
+        seen = verdict.symptom == Symptom.RANK_LOST and picture.failed_exits and not incident.paid
+        if incident.kind == IncidentKind.FORCED and seen:
             verdict = picture.verdict(now)
-        step = picture.timing.last_step
-        return plan_after_stop(picture.job, verdict, incident.failed_step if step is None else step, now)
+        return budget.plan(picture.job, incident, verdict, picture.timing.last_step, now)
 
     async def _start(self, picture: JobPicture, incident: Incident) -> Event:
         room = await self._cluster.room(picture.job, incident.size, incident.excluded)
@@ -543,7 +606,8 @@ class Controller:
         try:
             await self._start_ranks(picture, env, room.entities)
         except TemporaryError as error:
-            return recovery.StartRefused("StartFailed", f"The start failed: {error}", permanent=False)
+            text = f"The start failed: {error}"
+            return recovery.StartRefused("StartFailed", text, permanent=False, tried=True)
         except PermanentError as error:
             return recovery.StartRefused(error.reason, str(error), permanent=True)
         pids = ", ".join(str(pid) for pid in list(picture.pids.values())[:8])
@@ -552,7 +616,11 @@ class Controller:
     async def _start_ranks(self, picture: JobPicture, env: dict[str, str], entities: dict[int, str]) -> None:
         job = picture.job
         assert job.launch is not None
-        ranks = await self._cluster.start(job.name, job.launch, job.incarnation, job.size, env)
+        # Shielded: an order that is on its way cannot be called back, so what follows must be able to wait for it.
+        order = self._cluster.start(job.name, job.launch, job.incarnation, job.size, env)
+        ordered = self._starts[job.name] = asyncio.create_task(order, name=f"{job.name}:start")
+        ordered.add_done_callback(lambda task: task.cancelled() or task.exception())
+        ranks = await asyncio.shield(ordered)
         picture.alive = {rank.rank for rank in ranks if rank.rank not in picture.exits}
         picture.pids = {rank.rank: rank.pid for rank in ranks}
         picture.entities = entities
@@ -660,7 +728,7 @@ def _broken(effect: recovery.Effect, error: Exception) -> Event | None:
     if isinstance(effect, recovery.DoStop):
         return recovery.StopStuck((f"the stop broke: {text}",))
     if isinstance(effect, recovery.DoStart):
-        return recovery.StartRefused("StartBroke", f"The start broke: {text}", permanent=False)
+        return recovery.StartRefused("StartBroke", f"The start broke: {text}", permanent=False, tried=True)
     if isinstance(effect, recovery.DoSave):
         return recovery.SaveEnded(SaveResult(skipped=text), False, f"The save broke: {text}")
     return None

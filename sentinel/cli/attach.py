@@ -66,7 +66,9 @@ def attach(
         return 1
     if job.state.final:
         say(f"{name} has ended: {job.state.value} ({job.reason}): {job.sentence}")
-        return job.exit_code or 0
+        from sentinel.cli.session import ended_code
+
+        return ended_code(job)
     store.close()
 
     def work(on_ready: Callable[[], None]) -> int:

@@ -44,6 +44,17 @@ EXIT_STOPPED = 130
 EXIT_CANNOT_START = 69
 
 
+def ended_code(job: ProtectedJob) -> int:
+    """The exit code of `sentinel` for a job that has ended."""
+    if job.state == JobState.SUCCEEDED:
+        return 0
+    if job.state == JobState.EXPIRED:
+        return EXIT_EXPIRED
+    if job.exit_code is not None:
+        return job.exit_code
+    return EXIT_STOPPED if job.state == JobState.STOPPED else EXIT_GAVE_UP
+
+
 class Quiet:
     """The terminal of a session that shows nothing."""
 
@@ -250,16 +261,7 @@ class Session:
         if job.state == JobState.SUCCEEDED:
             return 0
         self._terminal.say(f"{self.name} ended: {job.state.value} ({job.reason}): {job.sentence}")
-        if job.state == JobState.EXPIRED:
-            return EXIT_EXPIRED
-        if job.state == JobState.STOPPED:
-            return job.exit_code if job.exit_code is not None else EXIT_STOPPED
-        for gone in self._controller.pictures[self.name].failed_exits:
-            if gone.code is not None:
-                return gone.code
-            if gone.signal is not None:
-                return 128 + gone.signal
-        return EXIT_GAVE_UP
+        return ended_code(job)
 
     def _cannot_start(self, error: PermanentError) -> int:
         picture = self._controller.pictures[self.name]
@@ -330,6 +332,8 @@ class Session:
         if what == "release":
             entity, book = str(request.get("entity", "")), self._checks.book
             ended = sum(book.clear(finding.key) for finding in book.active() if finding.entity == entity)
+            if ended:
+                self._controller.release(entity)
             known = ", ".join(sorted({finding.entity for finding in book.active()})) or "none"
             text = f"{ended} findings of {entity} were ended by a person"
             return {

@@ -2,14 +2,79 @@
 
 from collections.abc import Sequence
 
-from sentinel.core.model import Budget, Cause, Failure, Now, Policy, ProtectedJob, Restartable, Verdict
-from sentinel.core.recovery import Plan
+from msgspec import structs
+
+from sentinel.core.model import (
+    Budget,
+    Cause,
+    Failure,
+    Incident,
+    IncidentKind,
+    Now,
+    Policy,
+    ProtectedJob,
+    Restartable,
+    Verdict,
+)
+from sentinel.core.recovery import RETRY_PRECHECK_S, START_TRIES, Plan
 
 # A fault at the same step with no newer checkpoint: the third start would only repeat it.
 SAME_STEP_LIMIT = 3
 BACKOFF_FIRST_S = 5.0
 BACKOFF_MAX_S = 300.0
 KEPT_FAILURES = 20
+
+
+def plan(job: ProtectedJob, incident: Incident, verdict: Verdict, last_step: int | None, now: Now) -> Plan:
+    """What follows the stop of `incident`. `verdict` and `last_step` are what the whole evidence gives."""
+    if incident.kind == IncidentKind.CHOSEN:
+        return Plan(restart=True, reason="Moves", sentence="All ranks ended; starts again.", verdict=verdict)
+    if incident.paid:
+        return _start_again(incident)
+    step = incident.failed_step if last_step is None else last_step
+    return structs.replace(_of_fault(job, incident, verdict, step, now), failed_step=step)
+
+
+def _of_fault(
+    job: ProtectedJob, incident: Incident, verdict: Verdict, failed_step: int | None, now: Now
+) -> Plan:
+    if _blames_size(incident, verdict):
+        return Plan(
+            restart=True,
+            reason="ResizeFailed",
+            sentence=f"The first start with {incident.size} ranks failed: back to {incident.from_size}, "
+            f"and the size is not changed again. {verdict.sentence}",
+            verdict=structs.replace(verdict, budget=Budget.FREE),
+            avoid=_avoid(verdict),
+        )
+    return plan_after_stop(job, verdict, failed_step, now)
+
+
+def _start_again(incident: Incident) -> Plan:
+    """A start that did not come up is tried again at no cost, with a pause that grows, but not for ever."""
+    failed = incident.failed_starts
+    if failed >= START_TRIES:
+        sentence = f"Given up: {failed} starts in a row did not come up."
+        return Plan(restart=False, reason="StartFailed", sentence=sentence, verdict=incident.verdict)
+    delay_s = min(RETRY_PRECHECK_S * 2 ** max(0, failed - 1), BACKOFF_MAX_S)
+    return Plan(
+        restart=True,
+        reason="StartsAgain",
+        sentence=f"Starts again at no cost in {delay_s:.0f} s: the last start did not come up.",
+        verdict=incident.verdict,
+        delay_s=delay_s,
+    )
+
+
+def _blames_size(incident: Incident, verdict: Verdict) -> bool:
+    """An error at the first start of a new size. A smaller one is blamed only for what the program did."""
+    if not incident.attempt or incident.size == incident.from_size:
+        return False
+    return incident.size > incident.from_size or verdict.budget == Budget.JOB
+
+
+def _avoid(verdict: Verdict) -> str:
+    return verdict.entity if verdict.cause == Cause.GPU and verdict.scope == "node" else ""
 
 
 def plan_after_stop(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: Now) -> Plan:
@@ -31,8 +96,7 @@ def plan_after_stop(job: ProtectedJob, verdict: Verdict, failed_step: int | None
         sentence=f"Starts again ({cost}){wait}.",
         verdict=verdict,
         delay_s=delay_s,
-        wait_s=job.policy.precheck.wait_s,
-        avoid=verdict.entity if verdict.cause == Cause.GPU and verdict.scope == "node" else "",
+        avoid=_avoid(verdict),
     )
 
 
@@ -66,16 +130,25 @@ def _refusal(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: 
         )
     if verdict.budget == Budget.FREE:
         return "", "", False
-    if restarts_left(job, now) <= 0:
-        return "BudgetExhausted", f"All {policy.max_starts} restarts that the policy allows are used.", True
-    limits = policy.resume or policy.restart
-    if limits is None:
+    if policy.resume is None and policy.restart is None:
         return "NoRestartPolicy", "The policy asks for no restart.", False
-    own = limits.max_infrastructure if verdict.budget == Budget.INFRASTRUCTURE else limits.max_job
-    used = job.used_infrastructure if verdict.budget == Budget.INFRASTRUCTURE else job.used_job
-    if own is not None and used >= own:
-        return "BudgetExhausted", f"All {own} restarts for {verdict.budget.value} faults are used.", True
-    return "", "", False
+    spent = spent_budget(job, verdict.budget, now)
+    return ("BudgetExhausted", spent, True) if spent else ("", "", False)
+
+
+def spent_budget(job: ProtectedJob, budget: Budget, now: Now) -> str:
+    """Why one more start at the cost of `budget` is not allowed; empty where it is."""
+    limits = job.policy.resume or job.policy.restart
+    if budget == Budget.FREE:
+        return ""
+    if limits is None or restarts_left(job, now) <= 0:
+        return f"All {job.policy.max_starts} restarts that the policy allows are used."
+    infrastructure = budget == Budget.INFRASTRUCTURE
+    own = limits.max_infrastructure if infrastructure else limits.max_job
+    used = job.used_infrastructure if infrastructure else job.used_job
+    if own is not None and used >= own and not budget_is_reset(job, now):
+        return f"All {own} restarts for {budget.value} faults are used."
+    return ""
 
 
 def _restart_unknown(policy: Policy) -> bool:

@@ -517,6 +517,7 @@ class Incident(Struct, frozen=True, kw_only=True, omit_defaults=True):
     closed_wall_s: float | None = None
     incarnation: int = 0  # the one that the fault hit, then each one that the recovery started
     attempt: int = 0  # starts made by this recovery
+    failed_starts: int = 0  # of them, the last in a row of which not all ranks came up
     paid: bool = False  # the present fault's start was counted against the budget
     size: int = 1
     from_size: int = 1  # the job's size when the incident was opened: where a failed resize goes back to
@@ -530,6 +531,7 @@ class Incident(Struct, frozen=True, kw_only=True, omit_defaults=True):
     boot_id: str = ""
     key: str = ""  # what it was opened for: told once per incarnation
     failed_step: int | None = None  # last step before the fault
+    top_step: int | None = None  # the furthest step that earlier faults of this incident undid
     save: SaveResult | None = None
     lost: Lost | None = None
     steps: tuple[Step, ...] = ()

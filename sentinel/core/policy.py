@@ -6,7 +6,7 @@ from typing import TypeAlias
 from msgspec import Struct, structs
 
 from sentinel.core import recovery
-from sentinel.core.budget import KEPT_FAILURES, budget_is_reset, restarts_left
+from sentinel.core.budget import KEPT_FAILURES, budget_is_reset, restarts_left, spent_budget
 from sentinel.core.model import (
     Budget,
     Cause,
@@ -33,6 +33,7 @@ from sentinel.core.triage import FailureClass, triage
 
 DAY_S = 86_400.0
 MOVES_FOR_PERFORMANCE = 2  # in 24 h
+MOVE_DID_NOT_HELP = "MoveDidNotHelp"
 KEPT_MATCHES = 400
 UNTOLD_STEPS = 20  # iterations without a step number after which the loss is told without one
 
@@ -62,6 +63,10 @@ class JobPicture:
         self.silent_since_s: float | None = None  # last iteration of the incarnation before the running one
         self.lost_s = 0.0  # told by recoveries: silence, and repeated iterations
         self.told: set[str] = set()  # keys of what this incarnation's owner was told
+        self.was_fast: bool = False  # a whole window of this incarnation was within the thresholds
+        self.unproved: tuple[Incident, int] | None = (
+            None  # a save that was signalled, not proved; iterations then
+        )
 
     def begin_incarnation(self, now: Now) -> None:
         self.exits.clear()
@@ -69,6 +74,8 @@ class JobPicture:
         self.alive.clear()
         self.pids.clear()
         self.told.clear()
+        self.was_fast = False
+        self.unproved = None
         self.silent_since_s = self.timing.last_at_s or self.silent_since_s
         self.timing.start(self.job.incarnation, self.job.size, now)
 
@@ -86,6 +93,30 @@ class JobPicture:
     def finished(self) -> bool:
         """Every rank of the incarnation ended with exit code 0 by itself."""
         return len(self.exits) >= self.job.size and all(e.ok for e in self.exits.values())
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Entities that the job's ranks must not use, now or from their next start."""
+        return (*self.job.excluded, *(self.incident.excluded if self.incident else ()))
+
+    def exit_code(self, rank: int | None) -> int | None:
+        """What the job itself ended with: of the rank to blame, else of the first that failed; 128 + signal."""
+        failed = sorted(self.failed_exits, key=lambda gone: (gone.rank != rank, gone.at_s))
+        for gone in failed:
+            if not gone.unknown:
+                return gone.code if gone.signal is None else 128 + gone.signal
+        return None
+
+    def ended_by_save(self) -> Incident | None:
+        """The incident whose save signal ended the job: no iteration came since, and nothing proved the save."""
+        if self.unproved is None:
+            return None
+        incident, iterations = self.unproved
+        last_exit_s = max((gone.at_s for gone in self.exits.values()), default=0.0)
+        if self.timing.has_timing:
+            return incident if self.timing.iterations <= iterations else None
+        soon = last_exit_s - incident.phase_mono_s <= self.job.policy.graceful_stop_s
+        return incident if soon else None
 
     def run_time_s(self, now: Now) -> float:
         """Seconds that the job has run, over all its incarnations."""
@@ -168,6 +199,7 @@ def terms(policy: Policy) -> Terms:
         lost_rank_grace_s=policy.lost_rank_grace_s,
         start_timeout_s=policy.start_timeout_s,
         precheck_wait_s=policy.precheck.wait_s,
+        verify_limit_s=max(3600.0, 2 * policy.verify_after_s),
     )
 
 
@@ -182,12 +214,17 @@ def decide(picture: JobPicture, now: Now) -> Decision:
     if picture.failed_exits:
         return _decide_lost_rank(picture, now)
     if picture.finished:
+        if (saved := picture.ended_by_save()) is not None:
+            return _resumes_after_save(saved)
         return Finish("Succeeded", "All ranks ended with exit code 0.", JobState.SUCCEEDED, 0)
     if picture.end is not None:
         return _end(picture, picture.end)
     left = picture.time_left_s(now)
     if left is not None and left <= 0:
-        return _end(picture, _expiry(picture))
+        ending = _end(picture, _expiry(picture))
+        if job.policy.mode != "observe":
+            return ending
+        return _notice(picture, "Observed", ending.verdict, "expired")
     return _decide_running(picture, now)
 
 
@@ -207,13 +244,16 @@ def _decide_in_incident(picture: JobPicture, incident: Incident, now: Now) -> De
         verdict = picture.verdict(now)
         event = recovery.Fault(verdict, picture.timing.last_step)
         return _feed(incident, "RankLost", verdict.sentence, event)
-    if running and picture.finished and picture.job.incarnation == incident.incarnation:
+    # Ranks that end while they save are judged by the save, ranks that end while they start by the start.
+    if running and picture.finished and recovery.accepts(incident, recovery.JobFinished()):
         return _feed(incident, "JobFinished", "All ranks ended with exit code 0.", recovery.JobFinished())
+    waits: Decision = Nothing("InProgress", f"The recovery is in phase {incident.phase.value}.")
     if incident.phase == Phase.VERIFYING:
-        return _verify(picture, incident, now)
-    if incident.deadline_mono_s is not None and now.mono_s >= incident.deadline_mono_s:
+        waits = _verify(picture, incident, now)
+    late = incident.deadline_mono_s is not None and now.mono_s >= incident.deadline_mono_s
+    if late and isinstance(waits, Nothing):
         return _feed(incident, "DeadlinePassed", "The phase took too long.", recovery.DeadlinePassed())
-    return Nothing("InProgress", f"The recovery is in phase {incident.phase.value}.")
+    return waits
 
 
 def _feed(incident: Incident, reason: str, sentence: str, event: recovery.Event) -> Decision:
@@ -251,7 +291,8 @@ def _progressed(
     picture: JobPicture, incident: Incident, first: int | None, since_fault_s: float
 ) -> recovery.Progressed:
     job = picture.job
-    failed = incident.failed_step
+    undone = [step for step in (incident.failed_step, incident.top_step) if step is not None]
+    failed = max(undone, default=None)
     resumed = max(0, first - 1) if first is not None else None
     steps = max(0, failed - resumed) if failed is not None and resumed is not None else None
     lost = Lost(
@@ -286,7 +327,7 @@ def _expiry(picture: JobPicture) -> recovery.EndRequested:
     )
 
 
-def _end(picture: JobPicture, end: recovery.EndRequested) -> Decision:
+def _end(picture: JobPicture, end: recovery.EndRequested) -> Open:
     verdict = Verdict(
         symptom=Symptom.ENDING,
         cause=Cause.UNKNOWN,
@@ -296,6 +337,15 @@ def _end(picture: JobPicture, end: recovery.EndRequested) -> Decision:
         budget=Budget.FREE,
     )
     return Open(end.reason, end.sentence, IncidentKind.ENDING, verdict, end=end)
+
+
+def _resumes_after_save(saved: Incident) -> Decision:
+    """A save that makes the program exit 0 must never count as the job's success."""
+    sentence = f"The ranks ended after the save signal of {saved.id}, not because the training was done."
+    verdict = structs.replace(saved.verdict, sentence=f"{sentence} {saved.verdict.sentence}")
+    return Open(
+        "EndedBySave", sentence, IncidentKind.FORCED, verdict, size=saved.size, excluded=saved.excluded
+    )
 
 
 def _decide_lost_rank(picture: JobPicture, now: Now) -> Decision:
@@ -319,7 +369,10 @@ def _notice(picture: JobPicture, reason: str, verdict: Verdict, key: str) -> Dec
 def _decide_running(picture: JobPicture, now: Now) -> Decision:
     """The ranks are alive: signals of timing first, then findings, then growth."""
     outcome: Decision = Nothing("Healthy", "The job runs and nothing speaks against it.")
-    for signal in picture.timing.signals(now):
+    signals = picture.timing.signals(now)
+    if picture.timing.judged and not any(signal.symptom == Symptom.SLOW for signal in signals):
+        picture.was_fast = True
+    for signal in signals:
         decision = _decide_signal(picture, signal, now)
         if not isinstance(decision, Nothing):
             return decision
@@ -343,27 +396,30 @@ def _decide_signal(picture: JobPicture, signal: TimingSignal, now: Now) -> Decis
     if signal.symptom == Symptom.HANG and policy.hang.action == "RestartAndAlert" and not observe:
         return Open("Hang", verdict.sentence, IncidentKind.FORCED, verdict)
     if signal.symptom == Symptom.SLOW and policy.performance.action == "RescheduleAndAlert" and not observe:
-        refusal = _refuse_performance_move(picture, now)
-        if not refusal:
+        if signal.key in picture.told:  # this incarnation was not moved for it, and the owner knows why
+            return Nothing("AlreadyTold", verdict.sentence)
+        reason, refusal = _refuse_performance_move(picture, verdict, now)
+        if not reason:
             return Open("Slow", verdict.sentence, IncidentKind.CHOSEN, verdict, key=signal.key)
-        verdict = structs.replace(verdict, sentence=f"{verdict.sentence} {refusal}")
-    return _notice(picture, "AlertOnly", verdict, signal.key)
+        verdict = structs.replace(verdict, sentence=f"{verdict.sentence} Not restarted: {refusal}")
+        return _notice(picture, reason, verdict, signal.key)
+    return _notice(picture, "Observed" if observe else "AlertOnly", verdict, signal.key)
 
 
-def _refuse_performance_move(picture: JobPicture, now: Now) -> str:
+def _refuse_performance_move(picture: JobPicture, verdict: Verdict, now: Now) -> tuple[str, str]:
+    """(reason, sentence), both empty where the job may be moved."""
     job = picture.job
     if job.policy.resume is None:
-        return "Not restarted: the policy has no `resume`."
+        return "NotResumable", "the policy has no `resume`."
     if job.performance_frozen:
-        return f"Not restarted: {job.performance_frozen}"
-    if job.failures and job.failures[-1].failure == "slow":
-        return "Not restarted: the last restart for its performance did not help."
+        return "AlertOnly", job.performance_frozen
+    if job.failures and job.failures[-1].failure == verdict.failure and not picture.was_fast:
+        return MOVE_DID_NOT_HELP, "the last restart for its performance did not help."
     recent = [at for at in job.performance_moves_wall_s if now.wall_s - at < DAY_S]
     if len(recent) >= MOVES_FOR_PERFORMANCE:
-        return f"Not restarted: it was restarted for its performance {len(recent)} times in 24 h."
-    if job.left <= 0:
-        return "Not restarted: no restarts are left."
-    return ""
+        return "AlertOnly", f"it was restarted for its performance {len(recent)} times in 24 h."
+    spent = spent_budget(job, verdict.budget, now)
+    return ("BudgetExhausted", spent) if spent else ("", "")
 
 
 def _decide_finding(picture: JobPicture, finding: Finding, now: Now) -> Decision:
@@ -379,6 +435,9 @@ def _decide_finding(picture: JobPicture, finding: Finding, now: Now) -> Decision
         return _notice(picture, "Observed", verdict, key)
     if job.policy.resume is None:
         return _notice(picture, "NotResumable", verdict, key)
+    if spent := spent_budget(job, verdict.budget, now):
+        verdict = structs.replace(verdict, sentence=f"{verdict.sentence} Not moved: {spent}")
+        return _notice(picture, "BudgetExhausted", verdict, key)
     return Open(
         "NodeFault",
         verdict.sentence,
@@ -446,7 +505,7 @@ def open_incident(picture: JobPicture, decision: Open, now: Now, boot_id: str) -
         excluded=decision.excluded if decision.excluded is not None else job.excluded,
         boot_id=boot_id,
         key=decision.key,
-        failed_step=picture.timing.last_step,
+        failed_step=picture.timing.last_step if picture.timing.last_step is not None else job.last_step,
     )
     if end is None:
         return incident
@@ -528,8 +587,7 @@ def settle(job: ProtectedJob, before: Incident | None, after: Incident, now: Now
         return _freeze_performance(job, after)
     if before is not None and before.phase == after.phase and before.incarnation == after.incarnation:
         return job
-    resized = before is not None and before.verdict.symptom == Symptom.RESIZE
-    if resized and after.phase == Phase.STOPPING and after.kind == IncidentKind.FORCED:
+    if after.phase == Phase.PRECHECKING and after.reason == "ResizeFailed":
         why = f"the first start with {after.size} ranks failed: {after.verdict.sentence}"
         job = structs.replace(job, elastic_frozen=why)
     if after.phase == Phase.STARTING:
@@ -545,11 +603,9 @@ def settle(job: ProtectedJob, before: Incident | None, after: Incident, now: Now
 
 def _freeze_performance(job: ProtectedJob, notice: Incident) -> ProtectedJob:
     """Slow again right after a restart for slowness: the restart did not help, so it follows the job."""
-    if notice.verdict.symptom != Symptom.SLOW or job.performance_frozen:
+    if notice.reason != MOVE_DID_NOT_HELP or job.performance_frozen:
         return job
-    if job.failures and job.failures[-1].failure == notice.verdict.failure:
-        return structs.replace(job, performance_frozen="the last restart for its performance did not help.")
-    return job
+    return structs.replace(job, performance_frozen="the last restart for its performance did not help.")
 
 
 def _clock_stopped(job: ProtectedJob, now: Now) -> dict[str, object]:

@@ -27,6 +27,7 @@ from sentinel.core.model import (
     Stage,
     StageMail,
     Step,
+    Symptom,
     Verdict,
 )
 
@@ -76,9 +77,12 @@ class RanksStarted(Struct, frozen=True, tag=True):
 
 
 class StartRefused(Struct, frozen=True, tag=True):
+    """`tried`: a start was asked for, so something of it may be left; otherwise there was no room for it."""
+
     reason: str
     sentence: str
     permanent: bool
+    tried: bool = False
 
 
 class Progressed(Struct, frozen=True, tag=True):
@@ -96,7 +100,7 @@ class Fault(Struct, frozen=True, tag=True):
 
 
 class JobFinished(Struct, frozen=True, tag=True):
-    """All ranks ended with exit code 0 by themselves."""
+    """All ranks ended with exit code 0 by themselves, and no save signal had been sent to them."""
 
 
 class EndRequested(Struct, frozen=True, tag=True):
@@ -139,8 +143,8 @@ class Plan(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sentence: str
     verdict: Verdict
     delay_s: float = 0.0
-    wait_s: float = 3600.0  # how long the pre-check may refuse before the recovery fails
     exhausted: bool = False
+    failed_step: int | None = None  # the last step, from logs that were read to their end
     avoid: str = ""  # an entity that the next incarnation must not use
 
 
@@ -176,6 +180,8 @@ Effect: TypeAlias = DoPrecheck | DoSave | DoStop | DoStart | DoMail
 Result: TypeAlias = tuple[Incident, tuple[Effect, ...]]
 
 RETRY_PRECHECK_S = 10.0
+PRECHECK_S = 60.0  # of a job that still steps: it must not wait for an answer that never comes
+START_TRIES = 5  # starts in a row of which not all ranks came up; a pause before each next one
 # A save must be judged by its own time-out; this only bounds a judge that died.
 SAVE_SLACK_S = 30.0
 MAX_STEPS = 200  # of a story; a recovery that waits for days must not grow its record without end
@@ -190,6 +196,8 @@ class Terms(Struct, frozen=True, kw_only=True):
     start_timeout_s: float
     precheck_wait_s: float
     stop_slack_s: float = 60.0
+    # Compiling and loading a large model take tens of minutes; a hang after it is found much sooner.
+    verify_limit_s: float = 3600.0
 
 
 # ---------------------------------------------------------------- helpers
@@ -228,7 +236,7 @@ def _tell(incident: Incident, stage: Stage) -> Incident:
 
 
 def _stop_effect(incident: Incident) -> DoStop:
-    hang = incident.verdict.symptom == "hang"
+    hang = incident.kind == IncidentKind.FORCED and incident.verdict.symptom == Symptom.HANG
     return DoStop(grace_s=incident.grace_s, stacks=hang and not incident.stacks)
 
 
@@ -280,7 +288,7 @@ def _begin(incident: Incident, event: Begin, now: Now, terms: Terms) -> Result:
         return _stopping(incident, now, terms, event.reason, event.sentence)
     if incident.kind == IncidentKind.CHOSEN:
         incident = structs.replace(incident, grace_s=terms.graceful_stop_s)
-        incident = _to(incident, Phase.PRECHECKING, now, event.reason, event.sentence, 60.0)
+        incident = _to(incident, Phase.PRECHECKING, now, event.reason, event.sentence, PRECHECK_S)
         return incident, (DoPrecheck(now.mono_s),)
     if incident.save_wanted:
         return _saving(incident, now, terms, event.reason, event.sentence)
@@ -307,8 +315,13 @@ def _precheck_refused(incident: Incident, event: PrecheckRefused, now: Now, term
 
 
 def _precheck_late(incident: Incident, event: DeadlinePassed, now: Now, terms: Terms) -> Result:
-    phase = Phase.KEPT_RUNNING if incident.kind == IncidentKind.CHOSEN else Phase.FAILED
-    return _close(incident, phase, now, incident.reason or "PrecheckTimeout", incident.sentence)
+    if incident.kind == IncidentKind.CHOSEN:
+        sentence = "Not moved: the pre-check did not end in its time."
+        return _close(incident, Phase.KEPT_RUNNING, now, "PrecheckTimeout", sentence)
+    answered = len(incident.steps) > 1 and incident.steps[-2].phase != Phase.STOPPING
+    if answered:  # the phase's last line is the refusal that lasted
+        return _close(incident, Phase.FAILED, now, incident.reason, incident.sentence)
+    return _close(incident, Phase.FAILED, now, "PrecheckTimeout", "The pre-check did not end in its time.")
 
 
 def _save_ended(incident: Incident, event: SaveEnded, now: Now, terms: Terms) -> Result:
@@ -326,40 +339,37 @@ def _save_late(incident: Incident, event: DeadlinePassed, now: Now, terms: Terms
     return _save_ended(incident, ended, now, terms)
 
 
+def _broke(incident: Incident, event: Fault, terms: Terms) -> Incident:
+    """From now on it is a forced recovery, with the new fault's verdict."""
+    undone = [step for step in (incident.top_step, incident.failed_step) if step is not None]
+    return structs.replace(
+        incident,
+        kind=IncidentKind.FORCED,
+        verdict=event.verdict,
+        failed_step=event.failed_step,
+        top_step=max(undone, default=None),
+        grace_s=terms.lost_rank_grace_s,
+    )
+
+
 def _fault_while_saving(incident: Incident, event: Fault, now: Now, terms: Terms) -> Result:
     """A collective save would hang without the lost rank: what is left of the job is stopped."""
     incident = structs.replace(incident, save=SaveResult(skipped="a rank was lost while the job saved"))
     if incident.kind == IncidentKind.CHOSEN:
-        incident = structs.replace(incident, kind=IncidentKind.FORCED, verdict=event.verdict)
-        incident = structs.replace(incident, failed_step=event.failed_step)
+        incident = _broke(incident, event, terms)
     incident = structs.replace(incident, grace_s=terms.lost_rank_grace_s)
     return _stopping(incident, now, terms, "RankLost", event.verdict.sentence)
 
 
 def _fault_again(incident: Incident, event: Fault, now: Now, terms: Terms) -> Result:
     """A fault of the incarnation that this recovery started: the same incident goes on."""
-    incident = structs.replace(
-        incident,
-        kind=IncidentKind.FORCED,
-        verdict=event.verdict,
-        failed_step=event.failed_step,
-        grace_s=terms.lost_rank_grace_s,
-        paid=False,
-        stacks=(),
-    )
+    incident = structs.replace(_broke(incident, event, terms), paid=False, stacks=())
     return _stopping(incident, now, terms, "FaultAgain", event.verdict.sentence)
 
 
 def _fault_before_stop(incident: Incident, event: Fault, now: Now, terms: Terms) -> Result:
-    """While a chosen stop still looked for room the job broke by itself."""
-    incident = structs.replace(
-        incident,
-        kind=IncidentKind.FORCED,
-        verdict=event.verdict,
-        failed_step=event.failed_step,
-        grace_s=terms.lost_rank_grace_s,
-    )
-    return _stopping(incident, now, terms, "RankLost", event.verdict.sentence)
+    """While a chosen stop still looked for room the job broke by itself, or the machine was started again."""
+    return _stopping(_broke(incident, event, terms), now, terms, "RankLost", event.verdict.sentence)
 
 
 def _stop_ended(incident: Incident, event: StopEnded, now: Now, terms: Terms) -> Result:
@@ -371,6 +381,8 @@ def _stop_ended(incident: Incident, event: StopEnded, now: Now, terms: Terms) ->
     incident = structs.replace(incident, verdict=plan.verdict)
     if incident.kind == IncidentKind.CHOSEN:
         return _starting(incident, now, terms, plan.reason, plan.sentence)
+    if plan.failed_step is not None:
+        incident = structs.replace(incident, failed_step=plan.failed_step)
     if not plan.restart:
         phase = Phase.EXHAUSTED if plan.exhausted else Phase.FAILED
         return _close(incident, phase, now, plan.reason, plan.sentence)
@@ -389,24 +401,42 @@ def _stop_stuck(incident: Incident, event: StopStuck, now: Now, terms: Terms) ->
 
 
 def _stop_late(incident: Incident, event: DeadlinePassed, now: Now, terms: Terms) -> Result:
+    """What stops is bounded in time, so it broke: asked for once more, with no grace left to give."""
+    if incident.grace_s > 0:
+        incident = structs.replace(incident, grace_s=0.0)
+        return _stopping(incident, now, terms, "StopTimeout", "The stop did not end in its time: killed now.")
     return _stop_stuck(incident, StopStuck(("the stop did not end in its time",)), now, terms)
 
 
 def _ranks_started(incident: Incident, event: RanksStarted, now: Now, terms: Terms) -> Result:
-    return _to(incident, Phase.VERIFYING, now, "RanksStarted", event.sentence), ()
+    incident = structs.replace(incident, failed_starts=0)
+    return _to(incident, Phase.VERIFYING, now, "RanksStarted", event.sentence, terms.verify_limit_s), ()
 
 
 def _start_refused(incident: Incident, event: StartRefused, now: Now, terms: Terms) -> Result:
+    """Nothing runs now, so what was a chosen stop has become a recovery that waits for its room."""
     if event.permanent:
         return _close(incident, Phase.FAILED, now, event.reason, event.sentence)
+    if event.tried:
+        return _start_failed(incident, now, terms, event.reason, event.sentence)
+    incident = structs.replace(incident, kind=IncidentKind.FORCED)
     incident = _to(incident, Phase.PRECHECKING, now, event.reason, event.sentence, terms.precheck_wait_s)
     return incident, (DoPrecheck(now.mono_s + RETRY_PRECHECK_S),)
 
 
 def _start_late(incident: Incident, event: DeadlinePassed, now: Now, terms: Terms) -> Result:
-    """Half-started: stopped again, waits, and costs no budget."""
-    incident = structs.replace(incident, kind=IncidentKind.FORCED)
-    return _stopping(incident, now, terms, "StartTimeout", "Not all ranks came up in the start time.")
+    return _start_failed(incident, now, terms, "StartTimeout", "Not all ranks came up in the start time.")
+
+
+def _start_failed(incident: Incident, now: Now, terms: Terms, reason: str, sentence: str) -> Result:
+    """Half-started: what is left is stopped, gives back its room and waits, at no cost to the budget."""
+    incident = structs.replace(
+        incident,
+        kind=IncidentKind.FORCED,
+        failed_starts=incident.failed_starts + 1,
+        grace_s=terms.lost_rank_grace_s,
+    )
+    return _stopping(incident, now, terms, reason, sentence)
 
 
 def _progressed(incident: Incident, event: Progressed, now: Now, terms: Terms) -> Result:
@@ -424,16 +454,20 @@ def _finished_by_itself(incident: Incident, event: JobFinished, now: Now, terms:
     )
 
 
-def _finished_while_saving(incident: Incident, event: JobFinished, now: Now, terms: Terms) -> Result:
-    """Ranks that end by themselves after the signal count as the save, never as the job's success."""
-    result = SaveResult(proved_by="the ranks ended by themselves after the signal")
-    ended = SaveEnded(result, True, "The ranks saved and ended by themselves.")
-    return _save_ended(incident, ended, now, terms)
+def _verify_late(incident: Incident, event: DeadlinePassed, now: Now, terms: Terms) -> Result:
+    sentence = (
+        "The ranks run, but nothing shows that iterations move: whether the job recovered is not known."
+    )
+    return _close(incident, Phase.KEPT_RUNNING, now, "NotVerified", sentence)
 
 
 def _with_end(incident: Incident, event: EndRequested) -> Incident:
+    """The first request says how the job ends; a later one only shortens its time."""
+    if incident.end_state is not None:
+        return structs.replace(incident, grace_s=min(incident.grace_s, event.grace_s))
     return structs.replace(
         incident,
+        kind=IncidentKind.ENDING,
         end_state=event.state,
         end_code=event.code,
         reason_of_end=event.reason,
@@ -442,32 +476,30 @@ def _with_end(incident: Incident, event: EndRequested) -> Incident:
     )
 
 
-def _end_nothing_runs(incident: Incident, event: EndRequested, now: Now, terms: Terms) -> Result:
-    """Forced recoveries between two incarnations: nothing runs, a stop only makes sure of it."""
-    if incident.kind == IncidentKind.CHOSEN and event.save:
-        return _saving(_with_end(incident, event), now, terms, event.reason, event.sentence)
-    return _stopping(_with_end(incident, event), now, terms, event.reason, event.sentence)
-
-
-def _end_in_place(incident: Incident, event: EndRequested, now: Now, terms: Terms) -> Result:
-    """While saving or stopping: goes on, and the job ends where it would have been started again.
-
-    A second request (Ctrl-C twice) shortens the grace: the stop is asked for again.
-    """
-    hurry = event.grace_s < incident.grace_s or (incident.phase == Phase.SAVING and not event.save)
+def _end_before_stop(incident: Incident, event: EndRequested, now: Now, terms: Terms) -> Result:
+    """A job that still steps may save first. Where nothing runs a stop only makes sure of it."""
+    steps = incident.kind == IncidentKind.CHOSEN or incident.phase == Phase.VERIFYING
     incident = _with_end(incident, event)
-    if hurry:
-        return _stopping(incident, now, terms, event.reason, event.sentence)
-    return structs.replace(incident, kind=IncidentKind.ENDING), ()
-
-
-def _end_running(incident: Incident, event: EndRequested, now: Now, terms: Terms) -> Result:
-    incident = _with_end(incident, event)
-    if event.save and incident.phase == Phase.VERIFYING:
-        return _saving(
-            structs.replace(incident, kind=IncidentKind.ENDING), now, terms, event.reason, event.sentence
-        )
+    if steps and event.save and terms.checkpoint is not None:
+        return _saving(incident, now, terms, event.reason, event.sentence)
     return _stopping(incident, now, terms, event.reason, event.sentence)
+
+
+def _end_saving(incident: Incident, event: EndRequested, now: Now, terms: Terms) -> Result:
+    """The save goes on unless the request leaves no time for it (Ctrl-C, and a second one)."""
+    incident = _with_end(incident, event)
+    if event.save:
+        return incident, ()
+    return _stopping(incident, now, terms, event.reason, event.sentence)
+
+
+def _end_stopping(incident: Incident, event: EndRequested, now: Now, terms: Terms) -> Result:
+    """The stop goes on, and the job ends where it would have been started again. Less grace: asked for again."""
+    grace_s = incident.grace_s
+    incident = structs.replace(_with_end(incident, event), grace_s=min(grace_s, event.grace_s))
+    if event.grace_s < grace_s:
+        return _stopping(incident, now, terms, event.reason, event.sentence)
+    return incident, ()
 
 
 Handler: TypeAlias = Callable[..., Result]
@@ -481,28 +513,28 @@ TRANSITIONS: dict[tuple[Phase, type], tuple[Handler, tuple[Phase, ...]]] = {
     (P.PRECHECKING, DeadlinePassed): (_precheck_late, (P.KEPT_RUNNING, P.FAILED)),
     (P.PRECHECKING, Fault): (_fault_before_stop, (P.STOPPING,)),
     (P.PRECHECKING, JobFinished): (_finished_by_itself, (P.CANCELLED,)),
-    (P.PRECHECKING, EndRequested): (_end_nothing_runs, (P.SAVING, P.STOPPING)),
+    (P.PRECHECKING, EndRequested): (_end_before_stop, (P.SAVING, P.STOPPING)),
     (P.SAVING, SaveEnded): (_save_ended, (P.STOPPING, P.KEPT_RUNNING)),
     (P.SAVING, DeadlinePassed): (_save_late, (P.STOPPING, P.KEPT_RUNNING)),
     (P.SAVING, Fault): (_fault_while_saving, (P.STOPPING,)),
-    (P.SAVING, JobFinished): (_finished_while_saving, (P.STOPPING,)),
-    (P.SAVING, EndRequested): (_end_in_place, (P.SAVING, P.STOPPING)),
+    (P.SAVING, EndRequested): (_end_saving, (P.SAVING, P.STOPPING)),
     (P.STOPPING, StopEnded): (
         _stop_ended,
         (P.PRECHECKING, P.STARTING, P.ENDED, P.FAILED, P.EXHAUSTED),
     ),
     (P.STOPPING, StopStuck): (_stop_stuck, (P.FAILED,)),
-    (P.STOPPING, DeadlinePassed): (_stop_late, (P.FAILED,)),
-    (P.STOPPING, EndRequested): (_end_in_place, (P.STOPPING,)),
+    (P.STOPPING, DeadlinePassed): (_stop_late, (P.STOPPING, P.FAILED)),
+    (P.STOPPING, EndRequested): (_end_stopping, (P.STOPPING,)),
     (P.STARTING, RanksStarted): (_ranks_started, (P.VERIFYING,)),
-    (P.STARTING, StartRefused): (_start_refused, (P.PRECHECKING, P.FAILED)),
+    (P.STARTING, StartRefused): (_start_refused, (P.PRECHECKING, P.STOPPING, P.FAILED)),
     (P.STARTING, Fault): (_fault_again, (P.STOPPING,)),
     (P.STARTING, DeadlinePassed): (_start_late, (P.STOPPING,)),
-    (P.STARTING, EndRequested): (_end_running, (P.STOPPING,)),
+    (P.STARTING, EndRequested): (_end_before_stop, (P.STOPPING,)),
     (P.VERIFYING, Progressed): (_progressed, (P.RECOVERED,)),
     (P.VERIFYING, Fault): (_fault_again, (P.STOPPING,)),
     (P.VERIFYING, JobFinished): (_finished_while_verifying, (P.RECOVERED,)),
-    (P.VERIFYING, EndRequested): (_end_running, (P.SAVING, P.STOPPING)),
+    (P.VERIFYING, DeadlinePassed): (_verify_late, (P.KEPT_RUNNING,)),
+    (P.VERIFYING, EndRequested): (_end_before_stop, (P.SAVING, P.STOPPING)),
 }
 
 
@@ -529,11 +561,12 @@ def accepts(incident: Incident, event: Event) -> bool:
 def resume(incident: Incident, now: Now, terms: Terms) -> Result:
     """After a crash or take-over: the effects of the phase that the record stands in, to be performed again.
 
-    Deadlines start anew when the record comes from another boot (the monotonic clock restarted).
+    `incident.deadline_mono_s` must be of this boot. What is left of a back-off is waited for.
     """
     effects: tuple[Effect, ...] = ()
     if incident.phase == Phase.PRECHECKING:
-        effects = (DoPrecheck(now.mono_s),)
+        since_s = (incident.deadline_mono_s or 0.0) - terms.precheck_wait_s
+        effects = (DoPrecheck(max(now.mono_s, since_s)),)
     elif incident.phase == Phase.SAVING:
         effects = (DoSave(),)
     elif incident.phase == Phase.STOPPING:

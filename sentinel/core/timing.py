@@ -166,6 +166,12 @@ class JobTiming:
         """The highest hardware ratio of any rank: the one that the owner's threshold is held against."""
         return max((x for r in self.ranks.values() if (x := r.ratio) is not None), default=None)
 
+    @property
+    def judged(self) -> bool:
+        """Every rank that logs iterations has filled a whole window after its warm-up."""
+        timed = self.timed
+        return bool(timed) and all(rank.full for rank in timed)
+
     def stepping(self, now: Now) -> bool:
         """Iterations come, or a pause that explains their absence was announced."""
         last = self.last_at_s

@@ -55,6 +55,8 @@ async def save(
     The result counts when the named proof came, or, where the policy names none, when the ranks ended by
     themselves or had the whole time (and the record says that nothing proved it).
     """
+    if all_ended():  # taken up again after a crash
+        return _ended(checkpoint, SaveResult(step=last_step()))
     if len(alive) < size:
         return _skipped("a rank is lost: a collective save would hang")
     before = _look(cwd, checkpoint.proof)
@@ -66,24 +68,28 @@ async def save(
     started_s = clock().mono_s
     stable = _Stable()
     while True:
-        proved = _proved(checkpoint.proof, watch, cwd, before, stable)
+        ended = all_ended()
+        proved = _proved(checkpoint.proof, watch, cwd, before, stable, ended)
         took_s = clock().mono_s - started_s
         if proved:
             found = _STEP.search(watch.line.line) if watch.line else None
             step = int(found.group(1)) if found else last_step()
             result = SaveResult(proved_by=proved, step=step, ranks=sent.sent, took_s=took_s)
             return SaveOutcome(result, True, f"The save was proved in {took_s:.1f} s by {proved}.")
-        if checkpoint.proof is None and all_ended():
-            result = SaveResult(step=last_step(), ranks=sent.sent, took_s=took_s)
-            return SaveOutcome(
-                result, True, "The ranks ended by themselves after the signal; no proof was asked for."
-            )
+        if ended:
+            return _ended(checkpoint, SaveResult(step=last_step(), ranks=sent.sent, took_s=took_s))
         if took_s >= checkpoint.timeout_s:
             return _timed_out(checkpoint, sent.sent, took_s, last_step())
         try:
             await asyncio.wait_for(watch.arrived.wait(), POLL_S)
         except TimeoutError:
             pass
+
+
+def _ended(checkpoint: Checkpoint, result: SaveResult) -> SaveOutcome:
+    """Nothing runs any more, so there is nothing to keep running: it counts, and the record says what is known."""
+    proof = "no proof was asked for" if checkpoint.proof is None else "the named proof did not come"
+    return SaveOutcome(result, True, f"The ranks ended by themselves after the signal; {proof}.")
 
 
 def _skipped(why: str) -> SaveOutcome:
@@ -137,8 +143,9 @@ def _proved(
     cwd: str,
     before: dict[str, tuple[int, int]],
     stable: _Stable,
+    ended: bool,
 ) -> str:
-    """What proves the save, or an empty text while nothing does."""
+    """What proves the save, or an empty text while nothing does. `ended`: nobody writes any more."""
     if proof is None:
         return ""
     if proof.log_pattern:
@@ -156,4 +163,4 @@ def _proved(
     newest = max(fresh, key=lambda entry: entry[2])
     stable.looks = stable.looks + 1 if newest == stable.seen else 0
     stable.seen = newest
-    return f"{newest[0]} ({newest[1]} bytes, complete)" if stable.looks >= STABLE_LOOKS else ""
+    return f"{newest[0]} ({newest[1]} bytes, complete)" if ended or stable.looks >= STABLE_LOOKS else ""
