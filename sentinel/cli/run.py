@@ -37,6 +37,11 @@ def main(args: argparse.Namespace) -> int:
     if args.nproc is not None and not 1 <= args.nproc <= 4096:
         say(f"--nproc {args.nproc}: expected 1 to 4096")
         return 64
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError:
+        say("the working directory is gone: change into one that exists")
+        return 69
     loaded = _configuration(args)
     if loaded is None:
         return 78
@@ -59,7 +64,8 @@ def main(args: argparse.Namespace) -> int:
         except RuleError as error:
             print("\n".join(error.problems), file=sys.stderr)
             return 78
-    return _start(args, name, command, policy, settings)
+    launch = Launch(command=tuple(command), cwd=cwd, env=dict(os.environ), nproc=args.nproc)
+    return _start(args, name, launch, policy, settings)
 
 
 def _configuration(args: argparse.Namespace) -> tuple[Policy, Settings] | None:
@@ -81,9 +87,7 @@ def default_name(command: list[str]) -> str:
     return base[:50] or "job"
 
 
-def _start(
-    args: argparse.Namespace, name: str, command: list[str], policy: Policy, settings: Settings
-) -> int:
+def _start(args: argparse.Namespace, name: str, launch: Launch, policy: Policy, settings: Settings) -> int:
     from sentinel.cli.control import Lock
     from sentinel.clock import boot_id
 
@@ -107,7 +111,7 @@ def _start(
     job = ProtectedJob(
         name=name,
         policy=policy,
-        launch=Launch(command=tuple(command), cwd=os.getcwd(), env=dict(os.environ), nproc=args.nproc),
+        launch=launch,
         incarnation=old.incarnation if old else 0,
         incidents=old.incidents if old else 0,
         size=size,
