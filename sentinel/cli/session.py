@@ -33,6 +33,8 @@ log = structlog.get_logger()
 CYCLE_S = 0.25
 LIVE_S = 0.5
 FLUSH_MAIL_S = 15.0
+# A mail's child takes a core for a third of a second, just when the new ranks want to start: it comes after them.
+MAIL_AFTER_S = 1.0
 SAVE_CHECKS_S = 10.0
 KEEP_RECORDS_S = 30 * 86_400.0
 
@@ -128,7 +130,7 @@ class Session:
             self._boot_id,
             metrics=self._metrics,
             say=lambda _, sentence: terminal.say(sentence),
-            wake_mail=lambda: self._notifier.wake() if self._notifier else None,
+            wake_mail=self._wake_mail,
             on_end=lambda _: self._ended.set(),
         )
 
@@ -477,6 +479,10 @@ class Session:
             return await self._checks.check_now(components)
         except KeyError as error:
             raise TemporaryError(f"unknown check {error}") from None
+
+    def _wake_mail(self) -> None:
+        if self._notifier is not None:
+            asyncio.get_running_loop().call_later(MAIL_AFTER_S, self._notifier.wake)
 
     def _ruleset(self, job: ProtectedJob) -> Any:
         """Compiled when the first log is followed: the ranks are already running by then."""
