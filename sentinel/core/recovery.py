@@ -478,7 +478,8 @@ def _with_end(incident: Incident, event: EndRequested) -> Incident:
 
 def _end_before_stop(incident: Incident, event: EndRequested, now: Now, terms: Terms) -> Result:
     """A job that still steps may save first. Where nothing runs a stop only makes sure of it."""
-    steps = incident.kind == IncidentKind.CHOSEN or incident.phase == Phase.VERIFYING
+    looks_for_room = incident.phase == Phase.PRECHECKING and incident.kind == IncidentKind.CHOSEN
+    steps = looks_for_room or incident.phase == Phase.VERIFYING
     incident = _with_end(incident, event)
     if steps and event.save and terms.checkpoint is not None:
         return _saving(incident, now, terms, event.reason, event.sentence)
