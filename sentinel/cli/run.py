@@ -64,7 +64,11 @@ def main(args: argparse.Namespace) -> int:
         except RuleError as error:
             print("\n".join(error.problems), file=sys.stderr)
             return 78
-    launch = Launch(command=tuple(command), cwd=cwd, env=dict(os.environ), nproc=args.nproc)
+    try:
+        launch = describe(command, cwd, args.nproc)
+    except UnicodeEncodeError as error:
+        say(f"{error.object!r} is not UTF-8: the command and its directory must be")
+        return 64
     return _start(args, name, launch, policy, settings)
 
 
@@ -84,7 +88,20 @@ def default_name(command: list[str]) -> str:
     """The script's name where there is one, else the program's."""
     script = next((word for word in command[1:] if word.endswith((".py", ".sh"))), command[0])
     base = re.sub(r"[^a-z0-9.-]+", "-", os.path.basename(script).lower().rsplit(".", 1)[0]).strip("-.")
-    return base[:50] or "job"
+    return base[:50].rstrip("-.") or "job"
+
+
+def describe(command: list[str], cwd: str, nproc: int | None) -> Launch:
+    """With this process's environment. Raises UnicodeEncodeError where the command or `cwd` is not UTF-8."""
+    for word in (*command, cwd):
+        word.encode()
+    env, env_bytes = {}, {}
+    for name, value in os.environb.items():
+        try:
+            env[name.decode()] = value.decode()
+        except UnicodeDecodeError:
+            env_bytes[name.hex()] = value
+    return Launch(command=tuple(command), cwd=cwd, env=env, env_bytes=env_bytes, nproc=nproc)
 
 
 def _start(args: argparse.Namespace, name: str, launch: Launch, policy: Policy, settings: Settings) -> int:
@@ -106,6 +123,12 @@ def _start(args: argparse.Namespace, name: str, launch: Launch, policy: Policy, 
     if (old is not None and not old.state.final) or not lock.take():
         say(f"a job named {name} is already running: `sentinel attach {name}`, or `sentinel run --adopt …`")
         store.close()
+        return 73
+    old = store.job(name)  # read again: what another Sentinel did before the lock was ours is final only now
+    if old is not None and not old.state.final:
+        say(f"a job named {name} already runs: `sentinel attach {name}`, or `sentinel run --adopt …`")
+        store.close()
+        lock.release()
         return 73
     size = args.nproc or 1
     job = ProtectedJob(

@@ -359,6 +359,7 @@ class Launch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     command: tuple[str, ...]
     cwd: str
     env: dict[str, str]
+    env_bytes: dict[str, bytes] = {}  # variables that are not UTF-8: name in hex -> value
     nproc: int | None = None
 
 

@@ -79,7 +79,8 @@ def order_fields(
     launch: Launch, incarnation: int, size: int, env: dict[str, str], run: str, port: int, logs: list[str]
 ) -> list[bytes]:
     """The fields of a start frame (see supervisor.py). Raises PermanentError for what no exec can take."""
-    common = {"PYTHONUNBUFFERED": "1", **launch.env, **env}
+    raw = {os.fsdecode(bytes.fromhex(name)): os.fsdecode(value) for name, value in launch.env_bytes.items()}
+    common = {"PYTHONUNBUFFERED": "1", **launch.env, **raw, **env}
     command = launch.command[0]
     program = resolve_program(command, launch.cwd, common.get("PATH", os.defpath))
     fields = [str(incarnation), str(size), run, str(port), launch.cwd, program]
