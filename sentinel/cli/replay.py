@@ -1,0 +1,197 @@
+"""`sentinel replay LOG…`: what Sentinel would have seen in old logs, and what it would have decided.
+
+Nothing is touched and no state is written. Exit codes: 0 replayed; 1 a log cannot be read or tells nothing;
+64 the command line is wrong; 78 the policy, the settings or a rule file is.
+"""
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from sentinel.cli.options import add_settings
+
+if TYPE_CHECKING:
+    from sentinel.cli.replay_read import OldLog
+    from sentinel.core.model import RankExit
+
+USAGE, CONFIG = 64, 78
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "logs",
+        nargs="*",
+        metavar="LOG",
+        help="one rank each, in order or as their names tell; one alone may hold the prefixed lines of "
+        "several ranks; - is standard input; .gz is read too",
+    )
+    parser.add_argument(
+        "-r", "--rank", action="append", default=[], metavar="N=FILE", help="the log of rank N"
+    )
+    parser.add_argument("--policy", metavar="FILE", help="a JobPolicy (YAML) to decide by")
+    add_settings(parser)
+    parser.add_argument(
+        "--exit-code",
+        action="append",
+        default=[],
+        metavar="[RANK=]N",
+        help="how the job, or one rank, ended; without it only the log can tell",
+    )
+    parser.add_argument(
+        "--signal", action="append", default=[], metavar="[RANK=]SIGNAL", help="what killed it: 9 or SIGKILL"
+    )
+    parser.add_argument(
+        "-o", "--output", choices=("text", "json"), default="text", help="text for people, json for programs"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    from sentinel.cli.replay_job import EXIT_RULES, Replay
+    from sentinel.cli.replay_read import LogError, OldLogs, RankReader
+    from sentinel.config.client import ConfigProblem, load_in_child
+    from sentinel.failures import failure_classes
+    from sentinel.logs.ruleset import load_ruleset
+    from sentinel.rules import RuleError
+
+    try:
+        exits = _exits(args.exit_code, args.signal)
+        named = [_named(text) for text in args.rank]
+        if not args.logs and not named:
+            raise ValueError("no log: sentinel replay [options] LOG…")
+        if args.logs.count("-") + sum(path == "-" for _, path in named) > 1:
+            raise ValueError("standard input (-) can be read only once")
+    except ValueError as error:
+        print(f"sentinel replay: {error}", file=sys.stderr)
+        return USAGE
+    try:
+        asked, settings = load_in_child(args.policy, args.settings)
+        ruleset = load_ruleset((*asked.log_rules, *EXIT_RULES), settings.rules_dir)
+    except ConfigProblem as problem:
+        print(problem.text, file=sys.stderr)
+        return CONFIG
+    except RuleError as error:
+        print("\n".join(error.problems), file=sys.stderr)
+        return CONFIG
+    try:
+        began_s = time.monotonic()
+        opened, notes = _open(args.logs, named)
+        logs = OldLogs(opened, ruleset)
+        size = 1 if len(opened) == 1 else max(log.rank for log in opened) + 1
+        replay = Replay("replay", asked, failure_classes(), size, logs.start_s)
+        readers: dict[int, RankReader] = {}
+        for told in logs.told():
+            reader = readers.get(told.rank)
+            if reader is None:
+                readers = {one.rank: one for one in logs.readers}
+                reader = readers[told.rank]
+            replay.take(told, stamped=not reader.synthetic)
+        source = replay.finish(exits)
+    except LogError as error:
+        for line in str(error).splitlines():
+            print(f"sentinel replay: {line}", file=sys.stderr)
+        return 1
+    from sentinel.cli.replay_show import as_json, as_text, result_of
+    from sentinel.cli.tables import put
+
+    result = result_of(replay, logs, source, asked, notes)
+    put(as_json(result) if args.output == "json" else as_text(result))
+    took_s = time.monotonic() - began_s
+    read_bytes = sum(log.read_bytes for log in opened)
+    print(
+        f"{read_bytes / 1e6:.1f} MB in {took_s:.2f} s: {read_bytes / 1e6 / max(took_s, 1e-9):.1f} MB/s",
+        file=sys.stderr,
+    )
+    if not result.iterations and not result.rules and not result.story:
+        print(
+            "sentinel replay: no iteration and no known line in what was read: "
+            "is the format among those of docs/timing.md?",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+def _named(text: str) -> tuple[int, str]:
+    number, equals, path = text.partition("=")
+    if not equals or not number.isdigit() or not path or int(number) > 65_535:
+        raise ValueError(f"--rank {text}: expected N=FILE")
+    return int(number), path
+
+
+def _exits(codes: list[str], signals: list[str]) -> "dict[int | None, RankExit]":
+    """Rank (None: all that are not named) → how it ended. Raises ValueError."""
+    import signal
+
+    from sentinel.core.model import RankExit
+
+    found: dict[int | None, RankExit] = {}
+    for option, texts in (("--exit-code", codes), ("--signal", signals)):
+        for text in texts:
+            before, _, value = text.rpartition("=")
+            if before and not before.isdigit():
+                raise ValueError(f"{option} {text}: expected [RANK=]NUMBER")
+            rank = int(before) if before else None
+            if rank in found:
+                raise ValueError(f"{option} {text}: a rank ends only once")
+            if option == "--exit-code":
+                if not re.fullmatch(r"\d{1,3}", value) or int(value) > 255:
+                    raise ValueError(f"{option} {text}: expected 0 to 255")
+                found[rank] = RankExit(rank=rank or 0, incarnation=1, at_s=0.0, code=int(value))
+                continue
+            name = value.upper() if value.upper().startswith("SIG") else f"SIG{value.upper()}"
+            number = int(value) if value.isdigit() else getattr(signal, name, None)
+            if not isinstance(number, int) or not 1 <= number <= 64:
+                raise ValueError(f"{option} {text}: no such signal")
+            found[rank] = RankExit(rank=rank or 0, incarnation=1, at_s=0.0, signal=int(number))
+    return found
+
+
+def _open(paths: list[str], named: list[tuple[int, str]]) -> "tuple[list[OldLog], list[str]]":
+    """The logs with their ranks, and what there is to say about them. Raises LogError that names every bad one."""
+    from sentinel.cli.replay_read import LogError, OldLog
+
+    logs: list[OldLog] = []
+    problems: list[str] = []
+    notes: list[str] = []
+    for rank, path in [*named, *((None, path) for path in paths)]:
+        try:
+            log = OldLog(path)
+        except LogError as error:
+            problems.append(str(error))
+            continue
+        log.rank = -1 if rank is None else rank
+        logs.append(log)
+    empty = [log for log in logs if log.empty]
+    if empty and len(empty) == len(logs):
+        problems += [f"{log.path}: empty" for log in empty]
+    if problems:
+        raise LogError("\n".join(problems))
+    notes += [f"{log.path}: empty" for log in empty]
+    _number([log for log in logs if log.rank < 0], {log.rank for log in logs if log.rank >= 0}, notes)
+    if len(logs) == 1:
+        logs[0].rank = 0
+    else:
+        missing = sorted(set(range(max(log.rank for log in logs) + 1)) - {log.rank for log in logs})
+        if missing:
+            notes.append(f"no log of rank {', '.join(map(str, missing[:20]))}")
+    return logs, notes
+
+
+def _number(logs: "Sequence[OldLog]", taken: Collection[int], notes: list[str]) -> None:
+    """Ranks by name where every name tells another one, else in the order given."""
+    from sentinel.cli.replay_read import rank_of_name
+
+    told = [rank for log in logs if (rank := rank_of_name(log.path)) is not None]
+    several = len(logs) + len(taken) > 1
+    if several and len(set(told)) == len(logs) and not set(taken) & set(told):
+        for log, rank in zip(logs, told, strict=True):
+            log.rank = rank
+        return
+    free = iter(n for n in range(len(logs) + len(taken) + 1) if n not in taken)
+    for log in logs:
+        log.rank = next(free)
+    if len(logs) > 1:
+        notes.append("ranks are numbered in the order in which the logs were given")

@@ -1,0 +1,481 @@
+"""What Sentinel would have seen and decided: the same picture, policy, triage and recovery over told lines."""
+
+import re
+from collections.abc import Mapping
+
+from msgspec import Struct, structs
+
+from sentinel.cli.replay_read import Told
+from sentinel.core import budget, policy, recovery
+from sentinel.core.model import (
+    Incident,
+    IncidentKind,
+    Iteration,
+    JobState,
+    LogMatch,
+    LogRule,
+    Now,
+    Phase,
+    Policy,
+    ProtectedJob,
+    RankExit,
+    RankReport,
+    SaveResult,
+    Step,
+    Symptom,
+    Verdict,
+)
+from sentinel.core.performance import Histogram, RankTiming
+from sentinel.core.policy import JobPicture
+from sentinel.core.triage import FailureClass
+
+REPORT_S = 0.1  # lines so close go into one report, as the agent polls
+QUIET_S = 1.0  # a shorter silence needs no look of its own: the next report brings one
+MATCHES_OF_A_RULE = 3  # shown, of each rule
+
+# Launchers that tell how a rank ended. Their patterns are matched with the log rules.
+EXIT_RULES = (
+    LogRule(
+        id="replay-torchrun-exit",
+        pattern=r"failed \(exitcode: -?\d+\) local_rank: \d+",
+        failure="activity:exit",
+        source="torch.distributed.elastic multiprocessing/api.py",
+        literal="failed (exitcode: ",
+    ),
+    LogRule(
+        id="replay-srun-exit",
+        pattern=r"srun: error: \S+: tasks? [\d,-]+: (?:Exited with exit code \d+|Killed|Segm|Aborted|Bus error)",
+        failure="activity:exit",
+        source="Slurm srun",
+        literal="srun: error: ",
+    ),
+)
+_TORCHRUN = re.compile(r"\(exitcode: (-?\d{1,5})\) local_rank: (\d{1,5})")
+_SRUN = re.compile(
+    r"tasks? (\d[\d,-]{0,100}): (?:Exited with exit code (\d{1,3})|(Killed|Segmentation|Aborted|Bus error))"
+)
+_SIGNALS = {"Killed": 9, "Segmentation": 11, "Aborted": 6, "Bus error": 7}
+
+
+class Foreseen(Struct, frozen=True, kw_only=True):
+    """One decision, and what would have followed. `at_s`: Unix seconds, or seconds since the log's beginning."""
+
+    at_s: float
+    reason: str
+    kind: str
+    sentence: str
+    verdict: Verdict | None
+    step: int | None
+    then: tuple[Step, ...] = ()
+    outcome: str = ""  # the last phase that would have been reached; "Verifying": it was started again
+    plan: str = ""  # in words
+    restarts_left: int | None = None
+    save: str = ""
+    grace_s: float | None = None
+
+
+class RuleSeen(Struct, kw_only=True):
+    """Lines that a rule named."""
+
+    rule: str
+    failure: str
+    count: int
+    first_at_s: float
+    ranks: list[int]
+    lines: list[str]
+
+
+class RankSeen(Struct, kw_only=True):
+    """Step times of one rank, in ms; `ratio` is hardware / end-to-end time over all of its iterations."""
+
+    iterations: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    hardware_ms: float = 0.0
+    paired_ms: float = 0.0
+    last_at_s: float | None = None
+    failed_at: tuple[int, int] | None = None  # (own, job's) iterations at the newest line of a failure
+    histogram: Histogram
+
+    @property
+    def ratio(self) -> float | None:
+        return self.hardware_ms / self.paired_ms if self.paired_ms else None
+
+
+class Replay:
+    """Takes what logs told in the order of time. `judge_hangs` false: their clock cannot show silence."""
+
+    def __init__(
+        self, name: str, asked: Policy, failures: Mapping[str, FailureClass], size: int, start_s: float
+    ) -> None:
+        job = ProtectedJob(
+            name=name,
+            policy=asked,
+            state=JobState.RUNNING,
+            incarnation=1,
+            size=size,
+            original_size=size,
+            created_wall_s=start_s,
+            started_mono_s=start_s,
+        )
+        self.picture = JobPicture(job, failures)
+        self.now_s = start_s
+        self.start_s = start_s
+        self.decisions: list[Foreseen] = []
+        self.rules: dict[str, RuleSeen] = {}
+        self.ranks: dict[int, RankSeen] = {}
+        self.unstamped: set[int] = set()  # ranks whose iterations tell no time
+        self.ended: Foreseen | None = None
+        self.assumed_ends: list[int] = []
+        self._failures = failures
+        self._iterations: dict[int, list[Iteration]] = {}
+        self._matches: list[LogMatch] = []
+        self._window_s = start_s
+        self._told_exits: dict[int, RankExit] = {}
+        self._seen: set[str] = set()
+        self._begin(size)
+
+    @property
+    def size(self) -> int:
+        return self.picture.job.size
+
+    def _begin(self, size: int) -> None:
+        """All ranks run, from now on."""
+        picture = self.picture
+        picture.job = structs.replace(picture.job, size=size, original_size=size)
+        picture.begin_incarnation(self._now)
+        picture.alive = set(range(size))
+        for rank in range(size):
+            self._follow(rank)
+
+    def _follow(self, rank: int) -> None:
+        timing = self.picture.timing
+        seen = self.ranks.setdefault(rank, RankSeen(histogram=Histogram()))
+        over = timing.policy.performance.over
+        timing.ranks[rank] = RankTiming(rank, over, seen.histogram, timing.gaps)
+        timing.fold(self._rank_report(rank, []))
+
+    def _grow(self, rank: int) -> None:
+        """A line of a rank that was not known yet."""
+        picture = self.picture
+        known = self.size
+        picture.job = structs.replace(picture.job, size=rank + 1, original_size=rank + 1)
+        picture.timing.size = rank + 1
+        for new in range(known, rank + 1):
+            picture.alive.add(new)
+            self._follow(new)
+
+    @property
+    def _now(self) -> Now:
+        return Now(self.now_s, self.now_s)
+
+    def _rank_report(self, rank: int, iterations: list[Iteration]) -> RankReport:
+        return RankReport(
+            job=self.picture.job.name,
+            incarnation=1,
+            rank=rank,
+            iterations=iterations,
+            caught_up=rank not in self.unstamped,
+        )
+
+    # ------------------------------------------------------------ folding
+
+    def take(self, told: Told, *, stamped: bool) -> None:
+        """`stamped`: the iterations of this rank carry time stamps."""
+        at_s = max(told.at_s, self.now_s)
+        if told.rank >= self.size:
+            self._grow(told.rank)
+        if at_s - self._window_s >= REPORT_S:
+            self._report()
+            self._pass_to(at_s)
+            self._window_s = at_s
+        self.now_s = at_s
+        if told.iteration is not None:
+            self._iteration(told.rank, told.iteration, stamped)
+        elif told.match is not None:
+            self._match(told.match)
+
+    def _iteration(self, rank: int, iteration: Iteration, stamped: bool) -> None:
+        seen = self.ranks[rank]
+        if self._told_exits or self._goes_back(seen, iteration):
+            self._report()
+            self._settle_ends(self._told_exits or self._assumed())
+            self._begin(self.size)
+        if not stamped:
+            self.unstamped.add(rank)
+        seen.iterations += 1
+        seen.last_at_s = self.now_s
+        if iteration.step is not None:
+            if seen.first_step is None:
+                seen.first_step = iteration.step
+            seen.last_step = iteration.step
+        if iteration.hardware_ms is not None and iteration.e2e_ms:
+            seen.hardware_ms += iteration.hardware_ms
+            seen.paired_ms += iteration.e2e_ms
+        if iteration.at_s < self.now_s:
+            iteration = Iteration(self.now_s, iteration.step, iteration.hardware_ms, iteration.e2e_ms)
+        self._iterations.setdefault(rank, []).append(iteration)
+
+    def _goes_back(self, seen: RankSeen, iteration: Iteration) -> bool:
+        """After a line of a failure the steps begin earlier: somebody started the job again."""
+        back = iteration.step is not None and seen.last_step is not None and iteration.step <= seen.last_step
+        return back and bool(self._failing())
+
+    def _match(self, match: LogMatch) -> None:
+        if match.failure == "activity:exit":
+            for gone in exits_told(match.line, self.now_s):
+                if gone.rank < self.size:
+                    self._told_exits.setdefault(gone.rank, gone)
+            return
+        known = self.rules.get(match.rule)
+        if known is None:
+            known = self.rules[match.rule] = RuleSeen(
+                rule=match.rule, failure=match.failure, count=0, first_at_s=self.now_s, ranks=[], lines=[]
+            )
+        known.count += 1
+        if match.rank not in known.ranks:
+            known.ranks.append(match.rank)
+        if len(known.lines) < MATCHES_OF_A_RULE:
+            known.lines.append(match.line)
+        if match.failure in self._failures:
+            seen = self.ranks[match.rank]
+            seen.failed_at = (seen.iterations, max(r.iterations for r in self.ranks.values()))
+        self._matches.append(match)
+
+    def _report(self) -> None:
+        """What one poll of the agent would have brought, then a decision."""
+        timing = self.picture.timing
+        for rank, iterations in self._iterations.items():
+            timing.fold(self._rank_report(rank, iterations))
+        self._iterations.clear()
+        for match in self._matches:
+            if match.failure.startswith("activity:"):
+                timing.activity(match)
+            else:
+                self.picture.add_match(match)
+        self._matches.clear()
+        self._decide()
+
+    def _pass_to(self, at_s: float) -> None:
+        """Nothing was logged until `at_s`: decide when silence has lasted too long."""
+        picture = self.picture
+        if at_s - self.now_s < min(QUIET_S, picture.job.policy.hang.after_s or QUIET_S):
+            return
+        for _ in range(100):
+            deadline_s = picture.timing.next_deadline(self._now)
+            left_s = picture.time_left_s(self._now)
+            if left_s is not None and left_s > 0:
+                deadline_s = min(deadline_s or at_s, self.now_s + left_s)
+            if deadline_s is None or deadline_s >= at_s:
+                return
+            self.now_s = deadline_s
+            self._decide()
+
+    # ------------------------------------------------------------ deciding
+
+    def _decide(self) -> None:
+        for _ in range(4):  # as the controller does
+            decision = policy.decide(self.picture, self._now)
+            if not isinstance(decision, policy.Open):
+                return
+            key = self._key(decision)
+            if key in self._seen:
+                return
+            self._seen.add(key)
+            if decision.key:
+                self.picture.told.add(decision.key)
+            self.decisions.append(self._foresee(decision))
+
+    def _key(self, decision: policy.Open) -> str:
+        """The old log went on whatever was decided: each thing is told once, a hang once in each place."""
+        if decision.verdict.symptom in (Symptom.HANG, Symptom.RANK_LOST):
+            return f"{decision.reason}@{sum(seen.iterations for seen in self.ranks.values())}"
+        return decision.key or decision.reason
+
+    def _foresee(self, decision: policy.Open) -> Foreseen:
+        """Let the recovery run on paper: room, save and start are taken to succeed."""
+        picture, now = self.picture, self._now
+        job = picture.job
+        incident = policy.open_incident(picture, decision, now, "")
+        terms = policy.terms(job.policy)
+        begin = recovery.Begin(decision.reason, decision.sentence)
+        moved, effects = recovery.step(incident, begin, now, terms)
+        settled = policy.settle(job, None, moved, now)
+        while (event := self._outcome(settled, moved, effects, now)) is not None:
+            before = moved
+            moved, effects = recovery.step(moved, event, now, terms)
+            settled = policy.settle(settled, before, moved, now)
+        self._keep_books(settled)
+        return Foreseen(
+            at_s=now.mono_s,
+            reason=decision.reason,
+            kind=decision.kind.value,
+            sentence=decision.sentence,
+            verdict=moved.verdict if decision.kind != IncidentKind.ENDING else decision.verdict,
+            step=picture.timing.last_step,
+            then=moved.steps,
+            outcome=moved.phase.value,
+            plan=_plan_sentence(moved),
+            restarts_left=budget.restarts_left(picture.job, now),
+            save=_save_words(job.policy, moved),
+            grace_s=None if decision.kind == IncidentKind.NOTICE else moved.grace_s,
+        )
+
+    def _outcome(
+        self, job: ProtectedJob, incident: Incident, effects: tuple[recovery.Effect, ...], now: Now
+    ) -> recovery.Event | None:
+        for effect in effects:
+            if isinstance(effect, recovery.DoPrecheck):
+                return recovery.PrecheckPassed(incident.size, incident.excluded, "Room is taken for granted.")
+            if isinstance(effect, recovery.DoSave):
+                if job.policy.resume is None or job.policy.resume.checkpoint is None:
+                    why = "the policy names no checkpoint signal"
+                    return recovery.SaveEnded(SaveResult(skipped=why), False, f"Not saved: {why}.")
+                return recovery.SaveEnded(SaveResult(), True, "The save is taken to succeed.")
+            if isinstance(effect, recovery.DoStop):
+                last = self.picture.timing.last_step
+                plan = budget.plan(job, incident, incident.verdict, last, now)
+                return recovery.StopEnded(plan, (), last)
+            if isinstance(effect, recovery.DoStart):
+                return recovery.RanksStarted("The start is taken to succeed.")
+        return None
+
+    def _keep_books(self, settled: ProtectedJob) -> None:
+        """Budgets go on as if the recovery had happened; the job goes on as the log says."""
+        job = self.picture.job
+        asked = job.policy
+        if settled.state == JobState.EXPIRED:
+            asked = structs.replace(asked, max_duration_s=None)
+        self.picture.job = structs.replace(
+            job,
+            policy=asked,
+            used_infrastructure=settled.used_infrastructure,
+            used_job=settled.used_job,
+            used_free=settled.used_free,
+            failures=settled.failures,
+            performance_moves_wall_s=settled.performance_moves_wall_s,
+            performance_frozen=settled.performance_frozen,
+            incidents=job.incidents + 1,
+        )
+
+    # ------------------------------------------------------------ ends
+
+    def _failing(self) -> list[int]:
+        """Ranks that told of a failure and made no iteration after it."""
+        most = max((seen.iterations for seen in self.ranks.values()), default=0)
+        found = []
+        for rank, seen in self.ranks.items():
+            if seen.failed_at is None:
+                continue
+            own, all_of_job = seen.failed_at
+            if seen.iterations == own and (own or most <= all_of_job + 1):
+                found.append(rank)
+        return found
+
+    def _assumed(self) -> dict[int, RankExit]:
+        ranks = self._failing()
+        self.assumed_ends = ranks
+        return {rank: RankExit(rank=rank, incarnation=1, at_s=self.now_s) for rank in ranks}
+
+    def _settle_ends(self, exits: Mapping[int, RankExit]) -> None:
+        picture = self.picture
+        for gone in exits.values():
+            picture.exits[gone.rank] = gone
+            picture.alive.discard(gone.rank)
+            if gone.ok:
+                picture.timing.exited(gone.rank)
+        decision = policy.decide(picture, self._now)
+        if isinstance(decision, policy.Open):
+            self.decisions.append(self._foresee(decision))
+        elif isinstance(decision, policy.Finish):
+            verdict = picture.verdict(self._now) if picture.failed_exits else None
+            self.decisions.append(
+                Foreseen(
+                    at_s=self.now_s,
+                    reason=decision.reason,
+                    kind="end",
+                    sentence=decision.sentence,
+                    verdict=verdict,
+                    step=picture.timing.last_step,
+                    outcome=decision.state.value,
+                )
+            )
+        for seen in self.ranks.values():
+            seen.failed_at = None
+        self._told_exits.clear()
+
+    def finish(self, given: Mapping[int | None, RankExit]) -> str:
+        """The logs have ended. `given`: how ranks ended, None for all that are not named.
+
+        Returns where the exit status comes from: given, log, assumed or unknown.
+        """
+        self._report()
+        exits, source = self._ends(given)
+        if exits:
+            before = len(self.decisions)
+            self._settle_ends(exits)
+            if len(self.decisions) > before:
+                self.ended = self.decisions[-1]
+        return source
+
+    def _ends(self, given: Mapping[int | None, RankExit]) -> tuple[dict[int, RankExit], str]:
+        if given:
+            exits = {rank: gone for rank, gone in given.items() if rank is not None}
+            rest = given.get(None)
+            if rest is not None:
+                everyone = range(self.size)
+                of = everyone if rest.ok else [r for r in self._failing() if r not in exits] or everyone
+                exits |= {rank: structs.replace(rest, rank=rank) for rank in of if rank not in exits}
+            return {rank: structs.replace(gone, at_s=self.now_s) for rank, gone in exits.items()}, "given"
+        if self._told_exits:
+            return dict(self._told_exits), "log"
+        assumed = self._assumed()
+        return assumed, "assumed" if assumed else "unknown"
+
+
+def exits_told(line: str, at_s: float) -> list[RankExit]:
+    """How a launcher's line says that ranks ended."""
+    if found := _TORCHRUN.search(line):
+        code, gone = int(found.group(1)), int(found.group(2))
+        return [_exit(gone, code, at_s)]
+    found = _SRUN.search(line)
+    if found is None:
+        return []
+    code = int(found.group(2)) if found.group(2) else -_SIGNALS[found.group(3)]
+    return [_exit(gone, code, at_s) for gone in _ranks(found.group(1))]
+
+
+def _exit(rank: int, code: int, at_s: float) -> RankExit:
+    """A negative code is a signal, as Python's subprocess tells it."""
+    if code < 0:
+        return RankExit(rank=rank, incarnation=1, at_s=at_s, signal=-code)
+    return RankExit(rank=rank, incarnation=1, at_s=at_s, code=code)
+
+
+def _ranks(text: str) -> list[int]:
+    """ "0,2-5" as Slurm writes sets of tasks."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            found += range(int(first), min(int(last) if last.isdigit() else int(first), 65_536) + 1)
+    return found
+
+
+def _plan_sentence(incident: Incident) -> str:
+    """The line of the story that says whether and how it goes on."""
+    if incident.phase.final:
+        return incident.sentence
+    for entry in reversed(incident.steps):
+        if entry.phase in (Phase.PRECHECKING, Phase.STARTING) and entry.reason != "PrecheckPassed":
+            return entry.sentence
+    return incident.sentence
+
+
+def _save_words(asked: Policy, incident: Incident) -> str:
+    if not any(entry.phase == Phase.SAVING for entry in incident.steps):
+        return ""
+    checkpoint = asked.resume.checkpoint if asked.resume else None
+    if checkpoint is None:
+        return "no checkpoint signal in the policy"
+    return f"{checkpoint.signal} to {checkpoint.ranks} ranks, at most {checkpoint.timeout_s:.0f} s"
