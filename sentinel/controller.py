@@ -277,16 +277,20 @@ class Controller:
                     picture.timing.observe_io(rank.rank, rank.io_bytes, report.now.mono_s)
         for match in report.matches:
             self._fold_match(match, report)
+        changed = False
         for result in report.checks:
+            changed |= result.findings != self._findings.get(result.check)
             self._findings[result.check] = result.findings
             self._metrics.check(result)
         if report.checks:
-            self._fold_findings()
+            self._fold_findings(changed)
         for name, gone in report.exits:
             picture = self.pictures.get(name)
             if picture is not None and gone.incarnation == picture.job.incarnation:
                 self._fold_exit(picture, gone)
-        self.cycle()
+        # Iterations alone, ten times a second, wait for the next turn: deciding costs more than folding them.
+        if report.exits or report.matches or changed:
+            self.cycle()
 
     def _fold_match(self, match: LogMatch, report: Report) -> None:
         for name, picture in self.pictures.items():
@@ -305,9 +309,10 @@ class Controller:
         if watch is not None:
             watch.feed(match)
 
-    def _fold_findings(self) -> None:
+    def _fold_findings(self, changed: bool) -> None:
         standing = [finding for found in self._findings.values() for finding in found]
-        self._metrics.findings(standing)
+        if changed:
+            self._metrics.findings(standing)
         for picture in self.pictures.values():
             picture.findings = standing
             out = set(picture.job.excluded)
@@ -361,7 +366,7 @@ class Controller:
     # ------------------------------------------------------------ the cycle
 
     def cycle(self) -> None:
-        """Decide about every job. Runs after each report and at least a few times a second."""
+        """Decide about every job: after each report of more than iterations, and a few times a second."""
         now = self._clock()
         self.turned_mono_s = now.mono_s
         for picture in self.pictures.values():
