@@ -309,9 +309,9 @@ class Controller:
         if watch is not None:
             watch.feed(match)
 
-    def _fold_findings(self, changed: bool) -> None:
+    def _fold_findings(self, news: bool) -> None:
         standing = [finding for found in self._findings.values() for finding in found]
-        if changed:
+        if news:
             self._metrics.findings(standing)
         for picture in self.pictures.values():
             picture.findings = standing
