@@ -185,6 +185,8 @@ class Session:
         incident = self._controller.pictures[self.name].incident
         if not current and incident is None and job.state == JobState.RUNNING:
             await self._controller.start_again(self.name)
+        if ranks and not found.supervisor_alive:
+            self._on_supervisor_lost(self.name)
             return
         self._controller.adopt(self.name, ranks, exits, entities)
 
@@ -286,7 +288,7 @@ class Session:
         )
         picture = self._controller.pictures[job]
         note = "the job's supervisor was killed: exit statuses are unknown until the next start"
-        picture.job = structs.replace(picture.job, degraded=(*picture.job.degraded, note))
+        self._controller.degrade(job, note)
 
     def _signalled(self, number: signal.Signals) -> None:
         policy = self._controller.pictures[self.name].job.policy

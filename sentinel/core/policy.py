@@ -626,6 +626,7 @@ def _spend(job: ProtectedJob, incident: Incident, now: Now, *, paid: bool) -> Pr
         "started_mono_s": None,
         "last_step": None,
     }
+        "degraded": (),  # was told of the incarnation that is over
     changes |= {k: v for k, v in _clock_stopped(job, now).items() if k == "run_s"}
     if not paid:
         if verdict.budget == Budget.FREE:
