@@ -115,19 +115,25 @@ class Box:
 
     # ------------------------------------------------------------ commands
 
-    def start(self, *words: str, cwd: Path | None = None, **keywords: Any) -> Running:
+    def start(self, *words: str) -> Running:
+        return self.start_words(SENTINEL, *words)
+
+    def start_in(self, script: str, *words: str) -> Running:
+        """Run `sentinel WORDS` in a mount namespace of its own, after a shell script has prepared it."""
+        return self.start_words("unshare", "-m", "sh", "-ec", f'{script}\nexec "$0" "$@"', SENTINEL, *words)
+
+    def start_words(self, *words: str) -> Running:
         self._count += 1
         out, err = self.folder / f"out-{self._count}", self.folder / f"err-{self._count}"
         with open(out, "wb") as o, open(err, "wb") as e:
             process = subprocess.Popen(
-                [SENTINEL, *words],
-                cwd=cwd or self.work,
+                words,
+                cwd=self.work,
                 env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=o,
                 stderr=e,
                 start_new_session=True,
-                **keywords,
             )
         running = Running(process, out, err)
         self._children.append(running)
@@ -183,7 +189,8 @@ class Box:
 
     def story(self, name: str = "job") -> str:
         """All that the records tell, for messages of failed tests."""
-        lines = [str(self.job(name))]
+        job = self.job(name)
+        lines = [f"{job.state} ({job.reason}): {job.sentence} {job.degraded}" if job else "no job"]
         for incident in self.incidents(name):
             lines += [incident.id, *(f"  {s.phase}: {s.reason}: {s.sentence}" for s in incident.steps)]
         for running in self._children:
@@ -226,13 +233,17 @@ class Box:
                 continue
         return found
 
-    def ranks(self) -> dict[int, int]:
-        """rank -> pid of the living training processes of the newest start."""
-        living = self.processes()
-        return {s["rank"]: s["pid"] for s in self.starts if s["pid"] in living}
+    def ranks(self, size: int = 0) -> dict[int, int]:
+        """rank -> pid of the living training processes; with `size`, once so many are up."""
+
+        def found() -> dict[int, int]:
+            living = self.processes()
+            return {s["rank"]: s["pid"] for s in self.starts if s["pid"] in living}
+
+        return until(lambda: len(ranks := found()) == size and ranks, self.story) if size else found()  # type: ignore[return-value]
 
     def supervisor(self) -> int:
-        return next(pid for pid, line in self.processes().items() if "supervisor" in line)
+        return next(pid for pid, line in self.processes().items() if "supervisor.py" in line)
 
     def empty(self) -> None:
         """Wait until no process of this box is left."""

@@ -140,7 +140,8 @@ def main():
             obey(order, state)
         time.sleep(state["step_ms"] / 1000)
         say(
-            f" iteration {step:8d}/ {args.steps:8d} | lm loss: 2.1 | this iteration hardware time is "
+            f" iteration {step:8d}/ {args.steps:8d} | elapsed time per iteration (ms): {args.e2e_ms} | "
+            "this iteration hardware time is "
             f"{state['hardware_ms']} and e2e time is {args.e2e_ms} ms."
         )
         if args.save_every and step % args.save_every == 0:
