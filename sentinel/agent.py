@@ -23,6 +23,11 @@ SILENT_S = 2.0
 LOOK_S = 2.0
 # Reading a log to its end is bounded: a job that writes faster than we read must not hold up its recovery.
 DRAIN_BYTES = 64 << 20
+# A successor reads so much again of what its predecessor had read: it must know how far each rank had come (one
+# that never prints again would otherwise never count as hung) and what it had said before it died.
+REREAD_BYTES = 256 << 10
+
+PROOF = "proof"  # what a line of the policy's proof pattern means, in the place of a failure class
 
 Output = Callable[[int, bytes], None]  # (rank, raw bytes of its log)
 
@@ -49,6 +54,7 @@ class _Followed:
         self.heard_s = now.mono_s
         self.saved: bytes = b""
         self.ended = False
+        self.earlier: LogBatch | None = None  # read by a predecessor, not reported by us yet
 
 
 class Agent:
@@ -104,6 +110,8 @@ class Agent:
                 incarnation=job.incarnation,
             )
             followed = _Followed(job.name, job.incarnation, process, reader, now)
+            if (position := _position(blob)) is not None:
+                followed.earlier = _reread(process, rules, position, job.incarnation, now)
             self._followed[job.name, process.rank] = followed
 
     def forget(self, job: str) -> None:
@@ -176,11 +184,17 @@ class Agent:
         if batch.data:
             self._metrics.log_read(len(batch.data))
             self._output(followed.rank, batch.data)
+        iterations = batch.iterations
+        if (earlier := followed.earlier) is not None:
+            followed.earlier = None
+            iterations = earlier.iterations + iterations
+            # An old checkpoint must not prove the save that is under way.
+            batch.matches[:0] = [match for match in earlier.matches if match.failure != PROOF]
         for match in batch.matches:
             matches.append(msgspec.structs.replace(match, job=followed.job))
         told = (batch.caught_up, batch.problem)
-        if batch.iterations or told != followed.last_told:
-            if batch.iterations:
+        if iterations or told != followed.last_told:
+            if iterations:
                 followed.heard_s = now.mono_s
             followed.last_told = told
             reports.append(
@@ -188,7 +202,7 @@ class Agent:
                     job=followed.job,
                     incarnation=followed.incarnation,
                     rank=followed.rank,
-                    iterations=batch.iterations,
+                    iterations=iterations,
                     caught_up=batch.caught_up,
                     log_problem=batch.problem,
                 )
@@ -268,6 +282,25 @@ class Agent:
         for followed in self._followed.values():
             followed.reader.close()
         self._followed.clear()
+
+
+def _reread(process: RankProcess, rules: RuleSet, position: Position, incarnation: int, now: Now) -> LogBatch:
+    """What stands before `position`, at most REREAD_BYTES of it. Its iterations count as of now."""
+    back = min(position.file.offset, REREAD_BYTES)
+    begin = msgspec.structs.replace(
+        position.file, offset=position.file.offset - back, tail_bytes=0, tail_crc=0
+    )
+    reader = RankLog(
+        process.log_path,
+        rules,
+        position=Position(file=begin, dropping=begin.offset > 0, format=position.format),
+        rank=process.rank,
+        incarnation=incarnation,
+    )
+    try:
+        return reader.poll(now, limit_bytes=back)
+    finally:
+        reader.close()
 
 
 def _position(blob: bytes | None) -> Position | None:

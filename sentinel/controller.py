@@ -168,22 +168,23 @@ class Controller:
         await self._start_patiently(picture, room.env, room.entities)
 
     def adopt(
-        self, name: str, ranks: list[RankProcess], exits: list[RankExit], entities: dict[int, str]
+        self, name: str, ranks: list[RankProcess], ended: list[RankProcess], entities: dict[int, str]
     ) -> None:
-        """Go on where a predecessor stood: the living ranks, those that ended meanwhile, the open recovery."""
+        """Go on where a predecessor stood: the living ranks, those that `ended` meanwhile, the open recovery.
+
+        How they ended is to be reported next, as of any rank: behind what their logs say.
+        """
         picture = self.pictures[name]
         now = self._clock()
         picture.alive = {rank.rank for rank in ranks}
-        picture.pids = {rank.rank: rank.pid for rank in ranks}
+        picture.pids = {rank.rank: rank.pid for rank in (*ranks, *ended)}
         picture.entities = entities
-        for gone in exits:
-            self._fold_exit(picture, gone)
         incident = picture.incident
         if incident is not None:
             _, effects = recovery.resume(incident, now, policy.terms(picture.job.policy))
             self._perform(picture, incident, effects)
-        if ranks:
-            self._node.follow(picture.job, ranks)
+        if ranks or ended:
+            self._node.follow(picture.job, [*ranks, *ended])
         if (
             picture.job.started_mono_s is None
             and ranks
@@ -362,7 +363,9 @@ class Controller:
     def _fold_exit(self, picture: JobPicture, gone: RankExit) -> None:
         incident = picture.incident
         how = gone.signal if gone.signal is not None else gone.code
-        if incident is not None and incident.phase == Phase.STOPPING and how in _OURS:
+        stopping = incident is not None and incident.phase == Phase.STOPPING
+        # One that ended before the stop may be told only now, to a successor: it is what the stop is about.
+        if incident is not None and stopping and gone.at_s >= incident.phase_mono_s and how in _OURS:
             gone = structs.replace(gone, stopped_by_us=True)
         picture.exits[gone.rank] = gone
         picture.alive.discard(gone.rank)

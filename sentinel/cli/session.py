@@ -172,9 +172,9 @@ class Session:
             self._controller.rebooted(self.name)
             return
         current = found.incarnation == job.incarnation
-        ranks, exits = (found.ranks, found.exits) if current else ([], [])
+        ranks, ended, exits = (found.ranks, found.ended, found.exits) if current else ([], [], [])
         places = gpus.usable(gpus.inventory(self._settings.sysfs), job.excluded)
-        entities = {r.rank: places[r.rank][1].entity for r in ranks if r.rank < len(places)}
+        entities = {r.rank: places[r.rank][1].entity for r in (*ranks, *ended) if r.rank < len(places)}
         if job.launch is not None and job.launch.nproc is None and len(places) > 1:
             entities = {}
         self._terminal.say(
@@ -188,7 +188,9 @@ class Session:
         if ranks and not found.supervisor_alive:
             self._on_supervisor_lost(self.name)
             return
-        self._controller.adopt(self.name, ranks, exits, entities)
+        self._controller.adopt(self.name, ranks, ended, entities)
+        for gone in exits:
+            self._agent.rank_ended(self.name, gone)
 
     def _start_services(self) -> None:
         """What is not needed to start a rank comes after: mail, page, checks."""

@@ -33,12 +33,15 @@ from sentinel.errors import PermanentError, TemporaryError
 class Adopted(Struct, frozen=True, kw_only=True):
     """What was found of a job. `incarnation` 0: it never started. `exits` are told here and not to `on_exit`.
 
+    `ranks` run, `ended` are those of `exits`, whose logs may hold what nobody has read yet.
+
     `ended_unknown`: ranks (also in `exits`) whose end nobody saw: the supervisor was killed, or the machine
     was started again (`rebooted`).
     """
 
     incarnation: int = 0
     ranks: list[RankProcess] = []
+    ended: list[RankProcess] = []
     exits: list[RankExit] = []
     supervisor_alive: bool = False
     ended_unknown: tuple[int, ...] = ()
@@ -154,9 +157,11 @@ class LocalCluster:
         if tracked.status is None:
             return Adopted(supervisor_alive=tracked.link is not None)
         exits, tracked.pending = tracked.pending, []
+        running = {slot.rank for slot in tracked.running()}
         return Adopted(
             incarnation=tracked.incarnation,
-            ranks=[self._rank(job, tracked.status, slot) for slot in tracked.running()],
+            ranks=[rank for rank in self._ranks(job, tracked.status) if rank.rank in running],
+            ended=[rank for rank in self._ranks(job, tracked.status) if rank.rank not in running],
             exits=exits,
             supervisor_alive=tracked.supervised,
             ended_unknown=tuple(sorted(tracked.ended_unknown)),
