@@ -19,6 +19,7 @@ from msgspec import Struct
 log = structlog.get_logger()
 
 ANSWER_S = 10.0
+STARTING_S = 10.0  # from taking the job's lock to listening: one reads its settings and records first
 MAX_REQUEST_BYTES = 4096
 
 
@@ -74,6 +75,14 @@ def write_presence(folder: Path, presence: Presence) -> None:
 # ---------------------------------------------------------------- asking
 
 _SHORT = "/proc/self/fd/{}/{}"  # a socket's path may have 107 bytes only; the folder's descriptor shortens it
+
+
+def ask_holder(folder: Path, request: dict[str, Any]) -> dict[str, Any] | None:
+    """Ask the Sentinel that holds the job's lock, which may just be starting. None: it does not answer."""
+    deadline = time.monotonic() + STARTING_S
+    while (answer := ask(folder, request)) is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return answer
 
 
 def ask(folder: Path, request: dict[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any] | None:

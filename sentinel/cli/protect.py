@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from sentinel import journal
-from sentinel.cli.control import Lock, ask
+from sentinel.cli.control import Lock, ask_holder
 from sentinel.cluster.local.store import LocalStore
 from sentinel.core.model import ProtectedJob
 from sentinel.core.recovery import EndRequested
@@ -102,7 +102,7 @@ def take_over(settings: Settings, name: str) -> Lock | None:
     lock = Lock(folder)
     if lock.take():
         return lock
-    answer = ask(folder, {"do": "handover"})
+    answer = ask_holder(folder, {"do": "handover"})
     if answer is None:
         say(
             f"{name} is protected by another Sentinel that does not answer; end it first (kill -9 leaves the job alone)"

@@ -4,7 +4,7 @@ import argparse
 import time
 
 from sentinel.cli.attach import attach
-from sentinel.cli.control import Lock, ask
+from sentinel.cli.control import Lock, ask_holder
 from sentinel.cli.options import add_settings, duration_s, read_settings
 from sentinel.cli.protect import open_store, say
 from sentinel.core.model import JobState
@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
         ended = store.job(args.name) if store else None
         say(f"{args.name}: {ended.state.value if ended else 'unknown'}")
         return 0 if ended is not None and ended.state.final else 1
-    answer = ask(folder, {"do": "stop", "grace_s": grace_s, "save": not args.now})
+    answer = ask_holder(folder, {"do": "stop", "grace_s": grace_s, "save": not args.now})
     if answer is None:
         say(
             f"the Sentinel that protects {args.name} does not answer; kill -9 it (the job goes on), try again"
