@@ -125,7 +125,7 @@ def test_a_repeated_effect_is_the_one_of_the_phase() -> None:
         Phase.STOPPING: recovery.DoStop,
         Phase.STARTING: recovery.DoStart,
     }
-    for before, event, after, effects in walk():
+    for _, event, after, effects in walk():
         same, again = recovery.resume(after, NOW, TERMS)
         assert same == after
         acts = [type(effect) for effect in again if not isinstance(effect, recovery.DoMail)]
