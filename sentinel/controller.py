@@ -265,6 +265,13 @@ class Controller:
         """A person ended the findings of this entity: its isolation, too, ends by their hand."""
         self._released.add(entity)
 
+    def degrade(self, name: str, note: str) -> None:
+        """Name a degraded mode of the running incarnation; its successor starts without."""
+        picture = self.pictures[name]
+        if note not in picture.job.degraded:
+            self._save_job(picture, structs.replace(picture.job, degraded=(*picture.job.degraded, note)))
+            self._event(picture.job, "Degraded", note, warning=True)
+
     # ------------------------------------------------------------ folding
 
     def fold(self, report: Report) -> None:
@@ -281,13 +288,6 @@ class Controller:
         changed = False
         for result in report.checks:
             changed |= result.findings != self._findings.get(result.check)
-    def degrade(self, name: str, note: str) -> None:
-        """Name a degraded mode of the running incarnation; its successor starts without."""
-        picture = self.pictures[name]
-        if note not in picture.job.degraded:
-            self._save_job(picture, structs.replace(picture.job, degraded=(*picture.job.degraded, note)))
-            self._event(picture.job, "Degraded", note, warning=True)
-
             self._findings[result.check] = result.findings
             self._metrics.check(result)
         if report.checks:
