@@ -29,8 +29,12 @@ from sentinel.core.performance import Histogram, RankTiming
 from sentinel.core.policy import JobPicture
 from sentinel.core.triage import FailureClass
 
-REPORT_S = 0.1  # lines so close go into one report, as the agent polls
-QUIET_S = 1.0  # a shorter silence needs no look of its own: the next report brings one
+REPORT_S = 0.1  # a match waits so long for what belongs to it, as the agent polls
+# Deciding costs more than reading a line. What iterations tell is looked at this many times in a window
+# of the policy; where no threshold is set and no peers can be compared, once in so many iterations.
+LOOKS = 5
+UNWATCHED = 100
+QUIET_S = 30.0  # a shorter silence is no hang unless the policy says so
 MATCHES_OF_A_RULE = 3  # shown, of each rule
 
 # Launchers that tell how a rank ended. Their patterns are matched with the log rules.
@@ -54,6 +58,8 @@ _TORCHRUN = re.compile(r"\(exitcode: (-?\d{1,5})\) local_rank: (\d{1,5})")
 _SRUN = re.compile(
     r"tasks? (\d[\d,-]{0,100}): (?:Exited with exit code (\d{1,3})|(Killed|Segmentation|Aborted|Bus error))"
 )
+ENDING_S = 10.0  # other logs may tell iterations of the moment in which a rank ended
+TEARDOWN = (9, 15)  # after a first end these are the launcher's doing
 _SIGNALS = {"Killed": 9, "Segmentation": 11, "Aborted": 6, "Bus error": 7}
 
 
@@ -130,7 +136,10 @@ class Replay:
         self._failures = failures
         self._iterations: dict[int, list[Iteration]] = {}
         self._matches: list[LogMatch] = []
-        self._window_s = start_s
+        self._matched_s = start_s  # the oldest of them
+        self._deadline_s: float | None = None  # when silence would have lasted too long, as far as was folded
+        self._look_every = 1
+        self._quiet_s = min(QUIET_S, (asked.hang.after_s or QUIET_S) / 2)
         self._told_exits: dict[int, RankExit] = {}
         self._seen: set[str] = set()
         self._begin(size)
@@ -147,6 +156,14 @@ class Replay:
         picture.alive = set(range(size))
         for rank in range(size):
             self._follow(rank)
+        self._watch()
+
+    def _watch(self) -> None:
+        asked = self.picture.job.policy.performance
+        limits = (asked.max_hardware_ratio, asked.min_hardware_ratio, asked.max_step_growth)
+        peers = self.size > 1 and asked.straggler_ratio is not None
+        watched = peers or any(limit is not None for limit in limits)
+        self._look_every = max(1, asked.over // LOOKS) if watched else UNWATCHED
 
     def _follow(self, rank: int) -> None:
         timing = self.picture.timing
@@ -164,6 +181,7 @@ class Replay:
         for new in range(known, rank + 1):
             picture.alive.add(new)
             self._follow(new)
+        self._watch()
 
     @property
     def _now(self) -> Now:
@@ -185,10 +203,12 @@ class Replay:
         at_s = max(told.at_s, self.now_s)
         if told.rank >= self.size:
             self._grow(told.rank)
-        if at_s - self._window_s >= REPORT_S:
+        silence = at_s - self.now_s >= self._quiet_s
+        if silence or (self._deadline_s is not None and at_s >= self._deadline_s):
             self._report()
             self._pass_to(at_s)
-            self._window_s = at_s
+        elif self._matches and at_s - self._matched_s >= REPORT_S:
+            self._report()
         self.now_s = at_s
         if told.iteration is not None:
             self._iteration(told.rank, told.iteration, stamped)
@@ -197,7 +217,7 @@ class Replay:
 
     def _iteration(self, rank: int, iteration: Iteration, stamped: bool) -> None:
         seen = self.ranks[rank]
-        if self._told_exits or self._goes_back(seen, iteration):
+        if self._begins_anew(rank, seen, iteration):
             self._report()
             self._settle_ends(self._told_exits or self._assumed())
             self._begin(self.size)
@@ -214,17 +234,26 @@ class Replay:
             seen.paired_ms += iteration.e2e_ms
         if iteration.at_s < self.now_s:
             iteration = Iteration(self.now_s, iteration.step, iteration.hardware_ms, iteration.e2e_ms)
-        self._iterations.setdefault(rank, []).append(iteration)
+        waiting = self._iterations.setdefault(rank, [])
+        waiting.append(iteration)
+        if len(waiting) >= self._look_every:
+            self._report()
 
-    def _goes_back(self, seen: RankSeen, iteration: Iteration) -> bool:
-        """After a line of a failure the steps begin earlier: somebody started the job again."""
-        back = iteration.step is not None and seen.last_step is not None and iteration.step <= seen.last_step
-        return back and bool(self._failing())
+    def _begins_anew(self, rank: int, seen: RankSeen, iteration: Iteration) -> bool:
+        """Somebody started the job again: a rank steps that had ended, or after a failure the steps go back."""
+        gone = self._told_exits.get(rank)
+        if gone is not None and self.now_s > gone.at_s + ENDING_S:
+            return True
+        step, last = iteration.step, seen.last_step
+        if step is None or last is None or step > last:
+            return False
+        return bool(self._told_exits or self._failing())
 
     def _match(self, match: LogMatch) -> None:
         if match.failure == "activity:exit":
             for gone in exits_told(match.line, self.now_s):
-                if gone.rank < self.size:
+                teardown = self._told_exits and gone.signal in TEARDOWN
+                if gone.rank < self.size and not teardown:
                     self._told_exits.setdefault(gone.rank, gone)
             return
         known = self.rules.get(match.rule)
@@ -240,6 +269,9 @@ class Replay:
         if match.failure in self._failures:
             seen = self.ranks[match.rank]
             seen.failed_at = (seen.iterations, max(r.iterations for r in self.ranks.values()))
+        if not self._matches:
+            self._matched_s = self.now_s
+            self._report()  # iterations before it are folded before it
         self._matches.append(match)
 
     def _report(self) -> None:
@@ -255,21 +287,23 @@ class Replay:
                 self.picture.add_match(match)
         self._matches.clear()
         self._decide()
+        self._deadline_s = self._next_deadline_s()
 
     def _pass_to(self, at_s: float) -> None:
-        """Nothing was logged until `at_s`: decide when silence has lasted too long."""
-        picture = self.picture
-        if at_s - self.now_s < min(QUIET_S, picture.job.policy.hang.after_s or QUIET_S):
-            return
+        """Nothing was logged until `at_s`: decide whenever silence has lasted too long."""
         for _ in range(100):
-            deadline_s = picture.timing.next_deadline(self._now)
-            left_s = picture.time_left_s(self._now)
-            if left_s is not None and left_s > 0:
-                deadline_s = min(deadline_s or at_s, self.now_s + left_s)
-            if deadline_s is None or deadline_s >= at_s:
+            if self._deadline_s is None or self._deadline_s >= at_s:
                 return
-            self.now_s = deadline_s
+            self.now_s = max(self.now_s, self._deadline_s)
             self._decide()
+            self._deadline_s = self._next_deadline_s()
+
+    def _next_deadline_s(self) -> float | None:
+        deadline_s = self.picture.timing.next_deadline(self._now)
+        left_s = self.picture.time_left_s(self._now)
+        if left_s is not None and left_s > 0:
+            deadline_s = min(deadline_s or self.now_s + left_s, self.now_s + left_s)
+        return deadline_s
 
     # ------------------------------------------------------------ deciding
 

@@ -21,6 +21,7 @@ SNIFF_BYTES = 1 << 16
 MERGED_BYTES = 1 << 15  # of a log of several ranks at once: within one such piece only stamps tell the order
 TAIL_BYTES = 4096  # the last stamped line of a piece is looked for in so much of it
 DAY_S = 86_400.0
+HALF_YEAR_S = 182 * DAY_S
 
 _CRI = re.compile(rb"\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:\d\d) std(?:out|err) [PF]\b")
 # torchrun --tee, c10d and Sentinel, Open MPI --tag-output; with the runtime's head of a CRI line before it
@@ -75,6 +76,8 @@ class OldLog:
         labels = {found.group(2) for line in lines if (found := _LABEL.match(line))}
         self.labelled = len(labels) > 1 and all(_LABEL.match(line) for line in lines)
         self.first_stamp_s = next((s for line in lines if (s := self.stamp_s(line)) is not None), None)
+        if self.first_stamp_s is not None:  # a copied file is younger than its lines, and glog tells no year
+            self.wall_s = min(self.wall_s, self.first_stamp_s + HALF_YEAR_S)
 
     def _first_bytes(self) -> bytes:
         head = self._file.read(SNIFF_BYTES)

@@ -7,6 +7,7 @@ backtracks over untrusted text.
 import calendar
 import re
 import time
+from functools import lru_cache
 
 LINE_SHOWN_CHARS = 500  # LogMatch.line
 STAMP_SEARCH_BYTES = 80  # a leading stamp stands behind "[rank0]:[titan] " at most
@@ -70,7 +71,7 @@ def _seconds(parts: tuple[int, ...], fraction: bytes | None, zone: bytes | None)
     if not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second <= 60):
         raise ValueError("not a date")
     if zone is None:
-        base = time.mktime((year, month, day, hour, minute, second, 0, 0, -1))
+        base = _local_minute_s(year, month, day, hour, minute) + second
     else:
         base = float(calendar.timegm((year, month, day, hour, minute, second)))
         if zone != b"Z":
@@ -78,3 +79,9 @@ def _seconds(parts: tuple[int, ...], fraction: bytes | None, zone: bytes | None)
             offset_s = int(digits[:2]) * 3600 + int(digits[2:]) * 60
             base += -offset_s if zone[:1] == b"+" else offset_s
     return base + (float(b"0." + fraction) if fraction else 0.0)
+
+
+@lru_cache(maxsize=64)
+def _local_minute_s(year: int, month: int, day: int, hour: int, minute: int) -> float:
+    """`mktime` asks for the time zone at every call; the lines of a log share their minutes."""
+    return time.mktime((year, month, day, hour, minute, 0, 0, 0, -1))
