@@ -16,7 +16,7 @@ from sentinel.metrics import Metrics
 
 log = structlog.get_logger()
 
-POLL_S = 0.1  # how often a log is looked at: one fstat when nothing is new
+POLL_S = 0.2  # how often a log is looked at: what a turn costs is in the waking, not in the lines
 SAVE_POSITIONS_S = 2.0
 # A rank that is silent for so long is looked at in /proc, so often; a stepping one never is.
 SILENT_S = 2.0
