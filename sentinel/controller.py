@@ -296,7 +296,7 @@ class Controller:
             picture = self.pictures.get(name)
             if picture is not None and gone.incarnation == picture.job.incarnation:
                 self._fold_exit(picture, gone)
-        # Iterations alone, ten times a second, wait for the next turn: deciding costs more than folding them.
+        # Iterations alone, five times a second, wait for the next turn: deciding costs more than folding them.
         if report.exits or report.matches or changed:
             self.cycle()
 
