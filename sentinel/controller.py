@@ -150,6 +150,8 @@ class Controller:
         picture = self.pictures[name]
         job = picture.job
         room = await self._cluster.room(job, job.size, job.excluded)
+        if self._ended_unstarted(picture):
+            return
         if room.size == 0:
             raise PermanentError(room.sentence, room.reason)
         self._event(job, "PrecheckPassed", room.sentence)
@@ -204,14 +206,27 @@ class Controller:
         self, picture: JobPicture, env: dict[str, str], entities: dict[int, str]
     ) -> None:
         """The first start has no recovery around it that would try again."""
-        for left in reversed(range(START_TRIES)):
-            try:
-                return await self._start_ranks(picture, env, entities)
-            except TemporaryError as error:
-                self._metrics.effect_failed("DoStart", permanent=not left)
-                if not left:
-                    raise PermanentError(f"the start failed: {error}", "StartFailed") from None
-                await asyncio.sleep(error.delay_s)
+        picture.starting = True
+        try:
+            for left in reversed(range(START_TRIES)):
+                try:
+                    return await self._start_ranks(picture, env, entities)
+                except TemporaryError as error:
+                    self._metrics.effect_failed("DoStart", permanent=not left)
+                    if not left:
+                        raise PermanentError(f"the start failed: {error}", "StartFailed") from None
+                    await asyncio.sleep(error.delay_s)
+                if self._ended_unstarted(picture):
+                    return None
+        finally:
+            picture.starting = False
+
+    def _ended_unstarted(self, picture: JobPicture) -> bool:
+        """Ctrl-C may come before the first rank runs. Later it is the policy's to decide."""
+        end = picture.end
+        if end is not None:
+            self._finish(picture, policy.Finish(end.reason, end.sentence, end.state, end.code))
+        return end is not None
 
     def rebooted(self, name: str) -> None:
         """The machine was started again under the job: nothing of it is left, and that is no fault of its own."""

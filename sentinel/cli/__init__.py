@@ -49,3 +49,6 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
+    except OSError as error:  # it says itself what the system refused, and where
+        print(f"sentinel {name}: {error}", file=sys.stderr)
+        return 74

@@ -8,7 +8,9 @@ import time
 
 from sentinel.cli.options import add_settings
 from sentinel.cli.protect import detached, open_store, protect, say
+from sentinel.cluster.local.store import LocalStore, check_job_name
 from sentinel.core.model import JobState, Launch, Policy, ProtectedJob
+from sentinel.errors import PermanentError
 from sentinel.settings import Settings
 
 
@@ -47,9 +49,6 @@ def main(args: argparse.Namespace) -> int:
         return 78
     policy, settings = loaded
     name = args.name or default_name(command)
-    from sentinel.cluster.local.store import check_job_name
-    from sentinel.errors import PermanentError
-
     try:
         check_job_name(name)
     except PermanentError as error:
@@ -115,17 +114,17 @@ def _start(args: argparse.Namespace, name: str, launch: Launch, policy: Policy, 
     if old is not None and not old.state.final and not args.name and not args.adopt:
         name, old = _free_name(store, name)
     lock = Lock(settings.state_path / "jobs" / name)
-    if args.adopt and old is not None and not old.state.final:
+    if args.adopt and old is not None and _runs(store, old):
         from sentinel.cli.attach import attach
 
         store.close()
         return attach(settings, name, detach=args.detach)
-    if (old is not None and not old.state.final) or not lock.take():
+    if (old is not None and _runs(store, old)) or not lock.take():
         say(f"a job named {name} is already running: `sentinel attach {name}`, or `sentinel run --adopt …`")
         store.close()
         return 73
     old = store.job(name)  # read again: what another Sentinel did before the lock was ours is final only now
-    if old is not None and not old.state.final:
+    if old is not None and _runs(store, old):
         say(f"a job named {name} already runs: `sentinel attach {name}`, or `sentinel run --adopt …`")
         store.close()
         lock.release()
@@ -161,16 +160,15 @@ def _start(args: argparse.Namespace, name: str, launch: Launch, policy: Policy, 
     return detached(settings, name, work)
 
 
-def _free_name(store: object, name: str) -> tuple[str, ProtectedJob | None]:
-    from sentinel.cluster.local.store import LocalStore
+def _runs(store: LocalStore, job: ProtectedJob) -> bool:
+    """Something of it may run, or is to run again. One that never came to its first start may be replaced."""
+    if job.state != JobState.QUEUED:
+        return not job.state.final
+    return any(not incident.phase.final for incident in store.incidents(job.name))
 
-    assert isinstance(store, LocalStore)
+
+def _free_name(store: LocalStore, name: str) -> tuple[str, ProtectedJob | None]:
     number = 2
-    while (old := store.job(f"{name}-{number}")) is not None and old.state not in (
-        JobState.SUCCEEDED,
-        JobState.ERROR,
-        JobState.STOPPED,
-        JobState.EXPIRED,
-    ):
+    while (old := store.job(f"{name}-{number}")) is not None and not old.state.final:
         number += 1
     return f"{name}-{number}", old

@@ -167,7 +167,12 @@ class Session:
 
     async def _adopt(self) -> None:
         found = await self._cluster.adopt(self.name)
-        job = self._controller.pictures[self.name].job
+        picture = self._controller.pictures[self.name]
+        job, incident = picture.job, picture.incident
+        if job.state == JobState.QUEUED and incident is None:  # the predecessor never came to its first start
+            picture.end = self._end_at_once
+            await self._controller.launch(self.name)
+            return
         if found.rebooted and not job.state.final and found.incarnation == job.incarnation:
             self._controller.rebooted(self.name)
             return
@@ -180,13 +185,12 @@ class Session:
         self._terminal.say(
             f"protects {self.name} again: incarnation {job.incarnation}, {len(ranks)} ranks run, {len(exits)} ended"
         )
-        if found.ended_unknown and current:
-            self._terminal.say("the supervisor of the job was killed: how these ranks ended is not known")
-        incident = self._controller.pictures[self.name].incident
-        if not current and incident is None and job.state == JobState.RUNNING:
-            await self._controller.start_again(self.name)
         if ranks and not found.supervisor_alive:
             self._on_supervisor_lost(self.name)
+        if found.ended_unknown and current:
+            self._terminal.say("the supervisor of the job was killed: how these ranks ended is not known")
+        if not current and incident is None and job.state == JobState.RUNNING:
+            await self._controller.start_again(self.name)
             return
         self._controller.adopt(self.name, ranks, ended, entities)
         for gone in exits:
@@ -288,7 +292,6 @@ class Session:
         self._terminal.say(
             "the job's supervisor was killed: the ranks run on, how they end will not be known"
         )
-        picture = self._controller.pictures[job]
         note = "the job's supervisor was killed: exit statuses are unknown until the next start"
         self._controller.degrade(job, note)
 

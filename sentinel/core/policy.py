@@ -59,6 +59,7 @@ class JobPicture:
         self.pids: dict[int, int] = {}
         self.entities: dict[int, str] = {}  # rank -> the GPU it uses
         self.entities_back: bool = False  # a GPU that was left out is well again
+        self.starting: bool = False  # the first start is under way: no recovery holds it
         self.end: recovery.EndRequested | None = None
         self.silent_since_s: float | None = None  # last iteration of the incarnation before the running one
         self.lost_s = 0.0  # told by recoveries: silence, and repeated iterations
@@ -209,7 +210,7 @@ def decide(picture: JobPicture, now: Now) -> Decision:
         return Nothing("JobEnded", f"The job has ended: {job.state.value}.")
     if incident is not None:
         return _decide_in_incident(picture, incident, now)
-    if job.state == JobState.QUEUED:
+    if job.state == JobState.QUEUED or picture.starting:
         return Nothing("NotStarted", "The job was not started yet.")
     if picture.failed_exits:
         return _decide_lost_rank(picture, now)
@@ -625,8 +626,8 @@ def _spend(job: ProtectedJob, incident: Incident, now: Now, *, paid: bool) -> Pr
         "excluded": incident.excluded,
         "started_mono_s": None,
         "last_step": None,
-    }
         "degraded": (),  # was told of the incarnation that is over
+    }
     changes |= {k: v for k, v in _clock_stopped(job, now).items() if k == "run_s"}
     if not paid:
         if verdict.budget == Budget.FREE:

@@ -1,8 +1,22 @@
 """What a user, a job or a machine can throw at Sentinel: a clear sentence, never a traceback or a lost job."""
 
 import os
+import resource
+import subprocess
+from functools import partial
 
-from tests.e2e.box import Box
+from sentinel.cluster.local.store import LocalStore
+from sentinel.core.model import JobState, Launch, Policy, ProtectedJob
+from tests.e2e.box import SENTINEL, Box
+
+
+def never_started(box: Box, *command: str, incarnation: int = 0) -> None:
+    """What a Sentinel leaves that was killed while it looked for room for the first start."""
+    box.state.mkdir()
+    store = LocalStore(box.state / "state.db")
+    launch = Launch(command=command, cwd=str(box.work), env=dict(box.env))
+    store.save(jobs=[ProtectedJob(name="job", policy=Policy(), launch=launch, incarnation=incarnation)])
+    store.close()
 
 
 def test_a_variable_that_is_no_text_reaches_the_ranks_as_it_is(box: Box) -> None:
@@ -14,7 +28,7 @@ def test_a_variable_that_is_no_text_reaches_the_ranks_as_it_is(box: Box) -> None
     }
     running = box.run("env")
     assert running.code() == 0, running.err
-    lines = box.sentinel_log_path("job", 1, 0).read_bytes().splitlines()
+    lines = (box.state / "jobs/job/logs/1/rank-0.log").read_bytes().splitlines()
     assert b"ODD=a\xff\xfeb" in lines
     assert b"N\xff=1" in lines
 
@@ -24,3 +38,36 @@ def test_a_command_that_is_no_text_is_refused_in_words(box: Box) -> None:
     assert running.code() == 64
     assert "is not UTF-8" in running.err
     assert "Traceback" not in running.err
+
+
+def test_a_job_that_never_came_to_its_first_start_is_started_by_attach(box: Box) -> None:
+    never_started(box, "touch", "ran", incarnation=3)
+    attached = box.start("attach", "job", "--settings", box.settings())
+    assert attached.code() == 0, attached.err
+    assert (box.work / "ran").exists()
+    assert box.job().incarnation == 4
+
+
+def test_a_job_that_never_came_to_its_first_start_is_not_started_to_be_stopped(box: Box) -> None:
+    never_started(box, "touch", "ran")
+    assert box.sentinel("stop", "job", "--settings", box.settings()).returncode == 0
+    assert box.job().state == JobState.STOPPED
+    assert not (box.work / "ran").exists()
+
+
+def test_a_name_whose_job_never_started_is_free(box: Box) -> None:
+    never_started(box, "touch", "ran")
+    again = box.run("true")
+    assert again.code() == 0, again.err
+    assert not (box.work / "ran").exists()
+
+
+def test_too_few_descriptors_are_said_in_one_line(box: Box) -> None:
+    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (12, 12))
+    command = [SENTINEL, "run", "--name", "job", "--", "true"]
+    done = subprocess.run(
+        command, cwd=box.work, env=box.env, capture_output=True, text=True, preexec_fn=limit
+    )
+    assert done.returncode == 74
+    assert "Too many open files" in done.stderr
+    assert "Traceback" not in done.stderr

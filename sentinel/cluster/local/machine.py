@@ -45,7 +45,7 @@ class LocalMachine(LocalCluster):
             f for f in findings if f.component in _BLOCKING and f.severity.order >= Severity.DEGRADED.order
         ]
         if blocking:
-            text = "; ".join(f.summary for f in blocking)
+            text = "; ".join(f"{f.entity}: {f.summary}" for f in blocking)
             return Room(size=0, reason="PrecheckFailed", sentence=f"The pre-check failed: {text}")
         unknown = [r for r in results if r.state == CheckState.UNKNOWN]
         note = f" (could not look: {', '.join(r.check for r in unknown)})" if unknown else ""
