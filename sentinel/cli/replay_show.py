@@ -273,7 +273,7 @@ def _told(result: Result, one: Decision) -> list[str]:
         if verdict.confidence:
             inner.append(verdict.confidence)
         inner += [f"| {_cut(text)}" for text in verdict.evidence[:SHOWN_EVIDENCE]]
-        if verdict.advice and one.kind in ("forced", "end"):
+        if verdict.advice not in one.plan and one.kind in ("forced", "end"):
             inner.append(verdict.advice)
     inner += _what_follows(one)
     return lines + [f"    {printable(text)}" for text in inner]
@@ -288,7 +288,7 @@ def _what_follows(one: Decision) -> list[str]:
     said = [f"would have followed: {' → '.join(way)}"]
     if one.save:
         said.append(f"save: {one.save}")
-    left = f" {one.restarts_left} restarts left." if one.restarts_left is not None else ""
+    left = "" if "left after it" in one.plan else f" Restarts left: {one.restarts_left}."
     return [*said, f"{one.plan}{left}"]
 
 

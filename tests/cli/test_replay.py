@@ -75,6 +75,23 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
+# ---------------------------------------------------------------- for people
+
+
+def test_the_text_for_people_is_a_story_in_the_order_of_time_and_four_tables(tmp_path: Path) -> None:
+    text = steps(1, 60, 0) + steps(61, 30, 900)
+    write(tmp_path, "rank-0.log", text + "RuntimeError: NCCL communicator was aborted on rank 0.\n")
+    write(tmp_path, "rank-1.log", text + OOM)
+    done = subprocess.run(
+        [sys.executable, "-m", "sentinel", "replay", "rank-0.log", "rank-1.log"],
+        cwd=tmp_path,
+        env={**os.environ, "TZ": "UTC", "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.stdout.decode() == (Path(__file__).parent / "replay.golden").read_text()
+
+
 # ---------------------------------------------------------------- step times
 
 
