@@ -1,0 +1,626 @@
+"""What is decided about one job, and why: each sentence a behaviour."""
+
+import pytest
+from msgspec import structs
+
+from sentinel.core import policy, recovery
+from sentinel.core.budget import plan
+from sentinel.core.model import (
+    Budget,
+    Cause,
+    Checkpoint,
+    Component,
+    Elastic,
+    Failure,
+    Finding,
+    Hang,
+    Incident,
+    IncidentKind,
+    Iteration,
+    JobState,
+    Now,
+    Performance,
+    Phase,
+    Policy,
+    RankExit,
+    RankReport,
+    Restart,
+    Resume,
+    SaveResult,
+    Severity,
+    Symptom,
+    Verdict,
+)
+from sentinel.core.policy import DAY_S, Decision, Feed, Finish, JobPicture, Nothing, Open, decide
+from sentinel.failures import failure_classes
+from tests.core import recovery_events as ev
+
+NOW = ev.NOW
+RESUME = Resume(max_resumes=5, checkpoint=Checkpoint(timeout_s=120.0))
+
+
+def rules(*, resume: bool = True, **more: object) -> Policy:
+    limits = {"resume": RESUME, "restart": None} if resume else {"restart": Restart(max_restarts=3)}
+    return Policy(**(limits | more))  # type: ignore[arg-type]
+
+
+def seen(asked: Policy | None = None, **more: object) -> JobPicture:
+    """A job of two ranks that run, each on a GPU of its own."""
+    picture = JobPicture(ev.a_job(asked or rules(), **more), failure_classes())
+    picture.begin_incarnation(Now(0.0, 0.0))
+    picture.alive = set(range(picture.job.size))
+    picture.entities = {0: "GPU a", 1: "GPU b"}
+    return picture
+
+
+def steps(
+    picture: JobPicture, count: int, *, first: int = 1, ratio: float = 0.5, until_s: float = NOW.mono_s
+) -> None:
+    """Every rank logs `count` iterations of one second, the last one at `until_s`."""
+    for rank in sorted(picture.alive):
+        told = [Iteration(until_s - count + 1 + n, first + n, 1000.0 * ratio, 1000.0) for n in range(count)]
+        incarnation = picture.job.incarnation
+        picture.timing.fold(RankReport(job="j", incarnation=incarnation, rank=rank, iterations=told))
+
+
+def ends(picture: JobPicture, rank: int, *, at_s: float = NOW.mono_s, **how: object) -> None:
+    given = how or {"code": 1}
+    gone = RankExit(rank=rank, incarnation=picture.job.incarnation, at_s=at_s, **given)  # type: ignore[arg-type]
+    picture.exits[rank] = gone
+    picture.alive.discard(rank)
+
+
+def finding(entity: str = "GPU a", severity: Severity = Severity.FATAL, **more: object) -> Finding:
+    given: dict[str, object] = {
+        "check": "kernel",
+        "component": Component.GPU,
+        "code": "XID 79",
+        "action": "RESET_GPU",
+        "summary": f"{entity} fell off the bus",
+        "event": True,
+        "seen_mono_s": NOW.mono_s,
+    }
+    return Finding(entity=entity, severity=severity, **(given | more))  # type: ignore[arg-type]
+
+
+def stop(grace_s: float = 30.0, *, save: bool = False) -> recovery.EndRequested:
+    return recovery.EndRequested(JobState.STOPPED, "Stopped", "Stopped by a person.", grace_s, save, 130)
+
+
+def act(picture: JobPicture, decision: Decision, now: Now = NOW) -> Incident:
+    """Do with the records what the controller does: open or feed, settle, keep."""
+    if isinstance(decision, Open):
+        before: Incident | None = None
+        start = policy.open_incident(picture, decision, now, "boot")
+        event: recovery.Event = recovery.Begin(decision.reason, decision.sentence)
+        if decision.key:
+            picture.told.add(decision.key)
+    else:
+        assert isinstance(decision, Feed)
+        assert picture.incident is not None
+        before = start = picture.incident
+        event = decision.event
+    after, _ = recovery.step(start, event, now, policy.terms(picture.job.policy))
+    job = policy.settle(picture.job, before, after, now)
+    begins = job.incarnation != picture.job.incarnation
+    picture.job = job
+    picture.incident = None if after.phase.final else after
+    if begins:
+        picture.begin_incarnation(now)
+    return after
+
+
+def feed(picture: JobPicture, event: recovery.Event, now: Now = NOW) -> Incident:
+    return act(picture, Feed("Test", "", event), now)
+
+
+def slow() -> Performance:
+    return Performance(max_hardware_ratio=0.8, over=10, action="RescheduleAndAlert", straggler_ratio=None)
+
+
+# ---------------------------------------------------------------- a job that runs or ends by itself
+
+
+def test_a_job_that_runs_well_is_left_alone_and_that_is_said() -> None:
+    picture = seen()
+    steps(picture, 30)
+    assert decide(picture, NOW) == Nothing("Healthy", "The job runs and nothing speaks against it.")
+
+
+def test_a_job_has_succeeded_when_every_rank_ended_with_0() -> None:
+    picture = seen()
+    ends(picture, 0, code=0)
+    assert isinstance(decide(picture, NOW), Nothing)
+    ends(picture, 1, code=0)
+    decision = decide(picture, NOW)
+    assert isinstance(decision, Finish)
+    assert (decision.state, decision.code) == (JobState.SUCCEEDED, 0)
+
+
+def test_nothing_is_decided_about_a_job_that_has_ended_or_was_not_started() -> None:
+    assert decide(seen(state=JobState.STOPPED), NOW).reason == "JobEnded"
+    assert decide(seen(state=JobState.QUEUED), NOW).reason == "NotStarted"
+
+
+def test_a_lost_rank_opens_a_forced_recovery_that_knows_the_last_step() -> None:
+    picture = seen()
+    steps(picture, 30)
+    ends(picture, 1, signal=9)
+    decision = decide(picture, NOW)
+    assert isinstance(decision, Open)
+    assert (decision.kind, decision.verdict.rank) == (IncidentKind.FORCED, 1)
+    opened = act(picture, decision)
+    assert (opened.failed_step, opened.phase) == (30, Phase.STOPPING)
+
+
+def test_after_a_reboot_the_last_step_is_the_one_that_was_recorded() -> None:
+    picture = seen(last_step=77)
+    lost = Open("Rebooted", "Rebooted.", IncidentKind.FORCED, ev.verdict())
+    assert policy.open_incident(picture, lost, NOW, "boot").failed_step == 77
+
+
+# ---------------------------------------------------------------- findings, while the job steps
+
+
+def test_a_gpu_of_a_resumable_job_is_left_with_a_chosen_recovery() -> None:
+    picture = seen()
+    picture.findings = [finding()]
+    decision = decide(picture, NOW)
+    assert isinstance(decision, Open)
+    assert (decision.kind, decision.excluded) == (IncidentKind.CHOSEN, ("GPU a",))
+
+
+def test_a_restart_policy_never_stops_a_job_that_steps_for_a_finding() -> None:
+    picture = seen(rules(resume=False))
+    picture.findings = [finding()]
+    decision = decide(picture, NOW)
+    assert isinstance(decision, Open)
+    assert (decision.kind, decision.reason) == (IncidentKind.NOTICE, "NotResumable")
+
+
+def test_a_job_without_restarts_left_is_not_stopped_for_a_finding() -> None:
+    picture = seen(used_infrastructure=5)
+    picture.findings = [finding()]
+    decision = decide(picture, NOW)
+    assert isinstance(decision, Open)
+    assert (decision.kind, decision.reason) == (IncidentKind.NOTICE, "BudgetExhausted")
+    assert "All 5 restarts" in decision.verdict.sentence
+
+
+def test_a_finding_is_told_once_per_incarnation() -> None:
+    picture = seen(rules(resume=False))
+    picture.findings = [finding()]
+    assert act(picture, decide(picture, NOW)).phase == Phase.KEPT_RUNNING
+    assert decide(picture, NOW).reason == "AlreadyTold"
+
+
+def test_a_job_that_was_kept_running_is_not_asked_again_at_every_look() -> None:
+    for asked, findings in ((rules(), [finding()]), (rules(performance=slow()), [])):
+        picture = seen(asked)
+        picture.findings = findings
+        steps(picture, 40, ratio=0.9)
+        act(picture, decide(picture, NOW))
+        assert feed(picture, ev.REFUSED).reason == "NoRoom"
+        assert decide(picture, NOW).reason == "AlreadyTold"
+
+
+def test_findings_of_other_gpus_of_lesser_weight_or_already_avoided_move_nobody() -> None:
+    for one, reason, avoided in (
+        (finding("GPU c"), "NotOurs", ()),
+        (finding(severity=Severity.WARNING), "Healthy", ()),
+        (finding(component=Component.DISK, entity="/scratch"), "NotOurs", ()),
+        (finding(), "AlreadyAvoided", ("GPU a",)),
+    ):
+        picture = seen(excluded=avoided)
+        picture.findings = [one]
+        assert decide(picture, NOW).reason == reason
+
+
+# ---------------------------------------------------------------- hangs
+
+
+def hung(asked: Policy) -> tuple[JobPicture, Now]:
+    picture = seen(asked)
+    steps(picture, 60)
+    later = Now(NOW.mono_s + 100, NOW.wall_s + 100)
+    for rank in (0, 1):  # both logs were read to their end
+        picture.timing.fold(RankReport(job="j", incarnation=4, rank=rank))
+    return picture, later
+
+
+def test_a_hang_forces_a_recovery_under_every_kind_of_policy() -> None:
+    for resumes in (True, False):
+        picture, later = hung(rules(resume=resumes, hang=Hang(after_s=30.0)))
+        decision = decide(picture, later)
+        assert isinstance(decision, Open)
+        assert (decision.kind, decision.verdict.symptom) == (IncidentKind.FORCED, Symptom.HANG)
+
+
+def test_a_hang_is_only_told_where_the_policy_asks_for_no_more() -> None:
+    picture, later = hung(rules(hang=Hang(after_s=30.0, action="Alert")))
+    decision = decide(picture, later)
+    assert isinstance(decision, Open)
+    assert (decision.kind, decision.reason) == (IncidentKind.NOTICE, "AlertOnly")
+
+
+# ---------------------------------------------------------------- performance
+
+
+def test_a_slow_job_is_moved_only_where_its_owner_asked_for_that() -> None:
+    for action, kind in (("RescheduleAndAlert", IncidentKind.CHOSEN), ("Alert", IncidentKind.NOTICE)):
+        picture = seen(rules(performance=structs.replace(slow(), action=action)))
+        steps(picture, 40, ratio=0.9)
+        decision = decide(picture, NOW)
+        assert isinstance(decision, Open)
+        assert (decision.kind, decision.verdict.symptom) == (kind, Symptom.SLOW)
+
+
+def told_instead_of_moved(**job: object) -> Open:
+    picture = seen(rules(performance=slow()), **job)
+    steps(picture, 40, ratio=0.9)
+    decision = decide(picture, NOW)
+    assert isinstance(decision, Open)
+    assert decision.kind == IncidentKind.NOTICE
+    return decision
+
+
+def test_a_job_is_moved_for_its_performance_at_most_twice_in_24_hours() -> None:
+    twice = told_instead_of_moved(performance_moves_wall_s=(NOW.wall_s - 3600, NOW.wall_s - 60))
+    assert "2 times in 24 h" in twice.verdict.sentence
+    picture = seen(
+        rules(performance=slow()), performance_moves_wall_s=(NOW.wall_s - DAY_S - 1, NOW.wall_s - 60)
+    )
+    steps(picture, 40, ratio=0.9)
+    decision = decide(picture, NOW)
+    assert isinstance(decision, Open)
+    assert decision.kind == IncidentKind.CHOSEN
+
+
+def test_moves_for_performance_spend_restarts_and_end_with_them() -> None:
+    assert told_instead_of_moved(used_job=5).reason == "BudgetExhausted"
+
+
+def moved_for_slowness() -> Failure:
+    return Failure(wall_s=NOW.wall_s - 600, failure="slow", budget=Budget.INFRASTRUCTURE, step=1)
+
+
+def test_a_move_that_did_not_help_is_not_repeated_and_ends_all_others() -> None:
+    picture = seen(rules(performance=slow()), failures=(moved_for_slowness(),))
+    steps(picture, 40, ratio=0.9)
+    decision = decide(picture, NOW)
+    assert decision.reason == policy.MOVE_DID_NOT_HELP
+    act(picture, decision)
+    assert "did not help" in picture.job.performance_frozen
+    picture.begin_incarnation(NOW)
+    picture.alive = {0, 1}
+    steps(picture, 40, ratio=0.9)
+    assert "did not help" in decide(picture, NOW).sentence
+
+
+def test_a_move_that_helped_for_a_while_may_be_repeated() -> None:
+    picture = seen(rules(performance=slow()), failures=(moved_for_slowness(),))
+    steps(picture, 40, ratio=0.5)
+    assert decide(picture, NOW).reason == "Healthy"
+    steps(picture, 40, first=41, ratio=0.9, until_s=NOW.mono_s + 40)
+    decision = decide(picture, Now(NOW.mono_s + 40, NOW.wall_s + 40))
+    assert isinstance(decision, Open)
+    assert decision.kind == IncidentKind.CHOSEN
+
+
+def test_a_restart_policy_is_told_that_a_slow_job_cannot_be_moved() -> None:
+    picture = seen(rules(resume=False, performance=slow()))
+    steps(picture, 40, ratio=0.9)
+    decision = decide(picture, NOW)
+    assert (decision.reason, isinstance(decision, Open)) == ("NotResumable", True)
+
+
+# ---------------------------------------------------------------- observe
+
+
+def observed(**more: object) -> JobPicture:
+    return seen(rules(mode="observe", hang=Hang(after_s=30.0), performance=slow(), **more))
+
+
+def test_observe_mode_tells_of_everything_and_touches_nothing() -> None:
+    lost, weak, sluggish, late = observed(), observed(), observed(), observed(max_duration_s=10.0)
+    ends(lost, 1, signal=9)
+    weak.findings = [finding()]
+    steps(sluggish, 40, ratio=0.9)
+    late.job = structs.replace(late.job, run_s=11.0)
+    stuck, later = hung(rules(mode="observe", hang=Hang(after_s=30.0)))
+    for picture, now in ((lost, NOW), (weak, NOW), (sluggish, NOW), (late, NOW), (stuck, later)):
+        decision = decide(picture, now)
+        assert isinstance(decision, Open)
+        assert (decision.kind, decision.reason) == (IncidentKind.NOTICE, "Observed")
+        assert act(picture, decision, now).phase == Phase.KEPT_RUNNING
+        assert isinstance(decide(picture, now), Nothing)
+
+
+def test_observe_mode_says_at_the_end_what_the_job_itself_ended_with() -> None:
+    picture = observed()
+    ends(picture, 0, code=3)
+    ends(picture, 1, code=3)
+    decision = decide(picture, NOW)
+    assert isinstance(decision, Finish)
+    assert (decision.state, decision.code) == (JobState.ERROR, 3)
+
+
+def test_observe_mode_obeys_a_person() -> None:
+    picture = observed()
+    picture.end = stop()
+    decision = decide(picture, NOW)
+    assert isinstance(decision, Open)
+    assert decision.kind == IncidentKind.ENDING
+
+
+# ---------------------------------------------------------------- time
+
+
+def test_a_job_expires_after_its_time_with_a_save() -> None:
+    picture = seen(rules(max_duration_s=100.0), run_s=60.0, started_mono_s=NOW.mono_s - 39)
+    assert decide(picture, NOW).reason == "Healthy"
+    later = Now(NOW.mono_s + 2, NOW.wall_s)
+    decision = decide(picture, later)
+    assert isinstance(decision, Open)
+    assert decision.end is not None
+    assert (decision.end.state, decision.end.save) == (JobState.EXPIRED, True)
+    assert act(picture, decision, later).phase == Phase.SAVING
+
+
+def test_extend_gives_more_time_while_the_job_runs() -> None:
+    picture = seen(rules(max_duration_s=100.0), run_s=101.0, extra_s=60.0)
+    assert picture.time_left_s(NOW) == -941.0
+    picture.job = structs.replace(picture.job, started_mono_s=NOW.mono_s)
+    assert picture.time_left_s(NOW) == 59.0
+    assert decide(picture, NOW).reason == "Healthy"
+
+
+def test_a_job_whose_time_ends_in_a_recovery_is_not_started_again() -> None:
+    picture = seen(rules(max_duration_s=100.0), run_s=101.0, started_mono_s=None)
+    ends(picture, 1, signal=9)
+    act(picture, decide(picture, NOW))
+    decision = decide(picture, NOW)
+    assert decision.reason == "Expired"
+    assert act(picture, decision).end_state == JobState.EXPIRED
+
+
+# ---------------------------------------------------------------- a person ends the job
+
+
+def test_a_stop_is_asked_for_once_and_a_second_one_hurries_it() -> None:
+    picture = seen()
+    picture.end = stop(30.0)
+    assert act(picture, decide(picture, NOW)).phase == Phase.STOPPING
+    assert decide(picture, NOW).reason == "InProgress"
+    picture.end = stop(0.0)
+    decision = decide(picture, NOW)
+    assert decision.reason == "EndHurried"
+    assert act(picture, decision).grace_s == 0.0
+    assert decide(picture, NOW).reason == "InProgress"
+
+
+def test_a_stop_that_asks_for_a_save_saves_only_with_every_rank_alive() -> None:
+    whole, maimed = seen(), seen()
+    maimed.alive.discard(1)
+    for picture, phase in ((whole, Phase.SAVING), (maimed, Phase.STOPPING)):
+        picture.end = stop(save=True)
+        assert act(picture, decide(picture, NOW)).phase == phase
+
+
+def test_a_stop_comes_before_every_other_thing_that_a_recovery_waits_for() -> None:
+    picture = seen()
+    picture.findings = [finding()]
+    act(picture, decide(picture, NOW))
+    ends(picture, 1, signal=9)
+    picture.end = stop()
+    assert decide(picture, NOW).reason == "EndRequested"
+
+
+# ---------------------------------------------------------------- in a recovery
+
+
+def in_phase(phase: Phase, kind: IncidentKind = IncidentKind.FORCED, **more: object) -> JobPicture:
+    picture = seen()
+    given: dict[str, object] = {"phase_mono_s": NOW.mono_s, "deadline_mono_s": NOW.mono_s + 600}
+    picture.incident = ev.incident(kind, phase=phase, opened_mono_s=NOW.mono_s - 20, **(given | more))
+    return picture
+
+
+def test_a_phase_that_lasts_too_long_is_ended() -> None:
+    for phase in (Phase.PRECHECKING, Phase.SAVING, Phase.STOPPING, Phase.STARTING, Phase.VERIFYING):
+        picture = in_phase(phase)
+        picture.job = structs.replace(picture.job, best_step=100)
+        assert decide(picture, NOW).reason == "InProgress"
+        assert decide(picture, Now(NOW.mono_s + 600, 0.0)).reason == "DeadlinePassed"
+
+
+@pytest.mark.parametrize("phase", [Phase.SAVING, Phase.STARTING, Phase.VERIFYING])
+def test_a_rank_that_is_lost_where_ranks_run_is_a_fault(phase: Phase) -> None:
+    picture = in_phase(phase)
+    ends(picture, 0, signal=9)
+    assert decide(picture, NOW).reason == "RankLost"
+
+
+def test_ranks_that_end_while_they_are_stopped_are_no_fault() -> None:
+    picture = in_phase(Phase.STOPPING)
+    ends(picture, 0, signal=9)
+    assert decide(picture, NOW).reason == "InProgress"
+
+
+def test_a_job_that_ends_by_itself_before_a_chosen_stop_needs_none() -> None:
+    picture = in_phase(Phase.PRECHECKING, IncidentKind.CHOSEN)
+    for rank in (0, 1):
+        ends(picture, rank, code=0)
+    assert act(picture, decide(picture, NOW)).phase == Phase.CANCELLED
+    decision = decide(picture, NOW)
+    assert isinstance(decision, Finish)
+    assert decision.state == JobState.SUCCEEDED
+
+
+def test_ranks_that_end_while_they_save_are_judged_by_the_save() -> None:
+    picture = in_phase(Phase.SAVING, IncidentKind.CHOSEN)
+    for rank in (0, 1):
+        ends(picture, rank, code=0)
+    assert decide(picture, NOW).reason == "InProgress"
+
+
+def test_ranks_that_end_after_a_late_save_are_started_again_and_the_job_has_not_succeeded() -> None:
+    picture = in_phase(Phase.SAVING, IncidentKind.CHOSEN)
+    steps(picture, 30)
+    kept = feed(picture, recovery.SaveEnded(SaveResult(ranks=(0, 1)), False, "Not proved."))
+    picture.unproved = (kept, picture.timing.iterations)
+    for rank in (0, 1):
+        ends(picture, rank, at_s=NOW.mono_s + 5, code=0)
+    decision = decide(picture, NOW)
+    assert (decision.reason, isinstance(decision, Open)) == ("EndedBySave", True)
+
+
+def test_ranks_that_step_on_after_a_late_save_and_end_have_succeeded() -> None:
+    picture = in_phase(Phase.SAVING, IncidentKind.CHOSEN)
+    steps(picture, 30)
+    kept = feed(picture, recovery.SaveEnded(SaveResult(ranks=(0, 1)), False, "Not proved."))
+    picture.unproved = (kept, picture.timing.iterations)
+    steps(picture, 5, first=31, until_s=NOW.mono_s + 5)
+    for rank in (0, 1):
+        ends(picture, rank, code=0)
+    assert isinstance(decide(picture, NOW), Finish)
+
+
+# ---------------------------------------------------------------- verifying
+
+
+def verifying(*, failed_step: int | None = 100, best_step: int | None = 100, **more: object) -> JobPicture:
+    picture = in_phase(Phase.VERIFYING, failed_step=failed_step, **more)
+    picture.job = structs.replace(picture.job, best_step=best_step)
+    return picture
+
+
+def recovered(picture: JobPicture, now: Now = NOW) -> recovery.Progressed:
+    decision = decide(picture, now)
+    assert isinstance(decision, Feed), decision
+    assert isinstance(decision.event, recovery.Progressed)
+    return decision.event
+
+
+def test_a_job_has_recovered_when_iterations_move_and_what_was_lost_is_counted() -> None:
+    picture = verifying()
+    steps(picture, 1, first=91)
+    assert decide(picture, NOW).sentence == "Waits for iterations to move."
+    steps(picture, 2, first=92)
+    told = recovered(picture)
+    assert (told.lost.steps, told.lost.resumed_from, told.lost.seconds) == (10, 90, 20.0)
+    assert told.lost.gpu_seconds == 40.0
+
+
+def test_what_was_lost_counts_from_the_furthest_fault_of_the_incident() -> None:
+    picture = verifying(failed_step=92, top_step=100)
+    steps(picture, 3, first=91)
+    assert recovered(picture).lost.steps == 10
+
+
+def test_a_resume_from_the_very_beginning_is_told() -> None:
+    picture = verifying()
+    steps(picture, 3, first=1)
+    assert "from the beginning" in recovered(picture).sentence
+
+
+def test_a_job_without_timing_lines_has_recovered_when_its_ranks_stay_up() -> None:
+    picture = verifying(best_step=None, failed_step=None)
+    assert decide(picture, NOW).reason == "InProgress"
+    told = recovered(picture, Now(NOW.mono_s + picture.job.policy.verify_after_s, 0.0))
+    assert told.lost.steps is None
+
+
+def test_not_recovered_before_every_rank_is_up() -> None:
+    picture = verifying()
+    steps(picture, 3, first=91)
+    picture.alive.discard(1)
+    assert decide(picture, NOW).reason == "InProgress"
+
+
+# ---------------------------------------------------------------- elastic
+
+
+def elastic(size: int, **more: object) -> JobPicture:
+    return seen(rules(elastic=Elastic(min_nodes=1)), size=size, original_size=2, **more)
+
+
+def test_a_job_grows_when_its_gpu_is_back() -> None:
+    picture = elastic(1, excluded=("GPU b",))
+    assert decide(picture, NOW).reason == "Healthy"
+    picture.entities_back = True
+    decision = decide(picture, NOW)
+    assert isinstance(decision, Open)
+    assert (decision.reason, decision.kind, decision.size) == ("Grow", IncidentKind.CHOSEN, 2)
+    assert decision.verdict.budget == Budget.FREE
+
+
+@pytest.mark.parametrize(
+    "against",
+    [{"elastic": Elastic(allow_grow=False)}, {"elastic": None}, {"mode": "observe"}, {"resume": None}],
+)
+def test_a_job_does_not_grow_where_its_policy_speaks_against_it(against: dict[str, object]) -> None:
+    picture = elastic(1, excluded=("GPU b",))
+    picture.entities_back = True
+    picture.job = structs.replace(picture.job, policy=structs.replace(picture.job.policy, **against))
+    assert decide(picture, NOW).reason == "Healthy"
+
+
+def test_a_failed_growth_goes_back_to_the_old_size_and_is_not_tried_again() -> None:
+    picture = elastic(1, excluded=("GPU b",))
+    picture.entities_back = True
+    act(picture, decide(picture, NOW))
+    feed(picture, ev.PASSED)
+    growing = feed(picture, ev.SAVED)
+    feed(picture, recovery.StopEnded(plan(picture.job, growing, growing.verdict, None, NOW)))
+    assert (picture.job.size, picture.job.incarnation) == (2, 5)
+    feed(picture, ev.STARTED)
+    picture.alive = {0, 1}
+    ends(picture, 1, code=1)
+    broken = act(picture, decide(picture, NOW))
+    verdict = Verdict(
+        symptom=Symptom.RANK_LOST,
+        cause=Cause.USER_CODE,
+        failure="shape-mismatch",
+        scope="job",
+        sentence="No.",
+    )
+    after = feed(picture, recovery.StopEnded(plan(picture.job, broken, verdict, 3, NOW)))
+    assert picture.job.elastic_frozen
+    assert after.phase == Phase.PRECHECKING
+    assert policy.wanted(picture, after)[0] == 1
+    feed(picture, recovery.PrecheckPassed(1, (), "Passed."))
+    feed(picture, ev.STARTED)
+    picture.alive = {0}
+    picture.entities_back = True
+    assert picture.job.size == 1
+    assert picture.job.used == 0, "the resize was not the job's fault"
+    picture.incident = None
+    assert decide(picture, NOW).reason == "Healthy"
+
+
+def test_an_elastic_job_asks_for_its_whole_size_at_every_restart_and_others_for_theirs() -> None:
+    picture = elastic(1)
+    lost = ev.incident(IncidentKind.FORCED, size=1, from_size=1, excluded=("GPU b",))
+    assert policy.wanted(picture, lost) == (2, ("GPU b",))
+    plain = seen(size=2, original_size=2)
+    assert policy.wanted(plain, structs.replace(lost, from_size=2)) == (2, ("GPU b",))
+
+
+# ---------------------------------------------------------------- what people and programs are told
+
+
+def test_the_restarted_program_is_told_that_it_resumes() -> None:
+    picture = seen()
+    env = policy.resume_env(picture.job, ev.incident(IncidentKind.FORCED, incarnation=5))
+    assert env["SENTINEL_RESUME"] == "1"
+    assert env["SENTINEL_RESTARTS"] == "4"
+
+
+def test_the_exit_code_is_that_of_the_rank_to_blame() -> None:
+    picture = seen()
+    ends(picture, 0, at_s=1.0, code=7)
+    ends(picture, 1, at_s=2.0, signal=11)
+    assert picture.exit_code(1) == 139
+    assert picture.exit_code(None) == 7
+    assert seen().exit_code(None) is None
