@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from sentinel.core.model import Phase
-from tests.chaos.world import ChaosJob, MailServer, check_mails, seeded, wait_for
+from tests.chaos.world import ChaosJob, MailServer, check_mails, kill, seeded, wait_for
 
 RANDOM_KILLS = int(os.environ.get("CHAOS_KILLS") or 200)
 LEAST = 10  # kills in each phase
 JOBS = 3
+LONGEST_LIFE_S = (
+    4.0  # of a Sentinel that is killed at a random instant; coming up takes half a second or more
+)
+AIM_S = 20.0  # the phase that is aimed at comes in this time, or the kill falls somewhere else
 # Detected is passed within one save: a record is first written when its recovery has begun, so that a kill before
 # it finds plain running. It can therefore not be aimed at.
 AIMS = (Phase.PRECHECKING, Phase.SAVING, Phase.STOPPING, Phase.STARTING, Phase.VERIFYING, None)
@@ -36,9 +40,9 @@ class Tormentor:
         job.run()
         wait_for(lambda: job.stepping(1), f"{job.name} steps")
         for _ in range(random_kills):
-            self._life(None, self.rng.uniform(0.0, 2.2))
+            self._life(None, self.rng.uniform(0.0, LONGEST_LIFE_S))
         while lacking := self._lacking():
-            self._life(self.rng.choice(lacking), 20.0)
+            self._life(self.rng.choice(lacking), AIM_S)
         wait_for(job.settled, job.told, 90)
         wait_for(job.mail_is_told, "the last mail is sent", 60)
 
@@ -50,9 +54,9 @@ class Tormentor:
     def _life(self, aim: Phase | None, lasts_s: float) -> None:
         """One Sentinel from its successor's point of view: a fault comes, then the kill."""
         job = self.job
-        aimed = lasts_s >= 20.0
+        aimed = lasts_s == AIM_S
         deadline = time.monotonic() + lasts_s
-        hurt_at = time.monotonic() + (0.0 if aimed else self.rng.uniform(0.0, lasts_s))
+        hurt_at = time.monotonic() + (0.0 if aimed else self.rng.uniform(-lasts_s, lasts_s))
         while time.monotonic() < deadline:
             if time.monotonic() >= hurt_at and (aim is not None or not aimed) and self._hurt(aim):
                 hurt_at = deadline
@@ -71,6 +75,8 @@ class Tormentor:
         phase = job.open_phase()
         record = job.record()
         if record.incarnation in job.hit:
+            if phase is Phase.SAVING and self.rng.random() < 0.02:  # joins the recovery that is under way
+                kill(job.pid_of(record.incarnation, 0) or 0)
             return False
         if phase is Phase.VERIFYING and self.rng.random() < 0.1 and job.stepping(record.incarnation):
             job.hurt(record.incarnation, "killed", self.rng.randrange(2))

@@ -115,6 +115,9 @@ def processes_of(job: str, state: Path) -> dict[int, int]:
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> bool:
+    """False: it is gone."""
+    if pid <= 1:  # of nobody, not of a group
+        return False
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -131,6 +134,8 @@ class _Glance(msgspec.Struct):
 
 class ChaosJob:
     """One job, one Sentinel at a time. `hit` holds the incarnations that were given a fault."""
+
+    policy = POLICY
 
     def __init__(self, name: str, root: Path, state: Path, mail_port: int = 0, **settings: Any) -> None:
         self.name, self.state = name, state

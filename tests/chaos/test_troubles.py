@@ -1,0 +1,197 @@
+"""What else may strike while a job is protected: its supervisor, its mail child, a stopped Sentinel, a full disk."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sentinel.core.model import Phase
+from tests.chaos.world import ChaosJob, MailServer, check_mails, kill, seeded, wait_for
+
+
+@pytest.fixture
+def server() -> Iterator[MailServer]:
+    one = MailServer()
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path, server: MailServer) -> Iterator[ChaosJob]:
+    """One that steps and is protected."""
+    one = ChaosJob("job", tmp_path, tmp_path / "state", server.port)
+    try:
+        one.run()
+        wait_for(lambda: one.stepping(1), "the job steps")
+        yield one
+    finally:
+        one.end()
+
+
+def recovers(job: ChaosJob, server: MailServer) -> None:
+    """To the end: the books are right, the mails are told, `stop` leaves nothing."""
+    wait_for(job.settled, job.told)
+    wait_for(job.mail_is_told, job.told)
+    job.check_at_rest()
+    check_mails(server, [job])
+    job.stop()
+    job.check_nothing_left()
+
+
+def children(pid: int, word: bytes) -> list[int]:
+    """Children of a process whose command line holds `word`."""
+    found = []
+    for task in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((task / "stat").read_bytes().rpartition(b")")[2].split()[1])
+            if parent == pid and word in (task / "cmdline").read_bytes():
+                found.append(int(task.name))
+        except (OSError, IndexError, ValueError):
+            continue
+    return found
+
+
+@pytest.mark.parametrize("victims", ["supervisor", "both"])
+@pytest.mark.parametrize("when", ["running", "stopping"])
+def test_the_ranks_outlive_their_supervisor_and_are_still_one(
+    job: ChaosJob, server: MailServer, victims: str, when: str
+) -> None:
+    assert job.sentinel is not None
+    supervisor = job.supervisor_pid()
+    assert supervisor is not None
+    before = job.births()
+    if when == "stopping":
+        job.hurt(1, "killed")
+        wait_for(lambda: job.open_phase() is Phase.STOPPING, job.told, pause_s=0.002)
+    kill(supervisor)
+    if victims == "both":
+        job.kill_sentinel()
+        assert len(job.alive()) <= 1
+        job.take_over()
+    if when == "running":
+        steps = job.steps()
+        wait_for(lambda: all(now > then for now, then in zip(job.steps(), steps, strict=True)), "steps go on")
+        assert job.births() == before  # nobody was started again
+        job.hurt(1, "killed")
+    recovers(job, server)
+
+
+def test_a_mail_whose_child_is_killed_in_the_middle_keeps_its_id(job: ChaosJob, server: MailServer) -> None:
+    assert job.sentinel is not None
+    server.delay_s = 30.0  # the child has handed the mail over and waits for the answer
+    job.hurt(1, "killed")
+    assert server.receiving.wait(30)
+    for child in wait_for(lambda: children(job.sentinel.pid, b"notify.sender"), "the child"):  # type: ignore[union-attr]
+        kill(child)
+    server.delay_s = 0.0
+    wait_for(job.settled, job.told)
+    job.kill_sentinel()  # its successor does not wait for the next try
+    job.take_over()
+    recovers(job, server)
+
+
+def test_a_sentinel_that_is_stopped_holds_its_job_until_it_is_killed(
+    job: ChaosJob, server: MailServer
+) -> None:
+    assert job.sentinel is not None
+    os.kill(job.sentinel.pid, signal.SIGSTOP)
+    job.hurt(1, "killed", rank=1)
+    refused = job.another()
+    assert refused.wait(timeout=60) == 73  # two Sentinels would be worse than none
+    assert job.record().incarnation == 1
+    job.kill_sentinel()
+    job.take_over()
+    recovers(job, server)
+
+
+def test_a_sentinel_that_was_stopped_for_a_while_goes_on(job: ChaosJob, server: MailServer) -> None:
+    assert job.sentinel is not None
+    os.kill(job.sentinel.pid, signal.SIGSTOP)
+    job.hurt(1, "killed")
+    time.sleep(3.0)  # longer than a hang may last
+    os.kill(job.sentinel.pid, signal.SIGCONT)
+    recovers(job, server)
+
+
+@pytest.mark.parametrize("state", ["running", "stopping"])
+def test_of_two_that_attach_at_once_exactly_one_protects(
+    job: ChaosJob, server: MailServer, state: str
+) -> None:
+    if state == "stopping":
+        job.hurt(1, "stopped")
+        wait_for(lambda: job.open_phase() is Phase.STOPPING, job.told, pause_s=0.002)
+    job.kill_sentinel()
+    both = [job.another(), job.another()]
+    try:
+        lost = wait_for(lambda: next((one for one in both if one.poll() is not None), None), "one gives way")
+        assert lost.returncode in (0, 73)  # it handed the job over, or was refused
+        job.sentinel = next(one for one in both if one is not lost)
+        if state == "running":
+            job.hurt(1, "killed")
+        recovers(job, server)
+    finally:
+        for one in both:
+            one.kill()
+            one.wait()
+
+
+# ---------------------------------------------------------------- a full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "state"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", place], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+def fill_up(place: Path) -> Path:
+    hog = place / "hog"
+    with open(hog, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"\0" * 4096)
+    return hog
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_records_survive_a_state_disk_that_fills_up_during_a_recovery(
+    tmp_path: Path, small_disk: Path, server: MailServer, killed: bool
+) -> None:
+    logs = tmp_path / "jobs"  # the ranks' own output shall not fail: this is about the records
+    logs.mkdir()
+    (small_disk / "jobs").symlink_to(logs)
+    job = ChaosJob("job", tmp_path / "root", small_disk, server.port)
+    (job.root / "policy.yaml").write_text(job.policy.replace("  hang:", "  precheck: {checks: []}\n  hang:"))
+    try:
+        job.run()
+        wait_for(lambda: job.stepping(1), "the job steps")
+        job.hurt(1, "killed")
+        wait_for(lambda: job.open_phase() is Phase.STOPPING, job.told, pause_s=0.002)
+        hog = fill_up(small_disk)
+        if killed:
+            job.kill_sentinel()
+            job.check_books()
+            job.take_over()
+        wait_for(lambda: job.stepping(2), job.told)
+        hog.unlink()
+        wait_for(job.settled, job.told)
+        job.hurt(2, "killed")  # and with room again all is as before
+        recovers(job, server)
+    finally:
+        job.end()
+
+
+def test_the_seed_of_a_run_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHAOS_SEED", "7")
+    first, second = seeded(), seeded()
+    assert first[0] == 7
+    assert first[1].random() == second[1].random()
