@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from sentinel.cli.replay_job import EXIT_RULES, Replay
     from sentinel.cli.replay_read import LogError, OldLogs, RankReader
+    from sentinel.cli.tables import complain, put
     from sentinel.config.client import ConfigProblem, load_in_child
     from sentinel.failures import failure_classes
     from sentinel.logs.ruleset import load_ruleset
@@ -64,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
         if args.logs.count("-") + sum(path == "-" for _, path in named) > 1:
             raise ValueError("standard input (-) can be read only once")
     except ValueError as error:
-        print(f"sentinel replay: {error}", file=sys.stderr)
+        complain(str(error))
         return USAGE
     try:
         asked, settings = load_in_child(args.policy, args.settings)
@@ -91,10 +92,9 @@ def main(args: argparse.Namespace) -> int:
         source = replay.finish(exits)
     except LogError as error:
         for line in str(error).splitlines():
-            print(f"sentinel replay: {line}", file=sys.stderr)
+            complain(line)
         return 1
     from sentinel.cli.replay_show import as_json, as_text, result_of
-    from sentinel.cli.tables import put
 
     result = result_of(replay, logs, source, asked, notes)
     put(as_json(result) if args.output == "json" else as_text(result))
@@ -105,10 +105,8 @@ def main(args: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     if not result.iterations and not result.rules and not result.story:
-        print(
-            "sentinel replay: no iteration and no known line in what was read: "
-            "is the format among those of docs/timing.md?",
-            file=sys.stderr,
+        complain(
+            "no iteration and no known line in what was read: is the format among those of docs/timing.md?"
         )
         return 1
     return 0
@@ -116,7 +114,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _named(text: str) -> tuple[int, str]:
     number, equals, path = text.partition("=")
-    if not equals or not number.isdigit() or not path or int(number) > 65_535:
+    if not equals or not number.isdigit() or not path or int(number) >= 4096:
         raise ValueError(f"--rank {text}: expected N=FILE")
     return int(number), path
 

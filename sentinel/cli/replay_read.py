@@ -20,6 +20,7 @@ from sentinel.logs.text import stamp_wall_s
 SNIFF_BYTES = 1 << 16
 MERGED_BYTES = 1 << 15  # of a log of several ranks at once: within one such piece only stamps tell the order
 TAIL_BYTES = 4096  # the last stamped line of a piece is looked for in so much of it
+MAX_RANKS = 4096  # as of `run --nproc`; a larger number at the beginning of a line is no rank
 DAY_S = 86_400.0
 HALF_YEAR_S = 182 * DAY_S
 
@@ -307,9 +308,9 @@ def _by_rank(text: bytes, pattern: re.Pattern[bytes], own: int | None) -> dict[i
     found: dict[int, list[bytes]] = {}
     for line in (*lines, rest) if rest else lines:
         tag = pattern.match(line)
-        if tag is None:
+        rank = int(tag.group(2) or tag.group(3)) if tag else MAX_RANKS
+        if tag is None or rank >= MAX_RANKS:
             found.setdefault(0, []).append(line)
             continue
-        rank = int(tag.group(2) or tag.group(3))
         found.setdefault(0 if rank == own else rank, []).append((tag.group(1) or b"") + line[tag.end() :])
     return {rank: b"\n".join([*own_lines, b""]) for rank, own_lines in found.items()}

@@ -150,6 +150,19 @@ def test_a_synthetic_clock_goes_by_the_end_to_end_times_and_hangs_are_said_not_t
     assert any("hangs were not looked for" in note for note in seen["notes"])
 
 
+def test_silence_on_a_synthetic_clock_is_no_hang(run: Run, tmp_path: Path) -> None:
+    short, long = write(tmp_path, "rank-0.log", HARDWARE * 10), write(tmp_path, "rank-1.log", HARDWARE * 900)
+    assert run(short, long)["story"] == []
+
+
+def test_stamps_of_other_lines_move_the_clock_between_iterations_that_bear_none(
+    run: Run, tmp_path: Path
+) -> None:
+    text = "2025-03-21 08:00:00 start\n" + HARDWARE * 3 + "2025-03-21 08:10:00 end\n"
+    seen = run(write(tmp_path, "train.log", text))
+    assert (seen["clock"], seen["end_s"] - seen["start_s"]) == ("mixed", 600)
+
+
 def test_a_ratio_above_the_threshold_is_acted_on_once_and_under_it_is_left_alone(
     run: Run, tmp_path: Path
 ) -> None:
@@ -340,6 +353,10 @@ def test_ranks_are_told_apart_by_the_prefix_of_their_lines(run: Run, tmp_path: P
     ]
 
 
+def test_a_number_that_is_no_rank_makes_no_ranks(run: Run, tmp_path: Path) -> None:
+    assert run(write(tmp_path, "train.log", "[rank 99999] of the list\n" + HARDWARE * 3))["size"] == 1
+
+
 def test_a_container_log_is_known_by_itself_and_gives_the_time(run: Run, tmp_path: Path) -> None:
     text = "".join(
         f"2016-10-06T00:{n // 60:02}:{n % 60:02}.669794202Z stdout F completed step: {n}, seconds: 1.0\n"
@@ -459,7 +476,7 @@ def test_a_log_that_tells_nothing_says_so(tmp_path: Path, capsys: pytest.Capture
 )
 def test_a_wrong_command_line_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", *arguments]) == 64
-    assert capsys.readouterr().err.startswith("sentinel replay: ")
+    assert capsys.readouterr().err.startswith("sentinel: ")
 
 
 def test_a_wrong_policy_is_refused_with_its_problems(
