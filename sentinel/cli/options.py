@@ -2,16 +2,20 @@
 
 import argparse
 import re
+from typing import TYPE_CHECKING
 
-from sentinel.settings import Settings
+if TYPE_CHECKING:  # `run` reads its options before it pays for anything heavy
+    from sentinel.settings import Settings
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--settings", metavar="FILE", help="administrators' settings (YAML, kind Settings)")
 
 
-def read_settings(args: argparse.Namespace) -> Settings | None:
+def read_settings(args: argparse.Namespace) -> "Settings | None":
     """None: the file was refused, and why was said."""
+    from sentinel.settings import Settings
+
     if not args.settings:
         return Settings()
     import sys
