@@ -52,6 +52,7 @@ class _Followed:
         self.reader = reader
         self.last_told: tuple[bool, str] | None = None
         self.heard_s = now.mono_s
+        self.silent_s = SILENT_S
         self.saved: bytes = b""
         self.ended = False
         self.earlier: LogBatch | None = None  # read by a predecessor, not reported by us yet
@@ -110,6 +111,8 @@ class Agent:
                 incarnation=job.incarnation,
             )
             followed = _Followed(job.name, job.incarnation, process, reader, now)
+            if job.policy.hang.after_s is not None:  # what a process does is known before its hang is judged
+                followed.silent_s = min(SILENT_S, job.policy.hang.after_s / 2)
             if (position := _position(blob)) is not None:
                 followed.earlier = _reread(process, rules, position, job.incarnation, now)
             self._followed[job.name, process.rank] = followed
@@ -211,10 +214,8 @@ class Agent:
 
     def _look_at_silent(self, now: Now) -> list[RankReport]:
         """What the processes of silent ranks do: stopped, stuck in the kernel, still reading and writing."""
-        if now.mono_s - self._looked_s < LOOK_S:
-            return []
-        silent = [f for f in self._followed.values() if not f.ended and now.mono_s - f.heard_s > SILENT_S]
-        if not silent:
+        silent = [f for f in self._followed.values() if not f.ended and now.mono_s - f.heard_s > f.silent_s]
+        if not silent or now.mono_s - self._looked_s < min(LOOK_S, *(f.silent_s for f in silent)):
             return []
         self._looked_s = now.mono_s
         reports = []

@@ -48,6 +48,7 @@ log = structlog.get_logger()
 PROOF_RULE = "save-proof"  # the id under which the agent matches the policy's proof pattern
 START_TRIES = 5
 SAVE_CHECK_AFTER_S = 10.0  # a program needs a moment to install its signal handler
+BACK_OFF_LOOK_S = 0.5
 START_SETTLES_S = 10.0  # how long a stop waits for a start that was already ordered
 RECORD_EVERY_S = 30.0  # learnt numbers (last step, baseline) are saved at least so often
 # Ended by our own stop: SIGTERM, SIGKILL, and the exit codes that programs give them.
@@ -569,9 +570,9 @@ class Controller:
         return None
 
     async def _precheck(self, picture: JobPicture, incident: Incident, effect: recovery.DoPrecheck) -> Event:
-        delay_s = effect.not_before_mono_s - self._clock().mono_s
-        if delay_s > 0:
-            await asyncio.sleep(delay_s)
+        # The loop's clock stands while the machine is suspended, ours goes on: look at it again and again.
+        while (delay_s := effect.not_before_mono_s - self._clock().mono_s) > 0:
+            await asyncio.sleep(min(delay_s, BACK_OFF_LOOK_S))
         size, excluded = policy.wanted(picture, incident)
         room = await self._cluster.room(picture.job, size, excluded)
         if room.size == 0:
@@ -615,7 +616,7 @@ class Controller:
             stacks = await self._cluster.stacks(job.name, incident.incarnation, sorted(picture.alive))
         outcome = await self._cluster.stop(job.name, incident.incarnation, effect.grace_s)
         if not outcome.gone:
-            return recovery.StopStuck(outcome.stuck)
+            return recovery.StopStuck(outcome.stuck, stacks)
         self._node.drain(job.name)
         return recovery.StopEnded(self._plan(picture, incident), stacks, picture.timing.last_step)
 

@@ -18,6 +18,7 @@ from sentinel.cli.control import Lock, Presence, listen, write_presence
 from sentinel.clock import boot_id, system_now
 from sentinel.cluster.local.machine import LocalMachine
 from sentinel.cluster.local.processes import read_proc
+from sentinel.cluster.local.stop import STUCK_AFTER_S
 from sentinel.cluster.local.store import LocalStore
 from sentinel.controller import PROOF_RULE, Controller
 from sentinel.core import recovery
@@ -36,6 +37,7 @@ FLUSH_MAIL_S = 15.0
 # A mail's child takes a core for a third of a second, just when the new ranks want to start: it comes after them.
 MAIL_AFTER_S = 1.0
 SAVE_CHECKS_S = 10.0
+MIN_STUCK_AFTER_S = 2.0
 KEEP_RECORDS_S = 30 * 86_400.0
 
 # Exit codes that are not the job's own; docs/exit-codes.md explains them.
@@ -103,7 +105,11 @@ class Session:
         self._notifier: Any = None
         self._metrics = Metrics()
         self._tasks: list[asyncio.Task[None]] = []
-        cluster = LocalMachine(settings.state_path, self._on_exit, self._on_supervisor_lost)
+        # What outlives SIGKILL for as long as the job may take to stop is stuck.
+        stuck_after_s = min(STUCK_AFTER_S, max(MIN_STUCK_AFTER_S, job.policy.graceful_stop_s))
+        cluster = LocalMachine(
+            settings.state_path, self._on_exit, self._on_supervisor_lost, stuck_after_s=stuck_after_s
+        )
         cluster.precheck = self._precheck
         cluster.places = lambda: gpus.inventory(settings.sysfs)
         cluster.environment = lambda out: gpus.cuda_environment(gpus.inventory(settings.sysfs), out)

@@ -70,6 +70,7 @@ class StopEnded(Struct, frozen=True, tag=True):
 
 class StopStuck(Struct, frozen=True, tag=True):
     stuck: tuple[str, ...]
+    stacks: tuple[str, ...] = ()
 
 
 class RanksStarted(Struct, frozen=True, tag=True):
@@ -396,6 +397,7 @@ def _stop_ended(incident: Incident, event: StopEnded, now: Now, terms: Terms) ->
 
 
 def _stop_stuck(incident: Incident, event: StopStuck, now: Now, terms: Terms) -> Result:
+    incident = structs.replace(incident, stacks=event.stacks or incident.stacks)
     sentence = "Processes that cannot be ended: " + "; ".join(event.stuck) + ". A reboot is needed."
     return _close(incident, Phase.FAILED, now, "StopStuck", sentence)
 
