@@ -58,6 +58,23 @@ def save(step):
         os.replace("checkpoint.partial", "checkpoint.json")
 
 
+def meet(step, peers):
+    """Wait for the other ranks at this step, as a collective does."""
+    run = os.environ["SENTINEL_RUN"]
+    with open(f"at.{run}.{RANK}.partial", "w") as file:
+        file.write(str(step))
+    os.replace(f"at.{run}.{RANK}.partial", f"at.{run}.{RANK}")
+    for peer in peers:
+        while True:
+            try:
+                with open(f"at.{run}.{peer}") as file:
+                    if int(file.read()) >= step:
+                        break
+            except OSError:
+                pass
+            time.sleep(0.002)
+
+
 def obey(order, state):
     what, _, value = order.strip().partition(" ")
     if what == "exit":
@@ -122,6 +139,7 @@ def main():
     parser.add_argument("--save-every", type=int, default=0)
     parser.add_argument("--save", choices=("say", "silent", "lock", "never", "end", "none"), default="say")
     parser.add_argument("--loaders", type=int, default=0)
+    parser.add_argument("--together", action="store_true", help="ranks wait for each other at each step")
     parser.add_argument("--at", action="append", default=[], help="STEP:ORDER")
     args = parser.parse_args()
     global asked
@@ -133,9 +151,13 @@ def main():
     note("starts.jsonl", env=env, resumed=step, argv=sys.argv[1:])
     if args.loaders:
         load_data(args.loaders)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    peers = [peer for peer in range(world) if args.together and peer != RANK]
     state = {"step_ms": args.step_ms, "hardware_ms": args.hardware_ms}
     while step < args.steps:
         step += 1
+        if peers:
+            meet(step, peers)
         for order in orders(step, at):
             obey(order, state)
         time.sleep(state["step_ms"] / 1000)

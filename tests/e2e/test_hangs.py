@@ -1,0 +1,154 @@
+"""Hangs of four kinds: a rank that sleeps, spins, is stopped, or is stuck in the kernel."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.box import Box, train, until
+
+TWO = ("--nproc", "2")
+TOGETHER = ("--together", "--save-every", "1")
+POLICY = {
+    "hang": {"after": "1s"},
+    "lostRankGrace": "500ms",
+    "resume": {"maxResumes": 3, "gracefulStop": "2s"},
+}
+
+
+@pytest.mark.parametrize("how", ["sleep", "spin"])
+def test_the_rank_that_stopped_first_is_named_with_its_stack_and_the_job_goes_on(box: Box, how: str) -> None:
+    job = box.run(*train(*TOGETHER), policy=box.policy(**POLICY), options=TWO)
+    box.stepping(lines=10)
+    box.order(1, how)
+    incident = box.phase("Recovered")
+    assert incident.verdict.symptom == "hang"
+    assert incident.verdict.rank == 1
+    assert "ank 0" not in incident.verdict.sentence  # it only waits
+    stack = next(text for text in incident.stacks if text.startswith("rank 1"))
+    assert re.search(r"obey \(.*train\.py", stack), stack
+    assert incident.lost is not None
+    assert incident.lost.steps is not None
+    assert incident.lost.steps <= 3
+    box.stepping(incarnation=2)
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+    box.empty()
+
+
+def test_a_stopped_rank_is_named_and_ended_in_the_policys_time(box: Box) -> None:
+    job = box.run(*train(*TOGETHER), policy=box.policy(**POLICY), options=TWO)
+    box.stepping(lines=10)
+    stopped = box.ranks(2)[0]
+    os.kill(stopped, signal.SIGSTOP)
+    incident = box.phase("Recovered")
+    assert incident.verdict.symptom == "hang"
+    assert incident.verdict.rank == 0
+    assert any(
+        "stopped by a signal" in line for line in (incident.verdict.sentence, *incident.verdict.evidence)
+    )
+    at = {step.phase: step.wall_s for step in incident.steps}
+    assert (
+        at["Prechecking"] - at["Stopping"] < 20
+    )  # not the 30 s of launchers that wait for a SIGTERM to work
+    assert stopped not in box.processes()
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+    box.empty()
+
+
+def test_a_stopped_plain_program_is_a_hang_too(box: Box) -> None:
+    job = box.run(*train("--save-every", "1"), policy=box.policy(**POLICY))
+    box.stepping(lines=5)
+    os.kill(box.ranks(1)[0], signal.SIGSTOP)
+    assert box.phase("Recovered").verdict.symptom == "hang"
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+
+
+def test_an_alert_only_policy_tells_of_a_hang_and_kills_nothing(box: Box) -> None:
+    policy = box.policy(hang={"after": "1s", "action": "Alert"})
+    job = box.run(*train(), policy=policy)
+    box.stepping(lines=5)
+    pid = box.ranks(1)[0]
+    os.kill(pid, signal.SIGSTOP)
+    assert box.phase("KeptRunning").verdict.symptom == "hang"
+    os.kill(pid, signal.SIGCONT)
+    box.stepping(lines=len(box.log().splitlines()) + 5)
+    assert len(box.starts) == 1
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "TorchInductor compiling the model",
+        "saving checkpoint at iteration 5 to /ckpt",
+        "evaluating on 100 samples",
+    ],
+)
+def test_silence_that_the_log_announced_is_no_hang(box: Box, line: str) -> None:
+    said = ("--at", f"6:say {line}", "--at", "6:sleep") if line else ("--at", "6:sleep")
+    job = box.run(*train(*said), policy=box.policy(**POLICY))
+    box.stepping(lines=5)
+    if not line:
+        box.phase("Stopping")
+    else:
+        time.sleep(2.5)  # the silence itself is what is tested
+        assert box.incidents() == []
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+
+
+# ---------------------------------------------------------------- stuck in the kernel
+
+
+@pytest.fixture
+def freezable(box: Box) -> Iterator[Path]:
+    """An ext4 file system of its own; thawed and unmounted in the end."""
+    image, where = box.folder / "image", box.folder / "ext4"
+    where.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(16 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True, capture_output=True)
+    subprocess.run(["mount", "-o", "loop", str(image), str(where)], check=True, capture_output=True)
+    yield where
+    subprocess.run(["fsfreeze", "-u", str(where)], capture_output=True, check=False)
+    box.close()
+    until(
+        lambda: subprocess.run(["umount", str(where)], capture_output=True, check=False).returncode == 0,
+        lambda: str(box.processes()),
+    )
+
+
+def test_a_rank_stuck_in_the_kernel_is_named_and_a_person_told_in_bounded_time(
+    box: Box, freezable: Path
+) -> None:
+    job = box.run(
+        *train(*TOGETHER), policy=box.policy(**POLICY, owner={"emails": ["me@example.com"]}), options=TWO
+    )
+    box.stepping(lines=10)
+    stuck = box.ranks(2)[1]
+    subprocess.run(["fsfreeze", "-f", str(freezable)], check=True)
+    box.order(1, f"write {freezable}/data")
+    assert job.code() == 125
+    incident = box.phase("Failed")
+    assert incident.reason == "StopStuck"
+    assert incident.verdict.rank == 1
+    assert f"{stuck}" in incident.sentence
+    assert "reboot" in incident.sentence
+    assert stuck in box.processes()  # nobody can end it
+    stack = next(text for text in incident.stacks if text.startswith("rank 1"))
+    assert "obey (" in stack or "no Python stack" in stack
+    assert "stuck in the kernel" in str(incident.verdict) or " D" in stack, stack
+    mails = [path.read_text() for path in (box.state / "outbox").glob("*.eml")]
+    assert any("me@example.com" in mail for mail in mails)
+    subprocess.run(["fsfreeze", "-u", str(freezable)], check=True)
+    box.empty()  # the SIGKILL that was sent takes effect
