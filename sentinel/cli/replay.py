@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from sentinel.cli.replay_job import EXIT_RULES, Replay
-    from sentinel.cli.replay_read import LogError, OldLogs, RankReader
+    from sentinel.cli.replay_read import LogError, OldLogs
     from sentinel.cli.tables import complain, put
     from sentinel.config.client import ConfigProblem, load_in_child
     from sentinel.failures import failure_classes
@@ -82,13 +82,8 @@ def main(args: argparse.Namespace) -> int:
         logs = OldLogs(opened, ruleset)
         size = 1 if len(opened) == 1 else max(log.rank for log in opened) + 1
         replay = Replay("replay", asked, failure_classes(), size, logs.start_s)
-        readers: dict[int, RankReader] = {}
         for told in logs.told():
-            reader = readers.get(told.rank)
-            if reader is None:
-                readers = {one.rank: one for one in logs.readers}
-                reader = readers[told.rank]
-            replay.take(told, stamped=not reader.synthetic)
+            replay.take(told)
         source = replay.finish(exits)
     except LogError as error:
         for line in str(error).splitlines():
@@ -180,11 +175,13 @@ def _open(paths: list[str], named: list[tuple[int, str]]) -> "tuple[list[OldLog]
 
 def _number(logs: "Sequence[OldLog]", taken: Collection[int], notes: list[str]) -> None:
     """Ranks by name where every name tells another one, else in the order given."""
-    from sentinel.cli.replay_read import rank_of_name
+    from sentinel.cli.replay_read import is_stream_of_rank, rank_of_name
 
     told = [rank for log in logs if (rank := rank_of_name(log.path)) is not None]
     several = len(logs) + len(taken) > 1
-    if several and len(set(told)) == len(logs) and not set(taken) & set(told):
+    paths = [log.path for log in logs]
+    distinct = len(set(told)) == len(logs) or all(map(is_stream_of_rank, paths))
+    if several and len(told) == len(logs) and distinct and not set(taken) & set(told):
         for log, rank in zip(logs, told, strict=True):
             log.rank = rank
         return

@@ -198,8 +198,7 @@ class Replay:
 
     # ------------------------------------------------------------ folding
 
-    def take(self, told: Told, *, stamped: bool) -> None:
-        """`stamped`: the iterations of this rank carry time stamps."""
+    def take(self, told: Told) -> None:
         at_s = max(told.at_s, self.now_s)
         if told.rank >= self.size:
             self._grow(told.rank)
@@ -211,7 +210,7 @@ class Replay:
             self._report()
         self.now_s = at_s
         if told.iteration is not None:
-            self._iteration(told.rank, told.iteration, stamped)
+            self._iteration(told.rank, told.iteration, told.stamped)
         elif told.match is not None:
             self._match(told.match)
 

@@ -50,6 +50,7 @@ class Told(Struct, frozen=True, gc=False):
     rank: int
     iteration: Iteration | None = None
     match: LogMatch | None = None
+    stamped: bool = True  # the iterations of this log bear time stamps
 
 
 class OldLog:
@@ -127,6 +128,11 @@ def rank_of_name(path: str) -> int | None:
     name = os.path.basename(path)
     found = next((f for pattern in _NAMES if (f := pattern.search(name))), None)
     return int(found.group(1)) if found else None
+
+
+def is_stream_of_rank(path: str) -> bool:
+    """One of torchrun's two logs of a rank, ATTEMPT/RANK/stdout.log and stderr.log."""
+    return _FOLDER.search(path) is not None
 
 
 class _Held:
@@ -212,7 +218,7 @@ class RankReader:
         elif stamp_s is not None:
             self.at_s = max(self.at_s, min(stamp_s, self.log.latest_s))
         told = Iteration(self.at_s, iteration.step, iteration.hardware_ms, iteration.e2e_ms)
-        return Told(self.at_s, self.rank, told)
+        return Told(self.at_s, self.rank, told, None, not self.synthetic)
 
     def _match(self, match: LogMatch) -> Told:
         stamp_s = match.stamp_wall_s

@@ -403,6 +403,10 @@ def test_names_order_and_options_tell_ranks(run: Run, tmp_path: Path) -> None:
     a, b = write(tmp_path, "a.txt", steps(7, 1, 0)), write(tmp_path, "b.txt", steps(8, 1, 0))
     assert [times["last_step"] for times in run(b, a)["ranks"]] == [8, 7]
     assert [times["last_step"] for times in run("-r", f"1={b}", "-r", f"0={a}")["ranks"]] == [7, 8]
+    streams = [
+        write(tmp_path, f"{n}/{name}.log", steps(9, 1, 0)) for n in (0, 1) for name in ("stderr", "stdout")
+    ]
+    assert [times["iterations"] for times in run(*streams)["ranks"]] == [2, 2]
     gap = run("-r", f"2={b}", a)
     assert gap["size"] == 3
     assert "no log of rank 1" in gap["notes"]
