@@ -570,8 +570,8 @@ class Controller:
         return None
 
     async def _precheck(self, picture: JobPicture, incident: Incident, effect: recovery.DoPrecheck) -> Event:
-        # The loop's clock stands while the machine is suspended, ours goes on: look at it again and again.
-        while (delay_s := effect.not_before_mono_s - self._clock().mono_s) > 0:
+        # The loop's clock stands while the machine is suspended and ours goes on: one long sleep would be too long.
+        while (delay_s := effect.not_before_mono_s - self._clock().mono_s) > 0:  # noqa: ASYNC110
             await asyncio.sleep(min(delay_s, BACK_OFF_LOOK_S))
         size, excluded = policy.wanted(picture, incident)
         room = await self._cluster.room(picture.job, size, excluded)
@@ -612,6 +612,7 @@ class Controller:
         if ordered is not None and not ordered.done():
             # The order may still be carried out: a stop before it would miss the ranks.
             await asyncio.wait({ordered}, timeout=START_SETTLES_S)
+            ordered.cancel()
         if effect.stacks:
             stacks = await self._cluster.stacks(job.name, incident.incarnation, sorted(picture.alive))
         outcome = await self._cluster.stop(job.name, incident.incarnation, effect.grace_s)
