@@ -1,0 +1,276 @@
+"""Sentinel is killed, the machine is started again, a GPU goes and comes back: what the next one makes of it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sentinel.cluster.local.store import LocalStore
+from sentinel.core.model import IncidentKind, JobState, Phase, Quarantine, Severity
+from tests.controller_world import World, gpu_fault
+
+
+def held() -> Awaitable[None]:
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    return wait()
+
+
+async def to_stopping(world: World) -> None:
+    world.cluster.hooks["stop"] = held
+    world.ends(1)
+    await world.until(lambda: world.cluster.of("stop"))
+
+
+async def to_prechecking(world: World) -> None:
+    world.cluster.hooks["room"] = held
+    world.ends(1)
+    await world.until(lambda: len(world.cluster.of("room")) == 2)
+
+
+async def to_starting(world: World) -> None:
+    world.cluster.hooks["start"] = held
+    world.ends(1)
+    await world.until(lambda: len(world.cluster.of("start")) == 2)
+
+
+async def to_verifying(world: World) -> None:
+    world.ends(1)
+    await world.phase(Phase.VERIFYING)
+
+
+async def to_looking(world: World) -> None:
+    world.cluster.hooks["room"] = held
+    world.checks(gpu_fault())
+    await world.until(lambda: len(world.cluster.of("room")) == 2)
+
+
+async def to_saving(world: World) -> None:
+    world.checks(gpu_fault())
+    await world.until(lambda: world.cluster.of("signal"))
+
+
+WHERE: dict[str, Callable[[World], Any]] = {
+    "stopping": to_stopping,
+    "prechecking": to_prechecking,
+    "starting": to_starting,
+    "verifying": to_verifying,
+    "looking for room while it steps": to_looking,
+    "saving": to_saving,
+}
+
+
+async def finish(world: World) -> None:
+    """Answer what the recovery waits for, until it has recovered."""
+    world.cluster.hooks.clear()
+    for _ in range(2000):
+        phase = world.store.incidents("j")[-1].phase
+        if phase == Phase.RECOVERED:
+            return
+        if phase == Phase.SAVING and len(world.cluster.of("signal")) > 0:
+            world.prints_proof()
+        if phase == Phase.VERIFYING:
+            world.steps(42, 43)
+        if phase == Phase.PRECHECKING:
+            world.clock.mono_s += 1.0  # a second fault waits for its back-off
+        world.controller.cycle()
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"not recovered: {world.store.incidents('j')[-1].steps}")
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_the_next_sentinel_goes_on_where_the_killed_one_stood_and_counts_once(
+    tmp_path: Path, where: str
+) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        await world.launch()
+        world.steps(41, 42)
+        await WHERE[where](world)
+        before = world.incident
+        await world.again()
+        await finish(world)
+        assert world.incident.id == before.id
+        assert (world.job.used, world.job.incarnation, world.job.incidents) == (1, 2, 1)
+        starts = [incarnation for incarnation, _, _ in world.cluster.of("start")]
+        assert sorted(set(starts)) == [1, 2]
+        assert starts.count(2) == (2 if where == "starting" else 1), "only what was not answered is repeated"
+        stages = [mail.stage for mail in world.incident.mails]
+        assert len(stages) == len(set(stages))
+        await world.controller.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_after_a_reboot_in_any_phase_the_job_is_started_again(tmp_path: Path, where: str) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        await world.launch()
+        world.steps(41, 42)
+        await WHERE[where](world)
+        world.clock.mono_s = 5.0  # the monotonic clock begins anew
+        world.cluster.hooks.clear()
+        await world.again(boot_id="boot-2")
+        await finish(world)
+        assert world.cluster.running == {world.job.incarnation: 2}
+        assert world.incident.boot_id == "boot-2"
+        assert world.job.used == (2 if where in ("starting", "verifying") else 1), (
+            "a start that broke was paid"
+        )
+        await world.controller.close()
+
+    asyncio.run(run())
+
+
+def test_a_reboot_of_a_job_that_ran_well_is_an_infrastructure_fault_with_the_recorded_step(
+    tmp_path: Path,
+) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        await world.launch()
+        world.steps(41, 42)
+        await world.controller.close()  # records what it learnt
+        await world.again(boot_id="boot-2")
+        await finish(world)
+        assert (world.job.used_infrastructure, world.incident.verdict.failure) == (1, "reboot")
+        assert world.incident.failed_step == 42
+        await world.controller.close()
+
+    asyncio.run(run())
+
+
+def test_ranks_that_ended_meanwhile_are_a_fault_for_the_next_sentinel(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        await world.launch()
+        await world.again()
+        world.ends(1, code=3)
+        await world.phase(Phase.VERIFYING)
+        assert world.job.used == 1
+        await world.controller.close()
+
+    asyncio.run(run())
+
+
+def test_what_was_told_is_not_told_again_by_the_next_sentinel(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        await world.launch()
+        await to_looking(world)
+        await world.later(61)
+        await world.phase(Phase.KEPT_RUNNING)
+        await world.again()
+        world.checks(gpu_fault())
+        await asyncio.sleep(0)
+        assert len(LocalStore(world.store.path, read_only=True).incidents("j")) == 1
+        await world.controller.close()
+
+    asyncio.run(run())
+
+
+def test_a_stopped_job_that_was_killed_in_between_stays_stopped(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        await world.launch()
+        world.cluster.hooks["stop"] = held
+        world.end()
+        await world.until(lambda: world.cluster.of("stop"))
+        world.cluster.hooks.clear()
+        await world.again()
+        await world.phase(Phase.ENDED)
+        assert (world.job.state, world.job.exit_code) == (JobState.STOPPED, 130)
+        assert world.incident.kind == IncidentKind.ENDING
+        await world.controller.close()
+
+    asyncio.run(run())
+
+
+# ---------------------------------------------------------------- isolations
+
+
+def isolations(world: World) -> list[Quarantine]:
+    return LocalStore(world.store.path, read_only=True).quarantines(active_only=False)
+
+
+async def moved_off_a_gpu(tmp_path: Path) -> World:
+    world = World(tmp_path)
+    await world.launch()
+    world.steps(41, 42)
+    await to_saving(world)
+    await finish(world)
+    return world
+
+
+def test_a_gpu_that_is_left_for_a_finding_is_recorded_with_what_must_hold_before_it_is_used_again(
+    tmp_path: Path,
+) -> None:
+    async def run() -> None:
+        world = await moved_off_a_gpu(tmp_path)
+        (one,) = isolations(world)
+        assert (one.entity, one.ended_wall_s, one.boot_id) == ("GPU a", None, "boot-1")
+        assert [finding.code for finding in one.findings] == ["XID 79"]
+        assert "RESET_GPU" in one.needs
+        await world.controller.close()
+
+    asyncio.run(run())
+
+
+def test_an_isolation_ends_when_its_findings_are_gone_and_a_later_one_is_another(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = await moved_off_a_gpu(tmp_path)
+        world.checks()
+        (ended,) = isolations(world)
+        assert ended.ended_by == "its findings are gone"
+        assert ended.ended_wall_s == world.clock().wall_s
+        world.clock.mono_s += 10
+        world.checks(gpu_fault())
+        assert [one.ended_wall_s is None for one in isolations(world)] == [False, True]
+        await world.controller.close()
+
+    asyncio.run(run())
+
+
+def test_an_isolation_that_a_person_ends_says_so(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = await moved_off_a_gpu(tmp_path)
+        world.controller.release("GPU a")
+        world.checks()
+        assert [one.ended_by for one in isolations(world)] == ["released by a person"]
+        await world.controller.close()
+
+    asyncio.run(run())
+
+
+def test_after_a_restart_an_isolation_holds_until_its_check_has_looked_again(tmp_path: Path) -> None:
+    """Silence is not health: neither the record ends nor may the job grow."""
+
+    async def run() -> None:
+        world = await moved_off_a_gpu(tmp_path)
+        await world.again()
+        world.report()
+        assert isolations(world)[0].ended_wall_s is None
+        assert not world.picture.entities_back
+        world.checks(gpu_fault())
+        assert not world.picture.entities_back
+        world.checks()
+        assert world.picture.entities_back
+        assert isolations(world)[0].ended_wall_s is not None
+        await world.controller.close()
+
+    asyncio.run(run())
+
+
+def test_a_gpu_with_a_mere_warning_is_not_isolated(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        await world.launch()
+        world.checks(gpu_fault(severity=Severity.WARNING))
+        assert isolations(world) == []
+        assert world.store.incidents("j") == []
+        await world.controller.close()
+
+    asyncio.run(run())
