@@ -243,9 +243,10 @@ def test_a_fixed_hang_time_is_obeyed(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_job_expires_in_the_middle_of_its_log(run: Run, tmp_path: Path) -> None:
-    log = write(tmp_path, "train.log", steps(1, 100, 0))
-    (expiry,) = run(log, "--policy", policy(tmp_path, "  maxDuration: 1m\n"))["story"]
+    log = write(tmp_path, "train.log", steps(1, 100, 0) + steps(101, 5, 4000))
+    expiry, hang = run(log, "--policy", policy(tmp_path, "  maxDuration: 1m\n"))["story"]
     assert (expiry["reason"], expiry["outcome"]) == ("Expired", "Ended")
+    assert hang["reason"] == "Hang"  # the log went on, and so does the story
 
 
 # ---------------------------------------------------------------- ends
@@ -259,6 +260,13 @@ def test_a_collective_timeout_on_several_ranks_names_the_silent_one(run: Run, tm
     assert (verdict["failure"], verdict["rank"]) == ("nccl-timeout", 2)
     assert "did not join a collective operation" in verdict["sentence"]
     assert seen["rules"][0]["ranks"] == [0, 1, 3]
+    # the watchdog's stamp names no year: it is of the log's, not of the day on which the log is looked at
+    assert seen["end_s"] - seen["start_s"] == pytest.approx(17 * 60 + 8.4, abs=0.1)
+
+
+def test_the_log_of_one_rank_may_bear_that_ranks_prefix(run: Run, tmp_path: Path) -> None:
+    seen = run(write(tmp_path, "rank-3.log", steps(1, 30, 7200) + WATCHDOG.format(3)))
+    assert (seen["size"], seen["ended"]["verdict"]["rank"]) == (1, 0)
 
 
 def test_out_of_gpu_memory_is_not_restarted(run: Run, tmp_path: Path) -> None:
