@@ -2,10 +2,11 @@
 
 Both start the same two ranks: `python -I -S -c` that writes CLOCK_BOOTTIME as its first statement (the start of
 the interpreter, about 10 ms, is in both numbers and drops out of their difference), then meets the other rank
-over TCP at MASTER_PORT, then steps. The two jobs run side by side and are killed in turn. Seconds count from
+over TCP at MASTER_PORT, and then at each step. The two jobs run side by side and are killed in turn. Seconds count from
 just before the SIGKILL of one rank to the last new rank's first statement.
 """
 
+import itertools
 import os
 import signal
 import statistics
@@ -18,42 +19,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.bench.harness import Row, at_least, at_most, paired_difference
-from tests.bench.subject import Subject, boottime_s
+from tests.bench.subject import COMMAND, Subject, boottime_s
 
 RANKS = 2
 DEADLINE_S = 30.0
 SETTLE_S = 0.4  # between kills: the ranks step, the recovery is verified
 ABOVE_BARE_S = 0.020
-
-RANK = """
-import os, time
-os.write(1, b'%.6f\\n' % time.clock_gettime(time.CLOCK_BOOTTIME))
-import socket
-rank, port = int(os.environ['RANK']), int(os.environ['MASTER_PORT'])
-if rank == 0:
-    server = socket.create_server(('127.0.0.1', port))
-    server.settimeout(20)
-    peer, _ = server.accept()
-else:
-    end = time.monotonic() + 20
-    while True:
-        try:
-            peer = socket.create_connection(('127.0.0.1', port))
-            break
-        except ConnectionRefusedError:
-            if time.monotonic() > end: raise
-            time.sleep(0.002)
-peer.sendall(b'x')
-assert peer.recv(1) == b'x'
-os.write(1, b'met at %d\\n' % port)
-step = int(os.environ['SENTINEL_INCARNATION']) * 1000
-while True:
-    step += 1
-    os.write(1, b'step: %d  loss: 1.250000  tps: 5,120\\n' % step)
-    os.write(1, b'this iteration hardware time is 20.521 and e2e time is 50.125 ms.\\n')
-    time.sleep(0.05)
-"""
-COMMAND = (sys.executable, "-I", "-S", "-c", RANK)
 
 # The floor: nothing but fork, exec, wait, kill, and once more. Prints each rank's pid.
 BARE = """
@@ -170,7 +141,7 @@ def run(quick: bool = False) -> list[Row]:
     bare_s, own_s, ports = measure(kills)
     above = paired_difference(bare_s, own_s)
     own, bare = statistics.median(own_s), statistics.median(bare_s)
-    fresh = sum(a != b for a, b in zip(ports, ports[1:], strict=False))
+    fresh = sum(a != b for a, b in itertools.pairwise(ports))
     spread = f"bare; difference {above.low * 1000:.0f} to {above.high * 1000:.0f} ms (95 %)"
     return [
         at_most("rank death → new ranks, median above bare", ABOVE_BARE_S, above.median, "s"),

@@ -16,12 +16,50 @@ from typing import Any, Self
 from sentinel.cluster.local.status import Status, read_status
 from sentinel.cluster.local.store import LocalStore
 from sentinel.core.model import Incident
+from tests.bench.harness import process_tree
 
 SENTINEL = str(Path(sys.executable).with_name("sentinel"))
 NAME = "bench"
 # Budgets are raised so that a bench may break a job more often than an owner would accept.
 RESUME = {"maxResumes": 1000, "gracefulStop": "5s"}
 CAPS = {"maxResumes": 1000}
+
+
+# Two ranks. The first statement tells when the program began (interpreter's own start, about 10 ms, included);
+# then they meet over TCP, and again at each step, twenty times a second.
+RANK = """
+import os, time
+os.write(1, b'%.6f\\n' % time.clock_gettime(time.CLOCK_BOOTTIME))
+import socket
+rank, port = int(os.environ['RANK']), int(os.environ['MASTER_PORT'])
+if rank == 0:
+    server = socket.create_server(('127.0.0.1', port))
+    server.settimeout(20)
+    peer, _ = server.accept()
+else:
+    end = time.monotonic() + 20
+    while True:
+        try:
+            peer = socket.create_connection(('127.0.0.1', port))
+            break
+        except ConnectionRefusedError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.002)
+peer.settimeout(None)
+step = int(os.environ['SENTINEL_INCARNATION']) * 10000
+while True:
+    peer.sendall(b'x')
+    if peer.recv(1) != b'x':
+        raise ConnectionResetError('Connection reset by peer')
+    if step % 10000 == 0:
+        os.write(1, b'met at %d\\n' % port)
+    step += 1
+    os.write(1, b'step: %d  loss: 1.250000  tps: 5,120\\n' % step)
+    os.write(1, b'this iteration hardware time is 20.521 and e2e time is 50.125 ms.\\n')
+    time.sleep(0.05)
+"""
+COMMAND = (sys.executable, "-I", "-S", "-c", RANK)
 
 
 class Subject:
@@ -53,7 +91,12 @@ class Subject:
         environment = {**os.environ, "SENTINEL_STATE_DIR": str(self.folder / "state")}
         with open(self.folder / "out", "wb") as out, open(self.folder / "err", "wb") as err:
             self._process = subprocess.Popen(
-                self._command, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+                self._command,
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
             )
         return self
 
@@ -95,8 +138,6 @@ class Subject:
 
     def own_processes(self) -> list[int]:
         """Sentinel, its children, and the job's supervisor: not the ranks."""
-        from tests.bench.harness import process_tree
-
         status = self.status()
         return [*process_tree(self.pid), *([status.header.supervisor] if status else [])]
 
