@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sentinel.core.model import Phase
-from tests.chaos.world import ChaosJob, MailServer, check_mails, kill, seeded, wait_for
+from tests.chaos.world import ChaosJob, MailServer, check_mails, kill, processes_of, seeded, wait_for
 
 
 @pytest.fixture
@@ -138,6 +139,57 @@ def test_of_two_that_attach_at_once_exactly_one_protects(
         for one in both:
             one.kill()
             one.wait()
+
+
+# ---------------------------------------------------------------- what a successor must know
+
+
+def test_a_rank_that_fell_silent_before_its_sentinel_was_killed_is_a_hang(
+    tmp_path: Path, server: MailServer
+) -> None:
+    job = ChaosJob("job", tmp_path, tmp_path / "state", server.port)
+    (job.root / "policy.yaml").write_text(job.policy.replace("after: 2s", "after: 8s"))
+    log = job.folder / "logs/1/rank-1.log"
+    try:
+        job.run()
+        wait_for(lambda: job.stepping(1), "the job steps")
+        job.hurt(1, "stopped", rank=1)
+        wait_for(
+            lambda: job.log_read_to(1, 1) == log.stat().st_size, "all that it said was read", pause_s=0.1
+        )
+        assert job.open_phase() is None
+        job.kill_sentinel()
+        job.take_over()
+        recovers(job, server)
+        assert job.incidents()[0].verdict.failure == "hang"
+        assert job.incidents()[0].verdict.rank == 1
+    finally:
+        job.end()
+
+
+def test_the_last_words_of_a_rank_that_died_while_nobody_looked_decide(
+    tmp_path: Path, server: MailServer
+) -> None:
+    job = ChaosJob("job", tmp_path, tmp_path / "state", server.port)
+    go = tmp_path / "go"
+    text = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\nimport no_such_module"
+    job.command = [sys.executable, "-I", "-S", "-c", text]
+    try:
+        job.run()
+        wait_for(lambda: len(processes_of(job.name, job.state)) == 2, "both ranks run")
+        job.kill_sentinel()
+        go.touch()
+        wait_for(lambda: not processes_of(job.name, job.state), "both ranks end")
+        job.take_over()
+        assert job.sentinel is not None
+        assert job.sentinel.wait(timeout=60) == 1
+        record = job.record()
+        assert (record.incarnation, record.used, record.state) == (1, 0, "error")
+        assert job.incidents()[0].verdict.failure == "import-error"
+        assert job.incidents()[0].phase is Phase.FAILED
+        assert check_mails(server, [job]) == 0
+    finally:
+        job.end()
 
 
 # ---------------------------------------------------------------- a full disk

@@ -149,6 +149,7 @@ class ChaosJob:
         self.hit_step = 0
         self._messages = 0
         self._alive = os.open(self.work / "alive", os.O_RDWR | os.O_CREAT)
+        self.command = [sys.executable, "-I", "-S", str(Path(trainer.__file__)), str(self.work)]
         self._write_machine()
         mail = {"host": "127.0.0.1", "port": mail_port, "tls": "none", "perHour": 10_000} if mail_port else {}
         self._settings = {
@@ -189,9 +190,8 @@ class ChaosJob:
             )
 
     def _run_words(self, *options: str) -> list[str]:
-        command = [sys.executable, "-I", "-S", str(Path(trainer.__file__)), str(self.work)]
         files = ["--settings", "settings.yaml", "--policy", "policy.yaml"]
-        return ["run", *files, "--name", self.name, "--nproc", str(SIZE), *options, "--", *command]
+        return ["run", *files, "--name", self.name, "--nproc", str(SIZE), *options, "--", *self.command]
 
     def run(self) -> None:
         self.sentinel = self._spawn(*self._run_words())
@@ -308,6 +308,12 @@ class ChaosJob:
         """Where the recovery that is under way stands; None: plain running."""
         rows = self._rows("SELECT data FROM incidents WHERE job = ? AND closed_s IS NULL")
         return msgspec.json.decode(rows[-1], type=_Glance).phase if rows else None
+
+    def log_read_to(self, incarnation: int, rank: int) -> int:
+        """The offset up to which a predecessor has read the rank's log, as it would tell a successor."""
+        query = f"SELECT data FROM positions WHERE job = ? AND incarnation = {incarnation} AND rank = {rank}"
+        rows = self._rows(query)
+        return int(json.loads(rows[0])["file"]["offset"]) if rows else 0
 
     # ------------------------------------------------------------ what must hold
 
