@@ -170,11 +170,11 @@ def main():
             save(step)
         if asked and args.save != "never":
             asked = False
-            if args.save == "lock":
+            if args.save == "lock" and RANK == 0:
                 open("saving.lock", "w").close()
                 time.sleep(0.3)
             save(step)
-            if args.save == "lock":
+            if args.save == "lock" and RANK == 0:
                 os.unlink("saving.lock")
             if args.save == "say":
                 say(f"wrote the model of step {step}")

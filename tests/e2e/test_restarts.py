@@ -1,0 +1,131 @@
+"""Restarting: within its budget, not for ever, smaller and larger again, and with a sentence that says it all."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.box import Box, train, until
+
+CARDS = ("0000:18:00.0", "0000:3b:00.0")
+
+
+def test_every_restart_says_what_happened_what_it_cost_and_what_is_left(box: Box) -> None:
+    job = box.run(
+        *train("--save-every", "5"), policy=box.policy(restart={"maxRestarts": 3}), options=("--nproc", "2")
+    )
+    box.stepping(lines=12)
+    os.kill(box.ranks(2)[1], signal.SIGKILL)
+    box.phase("Recovered")
+    told = until(lambda: re.search(r"job-0001 recovered: .*", job.err)).group()  # type: ignore[union-attr]
+    found = re.search(
+        r"recovered: Rank 1 was lost .*SIGKILL.* Cause: [a-z ]+\. Rank 1\. Last step (\d+)\. Resumed from step (\d+)\. "
+        r"Lost (\d+) steps and (\d+\.\d) s\. Restarts: 1 used, 2 left\.",
+        told,
+    )
+    assert found, told
+    last, resumed, lost = (int(found[n]) for n in (1, 2, 3))
+    assert lost == last - resumed
+    assert resumed % 5 == 0
+    assert box.starts[-1]["resumed"] == resumed
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+
+
+def test_the_budget_ends_a_job_with_the_code_of_its_last_failure(box: Box) -> None:
+    policy = box.policy(restart={"maxRestarts": 1})
+    job = box.run(*train("--save-every", "1"), policy=policy)
+    box.stepping()
+    os.kill(box.ranks(1)[0], signal.SIGKILL)
+    box.stepping(incarnation=2)
+    box.phase("Recovered")
+    os.kill(box.ranks(1)[0], signal.SIGKILL)
+    assert job.code() == 128 + signal.SIGKILL
+    assert box.phase("Exhausted").id == "job-0002"
+    record = box.job()
+    assert record is not None
+    assert (record.state, record.incarnation, record.left) == ("error", 2, 0)
+    box.empty()
+
+
+def test_a_job_that_fails_at_the_same_step_with_no_newer_checkpoint_is_given_up_early(box: Box) -> None:
+    policy = box.policy(restart={"maxRestarts": 10})
+    job = box.run(*train("--at", "5:exit 9"), policy=policy)
+    assert job.code(60) == 9
+    record = box.job()
+    assert record is not None
+    assert record.incarnation < 6
+    assert record.reason == "NoProgress"
+    assert "at step 4 with no newer checkpoint" in record.sentence
+
+
+@pytest.fixture
+def two_cards(box: Box) -> Path:
+    """A machine with two GPUs, as sysfs shows them, and a kernel log of its own. Returns the kernel log."""
+    for address in CARDS:
+        device = box.folder / "sys/bus/pci/devices" / address
+        device.mkdir(parents=True)
+        for name, value in (("vendor", "0x10de"), ("class", "0x030200"), ("device", "0x2330")):
+            (device / name).write_text(value + "\n")
+    log = box.folder / "kmsg"
+    log.touch()
+    box.settings(sysfs=str(box.folder / "sys"), kernelLog=str(log))
+    return log
+
+
+def xid(log: Path, number: int) -> None:
+    with log.open("a") as file:
+        file.write(
+            f"6,{number},{1000 + number},-;NVRM: Xid (PCI:{CARDS[0][:-2]}): 79, GPU has fallen off the bus.\n"
+        )
+
+
+def test_a_job_comes_back_smaller_without_a_broken_gpu_and_grows_when_it_is_well_again(
+    box: Box, two_cards: Path
+) -> None:
+    checkpoint = {"timeout": "10s", "proof": {"logPattern": "wrote the model"}}
+    policy = box.policy(
+        resume={"maxResumes": 5, "gracefulStop": "2s", "checkpoint": checkpoint},
+        elastic={"minNodes": 1},
+        precheck={"checks": ["gpu"]},
+    )
+    job = box.run(*train(), policy=policy, options=("--nproc", "2"))
+    box.stepping()
+    box.ranks(2)
+    xid(two_cards, 1)
+    smaller = box.phase("Recovered")
+    assert smaller.verdict.entity == f"GPU {CARDS[0]}"
+    assert "79" in str(smaller.verdict.evidence) + smaller.verdict.sentence
+    record = box.job()
+    assert record is not None
+    assert (record.size, record.original_size, record.excluded) == (1, 2, (f"GPU {CARDS[0]}",))
+    second = box.starts[2]["env"]
+    assert (second["WORLD_SIZE"], second["CUDA_VISIBLE_DEVICES"]) == ("1", "1")
+    assert len(box.starts) == 3
+    done = box.sentinel("release", "job", f"GPU {CARDS[0]}")
+    assert done.returncode == 0, done.stderr
+    box.phase("Recovered", at_least=2)
+    grown = box.job()
+    assert grown is not None
+    assert (grown.size, grown.excluded) == (2, ())
+    until(lambda: len(box.starts) == 5)
+    assert {s["env"]["WORLD_SIZE"] for s in box.starts[3:]} == {"2"}
+    assert "CUDA_VISIBLE_DEVICES" not in box.starts[4]["env"]
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+
+
+def test_a_job_that_is_not_elastic_is_kept_running_where_no_gpu_is_free(box: Box, two_cards: Path) -> None:
+    checkpoint = {"timeout": "10s", "proof": {"logPattern": "wrote the model"}}
+    policy = box.policy(resume={"checkpoint": checkpoint}, precheck={"checks": ["gpu"]})
+    job = box.run(*train(), policy=policy, options=("--nproc", "2"))
+    box.stepping()
+    xid(two_cards, 1)
+    incident = box.phase("KeptRunning")
+    assert incident.reason == "NoRoom"
+    assert len(box.starts) == 2
+    assert box.noted("signals") == []
+    job.send(signal.SIGINT)
+    assert job.code() == 130

@@ -1,0 +1,148 @@
+"""Saving: who is asked, what proves it, and what follows where nothing does."""
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from tests.e2e.box import Box, train, until
+
+PROOFS = {
+    "say": {"logPattern": r"wrote the model of step \d+"},
+    "silent": {"fileAppears": "checkpoint.json"},
+    "lock": {"fileGone": "saving.lock"},
+}
+SLOW = {"maxHardwareRatio": 0.66, "over": 10, "action": "RescheduleAndAlert"}  # the job prints 0.6635
+
+
+def resume(proof: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
+    checkpoint = {"timeout": "20s", **({"proof": proof} if proof else {}), **more}
+    return {"maxResumes": 3, "gracefulStop": "1s", "checkpoint": checkpoint}
+
+
+@pytest.mark.parametrize("how", ["say", "silent", "lock"])
+def test_a_save_is_proved_by_a_line_a_file_that_appears_or_one_that_goes(box: Box, how: str) -> None:
+    job = box.run(
+        *train("--save", how), policy=box.policy(resume=resume(PROOFS[how])), options=("--nproc", "2")
+    )
+    box.stepping()
+    box.ranks(2)
+    job.send(signal.SIGTERM)
+    assert job.code() == 75
+    incident = box.phase("Ended")
+    assert incident.save is not None
+    assert {"say": "wrote the model", "silent": "checkpoint.json", "lock": "saving.lock"}[
+        how
+    ] in incident.save.proved_by
+    record = box.job()
+    assert record is not None
+    assert record.checkpoint is not None
+    assert record.checkpoint.proof == incident.save.proved_by
+    assert (box.work / "checkpoint.json").exists()
+    assert {s["rank"] for s in box.noted("signals")} == {0, 1}
+
+
+def test_forked_data_loaders_that_inherit_the_handler_get_no_signal(box: Box) -> None:
+    job = box.run(
+        *train("--loaders", "2"), policy=box.policy(resume=resume(PROOFS["say"])), options=("--nproc", "2")
+    )
+    box.stepping()
+    until(
+        lambda: len(box.processes()) >= 8, lambda: str(box.processes())
+    )  # us, supervisor, 2 ranks, 4 loaders
+    job.send(signal.SIGTERM)
+    assert job.code() == 75
+    assert box.phase("Ended").save.proved_by  # type: ignore[union-attr]
+    kinds = [s["kind"] for s in box.noted("signals")]
+    assert kinds == ["rank", "rank"]
+    box.empty()
+
+
+def test_a_program_without_a_handler_is_said_and_never_signalled(box: Box) -> None:
+    job = box.run(*train("--save", "none"), policy=box.policy(resume=resume(PROOFS["say"])))
+    job.said("not save-capable: rank 0 does not catch SIGUSR1")
+    assert box.status()["save_note"].startswith("not save-capable")
+    job.send(signal.SIGTERM)
+    assert job.code() == 75
+    incident = box.phase("Ended")
+    assert incident.save is not None
+    assert "does not catch SIGUSR1" in incident.save.skipped
+    assert "User defined signal" not in box.log()
+
+
+def test_without_a_named_proof_ranks_that_end_count_and_the_record_says_that_nothing_proved_it(
+    box: Box,
+) -> None:
+    job = box.run(*train("--save", "end"), policy=box.policy(resume=resume()))
+    box.stepping()
+    job.send(signal.SIGTERM)
+    assert job.code() == 75  # the exit code 0 of the ranks is no success of the job
+    incident = box.phase("Ended")
+    assert incident.save is not None
+    assert not incident.save.proved_by
+    assert any("no proof was asked for" in step.sentence for step in incident.steps)
+    assert box.job().state == "stopped"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("unproved", "phase", "starts"), [("keep", "KeptRunning", 1), ("move", "Recovered", 2)]
+)
+def test_a_save_that_nothing_proves_keeps_the_job_or_moves_it_as_asked(
+    box: Box, unproved: str, phase: str, starts: int
+) -> None:
+    asked = resume(PROOFS["say"], timeout="1s", ifUnproved=unproved)
+    program = train("--save", "never", "--save-every", "1", "--step-ms", "10")
+    job = box.run(*program, policy=box.policy(resume=asked, performance=SLOW))
+    incident = box.phase(phase)
+    assert any("not proved within 1 s" in step.sentence for step in incident.steps)
+    assert len(box.starts) == starts
+    box.stepping(incarnation=starts)
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+
+
+def test_nobody_is_asked_to_save_when_a_rank_is_lost(box: Box) -> None:
+    job = box.run(
+        *train("--save-every", "1"), policy=box.policy(resume=resume(PROOFS["say"])), options=("--nproc", "2")
+    )
+    box.stepping()
+    os.kill(box.ranks(2)[1], signal.SIGKILL)
+    box.phase("Recovered")
+    assert box.noted("signals") == []
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+
+
+def test_a_rank_that_is_lost_while_the_others_save_ends_the_wait(box: Box) -> None:
+    job = box.run(
+        *train("--save", "never"), policy=box.policy(resume=resume(PROOFS["say"])), options=("--nproc", "2")
+    )
+    box.stepping()
+    pids = box.ranks(2)
+    job.send(signal.SIGTERM)
+    until(lambda: len(box.noted("signals")) == 2)
+    began = time.monotonic()
+    os.kill(pids[1], signal.SIGKILL)
+    assert job.code() == 75
+    assert time.monotonic() - began < 15  # of the 20 s that the save had
+    incident = box.phase("Ended")
+    assert incident.save is not None
+    assert "lost" in incident.save.skipped
+    box.empty()
+
+
+def test_the_restarted_program_is_told_that_it_resumes_and_from_what(box: Box) -> None:
+    policy = box.policy(resume=resume(PROOFS["say"]), performance=SLOW)
+    job = box.run(*train("--step-ms", "10"), policy=policy)
+    incident = box.phase("Recovered")
+    assert incident.save is not None
+    assert "SENTINEL_RESUME" not in box.starts[0]["env"]
+    env, saved = box.starts[1]["env"], incident.save
+    assert (env["SENTINEL_RESUME"], env["SENTINEL_RESTARTS"]) == ("1", "1")
+    assert env["SENTINEL_CHECKPOINT_STEP"] == str(saved.step)
+    assert env["SENTINEL_CHECKPOINT_PROOF"] == saved.proved_by
+    assert box.starts[1]["resumed"] == saved.step
+    job.send(signal.SIGINT)
+    assert job.code() == 130
