@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from sentinel.cli.replay_job import EXIT_RULES, Replay
+    from sentinel.cli.replay_exits import EXIT_RULES
+    from sentinel.cli.replay_job import Replay
     from sentinel.cli.replay_read import LogError, OldLogs
     from sentinel.cli.tables import complain, put
     from sentinel.config.client import ConfigProblem, load_in_child

@@ -1,29 +1,23 @@
 """What Sentinel would have seen and decided: the same picture, policy, triage and recovery over told lines."""
 
-import re
 from collections.abc import Mapping
 
 from msgspec import Struct, structs
 
+from sentinel.cli.replay_exits import TEARDOWN, exits_told
+from sentinel.cli.replay_paper import Foreseen, foresee
 from sentinel.cli.replay_read import Told
-from sentinel.core import budget, policy, recovery
+from sentinel.core import policy
 from sentinel.core.model import (
-    Incident,
-    IncidentKind,
     Iteration,
     JobState,
     LogMatch,
-    LogRule,
     Now,
-    Phase,
     Policy,
     ProtectedJob,
     RankExit,
     RankReport,
-    SaveResult,
-    Step,
     Symptom,
-    Verdict,
 )
 from sentinel.core.performance import Histogram, RankTiming
 from sentinel.core.policy import JobPicture
@@ -34,50 +28,9 @@ REPORT_S = 0.1  # a match waits so long for what belongs to it, as the agent pol
 # of the policy; where no threshold is set and no peers can be compared, once in so many iterations.
 LOOKS = 5
 UNWATCHED = 100
+ENDING_S = 10.0  # other logs may tell iterations of the moment in which a rank ended
 QUIET_S = 30.0  # a shorter silence is no hang unless the policy says so
 MATCHES_OF_A_RULE = 3  # shown, of each rule
-
-# Launchers that tell how a rank ended. Their patterns are matched with the log rules.
-EXIT_RULES = (
-    LogRule(
-        id="replay-torchrun-exit",
-        pattern=r"failed \(exitcode: -?\d+\) local_rank: \d+",
-        failure="activity:exit",
-        source="torch.distributed.elastic multiprocessing/api.py",
-        literal="failed (exitcode: ",
-    ),
-    LogRule(
-        id="replay-srun-exit",
-        pattern=r"srun: error: \S+: tasks? [\d,-]+: (?:Exited with exit code \d+|Killed|Segm|Aborted|Bus error)",
-        failure="activity:exit",
-        source="Slurm srun",
-        literal="srun: error: ",
-    ),
-)
-_TORCHRUN = re.compile(r"\(exitcode: (-?\d{1,5})\) local_rank: (\d{1,5})")
-_SRUN = re.compile(
-    r"tasks? (\d[\d,-]{0,100}): (?:Exited with exit code (\d{1,3})|(Killed|Segmentation|Aborted|Bus error))"
-)
-ENDING_S = 10.0  # other logs may tell iterations of the moment in which a rank ended
-TEARDOWN = (9, 15)  # after a first end these are the launcher's doing
-_SIGNALS = {"Killed": 9, "Segmentation": 11, "Aborted": 6, "Bus error": 7}
-
-
-class Foreseen(Struct, frozen=True, kw_only=True):
-    """One decision, and what would have followed. `at_s`: Unix seconds, or seconds since the log's beginning."""
-
-    at_s: float
-    reason: str
-    kind: str
-    sentence: str
-    verdict: Verdict | None
-    step: int | None
-    then: tuple[Step, ...] = ()
-    outcome: str = ""  # the last phase that would have been reached; "Verifying": it was started again
-    plan: str = ""  # in words
-    restarts_left: int | None = None
-    save: str = ""
-    grace_s: float | None = None
 
 
 class RuleSeen(Struct, kw_only=True):
@@ -317,7 +270,7 @@ class Replay:
             self._seen.add(key)
             if decision.key:
                 self.picture.told.add(decision.key)
-            self.decisions.append(self._foresee(decision))
+            self._foresee(decision)
 
     def _key(self, decision: policy.Open) -> str:
         """The old log went on whatever was decided: each thing is told once, a hang once in each place."""
@@ -325,53 +278,10 @@ class Replay:
             return f"{decision.reason}@{sum(seen.iterations for seen in self.ranks.values())}"
         return decision.key or decision.reason
 
-    def _foresee(self, decision: policy.Open) -> Foreseen:
-        """Let the recovery run on paper: room, save and start are taken to succeed."""
-        picture, now = self.picture, self._now
-        job = picture.job
-        incident = policy.open_incident(picture, decision, now, "")
-        terms = policy.terms(job.policy)
-        begin = recovery.Begin(decision.reason, decision.sentence)
-        moved, effects = recovery.step(incident, begin, now, terms)
-        settled = policy.settle(job, None, moved, now)
-        while (event := self._outcome(settled, moved, effects, now)) is not None:
-            before = moved
-            moved, effects = recovery.step(moved, event, now, terms)
-            settled = policy.settle(settled, before, moved, now)
+    def _foresee(self, decision: policy.Open) -> None:
+        told, settled = foresee(self.picture, decision, self._now)
+        self.decisions.append(told)
         self._keep_books(settled)
-        return Foreseen(
-            at_s=now.mono_s,
-            reason=decision.reason,
-            kind=decision.kind.value,
-            sentence=decision.sentence,
-            verdict=moved.verdict if decision.kind != IncidentKind.ENDING else decision.verdict,
-            step=picture.timing.last_step,
-            then=moved.steps,
-            outcome=moved.phase.value,
-            plan=_plan_sentence(moved),
-            restarts_left=budget.restarts_left(picture.job, now),
-            save=_save_words(job.policy, moved),
-            grace_s=None if decision.kind == IncidentKind.NOTICE else moved.grace_s,
-        )
-
-    def _outcome(
-        self, job: ProtectedJob, incident: Incident, effects: tuple[recovery.Effect, ...], now: Now
-    ) -> recovery.Event | None:
-        for effect in effects:
-            if isinstance(effect, recovery.DoPrecheck):
-                return recovery.PrecheckPassed(incident.size, incident.excluded, "Room is taken for granted.")
-            if isinstance(effect, recovery.DoSave):
-                if job.policy.resume is None or job.policy.resume.checkpoint is None:
-                    why = "the policy names no checkpoint signal"
-                    return recovery.SaveEnded(SaveResult(skipped=why), False, f"Not saved: {why}.")
-                return recovery.SaveEnded(SaveResult(), True, "The save is taken to succeed.")
-            if isinstance(effect, recovery.DoStop):
-                last = self.picture.timing.last_step
-                plan = budget.plan(job, incident, incident.verdict, last, now)
-                return recovery.StopEnded(plan, (), last)
-            if isinstance(effect, recovery.DoStart):
-                return recovery.RanksStarted("The start is taken to succeed.")
-        return None
 
     def _keep_books(self, settled: ProtectedJob) -> None:
         """Budgets go on as if the recovery had happened; the job goes on as the log says."""
@@ -419,7 +329,7 @@ class Replay:
                 picture.timing.exited(gone.rank)
         decision = policy.decide(picture, self._now)
         if isinstance(decision, policy.Open):
-            self.decisions.append(self._foresee(decision))
+            self._foresee(decision)
         elif isinstance(decision, policy.Finish):
             verdict = picture.verdict(self._now) if picture.failed_exits else None
             self.decisions.append(
@@ -464,51 +374,3 @@ class Replay:
             return dict(self._told_exits), "log"
         assumed = self._assumed()
         return assumed, "assumed" if assumed else "unknown"
-
-
-def exits_told(line: str, at_s: float) -> list[RankExit]:
-    """How a launcher's line says that ranks ended."""
-    if found := _TORCHRUN.search(line):
-        code, gone = int(found.group(1)), int(found.group(2))
-        return [_exit(gone, code, at_s)]
-    found = _SRUN.search(line)
-    if found is None:
-        return []
-    code = int(found.group(2)) if found.group(2) else -_SIGNALS[found.group(3)]
-    return [_exit(gone, code, at_s) for gone in _ranks(found.group(1))]
-
-
-def _exit(rank: int, code: int, at_s: float) -> RankExit:
-    """A negative code is a signal, as Python's subprocess tells it."""
-    if code < 0:
-        return RankExit(rank=rank, incarnation=1, at_s=at_s, signal=-code)
-    return RankExit(rank=rank, incarnation=1, at_s=at_s, code=code)
-
-
-def _ranks(text: str) -> list[int]:
-    """ "0,2-5" as Slurm writes sets of tasks."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if first.isdigit():
-            found += range(int(first), min(int(last) if last.isdigit() else int(first), 65_536) + 1)
-    return found
-
-
-def _plan_sentence(incident: Incident) -> str:
-    """The line of the story that says whether and how it goes on."""
-    if incident.phase.final:
-        return incident.sentence
-    for entry in reversed(incident.steps):
-        if entry.phase in (Phase.PRECHECKING, Phase.STARTING) and entry.reason != "PrecheckPassed":
-            return entry.sentence
-    return incident.sentence
-
-
-def _save_words(asked: Policy, incident: Incident) -> str:
-    if not any(entry.phase == Phase.SAVING for entry in incident.steps):
-        return ""
-    checkpoint = asked.resume.checkpoint if asked.resume else None
-    if checkpoint is None:
-        return "no checkpoint signal in the policy"
-    return f"{checkpoint.signal} to {checkpoint.ranks} ranks, at most {checkpoint.timeout_s:.0f} s"

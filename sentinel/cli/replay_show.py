@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from sentinel.cli.replay_job import Foreseen, RankSeen, Replay, RuleSeen
+from sentinel.cli.replay_job import RankSeen, Replay, RuleSeen
+from sentinel.cli.replay_paper import Foreseen
 from sentinel.cli.replay_read import OldLogs
 from sentinel.cli.tables import pairs, table
 from sentinel.core.model import Policy, Step
