@@ -23,6 +23,8 @@ SILENT_S = 2.0
 LOOK_S = 2.0
 # Reading a log to its end is bounded: a job that writes faster than we read must not hold up its recovery.
 DRAIN_BYTES = 64 << 20
+# So is waiting for its end: a rotated log is left after two empty polls, one that is gone never ends.
+EMPTY_POLLS = 5
 # A successor reads so much again of what its predecessor had read: it must know how far each rank had come (one
 # that never prints again would otherwise never count as hung) and what it had said before it died.
 REREAD_BYTES = 256 << 10
@@ -155,10 +157,11 @@ class Agent:
             if followed.job != job or followed.ended:
                 continue
             final = rank is not None and followed.rank == rank
-            left = DRAIN_BYTES
-            while left > 0:
+            left, empty = DRAIN_BYTES, 0
+            while left > 0 and empty < EMPTY_POLLS:
                 batch = self._read(followed, now, reports, matches, final=final)
-                left -= max(1, len(batch.data))
+                left -= len(batch.data)
+                empty = 0 if batch.data else empty + 1
                 if batch.caught_up:
                     break
         return reports, matches

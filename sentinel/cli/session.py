@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import structlog
-from msgspec import structs
+from msgspec import structs, to_builtins
 
 from sentinel.agent import Agent
 from sentinel.checks import gpus
@@ -328,7 +328,7 @@ class Session:
         )
 
     async def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What `stop`, `extend` and `attach` ask over the control socket."""
+        """What `stop`, `extend`, `attach` and, where there is no page, `status` ask over the control socket."""
         what = request.get("do")
         policy = self._controller.pictures[self.name].job.policy
         if what == "stop":
@@ -355,6 +355,8 @@ class Session:
                 "ok": ended > 0,
                 "text": text if ended else f"no finding of {entity!r} (there are: {known})",
             }
+        if what == "view":
+            return {"ok": True, "view": to_builtins(self.view())}
         if what == "handover":
             self._handed_over = True
             self._ended.set()

@@ -1,10 +1,11 @@
 """`sentinel status [NAME]`: all jobs of this machine in a table, or one of them with its whole story.
 
 What stands in the records is joined with live numbers from the page of the Sentinel that protects the
-job, if one does. Nothing is changed: the state file is opened read-only.
+job, if one does (without a page: from its control socket). Nothing is changed: the state file is opened read-only.
 """
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from sentinel.cli import presence
+from sentinel.cli.control import ask
 from sentinel.cli.tables import complain, pairs, put, silence_stdout, table, unknown_job
 from sentinel.clock import boot_id, system_now
 from sentinel.cluster.local.store import LocalStore
@@ -92,6 +94,10 @@ def _view(job: ProtectedJob, store: LocalStore, state_dir: Path) -> View:
             live = None  # a Sentinel of another version: the records have to do
         if live is not None and live.name == job.name:
             return live
+    if found is not None and not found.url:  # it was told to serve no page
+        told = ask(state_dir / "jobs" / job.name, {"do": "view"}, presence.ANSWER_S)
+        with contextlib.suppress(msgspec.ValidationError, TypeError):
+            return msgspec.convert(told["view"] if told and told.get("ok") else None, View)
     return build_view(
         job,
         now=system_now(),

@@ -3,11 +3,16 @@
 import os
 import resource
 import subprocess
+import sys
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+
+import pytest
 
 from sentinel.cluster.local.store import LocalStore
 from sentinel.core.model import JobState, Launch, Policy, ProtectedJob
-from tests.e2e.box import SENTINEL, Box
+from tests.e2e.box import SENTINEL, Box, until
 
 
 def never_started(box: Box, *command: str, incarnation: int = 0) -> None:
@@ -71,3 +76,50 @@ def test_too_few_descriptors_are_said_in_one_line(box: Box) -> None:
     assert done.returncode == 74
     assert "Too many open files" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+STEPS = """
+import os, time
+for step in range(100000):
+    line = f" iteration {step}/ 100000 | elapsed time per iteration (ms): 50.0 |"
+    os.write(1, line.encode() + bytes([10]))
+    if os.path.exists("end"):
+        os._exit(0)
+    time.sleep(0.05)
+"""
+
+
+def remove(log: Path) -> None:
+    log.unlink()
+
+
+def replace_by_fifo(log: Path) -> None:
+    log.unlink()
+    os.mkfifo(log)
+
+
+def replace_by_directory(log: Path) -> None:
+    log.unlink()
+    log.mkdir()
+
+
+def truncate(log: Path) -> None:
+    log.write_bytes(b"")
+
+
+def fill_with_noise(log: Path) -> None:
+    with open(log, "ab") as file:
+        file.write(os.urandom(1 << 20).replace(b"\n", b" ") * 3)
+
+
+@pytest.mark.parametrize("spoil", [remove, replace_by_fifo, replace_by_directory, truncate, fill_with_noise])
+def test_a_job_runs_to_its_end_whatever_becomes_of_its_log(box: Box, spoil: Callable[[Path], None]) -> None:
+    running = box.run(sys.executable, "-SEc", STEPS)
+    until(lambda: "iteration 3/" in box.log(), box.story)
+    spoil(box.state / "jobs/job/logs/1/rank-0.log")
+    if spoil is remove:
+        until(lambda: any("rank 0" in mode for mode in box.status()["degraded"]), lambda: str(box.status()))
+    (box.work / "end").touch()
+    assert running.code() == 0, running.err
+    assert box.job().state == JobState.SUCCEEDED
+    assert "Traceback" not in running.err
