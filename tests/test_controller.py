@@ -402,6 +402,30 @@ def test_ctrl_c_twice_asks_for_the_stop_again_at_once_and_the_first_outcome_is_i
     assert world.ended == ["j"]
 
 
+def test_the_outcome_of_an_effect_that_cannot_be_cancelled_comes_too_late(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        async def stubborn() -> StopOutcome:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                pass
+            return StopOutcome(gone=False, stuck=("pid 42",))
+
+        world.cluster.hooks["stop"] = stubborn
+        world.end(30.0)
+        await world.until(lambda: world.cluster.of("stop"))
+        gate = asyncio.Event()
+        world.cluster.hooks["stop"] = gate.wait
+        world.end(0.0)
+        await world.until(lambda: len(world.cluster.of("stop")) == 2)
+        await asyncio.sleep(0.02)
+        assert world.incident.phase == Phase.STOPPING
+        gate.set()
+        await world.phase(Phase.ENDED)
+
+    play(tmp_path, scene)
+
+
 def test_a_stop_in_the_middle_of_a_start_waits_for_the_order_that_cannot_be_called_back(
     tmp_path: Path,
 ) -> None:

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from sentinel.cluster.local.store import LocalStore
-from sentinel.core.model import IncidentKind, JobState, Phase, Quarantine, Severity
+from sentinel.core.model import (
+    CheckResult,
+    CheckState,
+    IncidentKind,
+    JobState,
+    Phase,
+    Quarantine,
+    Severity,
+)
 from tests.controller_world import World, gpu_fault
 
 
@@ -251,7 +259,7 @@ def test_after_a_restart_an_isolation_holds_until_its_check_has_looked_again(tmp
     async def run() -> None:
         world = await moved_off_a_gpu(tmp_path)
         await world.again()
-        world.report()
+        world.report(checks=(CheckResult(check="disk", state=CheckState.OK),))
         assert isolations(world)[0].ended_wall_s is None
         assert not world.picture.entities_back
         world.checks(gpu_fault())

@@ -4,11 +4,12 @@ import pytest
 from msgspec import structs
 
 from sentinel.core import budget, policy, recovery
-from sentinel.core.budget import BACKOFF_MAX_S, START_TRIES, plan_after_stop, restarts_left
+from sentinel.core.budget import BACKOFF_MAX_S, plan_after_stop, restarts_left
 from sentinel.core.model import (
     Budget,
     Cause,
     Failure,
+    Incident,
     IncidentKind,
     Now,
     Phase,
@@ -87,9 +88,14 @@ def test_every_restart_says_what_it_costs_and_what_is_left() -> None:
 
 
 def test_the_budget_is_absolute_for_both_causes_together() -> None:
-    for used in ({"used_job": 3}, {"used_infrastructure": 3}, {"used_job": 1, "used_infrastructure": 2}):
+    exhausting: tuple[dict[str, object], ...] = (
+        {"used_job": 3},
+        {"used_infrastructure": 3},
+        {"used_job": 1, "used_infrastructure": 2},
+    )
+    for used in exhausting:
         for failure in ("user-exit", "gpu-hardware"):
-            plan = plan_after_stop(job(**used), of(failure), 40, NOW)
+            plan = plan_after_stop(job(None, **used), of(failure), 40, NOW)
             assert (plan.restart, plan.exhausted, plan.reason) == (False, True, "BudgetExhausted")
 
 
@@ -175,7 +181,7 @@ def test_a_gpu_that_is_to_blame_is_avoided_and_one_that_the_program_broke_is_not
 # ---------------------------------------------------------------- what the incident adds
 
 
-def forced(**more: object) -> recovery.Incident:
+def forced(**more: object) -> Incident:
     return ev.incident(IncidentKind.FORCED, phase=Phase.STOPPING, **more)
 
 
@@ -190,9 +196,9 @@ def test_a_start_that_did_not_come_up_is_not_judged_again_by_the_budget_that_it_
 def test_starts_that_never_come_up_end_after_some_tries_with_longer_pauses() -> None:
     plans = [
         budget.plan(job(), forced(paid=True, failed_starts=n), ev.verdict(), None, NOW)
-        for n in range(1, START_TRIES + 1)
+        for n in range(1, recovery.START_TRIES + 1)
     ]
-    assert [p.restart for p in plans] == [True] * (START_TRIES - 1) + [False]
+    assert [p.restart for p in plans] == [True] * (recovery.START_TRIES - 1) + [False]
     delays = [p.delay_s for p in plans if p.restart]
     assert delays == sorted(delays)
     assert delays[0] < delays[-1] <= BACKOFF_MAX_S
@@ -223,12 +229,12 @@ def test_the_step_that_the_drained_logs_tell_is_the_one_that_counts() -> None:
 # ---------------------------------------------------------------- the books
 
 
-def settle(who: ProtectedJob, before: recovery.Incident, event: recovery.Event) -> ProtectedJob:
+def settle(who: ProtectedJob, before: Incident, event: recovery.Event) -> ProtectedJob:
     after, _ = recovery.step(before, event, NOW, policy.terms(who.policy))
     return policy.settle(who, before, after, NOW)
 
 
-def prechecking(verdict: Verdict, **more: object) -> recovery.Incident:
+def prechecking(verdict: Verdict, **more: object) -> Incident:
     given = {"steps": (), "deadline_mono_s": 9e9, "verdict": verdict, "phase": Phase.PRECHECKING}
     return ev.incident(IncidentKind.FORCED, **(given | more))
 

@@ -318,7 +318,7 @@ def test_a_restart_policy_is_told_that_a_slow_job_cannot_be_moved() -> None:
 
 
 def observed(**more: object) -> JobPicture:
-    return seen(rules(mode="observe", hang=Hang(after_s=30.0), performance=slow(), **more))
+    return seen(rules(resume=True, mode="observe", hang=Hang(after_s=30.0), performance=slow(), **more))
 
 
 def test_observe_mode_tells_of_everything_and_touches_nothing() -> None:
@@ -490,7 +490,7 @@ def test_ranks_that_step_on_after_a_late_save_and_end_have_succeeded() -> None:
 
 
 def verifying(*, failed_step: int | None = 100, best_step: int | None = 100, **more: object) -> JobPicture:
-    picture = in_phase(Phase.VERIFYING, failed_step=failed_step, **more)
+    picture = in_phase(Phase.VERIFYING, IncidentKind.FORCED, failed_step=failed_step, **more)
     picture.job = structs.replace(picture.job, best_step=best_step)
     return picture
 

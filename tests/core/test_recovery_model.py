@@ -10,14 +10,17 @@ from sentinel.core import budget, policy, recovery
 from sentinel.core.model import (
     Budget,
     Cause,
+    Checkpoint,
     Incident,
     IncidentKind,
     JobState,
     Lost,
     Now,
     Phase,
+    Policy,
     ProtectedJob,
     Restartable,
+    Resume,
     SaveResult,
     Symptom,
     Verdict,
@@ -25,8 +28,9 @@ from sentinel.core.model import (
 from sentinel.core.recovery import Effect, Event
 from tests.core import recovery_events as ev
 
-POLICY = msgspec.structs.replace(
-    ev.RESUMABLE, resume=msgspec.structs.replace(ev.RESUMABLE.resume, max_resumes=6, max_job=4)
+POLICY = Policy(
+    resume=Resume(max_resumes=6, max_job=4, graceful_stop_s=60.0, checkpoint=Checkpoint(timeout_s=120.0)),
+    restart=None,
 )
 TERMS = policy.terms(POLICY)
 
