@@ -1,0 +1,104 @@
+"""Logs, files and state that go wrong under a running job: it lives, and what is degraded is said."""
+
+import os
+import signal
+from pathlib import Path
+
+from tests.e2e.box import Box, Running, train, until
+
+
+def page(box: Box) -> None:
+    box.settings(listen="127.0.0.1:0")  # degraded modes of logs are told live
+
+
+def end(job: Running) -> None:
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+    assert "Traceback" not in job.err
+
+
+def log_path(box: Box) -> Path:
+    return box.state / "jobs/job/logs/1/rank-0.log"
+
+
+def test_a_truncated_log_is_read_on_and_said(box: Box) -> None:
+    page(box)
+    job = box.run(*train())
+    box.stepping(lines=60)  # so long that the program cannot fill it again between two looks
+    os.truncate(log_path(box), 0)
+    until(lambda: "The log of rank 0: truncated." in [e.sentence for e in box.events()])
+    step = box.status()["step"]
+    until(lambda: (box.status()["step"] or 0) > step + 20)
+    assert box.incidents() == []
+    end(job)
+
+
+def test_a_log_that_was_removed_is_said_and_its_silence_is_no_hang(box: Box) -> None:
+    page(box)
+    job = box.run(*train(), policy=box.policy(hang={"after": "1s"}))
+    box.stepping()
+    log_path(box).unlink()
+    until(lambda: any("rank 0" in m for m in box.status()["degraded"]), lambda: str(box.status()))
+    assert len(box.starts) == 1
+    assert box.incidents() == []
+    end(job)
+
+
+def test_a_job_that_prints_binary_and_endless_lines_is_protected_like_any_other(box: Box) -> None:
+    noise = "head -c 3000000 /dev/urandom; head -c 2000000 /dev/zero | tr '\\0' x; printf '\\n'"
+    job = box.run("sh", "-c", f'{noise}; exec "$@"', "-", *train("--save-every", "1"))
+    box.stepping()
+    os.kill(box.ranks(1)[0], signal.SIGKILL)
+    box.stepping(incarnation=2)
+    incident = box.phase("Recovered")
+    assert incident.failed_step is not None
+    end(job)
+
+
+def test_a_checkpoint_directory_that_is_missing_is_an_unproved_save_and_no_lost_job(box: Box) -> None:
+    checkpoint = {"timeout": "1s", "proof": {"fileAppears": "no/such/directory/*.pt"}}
+    job = box.run(*train(), policy=box.policy(resume={"gracefulStop": "2s", "checkpoint": checkpoint}))
+    box.stepping()
+    job.send(signal.SIGTERM)
+    assert job.code() == 75
+    incident = box.phase("Ended")
+    assert any("not proved within 1 s" in step.sentence for step in incident.steps)
+    assert "Traceback" not in job.err
+
+
+def test_a_state_file_that_is_damaged_under_a_running_sentinel_loses_nothing(box: Box) -> None:
+    job = box.run(*train("--save-every", "1"))
+    box.stepping()
+    with open(box.state / "state.db", "r+b") as file:
+        file.write(os.urandom(65536))
+    os.kill(box.ranks(1)[0], signal.SIGKILL)
+    box.stepping(incarnation=2)
+    job.said("recovered:")
+    end(job)
+    view = box.status()
+    assert (view["state"], view["incarnation"]) == ("stopped", 2)
+    assert [i["phase"] for i in view["incidents"]] == ["Ended", "Recovered"]
+    assert list(box.state.glob("state.db.damaged-*"))
+
+
+def test_a_state_file_that_was_damaged_while_nobody_looked_is_said_and_the_ranks_live(box: Box) -> None:
+    job = box.run(*train())
+    box.stepping()
+    pid = box.ranks(1)[0]
+    job.kill()
+    for path in box.state.glob("state.db*"):
+        path.write_bytes(os.urandom(4096))
+    again = box.attach()
+    assert again.code() == 1
+    assert "Traceback" not in again.err
+    assert "damaged" in again.err or "unreadable" in again.err or "set aside" in again.err, again.err
+    assert box.ranks() == {0: pid}
+
+
+def test_a_state_directory_that_is_removed_costs_no_job(box: Box) -> None:
+    job = box.run(*train("--steps", "60"))
+    box.stepping()
+    for path in box.state.glob("state.db*"):
+        path.unlink()
+    assert job.code() == 0
+    assert "Traceback" not in job.err
