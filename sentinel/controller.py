@@ -29,6 +29,7 @@ from sentinel.core.model import (
     ProvedCheckpoint,
     Quarantine,
     RankExit,
+    RankReport,
     Report,
     SaveResult,
     Severity,
@@ -294,6 +295,7 @@ class Controller:
         for rank in report.ranks:
             picture = self.pictures.get(rank.job)
             if picture is not None:
+                self._note_log_problem(picture, rank)
                 picture.timing.fold(rank)
                 if rank.state:
                     picture.timing.observe_state(rank.rank, rank.state)
@@ -315,6 +317,15 @@ class Controller:
         # Iterations alone, five times a second, wait for the next turn: deciding costs more than folding them.
         if report.exits or report.matches or changed:
             self.cycle()
+
+    def _note_log_problem(self, picture: JobPicture, rank: RankReport) -> None:
+        """A log that was truncated is read on a moment later: only an event still tells of it."""
+        key = f"log:{rank.rank}:{rank.log_problem}"
+        if rank.log_problem in ("", "not there yet") or key in picture.told:
+            return
+        picture.told.add(key)
+        text = f"The log of rank {rank.rank}: {rank.log_problem}."
+        self._event(picture.job, "LogProblem", text, warning=True)
 
     def _fold_match(self, match: LogMatch, report: Report) -> None:
         for name, picture in self.pictures.items():

@@ -23,7 +23,7 @@ from sentinel.cluster.local.store import LocalStore
 from sentinel.controller import PROOF_RULE, Controller
 from sentinel.core import recovery
 from sentinel.core.budget import restarts_left
-from sentinel.core.model import JobState, LogRule, ProtectedJob, RankExit
+from sentinel.core.model import JobState, LogRule, ProtectedJob, RankExit, StageMail
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.failures import failure_classes
 from sentinel.metrics import Metrics
@@ -103,6 +103,7 @@ class Session:
         self._rules: Any = None
         self._server: Any = None
         self._notifier: Any = None
+        self._leftovers: Any = None
         self._metrics = Metrics()
         self._tasks: list[asyncio.Task[None]] = []
         # What outlives SIGKILL for as long as the job may take to stop is stuck.
@@ -204,12 +205,14 @@ class Session:
 
     def _start_services(self) -> None:
         """What is not needed to start a rank comes after: mail, page, checks."""
+        from sentinel.cli.leftovers import Leftovers
         from sentinel.effects.notify import Notifier
 
+        self._leftovers = Leftovers(self._store, self._settings.state_path, self.name)
         self._notifier = Notifier(
             self._settings,
-            self._controller.pending_mail,
-            self._controller.record_mail,
+            lambda: self._controller.pending_mail() + self._leftovers.pending(),
+            self._record_mail,
             log_paths=lambda job: self._log_paths(),
         )
         self._store.prune(system_now().wall_s - KEEP_RECORDS_S)
@@ -265,6 +268,7 @@ class Session:
         self._cluster.close()
         with contextlib.suppress(OSError):
             os.unlink(self._folder / "sentinel.json")
+        self._store.verify()
         self._store.close()
         self._lock.release()
 
@@ -400,6 +404,7 @@ class Session:
             if now.mono_s - checks_saved_s >= SAVE_CHECKS_S:
                 checks_saved_s = now.mono_s
                 self._save_checks()
+                self._store.verify()
             await asyncio.sleep(LIVE_S)
 
     def _update_metrics(self, picture: Any) -> None:
@@ -477,6 +482,10 @@ class Session:
         )
 
     # ------------------------------------------------------------ helpers
+
+    def _record_mail(self, incident_id: str, mail: StageMail) -> None:
+        if not self._leftovers.record(incident_id, mail):
+            self._controller.record_mail(incident_id, mail)
 
     @property
     def _checks_key(self) -> str:

@@ -76,7 +76,8 @@ def collect(state_dir: Path, name: str | None = None) -> tuple[list[View], tuple
     try:
         jobs = store.jobs()
         if name is not None and name not in {job.name for job in jobs}:
-            raise _UnknownJob(unknown_job(name, (job.name for job in jobs), str(state_dir)))
+            known = unknown_job(name, (job.name for job in jobs), str(state_dir))
+            raise _UnknownJob("; ".join((known, *store.degraded)))  # a job may be in what cannot be read
         wanted = [job for job in jobs if name in (None, job.name)]
         wanted.sort(key=lambda job: (job.state.final, -job.created_wall_s, job.name))
         return [_view(job, store, state_dir) for job in wanted], store.degraded

@@ -11,6 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -173,6 +174,17 @@ class LocalStore:
         if written:
             self._keep_ballast()
         return written
+
+    def verify(self) -> None:
+        """Read the file as a newcomer would: what a connection holds in memory hides damage from it."""
+
+        def look() -> None:
+            self._ready()
+            with closing(connect_read_only(self.path, self._busy_ms())) as db:
+                db.execute("SELECT count(*) FROM jobs").fetchone()
+
+        if self._attempt(look):
+            self.flush()
 
     def prune(self, older_than_wall_s: float) -> int:
         """Drop closed incidents, ended quarantines, and jobs that ended before then with all that is theirs.
