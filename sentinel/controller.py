@@ -100,6 +100,7 @@ class Controller:
         self._effects: dict[str, asyncio.Task[None]] = {}  # job -> the effect of its open incident
         self._starts: dict[str, asyncio.Task[list[RankProcess]]] = {}  # job -> its last start
         self._quarantines = {one.entity: one for one in records.quarantines()}
+        self._isolated: set[str] = set()  # entities that this Sentinel isolated
         self._released: set[str] = set()  # entities that a person released
         self._watches: dict[str, ProofWatch] = {}
         self._save_checked: dict[str, int] = {}  # job -> incarnation whose handlers were looked at
@@ -217,6 +218,7 @@ class Controller:
                     self._metrics.effect_failed("DoStart", permanent=not left)
                     if not left:
                         raise PermanentError(f"the start failed: {error}", "StartFailed") from None
+                    self._say(picture.job.name, f"the start failed, tries again: {error}")
                     await asyncio.sleep(error.delay_s)
                 if self._ended_unstarted(picture):
                     return None
@@ -372,6 +374,7 @@ class Controller:
         changed = quarantine.changes(
             self._quarantines,
             left_out,
+            self._isolated,
             [finding for found in self._findings.values() for finding in found],
             self._findings.keys(),
             self._released,
@@ -381,8 +384,10 @@ class Controller:
         for record in changed:
             if record.ended_wall_s is None:
                 self._quarantines[record.entity] = record
+                self._isolated.add(record.entity)
             else:
                 del self._quarantines[record.entity]
+                self._isolated.discard(record.entity)
                 self._released.discard(record.entity)
             log.info("isolation", entity=record.entity, needs=record.needs, ended_by=record.ended_by or None)
         return changed
@@ -588,6 +593,8 @@ class Controller:
         room = await self._cluster.room(picture.job, size, excluded)
         if room.size == 0:
             return recovery.PrecheckRefused(room.reason, room.sentence)
+        if short := policy.too_small(incident, room.size):
+            return recovery.PrecheckRefused("NoRoom", short)
         return recovery.PrecheckPassed(room.size, room.excluded, room.sentence)
 
     async def _save(self, picture: JobPicture, incident: Incident) -> Event:

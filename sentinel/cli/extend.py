@@ -17,9 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     settings = read_settings(args)
-    store = open_store(settings) if settings is not None else None
-    if settings is None or store is None:
+    if settings is None:
         return 78
+    store = open_store(settings)
+    if store is None:
+        return 73
     job = store.job(args.name)
     if job is None or job.state.final:
         say(f"no running job {args.name!r} in {settings.state_path}")

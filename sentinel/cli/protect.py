@@ -118,6 +118,7 @@ def open_store(settings: Settings) -> LocalStore | None:
     """None where the state cannot be used at all; why was said."""
     from sentinel.errors import PermanentError
 
+    journal.configure(None)  # what the store logs must not land in what the command prints
     try:
         settings.state_path.mkdir(parents=True, exist_ok=True, mode=0o700)
         store = LocalStore(settings.state_path / "state.db")

@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
@@ -36,6 +36,7 @@ LIVE_S = 0.5
 FLUSH_MAIL_S = 15.0
 # A mail's child takes a core for a third of a second, just when the new ranks want to start: it comes after them.
 MAIL_AFTER_S = 1.0
+SERVICE_PAUSE_S = 1.0  # before a service that broke begins again
 SAVE_CHECKS_S = 10.0
 MIN_STUCK_AFTER_S = 2.0
 KEEP_RECORDS_S = 30 * 86_400.0
@@ -106,6 +107,7 @@ class Session:
         self._leftovers: Any = None
         self._metrics = Metrics()
         self._tasks: list[asyncio.Task[None]] = []
+        self._broken: dict[str, str] = {}  # part of Sentinel -> how it broke last
         # What outlives SIGKILL for as long as the job may take to stop is stuck.
         stuck_after_s = min(STUCK_AFTER_S, max(MIN_STUCK_AFTER_S, job.policy.graceful_stop_s))
         cluster = LocalMachine(
@@ -145,6 +147,7 @@ class Session:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._unhandled)
         picture = self._controller.add(self._job, self._store.incidents(self.name))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._signalled, number)
@@ -220,25 +223,54 @@ class Session:
         kept = self._store.positions(self._checks_key).get((0, 0))
         if kept is not None:
             self._checks.restore(kept)
-        for run in (self._agent.run(), self._checks.run(), self._notifier.run(), self._serve(), self._show()):
-            self._tasks.append(asyncio.create_task(run))
+        services = {
+            "logs": self._agent.run,
+            "checks": self._checks.run,
+            "mail": self._notifier.run,
+            "page": self._serve,
+            "display": self._show,
+        }
+        for part, work in services.items():
+            self._tasks.append(asyncio.create_task(self._kept(part, work), name=part))
 
     async def _loop(self) -> None:
         ended = asyncio.create_task(self._ended.wait())
         try:
             while not ended.done():
-                self._controller.cycle()
-                for task in self._tasks:
-                    if task.done() and not task.cancelled() and task.exception() is not None:
-                        # A service that broke is said and counted; the protection of the job goes on.
-                        log.error("service_broke", error=repr(task.exception()))
-                        self._metrics.exception("service")
-                        self._terminal.say(f"a part of Sentinel broke and is off: {task.exception()!r}")
-                        self._tasks.remove(task)
-                        break
-                await asyncio.wait((ended,), timeout=self._pause_s())
+                pause_s = CYCLE_S
+                try:
+                    self._controller.cycle()
+                    pause_s = self._pause_s()
+                except Exception as error:  # the named boundary: a job must not lose its protection for it
+                    log.exception("control_loop_broke")
+                    self._broke("control loop", error)
+                await asyncio.wait((ended,), timeout=pause_s)
         finally:
             ended.cancel()
+
+    async def _kept(self, part: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """A service that breaks begins again."""
+        while True:
+            try:
+                return await work()
+            except Exception as error:  # the named boundary of a service
+                log.exception("service_broke", service=part)
+                self._broke(part, error)
+                await asyncio.sleep(SERVICE_PAUSE_S)
+
+    def _broke(self, part: str, error: BaseException) -> None:
+        """Counted each time, said once, and named in `status`; the protection of the job goes on."""
+        self._metrics.exception(part)
+        note = f"a part of Sentinel broke and began again ({part}): {error!r}"
+        if part not in self._broken:
+            self._terminal.say(note)
+        self._broken[part] = note
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What broke in a callback of the loop; asyncio would print a traceback."""
+        error = context.get("exception") or RuntimeError(context["message"])
+        log.error("event_broke", exc_info=error)
+        self._broke("events", error)
 
     def _pause_s(self) -> float:
         """Until the next turn of the loop: a hang is judged when its time is up, not a quarter second later."""
@@ -438,7 +470,7 @@ class Session:
         problems = [
             f"log of rank {r.rank}: {r.log_problem}" for r in picture.timing.ranks.values() if r.log_problem
         ]
-        return (*self._store.degraded, *picture.job.degraded, *problems)
+        return (*self._store.degraded, *self._broken.values(), *picture.job.degraded, *problems)
 
     def view(self) -> Any:
         from sentinel.web.view import Protector, RankRow, build_view

@@ -25,9 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     settings = read_settings(args)
-    store = open_store(settings) if settings is not None else None
-    if settings is None or store is None:
+    if settings is None:
         return 78
+    store = open_store(settings)
+    if store is None:
+        return 73
     job = store.job(args.name)
     if job is None:
         known = ", ".join(sorted(j.name for j in store.jobs())) or "none"

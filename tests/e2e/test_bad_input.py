@@ -123,3 +123,51 @@ def test_a_job_runs_to_its_end_whatever_becomes_of_its_log(box: Box, spoil: Call
     assert running.code() == 0, running.err
     assert box.job().state == JobState.SUCCEEDED
     assert "Traceback" not in running.err
+
+
+BREAKER = """
+import os
+from sentinel.core import policy
+decide = policy.decide
+def broken(picture, now):
+    if os.path.exists("break"):
+        raise RuntimeError("boom")
+    return decide(picture, now)
+policy.decide = broken
+"""
+
+
+def test_a_part_of_sentinel_that_breaks_is_named_and_goes_on_protecting(box: Box, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BREAKER)
+    box.env["PYTHONPATH"] = str(tmp_path)
+    running = box.run(sys.executable, "-SEc", STEPS)
+    until(lambda: "iteration 3/" in box.log(), box.story)
+    (box.work / "break").touch()
+    until(lambda: any("boom" in mode for mode in box.status()["degraded"]), lambda: str(box.status()))
+    (box.work / "break").unlink()
+    os.kill(next(pid for pid, line in box.processes().items() if "-SEc" in line and "run" not in line), 9)
+    until(lambda: "iteration 3/" in box.log(incarnation=2), box.story)
+    (box.work / "end").touch()
+    assert running.code() == 0, running.err
+    assert "Traceback" not in running.err
+    assert running.err.count("boom") <= 2, "said once for each part"
+
+
+def test_what_is_said_of_a_damaged_state_is_not_mixed_into_the_jobs_output(box: Box) -> None:
+    box.state.mkdir()
+    (box.state / "state.db").write_bytes(os.urandom(20_000))
+    running = box.run("echo", "hello")
+    assert running.code() == 0, running.err
+    assert "was damaged" in running.err
+    assert running.out == "hello\n"
+    assert list(box.state.glob("state.db.damaged-*")), "the damaged file is kept"
+
+
+def test_what_an_earlier_job_of_the_name_left_running_is_said(box: Box) -> None:
+    assert box.run("sh", "-c", "setsid sleep 600 & exit 0").code() == 0
+    again = box.run("true")
+    again.said("processes of an earlier incarnation still run")
+    for pid, line in box.processes().items():
+        if line.startswith("sleep"):
+            os.kill(pid, 9)
+    assert again.code() == 0, again.err
