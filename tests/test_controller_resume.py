@@ -242,6 +242,43 @@ def test_an_isolation_ends_when_its_findings_are_gone_and_a_later_one_is_another
     asyncio.run(run())
 
 
+def test_an_isolation_of_a_gpu_that_the_job_could_not_leave_ends_too(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        await world.launch()
+        await to_looking(world)
+        await world.later(61)
+        await world.phase(Phase.KEPT_RUNNING)
+        assert [one.ended_wall_s for one in isolations(world)] == [None]
+        world.checks()
+        assert isolations(world)[0].ended_by == "its findings are gone"
+        await world.controller.close()
+
+    asyncio.run(run())
+
+
+def test_an_isolation_by_another_sentinel_is_left_to_it_until_the_machine_was_started_again(
+    tmp_path: Path,
+) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        for entity, boot in (("GPU x", "boot-1"), ("GPU y", "boot-0")):
+            theirs = Quarantine(
+                entity=entity, since_wall_s=1.0, findings=(gpu_fault(entity),), needs="", boot_id=boot
+            )
+            world.store.save(quarantines=[theirs])
+        await world.launch()
+        await world.again()
+        world.checks()
+        assert {one.entity: one.ended_by for one in isolations(world)} == {
+            "GPU x": "",
+            "GPU y": "the machine was started again, and its findings are gone",
+        }
+        await world.controller.close()
+
+    asyncio.run(run())
+
+
 def test_an_isolation_that_a_person_ends_says_so(tmp_path: Path) -> None:
     async def run() -> None:
         world = await moved_off_a_gpu(tmp_path)

@@ -524,7 +524,8 @@ def open_incident(picture: JobPicture, decision: Open, now: Now, boot_id: str) -
 def wanted(picture: JobPicture, incident: Incident) -> tuple[int, tuple[str, ...]]:
     """(ranks, entities to avoid) of the next incarnation. An elastic job comes back as large as there is room."""
     job = picture.job
-    excluded = () if picture.entities_back else incident.excluded
+    back = job.excluded if picture.entities_back else ()  # what this incident flees stays out
+    excluded = tuple(entity for entity in incident.excluded if entity not in back)
     if incident.kind == IncidentKind.CHOSEN:
         return incident.size, incident.excluded
     if job.elastic_frozen:
@@ -532,6 +533,18 @@ def wanted(picture: JobPicture, incident: Incident) -> tuple[int, tuple[str, ...
     if job.policy.elastic is not None and job.policy.elastic.allow_grow:
         return job.original_size, excluded
     return incident.from_size, excluded
+
+
+def too_small(incident: Incident, size: int) -> str:
+    """Why room for `size` ranks is no reason to stop a job that steps; empty where it is one.
+
+    Only a failing GPU is worth coming back smaller: a slow job would be slower, one that grows must be larger.
+    """
+    if incident.kind != IncidentKind.CHOSEN:
+        return ""
+    slow = incident.verdict.symptom == Symptom.SLOW and size < incident.size
+    grows = incident.verdict.symptom == Symptom.RESIZE and size <= incident.from_size
+    return f"There is room for {size} of {incident.size} ranks only." if slow or grows else ""
 
 
 def resume_env(job: ProtectedJob, incident: Incident) -> dict[str, str]:

@@ -19,14 +19,16 @@ def isolates(finding: Finding) -> bool:
 def changes(
     active: Mapping[str, Quarantine],
     left_out: Collection[str],
+    own: Collection[str],
     findings: Sequence[Finding],
     checks: Collection[str],
     released: Collection[str],
     now: Now,
     boot_id: str,
 ) -> list[Quarantine]:
-    """The records that begin, change or end now. `left_out`: entities that the next ranks must not use;
-    `checks`: those that have reported since Sentinel started, `released`: entities that a person released.
+    """The records that begin, change or end now. `left_out`: entities that the next ranks must not use; `own`:
+    those that this Sentinel isolated; `checks`: those that have reported since it started; `released`: entities
+    that a person released.
 
     Silence is not health: an isolation ends only when each check that began it has looked again.
     """
@@ -53,7 +55,7 @@ def changes(
             if _keys(found) - _keys(record.findings):
                 changed.append(structs.replace(record, findings=found, needs=_needs(found)))
             continue
-        ours = entity in left_out or record.boot_id != boot_id  # another Sentinel's are its own to end
+        ours = entity in left_out or entity in own or record.boot_id != boot_id  # others end theirs
         if ours and {finding.check for finding in record.findings} <= set(checks):
             by = RELEASED if entity in released else WELL if record.boot_id == boot_id else REBOOTED
             changed.append(structs.replace(record, ended_wall_s=now.wall_s, ended_by=by))

@@ -607,6 +607,24 @@ def test_an_elastic_job_asks_for_its_whole_size_at_every_restart_and_others_for_
     assert policy.wanted(plain, structs.replace(lost, from_size=2)) == (2, ("GPU b",))
 
 
+def test_a_gpu_that_is_back_is_used_again_and_the_one_that_the_job_flees_now_is_not() -> None:
+    picture = elastic(1, excluded=("GPU b",))
+    picture.entities_back = True
+    fleeing = ev.incident(IncidentKind.FORCED, size=1, from_size=1, excluded=("GPU b", "GPU a"))
+    assert policy.wanted(picture, fleeing) == (2, ("GPU a",))
+
+
+def test_a_job_that_steps_comes_back_smaller_only_for_a_failing_gpu() -> None:
+    def short(symptom: Symptom, kind: IncidentKind = IncidentKind.CHOSEN, **sizes: int) -> bool:
+        return bool(policy.too_small(ev.incident(kind, verdict=ev.verdict(symptom), **sizes), 2))
+
+    assert short(Symptom.SLOW, size=4, from_size=4)
+    assert short(Symptom.RESIZE, size=4, from_size=2)
+    assert not short(Symptom.RESIZE, size=4, from_size=1)
+    assert not short(Symptom.FINDING, size=4, from_size=4)
+    assert not short(Symptom.SLOW, IncidentKind.FORCED, size=4, from_size=4)
+
+
 # ---------------------------------------------------------------- what people and programs are told
 
 
