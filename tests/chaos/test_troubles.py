@@ -15,6 +15,9 @@ from sentinel.core.model import Phase
 from tests.chaos.world import ChaosJob, MailServer, check_mails, kill, processes_of, seeded, wait_for
 
 
+pytestmark = pytest.mark.timeout(300)
+
+
 @pytest.fixture
 def server() -> Iterator[MailServer]:
     one = MailServer()
@@ -80,6 +83,34 @@ def test_the_ranks_outlive_their_supervisor_and_are_still_one(
         assert job.births() == before  # nobody was started again
         job.hurt(1, "killed")
     recovers(job, server)
+
+
+def test_a_supervisor_killed_while_it_starts_ranks_costs_nothing_more(
+    job: ChaosJob, server: MailServer
+) -> None:
+    """A start that broke is tried again under a new number, and its fault is paid for once."""
+    _, rng = seeded()
+    for round_ in range(1, 5):
+        supervisor = job.supervisor_pid()
+        assert supervisor is not None
+        now = job.record().incarnation
+        job.hurt(now, "killed")
+        wait_for(lambda: job.open_phase() in (Phase.STARTING, Phase.VERIFYING), job.told, pause_s=0.001)
+        time.sleep(rng.uniform(0.0, 0.02))
+        kill(supervisor)
+        if round_ % 2:
+            job.kill_sentinel()
+            job.take_over()
+        wait_for(job.settled, job.told)
+        record = job.record()
+        assert record.used + record.used_free == round_, job.told()
+        assert job.alive() == [record.incarnation]
+        assert not (job.work / "violations").exists()
+        assert len(processes_of(job.name, job.state)) == 4  # each rank and its helper
+    wait_for(job.mail_is_told, job.told)
+    check_mails(server, [job])
+    job.stop()
+    job.check_nothing_left()
 
 
 def test_a_mail_whose_child_is_killed_in_the_middle_keeps_its_id(job: ChaosJob, server: MailServer) -> None:
