@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -89,6 +90,10 @@ for step in range(100000):
 """
 
 
+def kill_the_rank(box: Box) -> None:
+    os.kill(next(pid for pid, line in box.processes().items() if "-SEc" in line and "run" not in line), 9)
+
+
 def remove(log: Path) -> None:
     log.unlink()
 
@@ -145,7 +150,7 @@ def test_a_part_of_sentinel_that_breaks_is_named_and_goes_on_protecting(box: Box
     (box.work / "break").touch()
     until(lambda: any("boom" in mode for mode in box.status()["degraded"]), lambda: str(box.status()))
     (box.work / "break").unlink()
-    os.kill(next(pid for pid, line in box.processes().items() if "-SEc" in line and "run" not in line), 9)
+    kill_the_rank(box)
     until(lambda: "iteration 3/" in box.log(incarnation=2), box.story)
     (box.work / "end").touch()
     assert running.code() == 0, running.err
@@ -171,3 +176,25 @@ def test_what_an_earlier_job_of_the_name_left_running_is_said(box: Box) -> None:
         if line.startswith("sleep"):
             os.kill(pid, 9)
     assert again.code() == 0, again.err
+
+
+def test_a_supervisor_that_somebody_stopped_hides_no_end(box: Box) -> None:
+    running = box.run(sys.executable, "-SEc", STEPS)
+    until(lambda: "iteration 3/" in box.log(), box.story)
+    os.kill(box.supervisor(), signal.SIGSTOP)
+    kill_the_rank(box)
+    until(lambda: "iteration 3/" in box.log(incarnation=2), box.story)
+    (box.work / "end").touch()
+    assert running.code() == 0, running.err
+
+
+def test_a_supervisor_that_somebody_stopped_is_not_taken_for_a_dead_one(box: Box) -> None:
+    first = box.run(sys.executable, "-SEc", STEPS)
+    until(lambda: "iteration 3/" in box.log(), box.story)
+    first.kill()
+    os.kill(box.supervisor(), signal.SIGSTOP)
+    second = box.attach()
+    second.said("protects job again")
+    (box.work / "end").touch()
+    assert second.code() == 0, second.err
+    assert "was killed" not in second.err

@@ -94,6 +94,9 @@ class LocalMachine(LocalCluster):
         )
 
     def look(self, job: str, incarnation: int) -> Mapping[int, RankLook]:
+        """Of silent ranks only: then their supervisor may be what was stopped, and tells of no end."""
+        if tracked := self._tracked.get(job):
+            tracked.wake_supervisor()
         found = self.find_ranks(job, incarnation)
         uses = tree_use({rank: proc.pid for rank, proc in found.items()}, scan())
         return {

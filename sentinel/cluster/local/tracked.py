@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import structlog
@@ -100,6 +100,7 @@ class Tracked:
         """Find the newest incarnation and who can tell of it; ends that nobody told yet go to `pending`."""
         self._unwatch()
         if self.folder.is_dir():
+            self._wake_unlinked()
             self.link = await connect(self.folder, self._take, self._lost)
         if self.link:
             self._known_incarnation = self.link.hello.result().incarnation
@@ -125,6 +126,16 @@ class Tracked:
         """A supervisor that somebody stopped neither reaps nor starts; one that runs does not mind SIGCONT."""
         if self.link and (proc := read_proc(self.link.supervisor_pid)):
             send_signal(proc.pid, proc.start_ticks, signal.SIGCONT)
+
+    def _wake_unlinked(self) -> None:
+        """A stopped supervisor does not greet, and would be taken for a dead one."""
+        status = read_status(self.folder)
+        proc = read_proc(status.header.supervisor) if status else None
+        if proc is None or proc.state not in "Tt":
+            return
+        with suppress(OSError):
+            if os.fsencode(self.folder) in Path(f"/proc/{proc.pid}/cmdline").read_bytes().split(b"\0"):
+                send_signal(proc.pid, proc.start_ticks, signal.SIGCONT)
 
     def begin(self, incarnation: int) -> None:
         """The supervisor has started a new incarnation: follow that one from now on."""
