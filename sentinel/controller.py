@@ -14,7 +14,7 @@ from msgspec import structs
 
 from sentinel.clock import Clock
 from sentinel.cluster.base import Cluster, RankProcess, Records
-from sentinel.core import budget, policy, quarantine, recovery
+from sentinel.core import books, budget, policy, quarantine, recovery
 from sentinel.core.model import (
     Budget,
     Cause,
@@ -37,7 +37,7 @@ from sentinel.core.model import (
     Symptom,
     Verdict,
 )
-from sentinel.core.policy import JobPicture
+from sentinel.core.picture import JobPicture
 from sentinel.core.recovery import Event
 from sentinel.core.triage import FailureClass
 from sentinel.effects.save import ProofWatch, SaveOutcome, save
@@ -443,7 +443,7 @@ class Controller:
         now = self._clock()
         job = picture.job
         moved, effects = recovery.step(incident, event, now, policy.terms(job.policy))
-        settled = policy.settle(job, None if opened else incident, moved, now)
+        settled = books.settle(job, None if opened else incident, moved, now)
         if opened:
             settled = structs.replace(settled, incidents=job.incidents + 1)
         if isinstance(event, recovery.SaveEnded) and event.result.proved_by:

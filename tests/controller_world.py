@@ -34,7 +34,7 @@ from sentinel.core.model import (
     Resume,
     Severity,
 )
-from sentinel.core.policy import JobPicture
+from sentinel.core.picture import JobPicture
 from sentinel.failures import failure_classes
 from sentinel.metrics import Metrics
 

@@ -20,7 +20,7 @@ from sentinel.core.model import (
     Symptom,
 )
 from sentinel.core.performance import Histogram, RankTiming
-from sentinel.core.policy import JobPicture
+from sentinel.core.picture import JobPicture
 from sentinel.core.triage import FailureClass
 
 REPORT_S = 0.1  # a match waits so long for what belongs to it, as the agent polls

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from sentinel.core import budget, policy, recovery
+from sentinel.core import books, budget, policy, recovery
 from sentinel.core.model import (
     Incident,
     IncidentKind,
@@ -14,7 +14,7 @@ from sentinel.core.model import (
     Step,
     Verdict,
 )
-from sentinel.core.policy import JobPicture
+from sentinel.core.picture import JobPicture
 
 
 class Foreseen(Struct, frozen=True, kw_only=True):
@@ -41,11 +41,11 @@ def foresee(picture: JobPicture, decision: policy.Open, now: Now) -> tuple[Fores
     terms = policy.terms(job.policy)
     begin = recovery.Begin(decision.reason, decision.sentence)
     moved, effects = recovery.step(incident, begin, now, terms)
-    settled = policy.settle(job, None, moved, now)
+    settled = books.settle(job, None, moved, now)
     while (event := _outcome(picture, settled, moved, effects, now)) is not None:
         before = moved
         moved, effects = recovery.step(moved, event, now, terms)
-        settled = policy.settle(settled, before, moved, now)
+        settled = books.settle(settled, before, moved, now)
     told = Foreseen(
         at_s=now.mono_s,
         reason=decision.reason,

@@ -1,155 +1,36 @@
 """`decide(picture, now)`: what to do about one job, nothing included, and why. Pure."""
 
-from collections.abc import Mapping
 from typing import TypeAlias
 
 from msgspec import Struct, structs
 
 from sentinel.core import recovery
-from sentinel.core.budget import KEPT_FAILURES, budget_is_reset, restarts_left, spent_budget
+from sentinel.core.books import MOVE_DID_NOT_HELP
+from sentinel.core.budget import restarts_left, spent_budget
 from sentinel.core.model import (
     Budget,
     Cause,
-    Failure,
     Finding,
     Incident,
     IncidentKind,
     JobState,
-    LogMatch,
     Lost,
     Now,
     Phase,
     Policy,
     ProtectedJob,
-    RankExit,
     Restartable,
     Severity,
     Symptom,
     Verdict,
 )
+from sentinel.core.picture import JobPicture
 from sentinel.core.recovery import Terms
-from sentinel.core.timing import JobTiming, TimingSignal
-from sentinel.core.triage import FailureClass, triage
+from sentinel.core.timing import TimingSignal
 
 DAY_S = 86_400.0
 MOVES_FOR_PERFORMANCE = 2  # in 24 h
-MOVE_DID_NOT_HELP = "MoveDidNotHelp"
-KEPT_MATCHES = 400
 UNTOLD_STEPS = 20  # iterations without a step number after which the loss is told without one
-
-
-class JobPicture:
-    """All that is known of one job now. Folded by the controller, read by `decide`."""
-
-    def __init__(self, job: ProtectedJob, failures: Mapping[str, FailureClass]) -> None:
-        self.job = job
-        self.failures = failures
-        self.timing = JobTiming(
-            job.policy,
-            job.size,
-            baseline_ms=job.baseline_ms,
-            baseline_ratio=job.baseline_ratio,
-            performance_frozen=job.performance_frozen,
-        )
-        self.incident: Incident | None = None
-        self.exits: dict[int, RankExit] = {}  # of the running incarnation
-        self.matches: list[LogMatch] = []  # of the running incarnation, bounded
-        self.findings: list[Finding] = []
-        self.alive: set[int] = set()
-        self.pids: dict[int, int] = {}
-        self.entities: dict[int, str] = {}  # rank -> the GPU it uses
-        self.entities_back: bool = False  # a GPU that was left out is well again
-        self.starting: bool = False  # the first start is under way: no recovery holds it
-        self.end: recovery.EndRequested | None = None
-        self.silent_since_s: float | None = None  # last iteration of the incarnation before the running one
-        self.lost_s = 0.0  # told by recoveries: silence, and repeated iterations
-        self.told: set[str] = set()  # keys of what this incarnation's owner was told
-        self.was_fast: bool = False  # a whole window of this incarnation was within the thresholds
-        self.unproved: tuple[Incident, int] | None = (
-            None  # a save that was signalled, not proved; iterations then
-        )
-
-    def begin_incarnation(self, now: Now) -> None:
-        self.exits.clear()
-        self.matches.clear()
-        self.alive.clear()
-        self.pids.clear()
-        self.told.clear()
-        self.was_fast = False
-        self.unproved = None
-        self.silent_since_s = self.timing.last_at_s or self.silent_since_s
-        self.timing.start(self.job.incarnation, self.job.size, now)
-
-    def add_match(self, match: LogMatch) -> None:
-        """Keeps the oldest half (the root comes first) and the newest."""
-        self.matches.append(match)
-        if len(self.matches) > KEPT_MATCHES:
-            del self.matches[KEPT_MATCHES // 2]
-
-    @property
-    def failed_exits(self) -> list[RankExit]:
-        return [e for e in self.exits.values() if not e.ok and not e.stopped_by_us]
-
-    @property
-    def finished(self) -> bool:
-        """Every rank of the incarnation ended with exit code 0 by itself."""
-        return len(self.exits) >= self.job.size and all(e.ok for e in self.exits.values())
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """Entities that the job's ranks must not use, now or from their next start."""
-        return (*self.job.excluded, *(self.incident.excluded if self.incident else ()))
-
-    def exit_code(self, rank: int | None) -> int | None:
-        """What the job itself ended with: of the rank to blame, else of the first that failed; 128 + signal."""
-        failed = sorted(self.failed_exits, key=lambda gone: (gone.rank != rank, gone.at_s))
-        for gone in failed:
-            if not gone.unknown:
-                return gone.code if gone.signal is None else 128 + gone.signal
-        return None
-
-    def ended_by_save(self) -> Incident | None:
-        """The incident whose save signal ended the job: no iteration came since, and nothing proved the save."""
-        if self.unproved is None:
-            return None
-        incident, iterations = self.unproved
-        last_exit_s = max((gone.at_s for gone in self.exits.values()), default=0.0)
-        if self.timing.has_timing:
-            return incident if self.timing.iterations <= iterations else None
-        soon = last_exit_s - incident.phase_mono_s <= self.job.policy.graceful_stop_s
-        return incident if soon else None
-
-    def run_time_s(self, now: Now) -> float:
-        """Seconds that the job has run, over all its incarnations."""
-        job = self.job
-        running = now.mono_s - job.started_mono_s if job.started_mono_s is not None else 0.0
-        return job.run_s + max(0.0, running)
-
-    def time_left_s(self, now: Now) -> float | None:
-        if self.job.policy.max_duration_s is None:
-            return None
-        return self.job.policy.max_duration_s + self.job.extra_s - self.run_time_s(now)
-
-    def verdict(self, now: Now, signal: TimingSignal | None = None) -> Verdict:
-        return triage(
-            job=self.job.name,
-            size=self.job.size,
-            exits=list(self.exits.values()),
-            matches=self.matches,
-            findings=self.findings,
-            signal=signal,
-            last_steps={rank: timing.last_step for rank, timing in self.timing.ranks.items()},
-            rank_entities=self.entities,
-            rank_pids=self.pids,
-            failures=self.failures,
-            history=self.job.failures,
-            now=now,
-            last_iteration_s={
-                rank: timing.last_at_s
-                for rank, timing in self.timing.ranks.items()
-                if timing.last_at_s is not None
-            },
-        )
 
 
 # ---------------------------------------------------------------- decisions
@@ -587,88 +468,3 @@ def recovered_sentence(job: ProtectedJob, incident: Incident, now: Now) -> str:
     used = job.policy.max_starts - restarts_left(job, now)
     parts.append(f"Restarts: {used} used, {restarts_left(job, now)} left.")
     return " ".join(parts)
-
-
-# ---------------------------------------------------------------- the job's books
-
-
-def settle(job: ProtectedJob, before: Incident | None, after: Incident, now: Now) -> ProtectedJob:
-    """The job's record after its incident moved: state, budgets, failures, size. Saved with the incident.
-
-    `before` None: the incident was opened by this move.
-    """
-    if before is None and after.kind == IncidentKind.NOTICE:
-        return _freeze_performance(job, after)
-    if before is not None and before.phase == after.phase and before.incarnation == after.incarnation:
-        return job
-    if after.phase == Phase.PRECHECKING and after.reason == "ResizeFailed":
-        why = f"the first start with {after.size} ranks failed: {after.verdict.sentence}"
-        job = structs.replace(job, elastic_frozen=why)
-    if after.phase == Phase.STARTING:
-        job = _spend(job, after, now, paid=before is not None and before.paid)
-    state, code = _state_of(job, after)
-    changes: dict[str, object] = {"state": state, "reason": after.reason, "sentence": after.sentence}
-    if code is not None:
-        changes["exit_code"] = code
-    if state.final or state == JobState.QUEUED:
-        changes |= _clock_stopped(job, now)
-    return structs.replace(job, **changes)
-
-
-def _freeze_performance(job: ProtectedJob, notice: Incident) -> ProtectedJob:
-    """Slow again right after a restart for slowness: the restart did not help, so it follows the job."""
-    if notice.reason != MOVE_DID_NOT_HELP or job.performance_frozen:
-        return job
-    return structs.replace(job, performance_frozen="the last restart for its performance did not help.")
-
-
-def _clock_stopped(job: ProtectedJob, now: Now) -> dict[str, object]:
-    if job.started_mono_s is None:
-        return {}
-    return {"run_s": job.run_s + max(0.0, now.mono_s - job.started_mono_s), "started_mono_s": None}
-
-
-def _spend(job: ProtectedJob, incident: Incident, now: Now, *, paid: bool) -> ProtectedJob:
-    """A start is paid for once per fault: one that did not come up and is tried again costs nothing."""
-    verdict = incident.verdict
-    if budget_is_reset(job, now):
-        job = structs.replace(job, used_infrastructure=0, used_job=0)
-    changes: dict[str, object] = {
-        "incarnation": incident.incarnation,
-        "size": incident.size,
-        "excluded": incident.excluded,
-        "started_mono_s": None,
-        "last_step": None,
-        "degraded": (),  # was told of the incarnation that is over
-    }
-    changes |= {k: v for k, v in _clock_stopped(job, now).items() if k == "run_s"}
-    if not paid:
-        if verdict.budget == Budget.FREE:
-            changes["used_free"] = job.used_free + 1
-        elif verdict.budget == Budget.INFRASTRUCTURE:
-            changes["used_infrastructure"] = job.used_infrastructure + 1
-        else:
-            changes["used_job"] = job.used_job + 1
-        failure = Failure(
-            wall_s=now.wall_s,
-            failure=verdict.failure,
-            budget=verdict.budget,
-            step=incident.failed_step,
-            checkpoint_step=job.checkpoint.step if job.checkpoint else None,
-            entity=verdict.entity,
-        )
-        changes["failures"] = (*job.failures, failure)[-KEPT_FAILURES:]
-        if verdict.symptom == Symptom.SLOW:
-            changes["performance_moves_wall_s"] = (*job.performance_moves_wall_s, now.wall_s)[-10:]
-    return structs.replace(job, **changes)
-
-
-def _state_of(job: ProtectedJob, incident: Incident) -> tuple[JobState, int | None]:
-    phase = incident.phase
-    if phase == Phase.ENDED and incident.end_state is not None:
-        return incident.end_state, incident.end_code
-    if phase in (Phase.FAILED, Phase.EXHAUSTED):
-        return JobState.ERROR, None
-    if phase == Phase.PRECHECKING and incident.kind == IncidentKind.FORCED:
-        return JobState.QUEUED, None
-    return JobState.RUNNING, None

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from sentinel.core import budget, policy, recovery
+from sentinel.core import books, budget, policy, recovery
 from sentinel.core.budget import BACKOFF_MAX_S, plan_after_stop, restarts_left
 from sentinel.core.model import (
     Budget,
@@ -21,6 +21,7 @@ from sentinel.core.model import (
     Symptom,
     Verdict,
 )
+from sentinel.core.picture import JobPicture
 from sentinel.failures import failure_classes
 from tests.core import recovery_events as ev
 
@@ -231,7 +232,7 @@ def test_the_step_that_the_drained_logs_tell_is_the_one_that_counts() -> None:
 
 def settle(who: ProtectedJob, before: Incident, event: recovery.Event) -> ProtectedJob:
     after, _ = recovery.step(before, event, NOW, policy.terms(who.policy))
-    return policy.settle(who, before, after, NOW)
+    return books.settle(who, before, after, NOW)
 
 
 def prechecking(verdict: Verdict, **more: object) -> Incident:
@@ -284,4 +285,4 @@ def test_the_run_clock_stands_while_the_job_waits_and_counts_over_incarnations()
     )
     assert (queued.state, queued.run_s, queued.started_mono_s) == ("queued", 150.0, None)
     later = Now(NOW.mono_s + 500, NOW.wall_s + 500)
-    assert policy.JobPicture(queued, {}).run_time_s(later) == 150.0
+    assert JobPicture(queued, {}).run_time_s(later) == 150.0

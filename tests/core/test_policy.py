@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from sentinel.core import policy, recovery
+from sentinel.core import books, policy, recovery
 from sentinel.core.budget import plan
 from sentinel.core.model import (
     Budget,
@@ -31,7 +31,8 @@ from sentinel.core.model import (
     Symptom,
     Verdict,
 )
-from sentinel.core.policy import DAY_S, Decision, Feed, Finish, JobPicture, Nothing, Open, decide
+from sentinel.core.picture import JobPicture
+from sentinel.core.policy import DAY_S, Decision, Feed, Finish, Nothing, Open, decide
 from sentinel.failures import failure_classes
 from tests.core import recovery_events as ev
 
@@ -101,7 +102,7 @@ def act(picture: JobPicture, decision: Decision, now: Now = NOW) -> Incident:
         before = start = picture.incident
         event = decision.event
     after, _ = recovery.step(start, event, now, policy.terms(picture.job.policy))
-    job = policy.settle(picture.job, before, after, now)
+    job = books.settle(picture.job, before, after, now)
     begins = job.incarnation != picture.job.incarnation
     picture.job = job
     picture.incident = None if after.phase.final else after
@@ -288,7 +289,7 @@ def test_a_move_that_did_not_help_is_not_repeated_and_ends_all_others() -> None:
     picture = seen(rules(performance=slow()), failures=(moved_for_slowness(),))
     steps(picture, 40, ratio=0.9)
     decision = decide(picture, NOW)
-    assert decision.reason == policy.MOVE_DID_NOT_HELP
+    assert decision.reason == books.MOVE_DID_NOT_HELP
     act(picture, decision)
     assert "did not help" in picture.job.performance_frozen
     picture.begin_incarnation(NOW)

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sentinel.core import budget, policy, recovery
+from sentinel.core import books, budget, policy, recovery
 from sentinel.core.model import (
     Budget,
     Cause,
@@ -226,7 +226,7 @@ class Recoveries(RuleBasedStateMachine):
             self.effects = acts(effects)
         if isinstance(event, recovery.StopEnded):
             self.back_off_mono_s = self.now.mono_s + event.plan.delay_s
-        self.job = policy.settle(self.job, None if opened else before, after, self.now)
+        self.job = books.settle(self.job, None if opened else before, after, self.now)
         self.incident = after
 
     @invariant()

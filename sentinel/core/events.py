@@ -1,0 +1,155 @@
+"""What moves a recovery (events), what it asks for (effects), and what follows a stop (Plan)."""
+
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from sentinel.core.model import JobState, Lost, SaveResult, Verdict
+
+# ---------------------------------------------------------------- events
+
+
+class Begin(Struct, frozen=True, tag=True):
+    """The first event of every incident."""
+
+    reason: str
+    sentence: str
+
+
+class PrecheckPassed(Struct, frozen=True, tag=True):
+    size: int
+    excluded: tuple[str, ...]
+    sentence: str
+
+
+class PrecheckRefused(Struct, frozen=True, tag=True):
+    reason: str
+    sentence: str
+
+
+class SaveEnded(Struct, frozen=True, tag=True):
+    """The save was proved, skipped, or ran out of its time. `counts`: it may be relied on."""
+
+    result: SaveResult
+    counts: bool
+    sentence: str
+
+
+class StopEnded(Struct, frozen=True, tag=True):
+    """Every process of the incarnation is gone; `plan` says what follows, decided with the whole evidence."""
+
+    plan: "Plan"
+    stacks: tuple[str, ...] = ()
+    last_step: int | None = None  # the last iteration that the logs told before the stop
+
+
+class StopStuck(Struct, frozen=True, tag=True):
+    stuck: tuple[str, ...]
+    stacks: tuple[str, ...] = ()
+
+
+class RanksStarted(Struct, frozen=True, tag=True):
+    sentence: str
+
+
+class StartRefused(Struct, frozen=True, tag=True):
+    """`tried`: a start was asked for, so something of it may be left; otherwise there was no room for it."""
+
+    reason: str
+    sentence: str
+    permanent: bool
+    tried: bool = False
+
+
+class Progressed(Struct, frozen=True, tag=True):
+    """Every rank is up and iterations move (or all ranks stayed up long enough)."""
+
+    lost: Lost
+    sentence: str
+
+
+class Fault(Struct, frozen=True, tag=True):
+    """A rank was lost, or the job hangs, while the recovery was under way."""
+
+    verdict: Verdict
+    failed_step: int | None = None
+
+
+class JobFinished(Struct, frozen=True, tag=True):
+    """All ranks ended with exit code 0 by themselves, and no save signal had been sent to them."""
+
+
+class EndRequested(Struct, frozen=True, tag=True):
+    """A person, a warning signal or maxDuration ends the job."""
+
+    state: JobState
+    reason: str
+    sentence: str
+    grace_s: float
+    save: bool
+    code: int | None = None
+
+
+class DeadlinePassed(Struct, frozen=True, tag=True):
+    """The phase has lasted longer than its deadline."""
+
+
+Event: TypeAlias = (
+    Begin
+    | PrecheckPassed
+    | PrecheckRefused
+    | SaveEnded
+    | StopEnded
+    | StopStuck
+    | RanksStarted
+    | StartRefused
+    | Progressed
+    | Fault
+    | JobFinished
+    | EndRequested
+    | DeadlinePassed
+)
+
+
+class Plan(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What follows a stop: another start after `delay_s`, or the end of the job."""
+
+    restart: bool
+    reason: str
+    sentence: str
+    verdict: Verdict
+    delay_s: float = 0.0
+    exhausted: bool = False
+    failed_step: int | None = None  # the last step, from logs that were read to their end
+    avoid: str = ""  # an entity that the next incarnation must not use
+
+
+# ---------------------------------------------------------------- effects
+
+
+class DoPrecheck(Struct, frozen=True, tag=True):
+    not_before_mono_s: float
+
+
+class DoSave(Struct, frozen=True, tag=True):
+    pass
+
+
+class DoStop(Struct, frozen=True, tag=True):
+    """`stacks`: look where the ranks stand before anything is killed."""
+
+    grace_s: float
+    stacks: bool
+
+
+class DoStart(Struct, frozen=True, tag=True):
+    incarnation: int
+    size: int
+    excluded: tuple[str, ...]
+
+
+class DoMail(Struct, frozen=True, tag=True):
+    """Something new waits in `incident.mails`."""
+
+
+Effect: TypeAlias = DoPrecheck | DoSave | DoStop | DoStart | DoMail

@@ -1,0 +1,132 @@
+"""All that is known of one job now. Folded by the controller, read by `policy.decide`."""
+
+from collections.abc import Mapping
+
+from sentinel.core import recovery
+from sentinel.core.model import (
+    Finding,
+    Incident,
+    LogMatch,
+    Now,
+    ProtectedJob,
+    RankExit,
+    Verdict,
+)
+from sentinel.core.timing import JobTiming, TimingSignal
+from sentinel.core.triage import FailureClass, triage
+
+KEPT_MATCHES = 400
+
+
+class JobPicture:
+    """All that is known of one job now. Folded by the controller, read by `decide`."""
+
+    def __init__(self, job: ProtectedJob, failures: Mapping[str, FailureClass]) -> None:
+        self.job = job
+        self.failures = failures
+        self.timing = JobTiming(
+            job.policy,
+            job.size,
+            baseline_ms=job.baseline_ms,
+            baseline_ratio=job.baseline_ratio,
+            performance_frozen=job.performance_frozen,
+        )
+        self.incident: Incident | None = None
+        self.exits: dict[int, RankExit] = {}  # of the running incarnation
+        self.matches: list[LogMatch] = []  # of the running incarnation, bounded
+        self.findings: list[Finding] = []
+        self.alive: set[int] = set()
+        self.pids: dict[int, int] = {}
+        self.entities: dict[int, str] = {}  # rank -> the GPU it uses
+        self.entities_back: bool = False  # a GPU that was left out is well again
+        self.starting: bool = False  # the first start is under way: no recovery holds it
+        self.end: recovery.EndRequested | None = None
+        self.silent_since_s: float | None = None  # last iteration of the incarnation before the running one
+        self.lost_s = 0.0  # told by recoveries: silence, and repeated iterations
+        self.told: set[str] = set()  # keys of what this incarnation's owner was told
+        self.was_fast: bool = False  # a whole window of this incarnation was within the thresholds
+        self.unproved: tuple[Incident, int] | None = (
+            None  # a save that was signalled, not proved; iterations then
+        )
+
+    def begin_incarnation(self, now: Now) -> None:
+        self.exits.clear()
+        self.matches.clear()
+        self.alive.clear()
+        self.pids.clear()
+        self.told.clear()
+        self.was_fast = False
+        self.unproved = None
+        self.silent_since_s = self.timing.last_at_s or self.silent_since_s
+        self.timing.start(self.job.incarnation, self.job.size, now)
+
+    def add_match(self, match: LogMatch) -> None:
+        """Keeps the oldest half (the root comes first) and the newest."""
+        self.matches.append(match)
+        if len(self.matches) > KEPT_MATCHES:
+            del self.matches[KEPT_MATCHES // 2]
+
+    @property
+    def failed_exits(self) -> list[RankExit]:
+        return [e for e in self.exits.values() if not e.ok and not e.stopped_by_us]
+
+    @property
+    def finished(self) -> bool:
+        """Every rank of the incarnation ended with exit code 0 by itself."""
+        return len(self.exits) >= self.job.size and all(e.ok for e in self.exits.values())
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Entities that the job's ranks must not use, now or from their next start."""
+        return (*self.job.excluded, *(self.incident.excluded if self.incident else ()))
+
+    def exit_code(self, rank: int | None) -> int | None:
+        """What the job itself ended with: of the rank to blame, else of the first that failed; 128 + signal."""
+        failed = sorted(self.failed_exits, key=lambda gone: (gone.rank != rank, gone.at_s))
+        for gone in failed:
+            if not gone.unknown:
+                return gone.code if gone.signal is None else 128 + gone.signal
+        return None
+
+    def ended_by_save(self) -> Incident | None:
+        """The incident whose save signal ended the job: no iteration came since, and nothing proved the save."""
+        if self.unproved is None:
+            return None
+        incident, iterations = self.unproved
+        last_exit_s = max((gone.at_s for gone in self.exits.values()), default=0.0)
+        if self.timing.has_timing:
+            return incident if self.timing.iterations <= iterations else None
+        soon = last_exit_s - incident.phase_mono_s <= self.job.policy.graceful_stop_s
+        return incident if soon else None
+
+    def run_time_s(self, now: Now) -> float:
+        """Seconds that the job has run, over all its incarnations."""
+        job = self.job
+        running = now.mono_s - job.started_mono_s if job.started_mono_s is not None else 0.0
+        return job.run_s + max(0.0, running)
+
+    def time_left_s(self, now: Now) -> float | None:
+        if self.job.policy.max_duration_s is None:
+            return None
+        return self.job.policy.max_duration_s + self.job.extra_s - self.run_time_s(now)
+
+    def verdict(self, now: Now, signal: TimingSignal | None = None) -> Verdict:
+        return triage(
+            job=self.job.name,
+            size=self.job.size,
+            exits=list(self.exits.values()),
+            matches=self.matches,
+            findings=self.findings,
+            signal=signal,
+            last_steps={rank: timing.last_step for rank, timing in self.timing.ranks.items()},
+            rank_entities=self.entities,
+            rank_pids=self.pids,
+            failures=self.failures,
+            history=self.job.failures,
+            now=now,
+            last_iteration_s={
+                rank: timing.last_at_s
+                for rank, timing in self.timing.ranks.items()
+                if timing.last_at_s is not None
+            },
+        )
