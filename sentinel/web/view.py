@@ -123,7 +123,7 @@ def build_view(
     slowest one is the pace. `boot_id` is this machine's: the start of an incarnation that ran in an
     earlier boot is not comparable with `now` and is left out.
     """
-    rows = tuple(sorted(ranks, key=lambda row: row.rank))
+    rows, incidents = tuple(sorted(ranks, key=lambda row: row.rank)), tuple(incidents)
     run_s = job.run_s + _running_s(job, now, boot_id)
     slowest = max(
         (row for row in rows if _pace(row) is not None), key=lambda row: _pace(row) or 0, default=None
@@ -161,7 +161,7 @@ def build_view(
         save_note=job.save_note,
         notes=tuple(note for note in (job.performance_frozen, job.elastic_frozen) if note),
         excluded=job.excluded,
-        degraded=tuple(dict.fromkeys((*job.degraded, *degraded))),
+        degraded=tuple(dict.fromkeys((*job.degraded, *degraded, *_mail_troubles(incidents)))),
         created_wall_s=job.created_wall_s,
         at_wall_s=now.wall_s,
         protector=protector,
@@ -172,6 +172,17 @@ def build_view(
         events=tuple(sorted(events, key=lambda event: event.wall_s, reverse=True))[:MAX_EVENTS],
         findings=tuple(sorted(findings, key=_worst_first))[:MAX_FINDINGS],
     )
+
+
+def _mail_troubles(incidents: Iterable[Incident]) -> list[str]:
+    """Mails that their receivers do not have, and why."""
+    what = {"waiting": "waits", "failed": "was not sent"}
+    return [
+        f"the mail of {incident.id} ({mail.stage.value}) {what[mail.state]}: {mail.error}"
+        for incident in incidents
+        for mail in incident.mails
+        if mail.state in what and mail.error
+    ]
 
 
 def open_incident(view: View) -> Incident | None:

@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -198,3 +199,16 @@ def test_a_supervisor_that_somebody_stopped_is_not_taken_for_a_dead_one(box: Box
     (box.work / "end").touch()
     assert second.code() == 0, second.err
     assert "was killed" not in second.err
+
+
+def test_a_mail_server_that_refuses_is_named_in_status_and_loses_no_mail(box: Box) -> None:
+    with socket.socket() as nobody:  # bound and not listening: the port refuses connections
+        nobody.bind(("127.0.0.1", 0))
+        box.settings(
+            mail={"host": "127.0.0.1", "port": nobody.getsockname()[1], "tls": "none", "timeout": "1s"}
+        )
+        policy = box.policy(owner={"emails": ["a@example.com"]}, restart={"maxRestarts": 0})
+        running = box.run("sh", "-c", "exit 3", policy=policy)
+        assert running.code() == 3, running.err
+    assert any("mail of job-0001 (gave-up) waits" in mode for mode in box.status()["degraded"])
+    assert [mail.state for mail in box.incidents()[0].mails] == ["waiting"]
