@@ -23,7 +23,7 @@ from sentinel.cluster.local.store import LocalStore
 from sentinel.controller import PROOF_RULE, Controller
 from sentinel.core import recovery
 from sentinel.core.budget import restarts_left
-from sentinel.core.model import JobState, LogRule, ProtectedJob, RankExit, StageMail
+from sentinel.core.model import JobState, LogRule, Phase, ProtectedJob, RankExit, StageMail
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.failures import failure_classes
 from sentinel.metrics import Metrics
@@ -203,6 +203,8 @@ class Session:
             await self._controller.start_again(self.name)
             return
         self._controller.adopt(self.name, ranks, ended, entities)
+        if found.half_started and incident is not None and incident.phase == Phase.STARTING:
+            return  # no fault of the ranks: the start fails, and costs nothing
         for gone in exits:
             self._agent.rank_ended(self.name, gone)
 

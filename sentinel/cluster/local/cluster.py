@@ -46,6 +46,7 @@ class Adopted(Struct, frozen=True, kw_only=True):
     supervisor_alive: bool = False
     ended_unknown: tuple[int, ...] = ()
     rebooted: bool = False
+    half_started: bool = False  # the supervisor was killed in the middle of the start: some ranks never ran
 
 
 class LocalCluster:
@@ -76,6 +77,8 @@ class LocalCluster:
         """
         tracked = await self._attached(job)
         if tracked.incarnation == incarnation:
+            if _half_started(tracked.status):
+                raise TemporaryError("the job's supervisor was killed while it started the ranks")
             asyncio.get_running_loop().call_soon(tracked.tell_pending)
             return self._ranks(job, tracked.status)
         folder = self.job_dir(job)
@@ -166,6 +169,7 @@ class LocalCluster:
             supervisor_alive=tracked.supervised,
             ended_unknown=tuple(sorted(tracked.ended_unknown)),
             rebooted=tracked.status.header.boot_id != boot_id(),
+            half_started=_half_started(tracked.status),
         )
 
     def save_capable(self, job: str, incarnation: int, name: str) -> dict[int, bool]:
@@ -243,3 +247,7 @@ class LocalCluster:
             log_path=self.log_path(job, status.header.incarnation, slot.rank),
             started_mono_s=slot.started_mono_s,
         )
+
+
+def _half_started(status: Status | None) -> bool:
+    return status is not None and len(status.slots) < status.header.size
