@@ -53,9 +53,10 @@ def load():
 
 def save(step):
     if RANK == 0:
-        with open("checkpoint.partial", "w") as file:
+        partial = f"checkpoint.partial.{os.getpid()}"  # two jobs of one test may share a folder
+        with open(partial, "w") as file:
             json.dump({"step": step}, file)
-        os.replace("checkpoint.partial", "checkpoint.json")
+        os.replace(partial, "checkpoint.json")
 
 
 def meet(step, peers):
