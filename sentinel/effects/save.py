@@ -79,7 +79,7 @@ async def save(
         if ended:
             return _ended(checkpoint, SaveResult(step=last_step(), ranks=sent.sent, took_s=took_s))
         if took_s >= checkpoint.timeout_s:
-            return _timed_out(checkpoint, sent.sent, took_s, last_step())
+            return _timed_out(checkpoint, sent.sent, took_s, last_step(), cwd)
         try:
             await asyncio.wait_for(watch.arrived.wait(), POLL_S)
         except TimeoutError:
@@ -97,7 +97,7 @@ def _skipped(why: str) -> SaveOutcome:
 
 
 def _timed_out(
-    checkpoint: Checkpoint, ranks: tuple[int, ...], took_s: float, step: int | None
+    checkpoint: Checkpoint, ranks: tuple[int, ...], took_s: float, step: int | None, cwd: str
 ) -> SaveOutcome:
     result = SaveResult(ranks=ranks, took_s=took_s, step=step)
     if checkpoint.proof is None:
@@ -107,7 +107,8 @@ def _timed_out(
             f"The ranks had {took_s:.0f} s to save; no proof was asked for, so nothing proved it.",
         )
     counts = checkpoint.if_unproved == "move"
-    return SaveOutcome(result, counts, f"The save was not proved within {checkpoint.timeout_s:.0f} s.")
+    text = f"The save was not proved within {checkpoint.timeout_s:.0f} s{_missing_folder(cwd, checkpoint.proof)}."
+    return SaveOutcome(result, counts, text)
 
 
 # ---------------------------------------------------------------- proof by files
@@ -129,6 +130,13 @@ def _files(cwd: str, pattern: str) -> dict[str, tuple[int, int]]:
             continue
         found[path] = (stat.st_size, stat.st_mtime_ns)
     return found
+
+
+def _missing_folder(cwd: str, proof: Proof) -> str:
+    """Said where the folder of the file to come is not there: no save can be proved by it."""
+    folder = os.path.dirname(os.path.join(cwd, proof.file_appears))
+    missing = proof.file_appears and not glob.has_magic(folder) and not os.path.isdir(folder)
+    return f": {folder} does not exist" if missing else ""
 
 
 def _look(cwd: str, proof: Proof | None) -> dict[str, tuple[int, int]]:
