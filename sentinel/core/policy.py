@@ -94,7 +94,10 @@ def decide(picture: JobPicture, now: Now) -> Decision:
     if job.state == JobState.QUEUED or picture.starting:
         return Nothing("NotStarted", "The job was not started yet.")
     if picture.failed_exits:
-        return _decide_lost_rank(picture, now)
+        lost = _decide_lost_rank(picture, now)
+        if picture.end is None or not isinstance(lost, Nothing):
+            return lost
+        return _end(picture, picture.end)  # only told of, in observe mode: what is left of the job is stopped
     if picture.finished:
         if (saved := picture.ended_by_save()) is not None:
             return _resumes_after_save(saved)
