@@ -1,13 +1,19 @@
 """Launching: what ranks are given, what is shown, and what every way to end leaves behind."""
 
+import contextlib
+import fcntl
 import os
+import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 
 import pytest
 
-from tests.e2e.box import Box, train
+from tests.e2e.box import SENTINEL, Box, train
 
 TWO = ("--nproc", "2")
 
@@ -48,6 +54,39 @@ def test_lines_of_several_ranks_bear_their_rank(box: Box) -> None:
     for rank in (0, 1):
         own = [line.removeprefix(f"[rank {rank}] ") for line in lines if line.startswith(f"[rank {rank}] ")]
         assert own == box.log(rank).splitlines()
+
+
+def test_on_a_terminal_a_live_line_shows_how_the_job_goes(box: Box) -> None:
+    policy = box.policy(maxDuration="1h")
+    words = [
+        SENTINEL,
+        "run",
+        "--name",
+        "job",
+        "--policy",
+        policy,
+        "--settings",
+        box.settings(),
+        "--",
+        *train(),
+    ]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(box.work)
+        os.execve(SENTINEL, words, box.env)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
+    shown = b""
+    try:
+        while not re.search(rb"running .*iteration \d+.* ratio 0\.66.*3 restarts left.* left\x1b", shown):
+            shown += os.read(terminal, 65536)
+            assert len(shown) < 1 << 18, shown[-2000:]
+        os.write(terminal, b"\x03")  # Ctrl-C
+        with contextlib.suppress(OSError):  # the last one has let go of the terminal
+            while os.read(terminal, 65536):
+                pass
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    finally:
+        os.close(terminal)
 
 
 @pytest.mark.parametrize(

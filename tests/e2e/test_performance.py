@@ -15,8 +15,9 @@ def end(job: object) -> None:
 
 def test_a_ratio_over_the_threshold_is_told_and_one_under_it_is_left_alone(box: Box) -> None:
     """2201.521 / 3317.794921875 = 0.6635: over 0.66, under 0.67."""
-    told = box.run(*train(*FAST), name="told", policy=box.policy(performance={"maxHardwareRatio": 0.66}))
-    alone = box.run(*train(*FAST), name="alone", policy=box.policy(performance={"maxHardwareRatio": 0.67}))
+    fast = train("--step-ms", "10")
+    told = box.run(*fast, name="told", policy=box.policy(performance={"maxHardwareRatio": 0.66}))
+    alone = box.run(*fast, name="alone", policy=box.policy(performance={"maxHardwareRatio": 0.67}))
     incident = box.phase("KeptRunning", name="told")
     assert incident.verdict.symptom == "slow"
     assert "0.66" in incident.verdict.sentence

@@ -61,6 +61,20 @@ def test_a_job_that_fails_at_the_same_step_with_no_newer_checkpoint_is_given_up_
     assert "at step 4 with no newer checkpoint" in record.sentence
 
 
+def test_in_observe_mode_a_fault_is_told_and_nothing_is_touched(box: Box) -> None:
+    job = box.run(*train(), policy=box.policy(mode="observe"), options=("--nproc", "2"))
+    box.stepping()
+    os.kill(box.ranks(2)[1], signal.SIGKILL)
+    assert box.phase("KeptRunning").verdict.rank == 1
+    lines = len(box.log().splitlines())
+    box.stepping(lines=lines + 10)
+    assert list(box.ranks()) == [0]
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+    assert len(box.starts) == 2
+    box.empty()
+
+
 @pytest.fixture
 def two_cards(box: Box) -> Path:
     """A machine with two GPUs, as sysfs shows them, and a kernel log of its own. Returns the kernel log."""

@@ -45,7 +45,7 @@ def test_a_log_that_was_removed_is_said_and_its_silence_is_no_hang(box: Box) -> 
 
 
 def test_a_job_that_prints_binary_and_endless_lines_is_protected_like_any_other(box: Box) -> None:
-    noise = "head -c 3000000 /dev/urandom; head -c 2000000 /dev/zero | tr '\\0' x; printf '\\n'"
+    noise = "head -c 300000 /dev/urandom; head -c 2000000 /dev/zero | tr '\\0' x; printf '\\n'"
     job = box.run("sh", "-c", f'{noise}; exec "$@"', "-", *train("--save-every", "1"))
     box.stepping()
     os.kill(box.ranks(1)[0], signal.SIGKILL)
