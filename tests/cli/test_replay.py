@@ -289,7 +289,7 @@ def test_lines_of_failures_that_the_job_survived_end_nothing(run: Run, tmp_path:
     [
         (
             "E0321 00:00:20.971000 3304089 site-packages/torch/distributed/elastic/multiprocessing/api.py:882] failed "
-            "(exitcode: -11) local_rank: 1 (pid: 3304209) of binary: /root/miniconda3/envs/qat-env/bin/python3.12\n",
+            "(exitcode: -11) local_rank: 1 (pid: 3304209) of binary: python3.12\n",
             1,
             "segfault",
             "killed by signal 11",
