@@ -13,8 +13,9 @@ from sentinel.cluster.base import Cluster
 from sentinel.core.model import Checkpoint, LogMatch, Proof, SaveResult
 
 POLL_S = 0.1
-# A file that is still written changes its size; this many equal looks in a row call it complete.
-STABLE_LOOKS = 3
+# A file that is still written changes its size, but a writer may pause (for the next tensor, a busy disk): this
+# many equal looks in a row, 2 s, call it complete.
+STABLE_LOOKS = 20
 _STEP = re.compile(r"(?:step|iteration|iter)\D{0,3}(\d{1,12})", re.IGNORECASE)
 
 
