@@ -22,6 +22,7 @@ from sentinel.settings import Settings
 log = structlog.get_logger(__name__)
 
 JITTER = 0.1  # share of the interval, so that checks do not run in step
+WOKEN_INTERVAL_S = 5.0  # of a check that its descriptor wakes: it need not look every second besides
 NEVER_ANSWERS = "check-hangs"
 
 
@@ -155,10 +156,9 @@ class CheckRunner:
     async def _loop(self, running: _Running) -> None:
         while True:
             await self._sample(running)
-            interval_s = running.row.interval_s
-            await self._pause(
-                running.kept.get("wake_fd"), interval_s * random.uniform(1 - JITTER, 1 + JITTER)
-            )
+            wake_fd = running.kept.get("wake_fd")
+            interval_s = max(running.row.interval_s, 0.0 if wake_fd is None else WOKEN_INTERVAL_S)
+            await self._pause(wake_fd, interval_s * random.uniform(1 - JITTER, 1 + JITTER))
 
     @staticmethod
     async def _pause(wake_fd: int | None, seconds: float) -> None:
