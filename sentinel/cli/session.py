@@ -32,7 +32,7 @@ from sentinel.settings import Settings
 log = structlog.get_logger()
 
 CYCLE_S = 0.25
-LIVE_S = 0.5
+LIVE_S = 1.0
 FLUSH_MAIL_S = 15.0
 # A mail's child takes a core for a third of a second, just when the new ranks want to start: it comes after them.
 MAIL_AFTER_S = 1.0
