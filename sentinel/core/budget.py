@@ -23,6 +23,9 @@ SAME_STEP_LIMIT = 3
 BACKOFF_FIRST_S = 5.0
 BACKOFF_MAX_S = 300.0
 KEPT_FAILURES = 20
+# A job whose log names no steps may have come further all the same: it is taken to have, where so long passed
+# between two failures. Loading and compiling take tens of minutes.
+UNSTEPPED_S = 1800.0
 
 
 def plan(job: ProtectedJob, incident: Incident, verdict: Verdict, last_step: int | None, now: Now) -> Plan:
@@ -82,7 +85,7 @@ def plan_after_stop(job: ProtectedJob, verdict: Verdict, failed_step: int | None
     reason, sentence, exhausted = _refusal(job, verdict, failed_step, now)
     if reason:
         return Plan(restart=False, reason=reason, sentence=sentence, verdict=verdict, exhausted=exhausted)
-    delay_s = backoff_s(job, failed_step)
+    delay_s = backoff_s(job, failed_step, now)
     left = restarts_left(job, now)
     cost = (
         "free of cost"
@@ -115,13 +118,15 @@ def _refusal(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: 
             f"Not started again: a restart would fail in the same way. {verdict.advice}",
             False,
         )
-    if verdict.restart == Restartable.ONCE and _seen_since_progress(job.failures, verdict, failed_step):
+    if verdict.restart == Restartable.ONCE and _seen_since_progress(
+        _stuck(job, failed_step, now), verdict, failed_step
+    ):
         return (
             "FollowsTheJob",
             "Not started again: the same ambiguous fault came back after a restart, so it follows the job.",
             False,
         )
-    if _same_step(job, failed_step) >= SAME_STEP_LIMIT - 1 and verdict.budget != Budget.FREE:
+    if _same_step(job, failed_step, now) >= SAME_STEP_LIMIT - 1 and verdict.budget != Budget.FREE:
         where = "before its first step" if failed_step is None else f"at step {failed_step}"
         return (
             "NoProgress",
@@ -183,11 +188,22 @@ def _is_further(step: int | None, before: int | None) -> bool:
     return step is not None and (before is None or step > before)
 
 
-def _same_step(job: ProtectedJob, failed_step: int | None) -> int:
+def _stuck(job: ProtectedJob, failed_step: int | None, now: Now) -> Sequence[Failure]:
+    """The past failures since which nothing shows that the job came further; newest last."""
+    if failed_step is not None or job.best_step is not None:
+        return job.failures
+    since, later_s = len(job.failures), now.wall_s
+    while since and later_s - job.failures[since - 1].wall_s <= UNSTEPPED_S:
+        since -= 1
+        later_s = job.failures[since].wall_s
+    return job.failures[since:]
+
+
+def _same_step(job: ProtectedJob, failed_step: int | None, now: Now) -> int:
     """How many of the last failures in a row were at this very step with this very checkpoint."""
     checkpoint = job.checkpoint.step if job.checkpoint else None
     count = 0
-    for failure in reversed(job.failures):
+    for failure in reversed(_stuck(job, failed_step, now)):
         if (
             failure.step != failed_step
             or failure.checkpoint_step != checkpoint
@@ -198,11 +214,11 @@ def _same_step(job: ProtectedJob, failed_step: int | None) -> int:
     return count
 
 
-def backoff_s(job: ProtectedJob, failed_step: int | None) -> float:
+def backoff_s(job: ProtectedJob, failed_step: int | None, now: Now) -> float:
     """None for the first failure or after progress; then 5 s, doubled up to 5 min."""
     stuck = 0
     best = failed_step
-    for failure in reversed(job.failures):
+    for failure in reversed(_stuck(job, failed_step, now)):
         if _is_further(best, failure.step):
             break
         stuck += 1

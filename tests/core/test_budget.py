@@ -142,13 +142,24 @@ def test_three_failures_at_one_step_with_no_newer_checkpoint_are_given_up_early(
     assert "before its first step" in before.sentence
 
 
+def test_a_job_that_names_no_steps_and_ran_for_hours_between_its_failures_is_not_given_up_early() -> None:
+    apart = (failed(None, ago_s=3 * DAY_S), failed(None, ago_s=2 * DAY_S), failed(None, ago_s=DAY_S))
+    plan = plan_after_stop(job(Resume(max_resumes=9), failures=apart), of("user-exit"), None, NOW)
+    assert (plan.restart, plan.delay_s) == (True, 0)
+    ambiguous = (failed(None, "segfault", ago_s=DAY_S),)
+    assert plan_after_stop(job(failures=ambiguous), of("segfault"), None, NOW).restart
+    # One whose steps are known did not come to its first: that is no progress however long it took.
+    known = job(Resume(max_resumes=9), failures=apart, best_step=40)
+    assert plan_after_stop(known, of("user-exit"), None, NOW).reason == "NoProgress"
+
+
 def test_preemptions_at_one_step_are_no_lack_of_progress() -> None:
     assert plan_after_stop(job(failures=(failed(40), failed(40))), of("preempted"), 40, NOW).restart
 
 
 def test_the_first_restart_comes_at_once_and_failures_without_progress_wait_longer_each_time() -> None:
     def delay(*steps: int, now_at: int) -> float:
-        return budget.backoff_s(job(failures=tuple(failed(step) for step in steps)), now_at)
+        return budget.backoff_s(job(failures=tuple(failed(step) for step in steps)), now_at, NOW)
 
     assert delay(now_at=10) == 0
     assert delay(10, now_at=10) == 5
