@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from typing import Any
 
 import pytest
@@ -117,16 +116,16 @@ def test_nobody_is_asked_to_save_when_a_rank_is_lost(box: Box) -> None:
 
 def test_a_rank_that_is_lost_while_the_others_save_ends_the_wait(box: Box) -> None:
     job = box.run(
-        *train("--save", "never"), policy=box.policy(resume=resume(PROOFS["say"])), options=("--nproc", "2")
+        *train("--save", "never"),
+        policy=box.policy(resume=resume(PROOFS["say"], timeout="1h")),
+        options=("--nproc", "2"),
     )
     box.stepping()
     pids = box.ranks(2)
     job.send(signal.SIGTERM)
     until(lambda: len(box.noted("signals")) == 2)
-    began = time.monotonic()
     os.kill(pids[1], signal.SIGKILL)
     assert job.code() == 75
-    assert time.monotonic() - began < 15  # of the 20 s that the save had
     incident = box.phase("Ended")
     assert incident.save is not None
     assert "lost" in incident.save.skipped
