@@ -116,7 +116,10 @@ def decide(picture: JobPicture, now: Now) -> Decision:
 def _decide_in_incident(picture: JobPicture, incident: Incident, now: Now) -> Decision:
     if picture.end is not None and incident.end_state is None:
         return _feed(incident, "EndRequested", picture.end.sentence, picture.end)
-    if picture.end is not None and picture.end.grace_s < incident.grace_s:
+    hurries = picture.end is not None and (
+        picture.end.grace_s < incident.grace_s or (incident.phase == Phase.SAVING and not picture.end.save)
+    )
+    if picture.end is not None and hurries:
         return _feed(incident, "EndHurried", picture.end.sentence, picture.end)
     left = picture.time_left_s(now)
     if left is not None and left <= 0 and incident.end_state is None:
