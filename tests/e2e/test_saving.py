@@ -132,6 +132,18 @@ def test_a_rank_that_is_lost_while_the_others_save_ends_the_wait(box: Box) -> No
     box.empty()
 
 
+def test_ctrl_c_ends_a_save_that_nobody_wants_to_wait_for(box: Box) -> None:
+    policy = box.policy(resume=resume(PROOFS["say"], timeout="1h"))
+    job = box.run(*train("--save", "never"), policy=policy, options=("--nproc", "2"))
+    box.stepping()
+    job.send(signal.SIGTERM)
+    box.phase("Saving")
+    job.send(signal.SIGINT)
+    assert job.code() == 75  # what asked first is what the caller is told
+    assert box.job().state == "stopped"  # type: ignore[union-attr]
+    box.empty()
+
+
 def test_the_restarted_program_is_told_that_it_resumes_and_from_what(box: Box) -> None:
     policy = box.policy(resume=resume(PROOFS["say"]), performance=SLOW)
     job = box.run(*train("--step-ms", "10"), policy=policy)
