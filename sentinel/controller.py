@@ -661,7 +661,8 @@ class Controller:
         except PermanentError as error:
             return recovery.StartRefused(error.reason, str(error), permanent=True)
         pids = ", ".join(str(pid) for pid in list(picture.pids.values())[:8])
-        return recovery.RanksStarted(f"{len(picture.pids)} ranks run (pid {pids}).")
+        ranks = "1 rank runs" if len(picture.pids) == 1 else f"{len(picture.pids)} ranks run"
+        return recovery.RanksStarted(f"{ranks} (pid {pids}).")
 
     async def _start_ranks(self, picture: JobPicture, env: dict[str, str], entities: dict[int, str]) -> None:
         job = picture.job
