@@ -76,11 +76,14 @@ class LocalCluster:
         SENTINEL_RUN and, with `nproc`, the rank variables are added.
         """
         tracked = await self._attached(job)
+        tracked.refresh()
         if tracked.incarnation == incarnation:
             if _half_started(tracked.status):
                 raise TemporaryError("the job's supervisor was killed while it started the ranks")
             asyncio.get_running_loop().call_soon(tracked.tell_pending)
             return self._ranks(job, tracked.status)
+        if not tracked.supervised and not tracked.gone():  # a supervisor that lives refuses by itself
+            raise TemporaryError(f"processes of incarnation {tracked.incarnation} still run")
         folder = self.job_dir(job)
         logs = [self.log_path(job, incarnation, rank) for rank in range(size)]
         try:
@@ -116,9 +119,12 @@ class LocalCluster:
     async def stop(self, job: str, incarnation: int, grace_s: float) -> StopOutcome:
         """End all processes of the incarnation; see stop.py for who gets what. Never raises, never hangs."""
         tracked = await self._attached(job)
+        tracked.refresh()
         tracked.tell_pending()
-        if tracked.incarnation != incarnation:
-            return StopOutcome(gone=True)  # it never started, or was stopped before the next one started
+        if tracked.incarnation > incarnation:
+            return StopOutcome(gone=True)  # it was stopped before the next one started
+        if tracked.incarnation < incarnation and tracked.gone():
+            return StopOutcome(gone=True)  # it never started; what is left of an older one is ended, too
         return await stop_all(tracked, grace_s, self._stuck_after_s)
 
     def signal_ranks(self, job: str, incarnation: int, ranks: Iterable[int], name: str) -> SignalOutcome:

@@ -147,6 +147,17 @@ class Tracked:
         self._read()
         asyncio.get_running_loop().call_soon(self.tell_pending)
 
+    def refresh(self) -> None:
+        """The files may know of a newer incarnation: one whose start broke off with its supervisor."""
+        status = read_status(self.folder)
+        if status is None or status.header.incarnation <= self.incarnation:
+            return
+        self._unwatch()
+        self._told.clear()
+        self.ended_unknown.clear()
+        self.stopping_since_s = None
+        self._read()
+
     def tell_pending(self) -> None:
         exits, self.pending = self.pending, []
         for exit in exits:
