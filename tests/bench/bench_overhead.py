@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -80,15 +81,20 @@ while True:
 
 
 def calibrated() -> int:
-    """How much work fills a step on one core; the least of some tries is the one that nothing disturbed."""
+    """How much work fills a step while the other core works too: two threads of one core slow each other down."""
     scope: dict[str, object] = {}
     exec(WORK, scope)
     work, tries = scope["work"], []
-    for _ in range(7):
-        begun_s = time.perf_counter()
-        work(200_000)  # type: ignore[operator]
-        tries.append(time.perf_counter() - begun_s)
-    return int(200_000 * STEP_S / min(tries))
+    beside = subprocess.Popen([sys.executable, "-I", "-S", "-c", WORK + "while True: work(1000)"])
+    try:
+        for _ in range(15):
+            begun_s = time.perf_counter()
+            work(100_000)  # type: ignore[operator]
+            tries.append(time.perf_counter() - begun_s)
+    finally:
+        beside.kill()
+        beside.wait()
+    return int(100_000 * STEP_S / statistics.median(tries))
 
 
 def quiet(seconds: float) -> list[Row]:
