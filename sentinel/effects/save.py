@@ -60,7 +60,10 @@ async def save(
     file_proof = FileProof(cwd, proof) if proof is not None and not proof.log_pattern else None
     if file_proof is not None:
         await file_proof.begin()
-    ranks = sorted(alive)[:1] if checkpoint.ranks == "first" else sorted(alive)
+    # Where the job is one launcher, its ranks are those that it started.
+    ranks = sorted(cluster.save_capable(job, incarnation, checkpoint.signal)) or sorted(alive)
+    if checkpoint.ranks == "first":
+        ranks = ranks[:1]
     sent = cluster.signal_ranks(job, incarnation, ranks, checkpoint.signal)
     if not sent.sent:
         why = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(sent.refused.items()))

@@ -40,7 +40,7 @@ def test_a_save_is_proved_by_a_line_a_file_that_appears_or_one_that_goes(box: Bo
     assert record.checkpoint is not None
     assert record.checkpoint.proof == incident.save.proved_by
     assert (box.work / "checkpoint.json").exists()
-    assert {s["rank"] for s in box.noted("signals")} == {0, 1}
+    assert incident.save.ranks == (0, 1)
 
 
 def test_forked_data_loaders_that_inherit_the_handler_get_no_signal(box: Box) -> None:
@@ -54,8 +54,20 @@ def test_forked_data_loaders_that_inherit_the_handler_get_no_signal(box: Box) ->
     job.send(signal.SIGTERM)
     assert job.code() == 75
     assert box.phase("Ended").save.proved_by  # type: ignore[union-attr]
-    kinds = [s["kind"] for s in box.noted("signals")]
-    assert kinds == ["rank", "rank"]
+    assert {s["kind"] for s in box.noted("signals")} == {"rank"}
+    box.empty()
+
+
+def test_all_ranks_of_a_launcher_are_asked_and_the_launcher_is_not(box: Box) -> None:
+    launcher = 'for rank in 0 1; do RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=2 "$@" & done; wait'
+    job = box.run("sh", "-c", launcher, "-", *train(), policy=box.policy(resume=resume(PROOFS["say"])))
+    box.stepping(lines=10)
+    box.ranks(2)
+    job.send(signal.SIGTERM)
+    assert job.code() == 75
+    incident = box.phase("Ended")
+    assert incident.save is not None
+    assert incident.save.ranks == (0, 1)
     box.empty()
 
 
