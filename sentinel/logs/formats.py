@@ -6,6 +6,7 @@ among equals the earlier row). Lines of other formats only lend their step numbe
 has none. A primary that fell silent for SILENT_LINES lines of others gives way.
 """
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -70,6 +71,9 @@ class Format:
 
     def parse(self, line: bytes) -> Values | None:
         """The numbers of `line`, or None if it is not of this format."""
+        if self._quick is not None and (quick := self._quick.search(line)) is not None:
+            with contextlib.suppress(ValueError):  # not quite numbers: the careful way says what it is
+                return Values(None, None, float(quick[1]), float(quick[2]))
         if self._regex is None:
             self._regex = compile_re2(self.row.pattern)
             self._unless = compile_re2(self.row.unless) if self.row.unless else None
