@@ -67,18 +67,19 @@ def window_stats(window: Sequence[Iteration]) -> WindowStats | None:
     if not window:
         return None
     kept = _without_spikes(window)
+    e2e = [i.e2e_ms or 0.0 for i in kept]
     middle = len(kept) // 2
-    halves = (kept[:middle] or kept, kept[middle:])
-    ratios = [ratio for half in halves if (ratio := _ratio(half)) is not None]
-    hardware = [_hardware(half) for half in halves]
+    older, newer = kept[:middle] or kept, kept[middle:]
+    ratios = [ratio for half in (older, newer) if (ratio := _ratio(half)) is not None]
+    hardware = (_hardware(older), _hardware(newer))
     return WindowStats(
         count=len(window),
-        step_ms=median([i.e2e_ms or 0.0 for i in kept]),
+        step_ms=median(e2e),
         hardware_ms=_hardware(kept),
         ratio=_ratio(kept),
         ratio_low=min(ratios) if len(ratios) == 2 else None,
         ratio_high=max(ratios) if len(ratios) == 2 else None,
-        step_low_ms=min(median([i.e2e_ms or 0.0 for i in half]) for half in halves),
+        step_low_ms=min(median(e2e[:middle] or e2e), median(e2e[middle:])),
         hardware_low_ms=min(h for h in hardware if h is not None) if None not in hardware else None,
     )
 
@@ -90,8 +91,12 @@ def _without_spikes(window: Sequence[Iteration]) -> list[Iteration]:
 
 
 def _ratio(part: Sequence[Iteration]) -> float | None:
-    pairs = [(i.hardware_ms, i.e2e_ms) for i in part if i.hardware_ms is not None and i.e2e_ms]
-    return sum(h for h, _ in pairs) / sum(e for _, e in pairs) if pairs else None
+    hardware_ms = e2e_ms = 0.0
+    for i in part:
+        if i.hardware_ms is not None and i.e2e_ms:
+            hardware_ms += i.hardware_ms
+            e2e_ms += i.e2e_ms
+    return hardware_ms / e2e_ms if e2e_ms else None
 
 
 def _hardware(part: Sequence[Iteration]) -> float | None:
