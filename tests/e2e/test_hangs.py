@@ -58,6 +58,19 @@ def test_a_stopped_rank_is_named_and_ended_in_the_policys_time(box: Box) -> None
     box.empty()
 
 
+def test_a_hang_below_a_launcher_shows_the_stacks_of_all_its_ranks(box: Box) -> None:
+    launcher = 'for rank in 0 1; do RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=2 "$@" & done; wait'
+    job = box.run("sh", "-c", launcher, "-", *train(*TOGETHER), policy=box.policy(**POLICY))
+    box.stepping(lines=10)
+    box.order(1, "sleep")
+    incident = box.phase("Recovered")
+    assert [stack.partition(":")[0] for stack in incident.stacks] == ["rank 0", "rank 1"]
+    assert "obey (train.py" in incident.stacks[1]
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+    box.empty()
+
+
 def test_a_stopped_plain_program_is_a_hang_too(box: Box) -> None:
     job = box.run(*train("--save-every", "1"), policy=box.policy(**POLICY))
     box.stepping(lines=5)

@@ -147,8 +147,8 @@ class LocalCluster:
 
     async def stacks(self, job: str, incarnation: int, ranks: Iterable[int]) -> tuple[str, ...]:
         """One text per rank, bounded in time and size; where a stack cannot be had, the reason."""
-        found = self.find_ranks(job, incarnation)
-        return await stacks.collect({rank: found.get(rank) for rank in ranks})
+        found = self.find_ranks(job, incarnation)  # those that a launcher started included
+        return await stacks.collect({rank: found.get(rank) for rank in sorted({*ranks, *found})})
 
     async def release(self, job: str) -> None:
         """The supervisor ends as soon as nothing of the job is left. Its files stay."""
