@@ -194,13 +194,15 @@ def _progressed(
     elif resumed is None:
         sentence = f"All ranks stayed up for {job.policy.verify_after_s:.0f} s."
     elif resumed is not None and resumed <= 1 and failed is not None and failed > 2:
-        sentence = (
-            f"Stepping again, but from the beginning: no checkpoint was loaded, {failed} steps are repeated."
-        )
+        sentence = f"Stepping again, but from the beginning: no checkpoint was loaded, {repeated(failed)}."
     else:
         sentence = f"Stepping again from step {resumed}"
-        sentence += f": {steps} steps are repeated." if steps is not None else "."
+        sentence += f": {repeated(steps)}." if steps is not None else "."
     return recovery.Progressed(lost, sentence)
+
+
+def repeated(steps: int) -> str:
+    return "1 step is repeated" if steps == 1 else f"{steps} steps are repeated"
 
 
 def _expiry(picture: JobPicture) -> recovery.EndRequested:
