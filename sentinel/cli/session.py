@@ -32,6 +32,7 @@ from sentinel.settings import Settings
 log = structlog.get_logger()
 
 CYCLE_S = 0.25
+CALM_CYCLE_S = 0.5  # while nothing is wrong: exits, matches and findings do not wait for it
 LIVE_S = 1.0
 FLUSH_MAIL_S = 15.0
 # A mail's child takes a core for a third of a second, just when the new ranks want to start: it comes after them.
@@ -276,9 +277,10 @@ class Session:
 
     def _pause_s(self) -> float:
         """Until the next turn of the loop: a hang is judged when its time is up, not a quarter second later."""
-        now = system_now()
-        deadline = self._controller.pictures[self.name].timing.next_deadline(now)
-        return CYCLE_S if deadline is None else min(CYCLE_S, max(0.01, deadline - now.mono_s))
+        now, picture = system_now(), self._controller.pictures[self.name]
+        deadline = picture.timing.next_deadline(now)
+        turn_s = CALM_CYCLE_S if picture.incident is None else CYCLE_S
+        return turn_s if deadline is None else min(turn_s, max(0.01, deadline - now.mono_s))
 
     async def _close(self) -> None:
         job = self._controller.pictures[self.name].job
