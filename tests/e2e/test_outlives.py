@@ -123,7 +123,7 @@ def test_a_closed_terminal_detaches_and_the_protection_goes_on(box: Box) -> None
     job.send(signal.SIGHUP)
     job.said("detached")
     shown = len(job.out)
-    os.kill(box.ranks()[0], signal.SIGKILL)
+    os.kill(box.ranks(1)[0], signal.SIGKILL)
     box.stepping(incarnation=2)
     box.phase("Recovered")
     assert len(job.out) == shown
