@@ -15,10 +15,13 @@ HEAD = """\
 # Benchmarks
 
 `make bench` measures, prints these numbers, keeps them as JSON and exits 1 on a miss; this page is made from the
-JSON by `python -m tests.bench.report > docs/benchmarks.md`. Every feature is on and the policy is the default one,
-with budgets raised where a bench breaks a job more often than an owner would accept. A ratio of at most 1 passes.
-What ran beside a measurement ran on the same machine in the same minutes, unless it says that it is quoted.
-What exactly is measured stands at the head of each `tests/bench/bench_NAME.py`.
+JSON by `python -m tests.bench.report > docs/benchmarks.md`. Every feature is on; the policy asks for `resume` with
+its budgets raised where a bench breaks a job more often than an owner would accept, and is the default one in all
+else. A ratio of at most 1 passes. What ran beside a measurement ran on the same machine in the same minutes, unless
+it says that it is quoted. What exactly is measured stands at the head of each `tests/bench/bench_NAME.py`.
+
+A load average above what a bench itself causes (about 2) says that other programs took their share of the cores:
+shares of CPU and step times then say more about those than about Sentinel.
 """
 
 
