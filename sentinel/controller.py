@@ -697,7 +697,8 @@ class Controller:
         self._records.save(events=[event])
 
     def _look_after(self, picture: JobPicture) -> None:
-        self._record_progress(picture)
+        fast = picture.was_fast and picture.job.fast_incarnation != picture.job.incarnation
+        self._record_progress(picture, force=fast)
         job, now = picture.job, self._clock()
         checkpoint = job.policy.resume.checkpoint if job.policy.resume else None
         if checkpoint is None or self._save_checked.get(job.name) == job.incarnation or not picture.alive:
@@ -737,6 +738,7 @@ class Controller:
             best_step=max(step, job.best_step or 0) if step is not None else job.best_step,
             baseline_ms=learnt[0] if learnt else job.baseline_ms,
             baseline_ratio=learnt[1] if learnt else job.baseline_ratio,
+            fast_incarnation=job.incarnation if picture.was_fast else job.fast_incarnation,
         )
         if changed != job:
             self._save_job(picture, changed)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from sentinel.cluster.local.store import LocalStore
 from sentinel.core.model import (
@@ -13,11 +14,12 @@ from sentinel.core.model import (
     CheckState,
     IncidentKind,
     JobState,
+    Performance,
     Phase,
     Quarantine,
     Severity,
 )
-from tests.controller_world import World, gpu_fault
+from tests.controller_world import RESUMABLE, World, gpu_fault
 
 
 def held() -> Awaitable[None]:
@@ -175,6 +177,28 @@ def test_what_was_told_is_not_told_again_by_the_next_sentinel(tmp_path: Path) ->
         world.checks(gpu_fault())
         await asyncio.sleep(0)
         assert len(LocalStore(world.store.path, read_only=True).incidents("j")) == 1
+        await world.controller.close()
+
+    asyncio.run(run())
+
+
+def test_the_next_sentinel_knows_that_the_job_was_fast(tmp_path: Path) -> None:
+    """Else it would take slowness right after its own start for a restart that did not help."""
+
+    async def run() -> None:
+        policy = structs.replace(RESUMABLE, performance=Performance(max_hardware_ratio=0.66))
+        world = World(tmp_path, policy)
+        await world.launch()
+        assert world.job.fast_incarnation == 0
+        for number in range(30):
+            await world.later(1)
+            world.steps(number + 1)
+        assert world.job.fast_incarnation == 1
+        await world.again()
+        assert world.picture.was_fast
+        world.ends(1)
+        await world.phase(Phase.VERIFYING)
+        assert not world.picture.was_fast
         await world.controller.close()
 
     asyncio.run(run())

@@ -402,6 +402,7 @@ class ProtectedJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     used_free: int = 0
     performance_moves_wall_s: tuple[float, ...] = ()
     performance_frozen: str = ""  # why performance is alert-only from now on
+    fast_incarnation: int = 0  # the newest that ran a whole window within the thresholds
     elastic_frozen: str = ""
     last_step: int | None = None  # of the running incarnation, at the last save of this record
     best_step: int | None = None

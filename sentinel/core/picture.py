@@ -44,7 +44,8 @@ class JobPicture:
         self.silent_since_s: float | None = None  # last iteration of the incarnation before the running one
         self.lost_s = 0.0  # told by recoveries: silence, and repeated iterations
         self.told: set[str] = set()  # keys of what this incarnation's owner was told
-        self.was_fast: bool = False  # a whole window of this incarnation was within the thresholds
+        # A whole window of this incarnation was within the thresholds, as a predecessor may have seen.
+        self.was_fast: bool = 0 < job.incarnation == job.fast_incarnation
         self.unproved: tuple[Incident, int] | None = (
             None  # a save that was signalled, not proved; iterations then
         )

@@ -94,7 +94,9 @@ class Follower:
         self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
         self._moved_polls = 0
         self.at_end = self.offset >= size and not self._queue
-        if self._problem and not self.switched and self._problem != "vanished":
+        if status.st_nlink == 0:  # removed under a writer that is never idle: nobody else can read this
+            self._problem = "vanished"
+        elif not self.switched and self._problem != "vanished":
             self._problem = ""
         return data
 

@@ -82,7 +82,8 @@ class Tormentor:
         if phase is not None or not job.settled():
             return False
         kinds = ["gpu"] if aim in CHOSEN_ONLY else ["killed", "killed", "stopped", "hang", "gpu", "gpu"]
-        if self._moves < 2 and aim is None:
+        # Slow again before anybody saw it fast would rightly be told only: the restart did not help.
+        if self._moves < 2 and aim is None and record.fast_incarnation == record.incarnation:
             kinds.append("slow")
         kind = self.rng.choice(kinds)
         self._moves += kind == "slow"

@@ -153,6 +153,22 @@ def test_a_file_that_was_removed_is_said_to_have_vanished_and_its_successor_is_r
     assert follower.problem == ""
 
 
+def test_a_file_that_was_removed_under_a_writer_that_never_pauses_is_read_on_and_named(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "log"
+    with path.open("wb", buffering=0) as writer:
+        follower = Follower(path)
+        writer.write(b"1\n")
+        assert follower.read(100) == b"1\n"
+        assert follower.problem == ""
+        path.unlink()
+        for _ in range(3):
+            writer.write(b"2\n")
+            assert follower.read(100) == b"2\n"
+            assert follower.problem == "vanished"
+
+
 def test_a_replaced_file_is_read_from_its_beginning_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"1\n2\n")
