@@ -21,12 +21,21 @@ class Unknown(Exception):
         self.findings = findings
 
 
+class Measure(Struct, frozen=True):
+    """One number for /metrics beside the findings, in the exporter's names and base units."""
+
+    name: str  # "DCGM_FI_DEV_GPU_TEMP"
+    labels: tuple[tuple[str, str], ...]
+    value: float
+
+
 class Look(Struct, frozen=True):
     """What one sample is given.
 
     `kept` is this check's own memory between samples. An object there that has `close()` is closed at the
     end; `kept["wake_fd"]` is a descriptor whose readiness asks for the next sample at once; what stands in
-    `kept["saved"]` (plain data) survives a restart of the agent.
+    `kept["saved"]` (plain data) survives a restart of the agent; `kept["measures"]` (a tuple of Measure) is
+    what /metrics shows of the newest sample.
     """
 
     settings: Settings

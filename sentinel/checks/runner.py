@@ -12,7 +12,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from sentinel.checks.base import Absent, Check, CheckFunction, Look, Unknown
+from sentinel.checks.base import Absent, Check, CheckFunction, Look, Measure, Unknown
 from sentinel.checks.findings import BookState, FindingBook
 from sentinel.checks.table import CHECKS, select
 from sentinel.clock import Clock, boot_id, system_now
@@ -104,6 +104,10 @@ class CheckRunner:
     def counters(self) -> dict[str, dict[str, int]]:
         """Counters that checks keep themselves: {"kernel": {"lost": 0, ...}}."""
         return {name: dict(running.kept.get("counters", {})) for name, running in self._running.items()}
+
+    def measures(self) -> list[Measure]:
+        """The newest numbers of all checks."""
+        return [measure for running in self._running.values() for measure in running.kept.get("measures", ())]
 
     def results(self) -> list[CheckResult]:
         """The newest result of each check that has run."""
