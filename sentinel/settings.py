@@ -43,6 +43,36 @@ class DiskThresholds(Struct, frozen=True, kw_only=True, omit_defaults=True):
     min_free_bytes: int = 500_000_000
 
 
+class ShapeMatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which nodes have a shape: regular expressions that must be found. All that are written must be."""
+
+    hostname: str = ""
+    gpu: str = ""  # in the model of a card ("NVIDIA H100 80GB HBM3") or its PCI ids ("10de:2330")
+
+
+class Shape(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The hardware that a node is expected to have. None: not set, and said to be so; nothing is judged by it.
+
+    `sentinel.checks.shape` finds the one of this node, and has the words for results.
+    """
+
+    name: str = ""  # in the manifest
+    match: ShapeMatch = ShapeMatch()
+    source: str = ""  # "manifest"; "confirmed" or "learnt" (not confirmed): found on this node; "": not set
+    gpus: int | None = None
+    gpu_name: str | None = None
+    driver: str | None = None
+    vbios: str | None = None
+    ib_ports: int | None = None  # InfiniBand and RoCE ports that are up
+    ib_rate_gbps: float | None = None  # of each of them
+    nics: tuple[str, ...] | None = None  # Ethernet interfaces
+    memory_gib: float | None = None  # MemTotal of the kernel, which is less than what is built in
+    cpus: int | None = None  # logical ones
+    mounts: tuple[str, ...] | None = None
+    modules: tuple[str, ...] | None = None
+    services: tuple[str, ...] | None = None  # systemd units, like "kubelet.service"
+
+
 class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     state_dir: str = (
         ""  # default: $SENTINEL_STATE_DIR, else $XDG_STATE_HOME/sentinel, else ~/.local/state/sentinel
@@ -51,6 +81,10 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     mail: Mail = Mail()
     caps: Caps = Caps()
     disk: DiskThresholds = DiskThresholds()
+    shapes: tuple[Shape, ...] = ()  # the manifest: the first that matches is this node's
+    shape: Shape = (
+        Shape()
+    )  # this node's: not written by people but found by `sentinel.checks.shape.with_shape`
     rules_dir: str = ""  # extra *.toml of log rules and timing formats
     kernel_log: str = "/dev/kmsg"
     sysfs: str = "/sys"

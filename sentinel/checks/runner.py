@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from sentinel.checks.base import Absent, Check, CheckFunction, Look, Measure, Unknown
 from sentinel.checks.findings import BookState, FindingBook
+from sentinel.checks.shape import with_shape
 from sentinel.checks.table import CHECKS, select
 from sentinel.clock import Clock, boot_id, system_now
 from sentinel.core.model import CheckResult, CheckState, Component, Finding, Now, Severity
@@ -85,7 +86,7 @@ class CheckRunner:
         self.boot_id = boot_id()
         self.book = FindingBook(self.boot_id)
         self.on_result = on_result
-        self._settings = settings
+        self._settings = with_shape(settings)
         self._paths = tuple(paths)
         self._clock = clock
         self._running = {row.name: _Running(row) for row in checks}
@@ -292,6 +293,7 @@ def _call(running: _Running, look: Look, sample: _Sample) -> None:
             running.function = import_module(running.row.module).check
         sample.findings = tuple(running.function(look))
         sample.state = CheckState.FOUND if sample.findings else CheckState.OK
+        sample.detail = str(running.kept.get("detail", ""))
     except Absent as absent:
         sample.state, sample.detail = CheckState.ABSENT, str(absent)
     except Unknown as unknown:

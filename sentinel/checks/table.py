@@ -5,6 +5,14 @@ from sentinel.core.model import Component
 
 CHECKS: tuple[Check, ...] = (
     Check(
+        name="shape",
+        component=Component.SYSTEM,
+        module="sentinel.checks.shape",
+        interval_s=300.0,
+        deadline_s=2.0,
+        needs="nothing; expected hardware is written under `shapes:` of the settings, or learnt and confirmed",
+    ),
+    Check(
         name="disk",
         component=Component.DISK,
         module="sentinel.checks.disk",

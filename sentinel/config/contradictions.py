@@ -120,3 +120,16 @@ def settings_contradictions(document: Any) -> Iterator[Contradiction]:
         if low is not None and high is not None and low > high:
             path = ("disk", "minFreeShare" if least is not None else "warnFreeShare")
             yield path, f"minFreeShare ({low:g}) at most warnFreeShare ({high:g})"
+    yield from _shapes(_at(document, "shapes"))
+
+
+def _shapes(shapes: Any) -> Iterator[Contradiction]:
+    if not isinstance(shapes, list):
+        return
+    names = [_at(shape, "name") for shape in shapes]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield ("shapes", index, "name"), "a name that no other shape has"
+    for index, shape in enumerate(shapes[:-1]):
+        if isinstance(shape, dict) and not shape.get("match"):
+            yield ("shapes", index, "match"), "a match, or the last place: no shape after it could match"

@@ -136,6 +136,16 @@ def _pattern(value: object) -> str:
     return value
 
 
+def _plain_pattern(value: object) -> str:
+    """Searched in a name once, so that Python's own engine, which a resident process has anyway, is enough."""
+    try:
+        if isinstance(value, str) and 0 < len(value) <= MAX_PATTERN and re.compile(value):
+            return value
+    except re.error:
+        pass
+    raise refuse(f"a regular expression of 1 to {MAX_PATTERN} characters")
+
+
 def _email(value: object) -> str:
     # Control characters would let an address write mail headers.
     ok = isinstance(value, str) and re.fullmatch(r"[^@\s,;<>]{1,64}@[^@\s,;<>]{1,190}", value)
@@ -239,6 +249,7 @@ Text = Annotated[StrictStr, Meaning("text")]
 YesNo = Annotated[StrictBool, Meaning("true or false")]
 Signal = Annotated[str, BeforeValidator(_signal), Meaning("signal name")]
 Pattern = Annotated[str, BeforeValidator(_pattern), Meaning("regular expression (RE2)")]
+PlainPattern = Annotated[str, BeforeValidator(_plain_pattern), Meaning("regular expression")]
 Email = Annotated[str, BeforeValidator(_email)]
 Emails = Annotated[tuple[Email, ...], Meaning("list of addresses")]
 Name = Annotated[str, BeforeValidator(_name), Meaning("name")]

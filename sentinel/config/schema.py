@@ -23,6 +23,7 @@ from sentinel.config.kinds import (
     Name,
     OffOrRatio,
     Pattern,
+    PlainPattern,
     PositiveDuration,
     RuleId,
     Signal,
@@ -44,6 +45,8 @@ API_VERSION = "sentinel.dev/v1alpha1"
 Share = Annotated[float, number(0, 1), Meaning("share, above 0, at most 1")]
 Ratio = Annotated[float, number(0, 1), Meaning("ratio, above 0, at most 1")]
 Growth = Annotated[float, number(1, 1000), Meaning("number above 1")]
+Count = Annotated[int, whole(0, 100_000), Meaning("whole number")]
+Rate = Annotated[float, number(0, 1_000_000), Meaning("number above 0")]
 Budget = Annotated[int, whole(0, 10_000), Meaning("whole number")]
 
 
@@ -294,6 +297,33 @@ class DiskSpec(Section):
     min_free_bytes: Size = written("minFreeBytes", "Less free space than this is a fault: starts wait.")
 
 
+class ShapeMatchSpec(Section):
+    core = settings.ShapeMatch
+    hostname: PlainPattern = written("hostname", "Searched in the node's host name.")
+    gpu: PlainPattern = written("gpu", "Searched in the model of a card, and in its PCI ids (`10de:2330`).")
+
+
+class ShapeSpec(Section):
+    core = settings.Shape
+    name: Name = required("name", "Names the shape in results.")
+    match: ShapeMatchSpec = written(
+        "match",
+        "Which nodes have this shape: all that is written here must be found. Without it, every node.",
+    )
+    gpus: Count = written("gpus", "NVIDIA cards.")
+    gpu_name: Text = written("gpuName", "Model of each card, as the driver names it.")
+    driver: Text = written("driver", "Version of the NVIDIA driver.")
+    vbios: Text = written("vbios", "VBIOS version of each card.")
+    ib_ports: Count = written("ibPorts", "InfiniBand and RoCE ports that are up.")
+    ib_rate_gbps: Rate = written("ibRateGbps", "Rate of each of these ports, Gb/s.")
+    nics: Texts = written("nics", "Ethernet interfaces that are up.")
+    memory_gib: Rate = written("memoryGib", "Memory as the kernel counts it (MemTotal), GiB.")
+    cpus: Count = written("cpus", "Logical CPUs.")
+    mounts: Texts = written("mounts", "Mount points.")
+    modules: Texts = written("modules", "Kernel modules that are loaded.")
+    services: Texts = written("services", "systemd units that are active, like kubelet.service.")
+
+
 class SettingsDocument(Section):
     core = settings.Settings
     api_version: Literal["sentinel.dev/v1alpha1"] = required("apiVersion", "sentinel.dev/v1alpha1")
@@ -309,6 +339,10 @@ class SettingsDocument(Section):
     mail: MailSpec = written("mail", "How mails leave.")
     caps: CapsSpec = written("caps", "What owners may ask at most.")
     disk: DiskSpec = written("disk", "When a disk is too full. Shares are of the file system.")
+    shapes: tuple[ShapeSpec, ...] = written(
+        "shapes",
+        "Expected hardware. The first shape that matches a node is its own: one file serves a fleet.",
+    )
     rules_dir: AbsolutePath = written("rulesDir", "Folder of more log rules and timing formats (*.toml).")
     kernel_log: AbsolutePath = written("kernelLog", "Where kernel messages are read.")
     sysfs: AbsolutePath = written("sysfs", "Where sysfs is mounted.")
