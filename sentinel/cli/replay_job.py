@@ -296,7 +296,7 @@ class Replay:
             used_job=settled.used_job,
             used_free=settled.used_free,
             failures=settled.failures,
-            performance_moves_wall_s=settled.performance_moves_wall_s,
+            performance_moves_run_s=settled.performance_moves_run_s,
             performance_frozen=settled.performance_frozen,
             incidents=job.incidents + 1,
         )

@@ -458,7 +458,7 @@ class Session:
         )
         wall_s = max(0.0, now.wall_s - job.created_wall_s)
         self._metrics.job_time(
-            self.name, productive_s=max(0.0, picture.run_time_s(now) - picture.lost_s), wall_s=wall_s
+            self.name, productive_s=max(0.0, picture.job.run_time_s(now) - picture.lost_s), wall_s=wall_s
         )
         self._metrics.degraded(len(self._degraded()))
         if self._notifier is not None:

@@ -119,7 +119,8 @@ class ResumeSpec(Section):
         "checkpoint", "How to ask the job to save. Without it the job is never asked; it saves by itself."
     )
     reset_after_s: PositiveDuration = written(
-        "resetAfter", "The budget is full again after so long without an incident. Without it, never."
+        "resetAfter",
+        "The budget is full again when the job has run so long since its last restart. Without it, never.",
     )
 
 
@@ -136,7 +137,8 @@ class RestartSpec(Section):
         "gracefulStop", "From SIGTERM to SIGKILL when the job is stopped. Capped by administrators."
     )
     reset_after_s: PositiveDuration = written(
-        "resetAfter", "The budget is full again after so long without an incident. Without it, never."
+        "resetAfter",
+        "The budget is full again when the job has run so long since its last restart. Without it, never.",
     )
 
 

@@ -77,6 +77,7 @@ def _spend(job: ProtectedJob, incident: Incident, now: Now, *, paid: bool) -> Pr
             changes["used_job"] = job.used_job + 1
         failure = Failure(
             wall_s=now.wall_s,
+            run_s=job.run_time_s(now),
             failure=verdict.failure,
             budget=verdict.budget,
             step=incident.failed_step,
@@ -85,7 +86,7 @@ def _spend(job: ProtectedJob, incident: Incident, now: Now, *, paid: bool) -> Pr
         )
         changes["failures"] = (*job.failures, failure)[-KEPT_FAILURES:]
         if verdict.symptom == Symptom.SLOW:
-            changes["performance_moves_wall_s"] = (*job.performance_moves_wall_s, now.wall_s)[-10:]
+            changes["performance_moves_run_s"] = (*job.performance_moves_run_s, job.run_time_s(now))[-10:]
     return structs.replace(job, **changes)
 
 

@@ -23,7 +23,7 @@ SAME_STEP_LIMIT = 3
 BACKOFF_FIRST_S = 5.0
 BACKOFF_MAX_S = 300.0
 KEPT_FAILURES = 20
-# A job whose log names no steps may have come further all the same: it is taken to have, where so long passed
+# A job whose log names no steps may have come further all the same: it is taken to have, where it ran so long
 # between two failures. Loading and compiling take tens of minutes.
 UNSTEPPED_S = 1800.0
 
@@ -163,11 +163,12 @@ def _restart_unknown(policy: Policy) -> bool:
 
 
 def restarts_left(job: ProtectedJob, now: Now) -> int:
-    """`maxResumes` is absolute unless `resetAfter` is set and the last failure is older than that."""
+    """`maxResumes` is absolute unless `resetAfter` is set and the job has run so long since its last failure."""
     limits = job.policy.resume or job.policy.restart
     if limits is None:
         return 0
-    if limits.reset_after_s and job.failures and now.wall_s - job.failures[-1].wall_s > limits.reset_after_s:
+    ran_s = job.run_time_s(now) - job.failures[-1].run_s if job.failures else 0.0
+    if limits.reset_after_s and ran_s > limits.reset_after_s:
         return job.policy.max_starts
     return max(0, job.policy.max_starts - job.used)
 
@@ -192,10 +193,10 @@ def _stuck(job: ProtectedJob, failed_step: int | None, now: Now) -> Sequence[Fai
     """The past failures since which nothing shows that the job came further; newest last."""
     if failed_step is not None or job.best_step is not None:
         return job.failures
-    since, later_s = len(job.failures), now.wall_s
-    while since and later_s - job.failures[since - 1].wall_s <= UNSTEPPED_S:
+    since, later_s = len(job.failures), job.run_time_s(now)
+    while since and later_s - job.failures[since - 1].run_s <= UNSTEPPED_S:
         since -= 1
-        later_s = job.failures[since].wall_s
+        later_s = job.failures[since].run_s
     return job.failures[since:]
 
 

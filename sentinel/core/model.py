@@ -373,6 +373,7 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One past failure, for back-off and early give-up."""
 
     wall_s: float
+    run_s: float = 0.0  # run time of the job when it was paid for: no step of the clock touches it
     failure: str
     budget: Budget
     step: int | None = None
@@ -400,7 +401,7 @@ class ProtectedJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     used_infrastructure: int = 0
     used_job: int = 0
     used_free: int = 0
-    performance_moves_wall_s: tuple[float, ...] = ()
+    performance_moves_run_s: tuple[float, ...] = ()  # run time of the job at each
     performance_frozen: str = ""  # why performance is alert-only from now on
     fast_incarnation: int = 0  # the newest that ran a whole window within the thresholds
     elastic_frozen: str = ""
@@ -416,6 +417,11 @@ class ProtectedJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     boot_id: str = ""
     save_note: str = ""  # "" or why the job is not save-capable
     degraded: tuple[str, ...] = ()  # degraded modes, named in status
+
+    def run_time_s(self, now: Now) -> float:
+        """Seconds that the job has run, over all its incarnations; by the monotonic clock, reboots included."""
+        running = now.mono_s - self.started_mono_s if self.started_mono_s is not None else 0.0
+        return self.run_s + max(0.0, running)
 
     @property
     def used(self) -> int:

@@ -100,16 +100,10 @@ class JobPicture:
         soon = last_exit_s - incident.phase_mono_s <= self.job.policy.graceful_stop_s
         return incident if soon else None
 
-    def run_time_s(self, now: Now) -> float:
-        """Seconds that the job has run, over all its incarnations."""
-        job = self.job
-        running = now.mono_s - job.started_mono_s if job.started_mono_s is not None else 0.0
-        return job.run_s + max(0.0, running)
-
     def time_left_s(self, now: Now) -> float | None:
         if self.job.policy.max_duration_s is None:
             return None
-        return self.job.policy.max_duration_s + self.job.extra_s - self.run_time_s(now)
+        return self.job.policy.max_duration_s + self.job.extra_s - self.job.run_time_s(now)
 
     def verdict(self, now: Now, signal: TimingSignal | None = None) -> Verdict:
         return triage(

@@ -305,9 +305,10 @@ def _refuse_performance_move(picture: JobPicture, verdict: Verdict, now: Now) ->
         return "AlertOnly", job.performance_frozen
     if job.failures and job.failures[-1].failure == verdict.failure and not picture.was_fast:
         return MOVE_DID_NOT_HELP, "the last restart for its performance did not help."
-    recent = [at for at in job.performance_moves_wall_s if now.wall_s - at < DAY_S]
+    ran_s = job.run_time_s(now)
+    recent = [at for at in job.performance_moves_run_s if ran_s - at < DAY_S]
     if len(recent) >= MOVES_FOR_PERFORMANCE:
-        return "AlertOnly", f"it was restarted for its performance {len(recent)} times in 24 h."
+        return "AlertOnly", f"it was restarted for its performance {len(recent)} times in its last 24 h."
     spent = spent_budget(job, verdict.budget, now)
     return ("BudgetExhausted", spent) if spent else ("", "")
 

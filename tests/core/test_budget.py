@@ -21,7 +21,6 @@ from sentinel.core.model import (
     Symptom,
     Verdict,
 )
-from sentinel.core.picture import JobPicture
 from sentinel.failures import failure_classes
 from tests.core import recovery_events as ev
 
@@ -39,7 +38,12 @@ def failed(
     at: int | None, failure: str = "user-exit", *, ago_s: float = 60.0, checkpoint: int | None = None
 ) -> Failure:
     return Failure(
-        wall_s=NOW.wall_s - ago_s, failure=failure, budget=Budget.JOB, step=at, checkpoint_step=checkpoint
+        wall_s=NOW.wall_s - ago_s,
+        run_s=NOW.mono_s - ago_s,
+        failure=failure,
+        budget=Budget.JOB,
+        step=at,
+        checkpoint_step=checkpoint,
     )
 
 
@@ -282,6 +286,14 @@ def test_a_budget_that_was_given_back_counts_anew_from_the_next_start() -> None:
     assert (booked.used_job, booked.used_infrastructure) == (0, 1)
 
 
+def test_a_step_of_the_clock_gives_no_budget_back() -> None:
+    limits = Restart(max_restarts=3, reset_after_s=DAY_S)
+    spent = job(limits, used_job=3, failures=(failed(1),))
+    stepped = Now(NOW.mono_s + 1, NOW.wall_s + 30 * DAY_S)
+    assert restarts_left(spent, stepped) == 0
+    assert restarts_left(spent, Now(NOW.mono_s + DAY_S, NOW.wall_s - 30 * DAY_S)) == 3
+
+
 def test_only_the_last_failures_are_kept() -> None:
     many = job(failures=tuple(failed(n) for n in range(budget.KEPT_FAILURES)))
     booked = settle(many, prechecking(ev.verdict(), failed_step=999), ev.PASSED)
@@ -296,4 +308,4 @@ def test_the_run_clock_stands_while_the_job_waits_and_counts_over_incarnations()
     )
     assert (queued.state, queued.run_s, queued.started_mono_s) == ("queued", 150.0, None)
     later = Now(NOW.mono_s + 500, NOW.wall_s + 500)
-    assert JobPicture(queued, {}).run_time_s(later) == 150.0
+    assert queued.run_time_s(later) == 150.0

@@ -266,10 +266,12 @@ def told_instead_of_moved(**job: object) -> Open:
 
 
 def test_a_job_is_moved_for_its_performance_at_most_twice_in_24_hours() -> None:
-    twice = told_instead_of_moved(performance_moves_wall_s=(NOW.wall_s - 3600, NOW.wall_s - 60))
-    assert "2 times in 24 h" in twice.verdict.sentence
+    twice = told_instead_of_moved(performance_moves_run_s=(NOW.mono_s - 360, NOW.mono_s - 60))
+    assert "2 times in its last 24 h" in twice.verdict.sentence
     picture = seen(
-        rules(performance=slow()), performance_moves_wall_s=(NOW.wall_s - DAY_S - 1, NOW.wall_s - 60)
+        rules(performance=slow()),
+        run_s=DAY_S,
+        performance_moves_run_s=(NOW.mono_s - 1, NOW.mono_s + DAY_S - 60),
     )
     steps(picture, 40, ratio=0.9)
     decision = decide(picture, NOW)
