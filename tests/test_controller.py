@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sentinel import controller as controller_module
 from sentinel.cluster.base import Room, StopOutcome
 from sentinel.core.model import JobState, Phase, Policy, Restart, Stage
 from sentinel.core.recovery import START_TRIES
+from sentinel.effects import perform
 from sentinel.errors import PermanentError, TemporaryError
 from tests.controller_world import RESUMABLE, World, gpu_fault, without_proof
 
@@ -173,7 +173,7 @@ def test_a_hung_stop_is_asked_for_again_without_grace_and_then_a_person_is_told(
 def test_a_hung_start_is_stopped_again_and_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_module, "START_SETTLES_S", 0.05)
+    monkeypatch.setattr(perform, "START_SETTLES_S", 0.05)
 
     async def scene(world: World) -> None:
         world.cluster.hooks["start"] = forever
