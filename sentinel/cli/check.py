@@ -4,14 +4,27 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
+import socket
 import sys
+import textwrap
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from sentinel.cli.options import add_settings, read_settings
+from sentinel.cli.tables import GAP, put
 from sentinel.core.model import CheckResult, CheckState, Severity
+from sentinel.web.words import fit, printable, width
+
+if TYPE_CHECKING:
+    from sentinel.settings import Settings
 
 OK, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3  # Nagios order
+WORDS = ("healthy", "warning", "critical", "unknown")
+HEADS = ("WHAT", "STATE", "EVIDENCE", "WHAT TO DO")
+NARROW = 30  # columns that evidence needs beside the others; with less, it stands under them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +38,85 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="table",
         help="table for people, json for programs",
     )
+    parser.add_argument("--deep", action="store_true", help="the slow checks too")
     parser.add_argument("--path", action="append", default=[], help="also watch the file system of this path")
+    parser.add_argument(
+        "--learn",
+        action="store_true",
+        help="print the hardware found here as `shapes:` for the settings, and keep it as not confirmed",
+    )
+    parser.add_argument(
+        "--confirm", action="store_true", help="expect from now on what --learn has kept on this machine"
+    )
+    add_settings(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    settings = read_settings(args)
+    if settings is None:
+        return UNKNOWN
+    if args.learn:
+        return learn(settings)
+    return confirm(settings) if args.confirm else look(settings, args)
+
+
+def look(settings: "Settings", args: argparse.Namespace) -> int:
+    """Run the checks that were asked for side by side and print what they say. Returns the exit code."""
+    from sentinel.checks.runner import CheckRunner
+    from sentinel.checks.table import CHECKS
+    from sentinel.cli.node_state import read_snapshot
+
+    runner = CheckRunner(settings, (os.getcwd(), str(settings.state_path), *args.path))
+    if (snapshot := read_snapshot(settings.state_path)) is not None:
+        runner.restore(snapshot)  # what the agent of this machine knows, such as an Xid from before
+    names = tuple(args.names) or (tuple(row.name for row in CHECKS) if args.deep else ())
+    try:
+        results = asyncio.run(runner.check_now(names))
+    except KeyError as error:
+        known = ", ".join(row.name for row in CHECKS)
+        print(
+            f"sentinel check: no check or component named {error.args[0]!r}; checks are {known}",
+            file=sys.stderr,
+        )
+        return UNKNOWN
+    finally:
+        runner.close()
+    code = exit_code(results)
+    if args.output == "json":
+        document = {"exit": code, "checks": msgspec.to_builtins(results)}
+        put(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+    else:
+        wide = sys.stdout.isatty() or "COLUMNS" in os.environ
+        put(
+            table(results, shutil.get_terminal_size().columns if wide else None)
+            + "\n"
+            + summary(results, code)
+        )
+    return code
+
+
+def learn(settings: "Settings") -> int:
+    from sentinel.checks import shape as shapes
+
+    earlier, found = shapes.load(settings), shapes.learn(settings)
+    put(shapes.manifest(found, socket.gethostname().split(".")[0].lower() or "node"))
+    path = shapes.save(settings, found)
+    replaced = "; it replaces what was confirmed" if earlier.source == "confirmed" else ""
+    print(f"kept in {path}, not confirmed{replaced}: `sentinel check --confirm` confirms it", file=sys.stderr)
+    return OK
+
+
+def confirm(settings: "Settings") -> int:
+    from sentinel.checks import shape as shapes
+
+    found = shapes.load(settings)
+    if not found.source:
+        print("sentinel check: nothing was learnt here: `sentinel check --learn` first", file=sys.stderr)
+        return UNKNOWN
+    path = shapes.save(settings, msgspec.structs.replace(found, source="confirmed"))
+    unused = "; not in force, since the settings have shapes" if settings.shapes else ""
+    print(f"confirmed: {path}{unused}", file=sys.stderr)
+    return OK
 
 
 def exit_code(results: Iterable[CheckResult]) -> int:
@@ -44,60 +135,63 @@ def exit_code(results: Iterable[CheckResult]) -> int:
     return UNKNOWN if unknown else code
 
 
-def table(results: Iterable[CheckResult]) -> str:
-    """One line for each finding, or for each check without one: what, state, evidence, what to do."""
-    rows = [("WHAT", "STATE", "EVIDENCE", "WHAT TO DO")]
-    for result in results:
-        if result.state is CheckState.UNKNOWN or not result.findings:
-            rows.append((result.check, result.state.value, result.detail, ""))
-        for finding in result.findings:
-            times = f" ({finding.count} times)" if finding.count > 1 else ""
-            evidence = finding.evidence[-1] if finding.evidence else ""
-            rows.append(
-                (
-                    f"{finding.entity} {finding.code}",
-                    finding.severity.value,
-                    f"{finding.summary}: {evidence}{times}",
-                    finding.action,
-                )
-            )
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    lines = []
+def table(results: Iterable[CheckResult], columns: int | None = None) -> str:
+    """What, state, evidence, what to do: the worst first. Evidence is wrapped to `columns`; None: one line each."""
+    worst_first = sorted(_rows(results), key=lambda row: -row[0])
+    rows = [[printable(cell) for cell in row] for _, row in worst_first]
+    limit = columns // 3 if columns else None
+    widths = [max(width(row[column]) for row in (HEADS, *rows)) for column in (0, 1)]
+    if limit is not None:
+        widths[0] = min(widths[0], max(limit, 12))
+    indent = sum(widths) + 2 * len(GAP)
+    room = None if columns is None else columns - indent
+    lines = [_line(HEADS[:2], widths) + GAP + f"{HEADS[2]}  -> {HEADS[3]}"]
+    if room is not None and room < NARROW:
+        lines = ["  ".join(HEADS[:2])]
     for what, state, evidence, action in rows:
-        line = f"{what:<{widths[0]}}  {state:<{widths[1]}}  {_printable(evidence)}"
-        lines.append(line + (f"  -> {action}" if action and state != "STATE" else ""))
-    lines[0] = f"{'WHAT':<{widths[0]}}  {'STATE':<{widths[1]}}  EVIDENCE  -> WHAT TO DO"
+        told = evidence + (f"  -> {action}" if action else "")
+        if room is None:
+            lines.append(_line((what, state), widths) + GAP + told)
+        elif room < NARROW:
+            lines += [fit(f"{what}  {state}", columns or 80), *_wrapped(told, columns or 80, "  ")]
+        else:
+            wrapped = _wrapped(told, room, "") or [""]
+            lines.append(_line((fit(what, widths[0]), state), widths) + GAP + wrapped[0])
+            lines += [" " * indent + line for line in wrapped[1:]]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _printable(text: str) -> str:
-    """Kernel lines are printed to a terminal: no control characters."""
-    return "".join(c if c.isprintable() else " " for c in text)
+def summary(results: list[CheckResult], code: int) -> str:
+    """One last line: the verdict, and what stands behind it."""
+    findings = [finding for result in results for finding in result.findings]
+    counts = [
+        (severity.value, sum(one.severity is severity for one in findings)) for severity in reversed(Severity)
+    ]
+    states = (CheckState.OK, CheckState.UNKNOWN, CheckState.ABSENT)
+    counts += [
+        (f"checks {state.value}", sum(result.state is state for result in results)) for state in states
+    ]
+    return f"{WORDS[code]}: {', '.join(f'{count} {name}' for name, count in counts if count)}\n"
 
 
-def main(args: argparse.Namespace) -> int:
-    from sentinel.checks.runner import CheckRunner
-    from sentinel.checks.table import CHECKS
-    from sentinel.settings import Settings
+def _rows(results: Iterable[CheckResult]) -> Iterable[tuple[int, tuple[str, str, str, str]]]:
+    """(how bad, row) of each finding, and of each check without one."""
+    for result in results:
+        if result.state is CheckState.UNKNOWN or not result.findings:
+            bad = {CheckState.UNKNOWN: 1, CheckState.ABSENT: -2}.get(result.state, -1)
+            yield bad, (result.check, result.state.value, result.detail, "")
+        for finding in result.findings:
+            times = f" ({finding.count} times)" if finding.count > 1 else ""
+            evidence = f": {finding.evidence[-1]}" if finding.evidence else ""
+            what = f"{finding.entity} {finding.code}"
+            # A warning outranks an unknown check, as in what needs to be done; an info does not.
+            bad = finding.severity.order + (1 if finding.severity is not Severity.INFO else 0)
+            yield bad, (what, finding.severity.value, f"{finding.summary}{evidence}{times}", finding.action)
 
-    settings = getattr(args, "settings", None) or Settings()
-    runner = CheckRunner(settings, (os.getcwd(), str(settings.state_path), *args.path))
-    try:
-        results = asyncio.run(runner.check_now(args.names))
-    except KeyError as error:
-        known = ", ".join(row.name for row in CHECKS)
-        print(
-            f"sentinel check: no check or component named {error.args[0]!r}; checks are {known}",
-            file=sys.stderr,
-        )
-        return UNKNOWN
-    finally:
-        runner.close()
-    code = exit_code(results)
-    if args.output == "json":
-        print(
-            json.dumps({"exit": code, "checks": msgspec.to_builtins(results)}, ensure_ascii=False, indent=2)
-        )
-    else:
-        print(table(results))
-    return code
+
+def _line(cells: Iterable[str], widths: Iterable[int]) -> str:
+    return GAP.join(cell + " " * (size - width(cell)) for cell, size in zip(cells, widths, strict=True))
+
+
+def _wrapped(text: str, columns: int, indent: str) -> list[str]:
+    return textwrap.wrap(text, max(columns, 10), initial_indent=indent, subsequent_indent=indent)

@@ -4,12 +4,13 @@ import argparse
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from sentinel.cli.check import add_arguments, exit_code, main, table
+from sentinel.cli.check import add_arguments, confirm, exit_code, learn, look, main, summary, table
 from sentinel.core.model import CheckResult, CheckState, Component, Finding, Severity
 
 
@@ -49,18 +50,65 @@ def test_the_exit_code_tells_the_worst(results: list[CheckResult], code: int) ->
 
 def test_the_table_says_what_state_evidence_and_what_to_do_without_control_characters() -> None:
     text = table([result(CheckState.FOUND, Severity.FATAL), result(CheckState.ABSENT)])
-    assert "GPU 0000:18:00.0 XID 0  fatal" in text
+    assert "GPU 0000:18:00.0 XID 0   fatal" in text
     assert "-> RESET_GPU" in text
     assert "absent" in text
     assert "\x1b" not in text
 
 
+def test_on_a_narrow_terminal_evidence_stands_under_what_it_is_about() -> None:
+    results = [result(CheckState.FOUND, Severity.WARNING), result(CheckState.ABSENT)]
+    for columns in (20, 40, 80, 200):
+        lines = table(results, columns).splitlines()
+        assert all(len(line) <= columns for line in lines), columns
+        assert "".join(lines).replace(" ", "").count("RESET_GPU") == 1
+    assert "  summary: line" in table(results, 40)
+    assert len(table(results).splitlines()) == 3  # in a file each finding is one line
+
+
+def test_the_worst_stands_first_and_the_last_line_sums_up() -> None:
+    results = [
+        result(CheckState.ABSENT),
+        result(CheckState.UNKNOWN),
+        result(CheckState.FOUND, Severity.WARNING, Severity.FATAL),
+    ]
+    states = ["fatal", "warning", "unknown", "absent"]
+    shown = [word for line in table(results).splitlines() for word in line.split() if word in states]
+    assert shown == states
+    told = summary(results, 2)
+    assert told == "critical: 1 fatal, 1 warning, 1 checks unknown, 1 checks absent\n"
+
+
+def test_what_is_learnt_is_confirmed_by_a_second_command(
+    machine: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.add_pci("0000:18:00.0")
+    assert confirm(machine.settings) == 3
+    assert learn(machine.settings) == 0
+    assert "gpus: 1" in capsys.readouterr().out
+    assert run(machine, "shape") == 0
+    assert "shape-unconfirmed" in capsys.readouterr().out
+    assert confirm(machine.settings) == 0
+    assert run(machine, "shape") == 0
+    assert "shape-unconfirmed" not in capsys.readouterr().out
+    assert learn(machine.settings) == 0
+    assert "replaces what was confirmed" in capsys.readouterr().err
+
+
+def test_settings_that_are_refused_leave_the_machine_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.yaml").write_text("kind: Settings\n")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert main(parser.parse_args(["--settings", str(tmp_path / "bad.yaml")])) == 3
+    assert "apiVersion" in capsys.readouterr().err
+
+
 def run(machine: Any, *arguments: str) -> int:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    args = parser.parse_args(arguments)
-    args.settings = machine.settings
-    return main(args)
+    return look(machine.settings, parser.parse_args(arguments))
 
 
 def test_a_card_off_the_bus_is_critical(machine: Any, capsys: pytest.CaptureFixture[str]) -> None:
