@@ -29,6 +29,14 @@ CHECKS: tuple[Check, ...] = (
         needs="nothing; pressure needs a kernel with PSI",
     ),
     Check(
+        name="processes",
+        component=Component.SYSTEM,
+        module="sentinel.checks.processes",
+        interval_s=30.0,
+        deadline_s=5.0,
+        needs="nothing; root to see in which function of the kernel a process is stuck",
+    ),
+    Check(
         name="gpu-pci",
         component=Component.GPU,
         module="sentinel.checks.gpu_pci",
