@@ -1,8 +1,9 @@
 """The life of a finding: seen, folded with its repeats, escalated by data, and ended.
 
 A sampled finding ends when CLEAN_SAMPLES samples in a row no longer show it. An event finding (an Xid)
-ends by time, by a new boot, or by a person. The book is bounded: a flood of lines about one fault is one
-finding with a count, and beyond MAX_FINDINGS distinct ones the least severe and oldest goes, counted.
+ends when the kernel says that it is over, by time, by a new boot, or by a person. The book is bounded: a flood of
+lines about one fault is one finding with a count, and beyond MAX_FINDINGS distinct ones the least severe
+and oldest goes, counted.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,12 +11,14 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from msgspec import Struct
 
-from sentinel.checks.xid import RepeatRow, severities
+from sentinel.checks.xid import RepeatRow, actions, severities
 from sentinel.core.model import Finding, Now, Severity
 
 CLEAN_SAMPLES = 2
 MAX_FINDINGS = 4096  # 16 cards with every Xid there is are 2,800
 MAX_EVIDENCE = 6  # the first line and the newest ones
+MAX_JOBS = 8  # of one fault that are remembered: the newest
+MAX_PLACES = 256  # cards or devices for which the repeats of one code are counted
 EXPLAINED_WITHIN_S = 120.0
 # How long an event stays without a repeat; those that isolate wait for a new boot or a person longest.
 KEPT_S = {
@@ -33,15 +36,25 @@ Key = tuple[str, str, str]
 class _Entry(Struct):
     finding: Finding
     clean: int = 0
-    times_mono_s: list[float] = []  # of the last occurrences, only where a row of [[repeat]] counts them
+    repeated: bool = False  # a row of [[repeat]] made it worse
+
+
+class Past(Struct):
+    """When a fault that [[repeat]] counts came, and under which jobs: this outlives the finding."""
+
+    times_mono_s: list[float] = []  # the newest ones
+    jobs: dict[str, float] = {}  # job -> when it last met the fault
 
 
 class BookState(Struct, frozen=True, omit_defaults=True):
     """What survives a restart of the agent. Times are CLOCK_BOOTTIME of the boot `boot_id`."""
 
     boot_id: str
-    entries: tuple[tuple[Finding, tuple[float, ...]], ...] = ()
+    findings: tuple[Finding, ...] = ()
+    repeated: tuple[Key, ...] = ()
+    past: tuple[tuple[Key, Past], ...] = ()
     dropped: int = 0
+    wall_ahead_s: float = 0.0  # the wall clock minus CLOCK_BOOTTIME: tells another boot when all this was
 
 
 class FindingBook:
@@ -51,7 +64,11 @@ class FindingBook:
         self.boot_id = boot_id
         self.dropped = 0  # distinct findings that did not fit
         self._entries: dict[Key, _Entry] = {}
-        self._repeats: Mapping[str, RepeatRow] | None = None
+        # The keys of each severity, the one that was quiet longest first: what must go is found at once.
+        self._order: dict[Severity, dict[Key, None]] = {severity: {} for severity in Severity}
+        self._past: dict[str, dict[Key, Past]] = {}  # by code
+        self._wall_ahead_s = 0.0
+        self._repeats: Mapping[str, list[RepeatRow]] | None = None
 
     def fold(self, check: str, found: Iterable[Finding], now: Now) -> None:
         """Take in one complete sample of `check`: what it shows, and by its absence what it no longer shows."""
@@ -62,69 +79,131 @@ class FindingBook:
                 continue
             entry.clean += 1
             if entry.clean >= CLEAN_SAMPLES:
-                del self._entries[key]
+                self._drop(key)
         self._expire(now)
 
     def add(self, found: Iterable[Finding], now: Now) -> set[Key]:
         """Take in what is wrong and say nothing about the rest (a sample that was not complete). Returns the keys."""
         shown: set[Key] = set()
+        self._wall_ahead_s = now.wall_s - now.mono_s
         for finding in found:
             shown.add(finding.key)
             self._add(finding, now)
         return shown
 
+    def get(self, key: Key) -> Finding | None:
+        """The finding as it stands, folded and escalated."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.finding
+
     def _add(self, finding: Finding, now: Now) -> None:
-        entry = self._entries.get(finding.key)
+        key = finding.key
+        entry = self._entries.get(key)
+        if finding.over:
+            if (
+                entry is not None and not entry.repeated
+            ):  # one that comes back again and again is not well yet
+                self._drop(key)
+            return
+        rows = self._rows(finding)
+        if rows:
+            self._note(key, finding, rows)
         if entry is None:
             if finding.event and now.mono_s - finding.seen_mono_s > KEPT_S[finding.severity]:
                 return  # an old line, read for the first time
             if len(self._entries) >= MAX_FINDINGS and not self._make_room(finding):
                 return
-            entry = self._entries[finding.key] = _Entry(finding)
+            entry = self._entries[key] = _Entry(finding)
         else:
             entry.clean = 0
+            self._order[entry.finding.severity].pop(key, None)
             entry.finding = _merge(entry.finding, finding)
-        if finding.event and (repeat := self._repeat(finding.code)) is not None:
-            entry.times_mono_s = [*entry.times_mono_s, finding.seen_mono_s][-repeat.count :]
-            times = entry.times_mono_s
-            if len(times) >= repeat.count and times[-1] - times[0] <= repeat.within_s:
-                entry.finding = _escalate(entry.finding, repeat)
+        for row in rows:
+            if row.severity.order > entry.finding.severity.order and self._repeats_enough(key, row):
+                entry.finding = _escalate(entry.finding, row)
+                entry.repeated = True
+        self._order[entry.finding.severity][key] = None
 
-    def _repeat(self, code: str) -> RepeatRow | None:
-        if self._repeats is None:
-            if not code.startswith(("XID", "SXID")):
-                return None  # the table is not loaded before the first Xid
-            self._repeats = {row.code: row for row in severities().repeats}
-        return self._repeats.get(code)
+    # ---------------------------------------------------------------- repeats
+
+    def _rows(self, finding: Finding) -> list[RepeatRow]:
+        if not finding.event:
+            return []
+        if self._repeats is None:  # the table is not loaded before the first event
+            table: dict[str, list[RepeatRow]] = {}
+            for row in severities().repeats:
+                table.setdefault(row.code, []).append(row)
+            self._repeats = table
+        return self._repeats.get(finding.code, [])
+
+    def _note(self, key: Key, finding: Finding, rows: list[RepeatRow]) -> None:
+        places = self._past.setdefault(finding.code, {})
+        past = places.get(key)
+        if past is None:
+            past = places[key] = Past()
+            if len(places) > MAX_PLACES:
+                del places[next(iter(places))]
+        most = max(row.count for row in rows)
+        past.times_mono_s += [finding.seen_mono_s] * min(finding.count, most)
+        del past.times_mono_s[:-most]
+        job = finding.job or finding.process
+        if job:
+            past.jobs.pop(job, None)
+            past.jobs[job] = finding.seen_mono_s
+            while len(past.jobs) > MAX_JOBS:
+                del past.jobs[next(iter(past.jobs))]
+
+    def _repeats_enough(self, key: Key, row: RepeatRow) -> bool:
+        places = self._past[row.code]
+        past = places[key]
+        if not row.jobs:
+            times = sorted(past.times_mono_s)[-row.count :]
+            return len(times) >= row.count and times[-1] - times[0] <= row.within_s
+        since_s = max(past.jobs.values(), default=0.0) - row.within_s
+        met = [job for job, at_s in past.jobs.items() if at_s >= since_s]
+        # A job that meets the same fault on another card too carries it along: it speaks against no card.
+        elsewhere = {job for other, there in places.items() if other != key for job in there.jobs}
+        return len([job for job in met if job not in elsewhere]) >= row.jobs
+
+    # ---------------------------------------------------------------- ends
+
+    def _drop(self, key: Key) -> None:
+        entry = self._entries.pop(key)
+        self._order[entry.finding.severity].pop(key, None)
 
     def _make_room(self, finding: Finding) -> bool:
+        """Give up the mildest finding, the one that was quiet longest, unless the new one is milder still."""
         self.dropped += 1
-        key, entry = min(
-            self._entries.items(),
-            key=lambda item: (item[1].finding.severity.order, item[1].finding.seen_mono_s),
-        )
-        if entry.finding.severity.order > finding.severity.order:
-            return False
-        del self._entries[key]
-        return True
+        for severity, keys in self._order.items():  # mildest first
+            if severity.order > finding.severity.order:
+                return False
+            if keys:
+                self._drop(next(iter(keys)))
+                return True
+        return False
 
     def _expire(self, now: Now) -> None:
         for key, entry in list(self._entries.items()):
             finding = entry.finding
             if finding.event and now.mono_s - finding.seen_mono_s > KEPT_S[finding.severity]:
-                del self._entries[key]
+                self._drop(key)
 
     def clear(self, key: Key) -> bool:
-        """A person says that it is over. False: there is no such finding."""
-        return self._entries.pop(key, None) is not None
+        """A person says that it is over, and its repeats are forgotten. False: there is no such finding."""
+        self._past.get(key[2], {}).pop(key, None)
+        if key not in self._entries:
+            return False
+        self._drop(key)
+        return True
+
+    # ---------------------------------------------------------------- what stands, and what is kept
 
     def active(self, check: str | None = None) -> tuple[Finding, ...]:
         """What is wrong now, the worst first, of one check or of all."""
-        everything = {key: entry.finding for key, entry in self._entries.items()}
         chosen = (
-            _explained(finding, everything)
-            for finding in everything.values()
-            if check in (None, finding.check)
+            self._explained(entry.finding)
+            for entry in self._entries.values()
+            if check in (None, entry.finding.check)
         )
         return tuple(
             sorted(
@@ -132,17 +211,59 @@ class FindingBook:
             )
         )
 
-    def state(self) -> BookState:
-        entries = tuple((entry.finding, tuple(entry.times_mono_s)) for entry in self._entries.values())
-        return BookState(self.boot_id, entries, self.dropped)
+    def _explained(self, finding: Finding) -> Finding:
+        """An uncorrected-ECC count that a contained error (Xid 94) of the same card explains does not isolate alone."""
+        if finding.code != "ecc-uncorrected":
+            return finding
+        contained = self.get((finding.component.value, finding.entity, "XID 94"))
+        if contained is None or abs(contained.seen_mono_s - finding.seen_mono_s) > EXPLAINED_WITHIN_S:
+            return finding
+        return msgspec.structs.replace(
+            finding,
+            severity=contained.severity,
+            action=contained.action,
+            summary=f"{finding.summary}; explained by XID 94",
+        )
 
-    def restore(self, state: BookState) -> None:
-        """Take up what an earlier agent knew. Events and sampled findings of another boot are over."""
-        if state.boot_id != self.boot_id:
-            return
-        self.dropped = state.dropped
-        for finding, times in state.entries:
-            self._entries.setdefault(finding.key, _Entry(finding, 0, list(times)))
+    def state(self) -> BookState:
+        return BookState(
+            self.boot_id,
+            tuple(entry.finding for entry in self._entries.values()),
+            tuple(key for key, entry in self._entries.items() if entry.repeated),
+            tuple(item for places in self._past.values() for item in places.items()),
+            self.dropped,
+            self._wall_ahead_s,
+        )
+
+    def restore(self, state: BookState, now: Now) -> None:
+        """Take up what an earlier agent knew.
+
+        After a new boot sampled findings are over, and events whose repair the boot was or that would be seen
+        again at once; the others go on, by the wall clock. So do the times that repeats are counted from.
+        """
+        moved_s = 0.0
+        if state.boot_id == self.boot_id:
+            self.dropped = state.dropped
+        else:
+            moved_s = state.wall_ahead_s - (now.wall_s - now.mono_s)
+        repeated = set(state.repeated)
+        for finding in state.findings:
+            if state.boot_id != self.boot_id:
+                if not _outlives_a_boot(finding):
+                    continue
+                finding = msgspec.structs.replace(finding, seen_mono_s=finding.seen_mono_s + moved_s)
+            if finding.key not in self._entries:
+                self._entries[finding.key] = _Entry(finding, 0, finding.key in repeated)
+                self._order[finding.severity][finding.key] = None
+        for key, past in state.past:
+            times = [at_s + moved_s for at_s in past.times_mono_s]
+            jobs = {job: at_s + moved_s for job, at_s in past.jobs.items()}
+            self._past.setdefault(key[2], {}).setdefault(key, Past(times, jobs))
+
+
+def _outlives_a_boot(finding: Finding) -> bool:
+    row = actions().get(finding.action)
+    return finding.event and row is not None and not row.boot
 
 
 def _merge(old: Finding, new: Finding) -> Finding:
@@ -166,26 +287,19 @@ def _merge(old: Finding, new: Finding) -> Finding:
         seen_mono_s=max(old.seen_mono_s, new.seen_mono_s),
         count=old.count + new.count,
         pid=new.pid if new.pid is not None else old.pid,
+        process=new.process or old.process,
+        cgroup=new.cgroup or old.cgroup,
+        job=new.job or old.job,
+        uuid=new.uuid or old.uuid,
     )
 
 
-def _escalate(finding: Finding, repeat: RepeatRow) -> Finding:
-    if finding.severity.order >= repeat.severity.order:
-        return finding
-    summary = f"{finding.summary}; {repeat.reason}"
-    return msgspec.structs.replace(finding, severity=repeat.severity, summary=summary)
-
-
-def _explained(finding: Finding, everything: Mapping[Key, Finding]) -> Finding:
-    """An uncorrected-ECC count that a contained error (Xid 94) of the same card explains does not isolate by itself."""
-    if finding.code != "ecc-uncorrected":
-        return finding
-    contained = everything.get((finding.component.value, finding.entity, "XID 94"))
-    if contained is None or abs(contained.seen_mono_s - finding.seen_mono_s) > EXPLAINED_WITHIN_S:
+def _escalate(finding: Finding, row: RepeatRow) -> Finding:
+    if finding.severity.order >= row.severity.order:
         return finding
     return msgspec.structs.replace(
         finding,
-        severity=Severity.WARNING,
-        action=contained.action,
-        summary=f"{finding.summary}; explained by XID 94",
+        severity=row.severity,
+        action=row.action or finding.action,
+        summary=f"{finding.summary}; {row.reason}",
     )

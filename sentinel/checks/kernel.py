@@ -1,12 +1,18 @@
 """Findings from the kernel's messages: Xid, SXid, OOM kills, hung tasks, file systems and disks."""
 
 import time
+from pathlib import Path
+
+import msgspec
 
 from sentinel.checks.base import Look, Unknown
-from sentinel.checks.xid import finding_of
+from sentinel.checks.gpus import inventory
+from sentinel.checks.xid import finding_of, job_of_cgroup
 from sentinel.core.model import Component, Finding, Severity
-from sentinel.logs.kernel import parse_kernel
+from sentinel.logs.kernel import KernelLog
 from sentinel.logs.kmsg import KmsgPosition, KmsgReader, KmsgRecord
+
+SAME_PROCESS_S = 5.0  # so soon after the line its pid has not gone to another process
 
 
 def _reader(look: Look) -> KmsgReader:
@@ -23,14 +29,40 @@ def _reader(look: Look) -> KmsgReader:
 def _findings(records: list[KmsgRecord], look: Look) -> list[Finding]:
     """Message times become wall and boot times; the kernel's stamp is never later than now."""
     uptime_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    told = look.kept.setdefault("log", KernelLog())
+    cgroups: dict[int, str] = {}
     found = []
     for record in records:
-        event = parse_kernel(record.text)
+        event = told.take(record.text)
         if event is None:
             continue
         age_s = max(0.0, (uptime_us - record.at_us) / 1e6)
-        found.append(finding_of(event, look.now.wall_s - age_s, look.now.mono_s - age_s, look.boot_id))
+        finding = finding_of(event, look.now.wall_s - age_s, look.now.mono_s - age_s, look.boot_id)
+        if finding.pid is not None and not finding.cgroup and age_s < SAME_PROCESS_S:
+            if finding.pid not in cgroups:
+                cgroups[finding.pid] = cgroup_of(finding.pid, look.settings.procfs)
+            cgroup = cgroups[finding.pid]
+            finding = msgspec.structs.replace(finding, cgroup=cgroup, job=job_of_cgroup(cgroup))
+        found.append(on_card(finding, look.settings.sysfs) if finding.entity.startswith("PCI ") else finding)
     return found
+
+
+def cgroup_of(pid: int, procfs: str = "/proc") -> str:
+    """The cgroup of a process, of its memory under cgroup v1; "" where it is gone. Never blocks, as environ may."""
+    try:
+        lines = Path(procfs, str(pid), "cgroup").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    paths = {kind: path for line in lines if line.count(":") >= 2 for _, kind, path in [line.split(":", 2)]}
+    return paths.get("memory") or paths.get("") or next(iter(paths.values()), "")
+
+
+def on_card(finding: Finding, sysfs: str = "/sys") -> Finding:
+    """A fault of the PCIe device that is a GPU is the GPU's: it is named, and isolated, as one."""
+    address = finding.entity.removeprefix("PCI ")
+    if all(gpu.pci != address for gpu in inventory(sysfs)):
+        return finding
+    return msgspec.structs.replace(finding, component=Component.GPU, entity=f"GPU {address}")
 
 
 def _lost(count: int, look: Look) -> list[Finding]:

@@ -120,15 +120,16 @@ class CheckRunner:
         return msgspec.json.encode(Snapshot(self.book.state(), saved))
 
     def restore(self, data: bytes) -> None:
-        """Take up a snapshot. One that is damaged or of another boot is set aside, with a log line."""
+        """Take up a snapshot. A damaged one is set aside, with a log line; after a new boot the book keeps what
+        a boot does not end, and the checks begin anew."""
         try:
             snapshot = msgspec.json.decode(data, type=Snapshot)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             log.warning("check_snapshot_damaged", error=str(error))
             return
+        self.book.restore(snapshot.book, self._clock())
         if snapshot.book.boot_id != self.boot_id:
             return
-        self.book.restore(snapshot.book)
         for name, saved in snapshot.saved.items():
             if name in self._running:
                 self._running[name].kept.setdefault("saved", saved)

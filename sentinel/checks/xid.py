@@ -7,7 +7,7 @@ from functools import cache
 from msgspec import Struct
 
 from sentinel.core.model import Component, Finding, Severity
-from sentinel.logs.kernel import KernelEvent
+from sentinel.logs.kernel import KernelEvent, KernelRule
 from sentinel.rules import data_dir, load_rows
 
 UNKNOWN_REASON = "not in NVIDIA's catalogue: told, never a reason to isolate"
@@ -47,11 +47,23 @@ class RecoveryRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class RepeatRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`jobs`: so many different jobs must have met the fault on this card. `action` "": that of the fault stays."""
+
     code: str
-    count: int
     within_s: float
     severity: Severity
     reason: str
+    count: int = 1
+    jobs: int = 0
+    action: str = ""
+
+
+class ActionRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an action asks of a person. `boot`: a new boot is the repair, or shows the fault again at once."""
+
+    name: str
+    do: str
+    boot: bool
 
 
 class _Severities(Struct, frozen=True):
@@ -59,6 +71,7 @@ class _Severities(Struct, frozen=True):
     xids: list[XidRow]
     recoveries: list[RecoveryRow]
     repeats: list[RepeatRow]
+    actions: list[ActionRow]
 
 
 class CatalogueRow(Struct, frozen=True, gc=False):
@@ -84,7 +97,14 @@ def severities() -> _Severities:
         load_rows(path, "xid", XidRow),
         load_rows(path, "recovery", RecoveryRow),
         load_rows(path, "repeat", RepeatRow),
+        load_rows(path, "action", ActionRow),
     )
+
+
+@cache
+def actions() -> dict[str, ActionRow]:
+    """[[action]] of rules/severity.toml by name."""
+    return {row.name: row for row in severities().actions}
 
 
 @cache
@@ -199,45 +219,70 @@ def sxid_meaning(number: int, word: str = "") -> Meaning:
     )
 
 
+_PLACES = {Component.NIC: "NIC", Component.GPU: "GPU"}
+
+
+def _of_rule(event: KernelEvent, rule: KernelRule) -> tuple[Component, str, Meaning]:
+    component = Component(rule.component)
+    process = f"pid {event.pid} ({event.name})" if event.pid is not None else ""
+    device = f"{_PLACES.get(component, 'PCI')} {event.pci}" if event.pci else ""
+    # A hung or killed process is its own entity; elsewhere the process is only who met the fault.
+    entity = event.entity or device or process or component.value
+    title = rule.summary + (f": {event.name}" if event.name else "")
+    return component, entity, Meaning(Severity(rule.severity), rule.action, title, "")
+
+
 def finding_of(event: KernelEvent, at_wall_s: float, at_mono_s: float, boot_id: str) -> Finding:
     """The finding that a kernel event makes; times are those of the message."""
-    if event.rule is not None:
-        rule = event.rule
-        process = f"pid {event.pid} ({event.name})" if event.pid is not None else ""
-        return Finding(
-            check="kernel",
-            component=Component(rule.component),
-            entity=event.entity or process or "kernel",
-            code=rule.code,
-            severity=Severity(rule.severity),
-            action=rule.action,
-            summary=rule.summary + (f": {event.name}" if event.name else ""),
-            evidence=(event.text,),
-            event=True,
-            first_seen_wall_s=at_wall_s,
-            last_seen_wall_s=at_wall_s,
-            seen_mono_s=at_mono_s,
-            pid=event.pid,
-            boot_id=boot_id,
-        )
     number = event.number or 0
-    if event.kind == "sxid":
-        meaning, code, kind = sxid_meaning(number, event.word), f"SXID {number}", "NVSwitch"
+    over = False
+    if event.rule is not None:
+        component, entity, meaning = _of_rule(event, event.rule)
+        code, summary, over = event.rule.code, meaning.title, event.rule.over
     else:
-        meaning, code, kind = xid_meaning(number, event.rest, event.recovery), f"XID {number}", "GPU"
+        switch = event.kind == "sxid"
+        component = Component.GPU
+        entity = f"{'NVSwitch' if switch else 'GPU'} {event.pci or '(address unknown)'}"
+        code = f"{'SXID' if switch else 'XID'} {number}"
+        meaning = (
+            sxid_meaning(number, event.word) if switch else xid_meaning(number, event.rest, event.recovery)
+        )
+        summary = f"{code}: {meaning.title} ({meaning.reason})"
     return Finding(
         check="kernel",
-        component=Component.GPU,
-        entity=f"{kind} {event.pci or '(address unknown)'}",
+        component=component,
+        entity=entity,
         code=code,
         severity=meaning.severity,
         action=meaning.action,
-        summary=f"{code}: {meaning.title} ({meaning.reason})",
+        summary=summary,
         evidence=(event.text,),
         event=True,
         first_seen_wall_s=at_wall_s,
         last_seen_wall_s=at_wall_s,
         seen_mono_s=at_mono_s,
+        count=event.count,
         pid=event.pid,
+        process=event.name,
+        cgroup=event.cgroup,
+        job=job_of_cgroup(event.cgroup),
+        uuid=event.uuid,
+        over=over,
         boot_id=boot_id,
     )
+
+
+_JOB = re.compile(
+    r"/job_(?P<slurm>\d+)(?:/|$)"
+    r"|[/-]pod(?P<pod>[0-9a-f]{8}[-_][0-9a-f_-]{4,27})(?:\.slice)?(?:/|$)"
+    r"|(?:/docker[/-]|[/-]libpod-|/lxc/|/lxc\.payload\.)(?P<container>[\w.-]{1,64}?)(?:\.scope)?(?:/|$)"
+)
+
+
+def job_of_cgroup(cgroup: str) -> str:
+    """The job, pod or container that a cgroup path tells: "slurm 4711", "pod 77f06c5c-...". "": none."""
+    found = _JOB.search(cgroup) if cgroup else None
+    if found is None:
+        return ""
+    kind = str(found.lastgroup)
+    return f"{kind} {found[kind].replace('_', '-') if kind == 'pod' else found[kind]}"

@@ -66,6 +66,11 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seen_mono_s: float = 0.0
     count: int = 1
     pid: int | None = None  # the process that the driver named
+    process: str = ""  # its name, as the kernel knows it
+    cgroup: str = ""  # its cgroup, which tells the container and the pod
+    job: str = ""  # what tells its job from others ("slurm 4711", "pod 77f0..."), where known
+    uuid: str = ""  # of the GPU, where known
+    over: bool = False  # says that the fault of this key has ended: never one that stands
     boot_id: str = ""
 
     @property

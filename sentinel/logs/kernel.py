@@ -1,9 +1,15 @@
-"""What one kernel message says: a pure parser of NVIDIA's Xid and SXid lines and of the rows of rules/kernel.toml."""
+"""What one kernel message says: a pure parser of NVIDIA's Xid and SXid lines and of the rows of rules/kernel.toml.
+
+Every pattern is anchored where the kernel begins its text: a process name, a path or an audit record that
+quotes such a line further right proves nothing.
+"""
 
 import re
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from sentinel.rules import data_dir, load_rows
@@ -11,8 +17,8 @@ from sentinel.rules import data_dir, load_rows
 MAX_TEXT = 500  # characters of a message that are kept
 
 
-class KernelRule(Struct, frozen=True, kw_only=True):
-    """One row of rules/kernel.toml. `pattern` may name the groups entity, pid and name."""
+class KernelRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One row of rules/kernel.toml. `pattern` may name the groups entity, pci, pid, name, cgroup and count."""
 
     code: str
     literal: str
@@ -22,6 +28,7 @@ class KernelRule(Struct, frozen=True, kw_only=True):
     action: str
     summary: str
     source: str
+    over: bool = False  # the line says that the fault of this code has ended
 
 
 class KernelEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -31,8 +38,11 @@ class KernelEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str  # the message, cut at MAX_TEXT
     number: int | None = None  # of the Xid or SXid
     pci: str = ""  # "0000:18:00.0"; "" where the line does not say
+    uuid: str = ""  # of the GPU, where an earlier line of the driver told it
     pid: int | None = None  # None also for '<unknown>'
     name: str = ""  # of the process
+    cgroup: str = ""  # of the process
+    count: int = 1  # how many the line speaks of
     rest: str = ""  # what follows number, pid and name
     entity: str = ""  # of a rule: "nvme0n1"
     recovery: str = ""  # of Xid 154: the new recovery action, "GPU Reset Required"
@@ -42,7 +52,6 @@ class KernelEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _ADDRESS = r"(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
-# The driver starts its lines with NVRM; the same words further right are somebody's quotation.
 _XID = re.compile(
     rf"NVRM: Xid \((?:PCI:)?{_ADDRESS}[^)\n]*\): (?P<number>\d{{1,5}})(?!\d)(?:, )?(?P<rest>.*)", re.DOTALL
 )
@@ -50,9 +59,11 @@ _SXID = re.compile(
     rf"nvidia-nvswitch\d+: SXid \((?:PCI:)?{_ADDRESS}\): (?P<number>\d{{1,6}})(?!\d)(?:, )?(?P<rest>.*)",
     re.DOTALL,
 )
+# The driver prints these two below the line that names the error: nothing of their own.
+_SXID_DETAIL = ("Severity ", "Data {")
 _PROCESS = re.compile(r"pid=(?P<pid>'?<unknown>'?|\d+)(?:, name=(?P<name><unknown>|[^,\n]*))?(?:, )?")
 _RECOVERY = re.compile(r"recovery action changed from .*? to 0x[0-9a-fA-F]+ \((?P<action>[^)]*)\)")
-_PREVIOUS = re.compile(r"caused by previous Xid (\d+)")
+_PREVIOUS = re.compile(r"caused by previous Xid (\d{1,5})")
 _ANY_ADDRESS = re.compile(rf"(?<![0-9a-fA-F]){_ADDRESS}")
 _OFF_THE_BUS = "fallen off the bus"
 
@@ -76,31 +87,44 @@ def parse_kernel(
     text: str, rules: Sequence[tuple[KernelRule, "re.Pattern[str]"]] | None = None
 ) -> KernelEvent | None:
     """The fault that a kernel message (without prefix) reports, or None. Never raises on any text."""
-    if text.startswith("NVRM: "):
-        return _parse_nvrm(text)
+    if text.startswith("NVRM: ") and (event := _parse_nvrm(text)) is not None:
+        return event
     if "SXid" in text and (match := _SXID.match(text)):
-        rest = match["rest"]
-        word = rest.split(",", 1)[0].strip()
-        return KernelEvent(
-            kind="sxid",
-            text=text[:MAX_TEXT],
-            number=int(match["number"]),
-            pci=normal_pci(match["pci"]),
-            rest=rest[:MAX_TEXT],
-            word=word if word.lower() in ("fatal", "non-fatal") else "",
-        )
+        return _sxid(match)
     for rule, pattern in shipped_rules() if rules is None else rules:
-        if rule.literal in text and (match := pattern.search(text)):
-            groups = match.groupdict()
-            return KernelEvent(
-                kind="rule",
-                text=text[:MAX_TEXT],
-                entity=groups.get("entity") or "",
-                pid=_pid(groups.get("pid")),
-                name=groups.get("name") or "",
-                rule=rule,
-            )
+        if rule.literal in text and (match := pattern.match(text)):
+            return _ruled(rule, match.groupdict(), text)
     return None
+
+
+def _ruled(rule: KernelRule, groups: "dict[str, str | None]", text: str) -> KernelEvent:
+    pci, count = groups.get("pci"), groups.get("count") or ""
+    return KernelEvent(
+        kind="rule",
+        text=text[:MAX_TEXT],
+        entity=(groups.get("entity") or "")[:128],
+        pci=normal_pci(pci) if pci else "",
+        pid=_pid(groups.get("pid")),
+        name=(groups.get("name") or "")[:64],
+        cgroup=(groups.get("cgroup") or "")[:MAX_TEXT],
+        count=max(1, int(count)) if count.isascii() and count.isdigit() and len(count) < 10 else 1,
+        rule=rule,
+    )
+
+
+def _sxid(match: "re.Match[str]") -> KernelEvent | None:
+    rest = match["rest"]
+    if rest.startswith(_SXID_DETAIL):
+        return None
+    word = rest.split(",", 1)[0].strip()
+    return KernelEvent(
+        kind="sxid",
+        text=match.string[:MAX_TEXT],
+        number=int(match["number"]),
+        pci=normal_pci(match["pci"]),
+        rest=rest[:MAX_TEXT],
+        word=word if word.lower() in ("fatal", "non-fatal") else "",
+    )
 
 
 def _pid(digits: str | None) -> int | None:
@@ -141,3 +165,63 @@ def _parse_nvrm(text: str) -> KernelEvent | None:
         recovery=recovery["action"] if recovery else "",
         previous=int(previous[1]) if previous else None,
     )
+
+
+# ---------------------------------------------------------------- what several lines say together
+
+_GPU_NAMED = re.compile(rf"NVRM: The NVIDIA GPU {_ADDRESS}")
+_GPU_UUID = re.compile(rf"NVRM: GPU at (?:PCI:)?{_ADDRESS}: (?P<uuid>GPU-[0-9a-fA-F-]{{36}})")
+_OOM = re.compile(r"oom-kill:.*?[,:]task_memcg=(?P<cgroup>[^,]*),task=.*,pid=(?P<pid>\d+),uid=\d+$")
+_OLD_OOM = re.compile(r"Task in (?P<cgroup>/\S*) killed as a result of limit of ")  # until Linux 4.19
+MAX_REMEMBERED = 64  # cards, and kills whose second line has not come
+
+
+class KernelLog:
+    """Messages in their order → faults, with what an earlier line told: an address, a UUID, a cgroup."""
+
+    def __init__(self) -> None:
+        self._off_the_bus = ""  # the card whose three-line message has begun
+        self._uuids: dict[str, str] = {}
+        self._cgroups: dict[
+            int | None, str
+        ] = {}  # of processes that are about to be killed; None: the next one
+
+    def take(self, text: str) -> KernelEvent | None:
+        """The fault that this message reports, or None. Never raises on any text."""
+        event = parse_kernel(text)
+        if event is None:
+            self._remember(text)
+            return None
+        if event.kind == "xid":
+            pci = event.pci or (self._off_the_bus if event.number == 79 else "")
+            self._off_the_bus = ""
+            if pci != event.pci or pci in self._uuids:
+                return msgspec.structs.replace(event, pci=pci, uuid=self._uuids.get(pci, ""))
+        elif (
+            self._cgroups
+            and event.pid is not None
+            and event.rule is not None
+            and event.rule.code == "oom-kill"
+        ):
+            cgroup = self._cgroups.pop(event.pid, None) or self._cgroups.pop(None, "")
+            return msgspec.structs.replace(event, cgroup=cgroup)
+        return event
+
+    def _remember(self, text: str) -> None:
+        if text.startswith("NVRM: "):
+            if found := _GPU_NAMED.match(text):
+                self._off_the_bus = normal_pci(found["pci"])
+            elif found := _GPU_UUID.match(text):
+                self._uuids[normal_pci(found["pci"])] = found["uuid"]
+                _bound(self._uuids)
+        elif text.startswith("oom-kill:") and (found := _OOM.match(text)):
+            if (pid := _pid(found["pid"])) is not None:
+                self._cgroups[pid] = found["cgroup"][:MAX_TEXT]
+                _bound(self._cgroups)
+        elif text.startswith("Task in /") and (found := _OLD_OOM.match(text)):
+            self._cgroups[None] = found["cgroup"][:MAX_TEXT]
+
+
+def _bound(known: dict[Any, str]) -> None:
+    while len(known) > MAX_REMEMBERED:
+        del known[next(iter(known))]

@@ -202,7 +202,7 @@ def test_what_is_known_survives_a_restart_of_the_agent(clock: Any) -> None:
     book.fold("disk", [full_disk()], clock())
     state = msgspec.json.decode(msgspec.json.encode(book.state()), type=BookState)
     again = FindingBook(BOOT)
-    again.restore(state)
+    again.restore(state, clock())
     assert again.active() == book.active()
     clock.mono_s += 60
     again.fold("kernel", [xid(clock, 94)], clock())  # the first one was before the restart
@@ -213,5 +213,5 @@ def test_a_new_boot_ends_what_the_last_one_knew(clock: Any) -> None:
     book = FindingBook(BOOT)
     book.fold("kernel", [xid(clock, 79)], clock())
     again = FindingBook("boot-2")
-    again.restore(book.state())
+    again.restore(book.state(), clock())
     assert again.active() == ()

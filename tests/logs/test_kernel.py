@@ -143,7 +143,7 @@ def test_an_oom_kill_names_the_process(text: str, pid: int, name: str) -> None:
         ("XFS (dm-0): Filesystem has been shut down due to log error (0x2). shutdown", "fs-shutdown", "dm-0"),
         ("watchdog: BUG: soft lockup - CPU#3 stuck for 26s! [python:77]", "soft-lockup", "CPU#3"),
         ("NMI watchdog: Watchdog detected hard LOCKUP on cpu 5", "hard-lockup", "cpu 5"),
-        ("{1}[Hardware Error]: event severity: fatal", "machine-check", ""),
+        ("{1}[Hardware Error]: event severity: fatal", "hardware-error", ""),
     ],
 )
 def test_faults_of_storage_and_kernel_are_named(text: str, code: str, entity: str) -> None:
@@ -178,5 +178,5 @@ def test_a_pid_that_is_no_number_is_unknown() -> None:
 
 def test_every_row_of_the_kernel_table_has_its_literal_in_lines_that_its_pattern_fits() -> None:
     for rule, pattern in shipped_rules():
-        assert set(pattern.groupindex) <= {"entity", "pid", "name"}, rule.code
+        assert set(pattern.groupindex) <= {"entity", "pci", "pid", "name", "cgroup", "count"}, rule.code
         assert rule.source, rule.code
