@@ -43,6 +43,21 @@ class DiskThresholds(Struct, frozen=True, kw_only=True, omit_defaults=True):
     min_free_bytes: int = 500_000_000
 
 
+class MountThresholds(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Thresholds of one mount point, which counts as needed by jobs. None: as for all."""
+
+    path: str
+    warn_free_share: float | None = None
+    min_free_share: float | None = None
+    min_free_bytes: int | None = None
+
+
+class Disk(DiskThresholds, frozen=True, kw_only=True, omit_defaults=True):
+    mounts: tuple[MountThresholds, ...] = ()
+    ignore: tuple[str, ...] = ()  # mount points, or patterns of them
+    probe_writes: tuple[str, ...] = ()  # folders
+
+
 class ShapeMatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which nodes have a shape: regular expressions that must be found. All that are written must be."""
 
@@ -80,7 +95,7 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     listen: str = "127.0.0.1:9810"  # page and metrics; "" for none; a taken port falls back to a free one
     mail: Mail = Mail()
     caps: Caps = Caps()
-    disk: DiskThresholds = DiskThresholds()
+    disk: Disk = Disk()
     shapes: tuple[Shape, ...] = ()  # the manifest: the first that matches is this node's
     shape: Shape = (
         Shape()

@@ -112,15 +112,34 @@ def settings_contradictions(document: Any) -> Iterator[Contradiction]:
             yield ("mail", "username"), "passwordFile beside it"
         if "passwordFile" in mail and "username" not in mail:
             yield ("mail", "passwordFile"), "username beside it"
-    standard = DiskThresholds()
-    least, warn = _at(document, "disk", "minFreeShare"), _at(document, "disk", "warnFreeShare")
-    if least is not None or warn is not None:
-        low = _number(standard.min_free_share if least is None else least)
-        high = _number(standard.warn_free_share if warn is None else warn)
-        if low is not None and high is not None and low > high:
-            path = ("disk", "minFreeShare" if least is not None else "warnFreeShare")
-            yield path, f"minFreeShare ({low:g}) at most warnFreeShare ({high:g})"
+    yield from _disk(_at(document, "disk"))
     yield from _shapes(_at(document, "shapes"))
+
+
+def _disk(disk: Any) -> Iterator[Contradiction]:
+    standard = DiskThresholds()
+    yield from _thresholds(disk, ("disk",), standard.warn_free_share, standard.min_free_share)
+    mounts = _at(disk, "mounts")
+    for index, mount in enumerate(mounts if isinstance(mounts, list) else ()):
+        warn, least = _at(disk, "warnFreeShare"), _at(disk, "minFreeShare")
+        yield from _thresholds(
+            mount,
+            ("disk", "mounts", index),
+            standard.warn_free_share if warn is None else warn,
+            standard.min_free_share if least is None else least,
+        )
+
+
+def _thresholds(section: Any, where: Path_, warn: Any, least: Any) -> Iterator[Contradiction]:
+    """`warn` and `least` are in force where the section has none."""
+    own_least, own_warn = _at(section, "minFreeShare"), _at(section, "warnFreeShare")
+    if own_least is None and own_warn is None:
+        return
+    low = _number(least if own_least is None else own_least)
+    high = _number(warn if own_warn is None else own_warn)
+    if low is not None and high is not None and low > high:
+        path = (*where, "minFreeShare" if own_least is not None else "warnFreeShare")
+        yield path, f"minFreeShare ({low:g}) at most warnFreeShare ({high:g})"
 
 
 def _shapes(shapes: Any) -> Iterator[Contradiction]:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sentinel import settings
 from sentinel.config.kinds import (
     AbsolutePath,
+    AbsolutePaths,
     AutoOrDuration,
     Components,
     Duration,
@@ -292,11 +293,30 @@ class CapsSpec(Section):
     reset_after_min_s: Duration = written("resetAfterMin", "Shortest resetAfter of a policy.")
 
 
+class MountSpec(Section):
+    core = settings.MountThresholds
+    path: AbsolutePath = required("path", "The mount point.")
+    warn_free_share: Share = written("warnFreeShare", "In place of that for all.")
+    min_free_share: Share = written("minFreeShare", "In place of that for all.")
+    min_free_bytes: Size = written("minFreeBytes", "In place of that for all.")
+
+
 class DiskSpec(Section):
-    core = settings.DiskThresholds
+    core = settings.Disk
     warn_free_share: Share = written("warnFreeShare", "Less free space or inodes than this is a warning.")
     min_free_share: Share = written("minFreeShare", "Less than this is a fault: starts wait.")
     min_free_bytes: Size = written("minFreeBytes", "Less free space than this is a fault: starts wait.")
+    mounts: tuple[MountSpec, ...] = written(
+        "mounts", "Mount points that jobs need besides the usual ones, each with thresholds of its own."
+    )
+    ignore: AbsolutePaths = written(
+        "ignore", "Mount points that are not looked at; `*` stands for any characters."
+    )
+    probe_writes: AbsolutePaths = written(
+        "probeWrites",
+        "Folders in which a tiny file is written and removed each minute, to see whether writing hangs. "
+        "A protected job's checkpoints on a network mount are probed without being named here.",
+    )
 
 
 class ShapeMatchSpec(Section):
@@ -340,7 +360,9 @@ class SettingsDocument(Section):
     )
     mail: MailSpec = written("mail", "How mails leave.")
     caps: CapsSpec = written("caps", "What owners may ask at most.")
-    disk: DiskSpec = written("disk", "When a disk is too full. Shares are of the file system.")
+    disk: DiskSpec = written(
+        "disk", "When a file system is too full, and which count. Shares are of the file system."
+    )
     shapes: tuple[ShapeSpec, ...] = written(
         "shapes",
         "Expected hardware. The first shape that matches a node is its own: one file serves a fleet.",

@@ -16,7 +16,7 @@ from sentinel.config.problems import ConfigErrors, Problem
 from sentinel.config.reference import reference
 from sentinel.config.units import duration_text, parse_duration, parse_size, size_text
 from sentinel.core.model import Policy, Restart
-from sentinel.settings import Caps, DiskThresholds, Mail, Settings, Shape
+from sentinel.settings import Caps, Disk, Mail, MountThresholds, Settings, Shape
 from tests.config.test_policy import FULL, HEAD, only
 
 SETTINGS_HEAD = "apiVersion: sentinel.dev/v1alpha1\nkind: Settings\n"
@@ -74,7 +74,7 @@ def test_every_setting_arrives_in_base_units(monkeypatch: pytest.MonkeyPatch) ->
             admins=("admin@example.com",),
         ),
         caps=Caps(max_resumes=9, max_restarts=8, graceful_stop_s=1800.0, reset_after_min_s=7200.0),
-        disk=DiskThresholds(warn_free_share=0.2, min_free_share=0.05, min_free_bytes=2 << 30),
+        disk=Disk(warn_free_share=0.2, min_free_share=0.05, min_free_bytes=2 << 30),
         rules_dir="/etc/sentinel/rules",
         kernel_log="/tmp/kmsg",
         sysfs="/host/sys",
@@ -105,6 +105,14 @@ def test_what_is_not_set_has_its_default() -> None:
         ("mail: {password: x}", "mail.password", "did you mean passwordFile?"),
         ("disk: {minFreeShare: 0.5}", "disk.minFreeShare", "at most warnFreeShare (0.1)"),
         ("disk: {warnFreeShare: 0.01}", "disk.warnFreeShare", "minFreeShare (0.02) at most"),
+        ("disk: {mounts: [{minFreeShare: 0.1}]}", "disk.mounts[0].path", ""),
+        ("disk: {mounts: [{path: a}]}", "disk.mounts[0].path", "begins with /"),
+        (
+            "disk: {minFreeShare: 0.05, mounts: [{path: /a, warnFreeShare: 0.04}]}",
+            "disk.mounts[0].warnFreeShare",
+            "minFreeShare (0.05) at most warnFreeShare (0.04)",
+        ),
+        ("disk: {ignore: [mnt]}", "disk.ignore[0]", "begins with /"),
         ("disk: {minFreeBytes: 500}", "disk.minFreeBytes", "has no unit"),
         ("pageUrl: javascript:alert(1)", "pageUrl", "http:// or https://"),
         ("caps: {maxResume: 5}", "caps.maxResume", "did you mean maxResumes?"),
@@ -294,7 +302,8 @@ def test_every_field_of_the_core_can_be_written_and_is_in_the_reference() -> Non
         (Settings, ""),
         (Mail, "mail"),
         (Caps, "caps"),
-        (DiskThresholds, "disk"),
+        (Disk, "disk"),
+        (MountThresholds, "disk.mounts[]"),
         (Shape, "shapes[]"),
     ]:
         for field in msgspec.structs.fields(struct):
