@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from sentinel.checks.xid import BucketRow, RecoveryRow, RepeatRow, XidRow
+from sentinel.checks.xid import ActionRow, BucketRow, RecoveryRow, RepeatRow, XidRow
 from sentinel.config.document import Document, parse, read_text
 from sentinel.config.kinds import failure_problem
 from sentinel.config.load import load_settings, policies_of, settings_of
@@ -38,6 +38,7 @@ ROWS: dict[str, type[Struct]] = {
     "xid": XidRow,
     "recovery": RecoveryRow,
     "repeat": RepeatRow,
+    "action": ActionRow,
     "class": FailureClass,
 }
 
