@@ -85,6 +85,22 @@ CHECKS: tuple[Check, ...] = (
         needs="nf_conntrack, in the node's network namespace",
     ),
     Check(
+        name="reboot",
+        component=Component.SYSTEM,
+        module="sentinel.checks.reboot",
+        interval_s=60.0,
+        deadline_s=2.0,
+        needs="root (and the node's process namespace) to read wtmp; else boots are only remembered",
+    ),
+    Check(
+        name="oom",
+        component=Component.SYSTEM,
+        module="sentinel.checks.oom",
+        interval_s=15.0,
+        deadline_s=5.0,
+        needs="the node's control groups, to name the one in which it happened",
+    ),
+    Check(
         name="gpu-pci",
         component=Component.GPU,
         module="sentinel.checks.gpu_pci",
