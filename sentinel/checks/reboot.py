@@ -40,10 +40,13 @@ class Boot(Struct, frozen=True):
 
 def parse_wtmp(data: bytes) -> list[Boot]:
     """Boots, the oldest first. Empty for a file that is none of ours."""
-    for size, offset, width in _LAYOUTS:
-        if len(data) % size == 0 and all(data[at] < 10 for at in range(0, len(data), size)):
-            break
-    else:
+    fitting = (
+        layout
+        for layout in _LAYOUTS
+        if len(data) % layout[0] == 0 and all(data[at] < 10 for at in range(0, len(data), layout[0]))
+    )
+    size, offset, width = next(fitting, (1, 0, 0))
+    if not width:
         return []
     boots: list[Boot] = []
     orderly: bool | None = None  # before the first boot that is in the file anything may have been

@@ -101,6 +101,14 @@ CHECKS: tuple[Check, ...] = (
         needs="the node's control groups, to name the one in which it happened",
     ),
     Check(
+        name="modules",
+        component=Component.SYSTEM,
+        module="sentinel.checks.modules",
+        interval_s=300.0,
+        deadline_s=5.0,
+        needs="a GPU, an InfiniBand card or expected modules; root and the node's processes to see its libraries",
+    ),
+    Check(
         name="gpu-pci",
         component=Component.GPU,
         module="sentinel.checks.gpu_pci",
