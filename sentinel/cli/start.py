@@ -16,7 +16,7 @@ from sentinel.settings import Settings
 
 def start(args: argparse.Namespace, command: list[str], cwd: str, policy: Policy, settings: Settings) -> int:
     """Runs the job to its end. Returns the exit code; what was refused was said."""
-    name = args.name or default_name(command)
+    name = default_name(command) if args.name is None else args.name
     try:
         check_job_name(name)
     except PermanentError as error:
