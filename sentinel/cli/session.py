@@ -477,31 +477,9 @@ class Session:
         return (*self._store.degraded, *self._broken.values(), *picture.job.degraded, *problems)
 
     def view(self) -> Any:
-        from sentinel.web.view import Protector, RankRow, build_view
+        from sentinel.web.view import Protector, build_view, rank_rows
 
         picture, now = self._controller.pictures[self.name], system_now()
-        rows = []
-        for rank in range(picture.job.size):
-            timing = picture.timing.ranks.get(rank)
-            gone = picture.exits.get(rank)
-            state = gone.describe() if gone else "running" if rank in picture.alive else "not running"
-            if timing is None:
-                rows.append(RankRow(rank=rank, state=state, pid=picture.pids.get(rank)))
-                continue
-            rows.append(
-                RankRow(
-                    rank=rank,
-                    state=state,
-                    pid=picture.pids.get(rank),
-                    step=timing.last_step,
-                    step_ms=timing.step_ms,
-                    hardware_ms=timing.hardware_ms,
-                    e2e_ms=timing.e2e_ms,
-                    ratio=timing.ratio,
-                    rate=timing.rate_per_s,
-                    last_age_s=None if timing.last_at_s is None else now.mono_s - timing.last_at_s,
-                )
-            )
         url = self._server.url if self._server else ""
         return build_view(
             picture.job,
@@ -509,7 +487,7 @@ class Session:
             boot_id=self._boot_id,
             incidents=self._store.incidents(self.name),
             events=self._store.events(self.name),
-            ranks=rows,
+            ranks=rank_rows(picture, now),
             findings=picture.findings,
             degraded=self._degraded(),
             protector=Protector(

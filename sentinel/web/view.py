@@ -15,6 +15,7 @@ from sentinel.core.model import (
     ProtectedJob,
     ProvedCheckpoint,
 )
+from sentinel.core.picture import JobPicture
 
 MAX_INCIDENTS = 20
 MAX_EVENTS = 100
@@ -172,6 +173,33 @@ def build_view(
         events=tuple(sorted(events, key=lambda event: event.wall_s, reverse=True))[:MAX_EVENTS],
         findings=tuple(sorted(findings, key=_worst_first))[:MAX_FINDINGS],
     )
+
+
+def rank_rows(picture: JobPicture, now: Now) -> list[RankRow]:
+    """One row for each rank of the running incarnation."""
+    rows = []
+    for rank in range(picture.job.size):
+        timing = picture.timing.ranks.get(rank)
+        gone = picture.exits.get(rank)
+        state = gone.describe() if gone else "running" if rank in picture.alive else "not running"
+        if timing is None:
+            rows.append(RankRow(rank=rank, state=state, pid=picture.pids.get(rank)))
+            continue
+        rows.append(
+            RankRow(
+                rank=rank,
+                state=state,
+                pid=picture.pids.get(rank),
+                step=timing.last_step,
+                step_ms=timing.step_ms,
+                hardware_ms=timing.hardware_ms,
+                e2e_ms=timing.e2e_ms,
+                ratio=timing.ratio,
+                rate=timing.rate_per_s,
+                last_age_s=None if timing.last_at_s is None else now.mono_s - timing.last_at_s,
+            )
+        )
+    return rows
 
 
 def _mail_troubles(incidents: Iterable[Incident]) -> list[str]:
