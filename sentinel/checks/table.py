@@ -109,6 +109,14 @@ CHECKS: tuple[Check, ...] = (
         needs="a GPU, an InfiniBand card or expected modules; root and the node's processes to see its libraries",
     ),
     Check(
+        name="environment",
+        component=Component.RUNTIME,
+        module="sentinel.checks.environment",
+        interval_s=120.0,
+        deadline_s=5.0,
+        needs="a GPU or an RDMA device; root (CAP_SYS_PTRACE) to look into other users' programs",
+    ),
+    Check(
         name="gpu-pci",
         component=Component.GPU,
         module="sentinel.checks.gpu_pci",
