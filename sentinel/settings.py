@@ -58,6 +58,12 @@ class Disk(DiskThresholds, frozen=True, kw_only=True, omit_defaults=True):
     probe_writes: tuple[str, ...] = ()  # folders
 
 
+class CardLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """For accelerators that are asked through `cnmon`, `npu-smi` or `amd-smi`."""
+
+    max_temperature_celsius: float = 95.0  # where the card does not tell its own limit
+
+
 class ShapeMatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which nodes have a shape: regular expressions that must be found. All that are written must be."""
 
@@ -96,6 +102,7 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     mail: Mail = Mail()
     caps: Caps = Caps()
     disk: Disk = Disk()
+    cards: CardLimits = CardLimits()
     shapes: tuple[Shape, ...] = ()  # the manifest: the first that matches is this node's
     shape: Shape = (
         Shape()

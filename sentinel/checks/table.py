@@ -1,6 +1,7 @@
 """All checks of this machine, one row each."""
 
 from sentinel.checks.base import Check
+from sentinel.checks.cards_table import FAMILIES
 from sentinel.core.model import Component
 
 CHECKS: tuple[Check, ...] = (
@@ -140,6 +141,7 @@ CHECKS: tuple[Check, ...] = (
         deadline_s=15.0,
         needs="libnvidia-ml.so.1 of the NVIDIA driver",
     ),
+    *(family.row for family in FAMILIES),
 )
 
 

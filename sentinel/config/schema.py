@@ -319,6 +319,16 @@ class DiskSpec(Section):
     )
 
 
+class CardsSpec(Section):
+    core = settings.CardLimits
+    max_temperature_celsius: Annotated[float, number(20, 150), Meaning("number above 20, at most 150")] = (
+        written(
+            "maxTemperatureCelsius",
+            "A card as hot as this is a warning, where it does not tell its own limit.",
+        )
+    )
+
+
 class ShapeMatchSpec(Section):
     core = settings.ShapeMatch
     hostname: PlainPattern = written("hostname", "Searched in the node's host name.")
@@ -363,6 +373,7 @@ class SettingsDocument(Section):
     disk: DiskSpec = written(
         "disk", "When a file system is too full, and which count. Shares are of the file system."
     )
+    cards: CardsSpec = written("cards", "Accelerators other than NVIDIA's.")
     shapes: tuple[ShapeSpec, ...] = written(
         "shapes",
         "Expected hardware. The first shape that matches a node is its own: one file serves a fleet.",
