@@ -142,8 +142,8 @@ class CheckRunner:
             log.warning("check_snapshot_damaged", error=str(error))
             return False
         # A sampled finding whose check is no more would stay for ever.
-        entries = tuple(one for one in snapshot.book.entries if one[0].event or one[0].check in self._running)
-        self.book.restore(msgspec.structs.replace(snapshot.book, entries=entries), self._clock())
+        known = tuple(one for one in snapshot.book.findings if one.event or one.check in self._running)
+        self.book.restore(msgspec.structs.replace(snapshot.book, findings=known), self._clock())
         if snapshot.book.boot_id != self.boot_id:
             return True
         for name, saved in snapshot.saved.items():
