@@ -40,6 +40,7 @@ ROWS: dict[str, type[Struct]] = {
     "repeat": RepeatRow,
     "action": ActionRow,
     "class": FailureClass,
+    "measure": MeasureRow,
 }
 
 
