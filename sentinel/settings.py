@@ -58,10 +58,13 @@ class Disk(DiskThresholds, frozen=True, kw_only=True, omit_defaults=True):
     probe_writes: tuple[str, ...] = ()  # folders
 
 
-class CardLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """For accelerators that are asked through `cnmon`, `npu-smi` or `amd-smi`."""
+class GpuThresholds(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What of a GPU is told or acted upon. Everything else goes by the card's own limits or NVIDIA's word."""
 
-    max_temperature_celsius: float = 95.0  # where the card does not tell its own limit
+    throttled_s: float = 360.0  # of the last 10 minutes
+    corrected_ecc_per_hour: int = 1000
+    pcie_replays_per_minute: float = 8.0  # as DCGM's health watch
+    orphan_bytes: int = 15 << 20  # what a context without data takes
 
 
 class ShapeMatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -102,7 +105,7 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     mail: Mail = Mail()
     caps: Caps = Caps()
     disk: Disk = Disk()
-    cards: CardLimits = CardLimits()
+    gpu: GpuThresholds = GpuThresholds()
     shapes: tuple[Shape, ...] = ()  # the manifest: the first that matches is this node's
     shape: Shape = (
         Shape()

@@ -28,8 +28,10 @@ class LineChild:
     a new one would hang beside it.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], *, wakes: bool = False) -> None:
+        """`wakes`: the child gets a descriptor as its last argument; what it writes there makes wake_fd readable."""
         self._command = list(command)
+        self._wake_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if wakes else None
         self._process: subprocess.Popen[bytes] | None = None
         self._stuck: subprocess.Popen[bytes] | None = None
         self._buffer = b""
@@ -37,6 +39,19 @@ class LineChild:
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
+
+    @property
+    def wake_fd(self) -> int | None:
+        """The same for all successors of a child, so that whoever waits on it need not know of them."""
+        return self._wake_pipe[0] if self._wake_pipe is not None else None
+
+    def drain_wakes(self) -> None:
+        """Make wake_fd unreadable until the next wake."""
+        if self._wake_pipe is not None:
+            try:
+                os.read(self._wake_pipe[0], 1 << 16)
+            except BlockingIOError:
+                pass
 
     def ask(self, request: bytes, deadline_s: float) -> bytes:
         """Send one line, return the line that answers it. Raises ChildHangs or ChildBroke."""
@@ -55,10 +70,15 @@ class LineChild:
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
-            self.close()
+            self.stop()
+            wake = [] if self._wake_pipe is None else [self._wake_pipe[1]]
             try:
                 self._process = subprocess.Popen(
-                    self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                    [*self._command, *map(str, wake)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=wake,
                 )
             except OSError as error:
                 raise ChildBroke(f"{self._command[0]}: {error.strerror}") from None
@@ -104,5 +124,14 @@ class LineChild:
         self._kill()
         return ChildBroke(f"the child ended with status {process.returncode if process else None}")
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """End the child; the next request starts a new one."""
         self._kill()
+
+    def close(self) -> None:
+        """End the child for good."""
+        self._kill()
+        if self._wake_pipe is not None:
+            for descriptor in self._wake_pipe:
+                os.close(descriptor)
+            self._wake_pipe = None

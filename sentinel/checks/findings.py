@@ -27,6 +27,8 @@ KEPT_S = {
     Severity.DEGRADED: 24 * 3600.0,
     Severity.FATAL: 7 * 86400.0,
 }
+# NVML's events repeat what the kernel's lines say, with less: the line wins, and each occurrence counts once.
+ECHO = "nvml"
 # The newest line replaces what was known: the driver takes its own request back ("... to 0x0 (None)").
 LATEST_WINS = frozenset({"XID 154"})
 
@@ -37,6 +39,18 @@ class _Entry(Struct):
     finding: Finding
     clean: int = 0
     repeated: bool = False  # a row of [[repeat]] made it worse
+    echoes: int = 0  # occurrences that NVML told of an event
+    lines: int = 0  # and those that anybody else told
+
+    def tell(self, finding: Finding) -> bool:
+        """Count who told of an event. True: the other of the two told of this occurrence before."""
+        if not finding.event:
+            return False
+        if finding.check == ECHO:
+            self.echoes += finding.count
+            return self.echoes <= self.lines
+        self.lines += finding.count
+        return self.lines <= self.echoes
 
 
 class Past(Struct):
@@ -105,19 +119,21 @@ class FindingBook:
             ):  # one that comes back again and again is not well yet
                 self._drop(key)
             return
+        told = entry is not None and entry.tell(finding)
         rows = self._rows(finding)
         if rows:
-            self._note(key, finding, rows)
+            self._note(key, finding, rows, told)
         if entry is None:
             if finding.event and now.mono_s - finding.seen_mono_s > KEPT_S[finding.severity]:
                 return  # an old line, read for the first time
             if len(self._entries) >= MAX_FINDINGS and not self._make_room(finding):
                 return
             entry = self._entries[key] = _Entry(finding)
+            entry.tell(finding)
         else:
             entry.clean = 0
             self._order[entry.finding.severity].pop(key, None)
-            entry.finding = _merge(entry.finding, finding)
+            entry.finding = (_told_twice if told else _merge)(entry.finding, finding)
         for row in rows:
             if row.severity.order > entry.finding.severity.order and self._repeats_enough(key, row):
                 entry.finding = _escalate(entry.finding, row)
@@ -136,7 +152,7 @@ class FindingBook:
             self._repeats = table
         return self._repeats.get(finding.code, [])
 
-    def _note(self, key: Key, finding: Finding, rows: list[RepeatRow]) -> None:
+    def _note(self, key: Key, finding: Finding, rows: list[RepeatRow], told: bool) -> None:
         places = self._past.setdefault(finding.code, {})
         past = places.get(key)
         if past is None:
@@ -144,7 +160,7 @@ class FindingBook:
             if len(places) > MAX_PLACES:
                 del places[next(iter(places))]
         most = max(row.count for row in rows)
-        past.times_mono_s += [finding.seen_mono_s] * min(finding.count, most)
+        past.times_mono_s += [] if told else [finding.seen_mono_s] * min(finding.count, most)
         del past.times_mono_s[:-most]
         job = finding.job or finding.process
         if job:
@@ -253,7 +269,8 @@ class FindingBook:
                     continue
                 finding = msgspec.structs.replace(finding, seen_mono_s=finding.seen_mono_s + moved_s)
             if finding.key not in self._entries:
-                self._entries[finding.key] = _Entry(finding, 0, finding.key in repeated)
+                entry = self._entries[finding.key] = _Entry(finding, 0, finding.key in repeated)
+                entry.tell(finding)
                 self._order[finding.severity][finding.key] = None
         for key, past in state.past:
             times = [at_s + moved_s for at_s in past.times_mono_s]
@@ -278,6 +295,7 @@ def _merge(old: Finding, new: Finding) -> Finding:
             evidence = (evidence[0], *evidence[-(MAX_EVIDENCE - 1) :])
     return msgspec.structs.replace(
         new,
+        check=old.check if new.check == ECHO else new.check,
         severity=worse.severity if new.event else new.severity,
         action=worse.action if new.event else new.action,
         summary=worse.summary if new.event else new.summary,
@@ -291,6 +309,18 @@ def _merge(old: Finding, new: Finding) -> Finding:
         cgroup=new.cgroup or old.cgroup,
         job=new.job or old.job,
         uuid=new.uuid or old.uuid,
+    )
+
+
+def _told_twice(old: Finding, new: Finding) -> Finding:
+    """One occurrence, told by NVML's event and by the kernel's line: the line says more."""
+    if new.check == ECHO:
+        return old
+    merged = msgspec.structs.replace(_merge(old, new), count=old.count)
+    if old.count > 1:
+        return merged
+    return msgspec.structs.replace(
+        merged, severity=new.severity, action=new.action, summary=new.summary, evidence=new.evidence
     )
 
 

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,14 +10,25 @@ import msgspec
 from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.child import ChildBroke, ChildHangs, LineChild
 from sentinel.checks.gpus import inventory
-from sentinel.checks.nvml_sample import Device, Sample
-from sentinel.checks.xid import recovery_meaning
+from sentinel.checks.nvml_card import Card, Past, entity_of, finding
+from sentinel.checks.nvml_heat import judge_heat, judge_pace, judge_throttling, note_pace, note_throttling
+from sentinel.checks.nvml_links import judge_fabric, judge_nvlink, judge_pcie
+from sentinel.checks.nvml_measures import measures
+from sentinel.checks.nvml_memory import judge_memory, judge_orphans
+from sentinel.checks.nvml_node import judge_alike, judge_count, judge_expected, judge_set_up, judge_twins
+from sentinel.checks.nvml_sample import Device, Event, Sample
+from sentinel.checks.shape import expected
+from sentinel.checks.xid import recovery_meaning, xid_meaning
 from sentinel.core.model import Component, Finding, Severity
-from sentinel.logs.kernel import normal_pci
 
+START_DEADLINE_S = 30.0  # without persistence mode the driver first wakes every card
 CALL_DEADLINE_S = 10.0  # a healthy sample of 8 cards takes well under 1 s
 HANG_FATAL_S = 120.0  # an NVML that hangs so long does not come back without a restart
-ORPHAN_BYTES = 15 << 20  # what a context without data takes
+# NVML lists cards as they were when it was started: a new child sees the new state. Only where persistence mode
+# is on, since else a card that nobody uses is put to sleep and woken again for it.
+RENEW_S = 600.0
+XID_EVENT = 0x8
+LIB_RM_VERSION_MISMATCH = 18
 INIT_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel; elsewhere NVML's pids are not ours
 LIBRARY = "libnvidia-ml.so.1"
 # Isolated, with our own root: modules in the current directory or a PYTHONPATH, which are the job's, stay out.
@@ -44,215 +55,227 @@ def find_library() -> str:
         return ""
 
 
-def _finding(
-    entity: str, code: str, severity: Severity, action: str, summary: str, evidence: str, event: bool = False
-) -> Finding:
-    return Finding(
-        check="nvml",
-        component=Component.GPU,
-        entity=entity,
-        code=code,
-        severity=severity,
-        action=action,
-        summary=summary,
-        evidence=(evidence,),
-        event=event,
-    )
+# ---------------------------------------------------------------- asking the child
 
 
-def entity_of(device: Device) -> str:
-    """As all findings name a card: by PCI address, by index where the card does not say even that."""
-    try:
-        return f"GPU {normal_pci(device.pci)}"
-    except ValueError:
-        return f"GPU {device.index}"
-
-
-def judge_device(device: Device, earlier: Device | None, gone: Callable[[int], bool]) -> list[Finding]:
-    """Findings of one card. `earlier` is its sample before; `gone(pid)` tells whether no such process exists."""
-    entity = entity_of(device)
-    title = f"{device.name or 'GPU'} {device.uuid}".strip()
-    found = []
-    if device.error == "lost":
-        found.append(
-            _finding(
-                entity,
-                "gpu-lost",
-                Severity.FATAL,
-                "RESTART_BM",
-                "The GPU is lost",
-                f"{title}: NVML says GPU is lost",
-            )
-        )
-    elif device.error == "reset-required":
-        found.append(
-            _finding(
-                entity,
-                "gpu-reset-required",
-                Severity.FATAL,
-                "RESET_GPU",
-                "The GPU needs a reset",
-                f"{title}: NVML says reset required",
-            )
-        )
-    elif device.error:
-        found.append(
-            _finding(
-                entity,
-                "gpu-no-answer",
-                Severity.WARNING,
-                "CONTACT_SUPPORT",
-                "NVML gives no handle of the GPU",
-                f"index {device.index}",
-            )
-        )
-    if device.recovery_action:
-        meaning = recovery_meaning(value=device.recovery_action)
-        found.append(
-            _finding(
-                entity,
-                "gpu-recovery-action",
-                meaning.severity,
-                meaning.action,
-                meaning.title,
-                f"{title}: {meaning.reason}",
-            )
-        )
-    found += _judge_memory(device, earlier, entity, title)
-    if (
-        device.temperature_celsius is not None
-        and device.slowdown_celsius
-        and device.temperature_celsius >= device.slowdown_celsius
-    ):
-        found.append(
-            _finding(
-                entity,
-                "gpu-temperature",
-                Severity.DEGRADED,
-                "CHECK_COOLING",
-                "The GPU is as hot as its own slowdown limit",
-                f"{title}: {device.temperature_celsius} °C, limit {device.slowdown_celsius} °C",
-            )
-        )
-    before = {process.pid for process in earlier.processes} if earlier else set()
-    for process in device.processes:
-        # Twice in a row: a process that just ended may still be listed for a moment.
-        if process.used_bytes >= ORPHAN_BYTES and process.pid in before and gone(process.pid):
-            found.append(
-                _finding(
-                    entity,
-                    "gpu-orphan-memory",
-                    Severity.DEGRADED,
-                    "RESET_GPU",
-                    "GPU memory is held by a process that is gone",
-                    f"{title}: {process.used_bytes >> 20} MiB of pid {process.pid}",
-                )
-            )
-    return found
-
-
-def _judge_memory(device: Device, earlier: Device | None, entity: str, title: str) -> list[Finding]:
-    """ECC and remapped rows. The counter starts again with the driver: a smaller number is a new start."""
-    found = []
-    count, before = device.ecc_uncorrected, earlier.ecc_uncorrected if earlier else None
-    if count is not None and before is not None and count > before:
-        found.append(
-            _finding(
-                entity,
-                "ecc-uncorrected",
-                Severity.FATAL,
-                "RESET_GPU",
-                "The GPU's memory had uncorrected errors",
-                f"{title}: {count - before} more since the last sample, {count} since the driver was loaded",
-                event=True,
-            )
-        )
-    if device.remap_failed:
-        found.append(
-            _finding(
-                entity,
-                "rows-remap-failed",
-                Severity.FATAL,
-                "CONTACT_SUPPORT",
-                "Remapping a memory row failed: the card is worn out",
-                title,
-            )
-        )
-    if device.remap_pending:
-        found.append(
-            _finding(
-                entity,
-                "rows-remap-pending",
-                Severity.DEGRADED,
-                "RESET_GPU",
-                "A memory row is remapped only after a reset",
-                title,
-            )
-        )
-    return found
-
-
-def judge_count(devices: list[Device], on_pci: list[str]) -> list[Finding]:
-    """Cards that are on the PCI bus but that NVML does not list."""
-    named = {entity_of(device) for device in devices}
-    if any(device.error and not device.pci for device in devices):
-        return []  # a card that is lost tells no address: which one is missing is not known
-    return [
-        _finding(
-            entity,
-            "gpu-missing",
-            Severity.FATAL,
-            "RESTART_BM",
-            "The GPU is on the PCI bus but the driver does not list it",
-            f"NVML lists {len(devices)} of {len(on_pci)} GPUs",
-        )
-        for entity in on_pci
-        if entity not in named
-    ]
-
-
-def _sample(look: Look) -> Sample | Finding:
+def _ask(look: Look) -> Sample:
+    """One sample. Raises Unknown, with a finding where NVML hangs."""
     child = look.kept.get("child")
     if not isinstance(child, LineChild):
-        child = look.kept["child"] = LineChild([sys.executable, "-I", "-c", _CHILD, _ROOT])
+        child = look.kept["child"] = LineChild([sys.executable, "-I", "-c", _CHILD, _ROOT], wakes=True)
+        look.kept["wake_fd"] = child.wake_fd
+    child.drain_wakes()
+    starts = child.pid is None
+    if starts:
+        look.kept["started_s"] = look.now.mono_s
+    deadline_s = START_DEADLINE_S if starts else CALL_DEADLINE_S
     try:
-        line = child.ask(b"sample", look.kept.get("call_deadline_s", CALL_DEADLINE_S))
+        line = child.ask(f"{look.now.mono_s:.3f}".encode(), look.kept.get("call_deadline_s", deadline_s))
         look.kept.pop("hangs_since_s", None)
         return msgspec.json.decode(line, type=Sample)
     except ChildHangs as hang:
         since_s = look.kept.setdefault("hangs_since_s", look.now.mono_s)
         lasting = hang.unkillable or look.now.mono_s - since_s >= HANG_FATAL_S
-        severity = Severity.FATAL if lasting else Severity.DEGRADED
-        return _finding(
-            "node", "nvml-hangs", severity, "RESTART_BM", "NVIDIA's driver does not answer", str(hang)
-        )
+        severity = Severity.FATAL if lasting else Severity.WARNING
+        summary = "NVIDIA's driver does not answer"
+        raise Unknown(
+            f"NVML: {hang}",
+            (finding("node", "nvml-hangs", severity, "RESTART_BM", summary, str(hang)),),
+        ) from None
     except (ChildBroke, msgspec.DecodeError) as error:
         raise Unknown(f"NVML child: {error}") from None
+
+
+def _sample(look: Look, on_pci: Sequence[str]) -> Sample:
+    """A sample of a child that is not too old to see a card that went or came."""
+    kept = look.kept
+    if look.now.mono_s - kept.get("started_s", look.now.mono_s) >= RENEW_S and kept.get("renewable"):
+        kept["child"].stop()
+    sample = _ask(look)
+    missing = {item.entity for item in judge_count(_named(sample.devices, on_pci), on_pci)}
+    if missing and missing != kept.get("missing") and kept["started_s"] != look.now.mono_s:
+        kept["child"].stop()
+        sample = _ask(look)
+    kept["missing"] = missing
+    kept["renewable"] = all(device.identity.persistence == 1 for device in sample.devices)
+    return sample
+
+
+def _named(devices: Sequence[Device], on_pci: Sequence[str]) -> list[Device]:
+    """A lost card may not tell its address: it is the one that is missing, where the numbers fit (all in PCI order)."""
+    told = {entity_of(device.identity.pci, device.index) for device in devices if device.identity.pci}
+    left = [entity for entity in on_pci if entity not in told]
+    nameless = [device for device in devices if not device.identity.pci]
+    if len(left) != len(nameless):
+        return list(devices)
+    address = {
+        device.index: entity.removeprefix("GPU ") for device, entity in zip(nameless, left, strict=True)
+    }
+    return [
+        msgspec.structs.replace(
+            device, identity=msgspec.structs.replace(device.identity, pci=address[device.index])
+        )
+        if device.index in address
+        else device
+        for device in devices
+    ]
+
+
+# ---------------------------------------------------------------- judging
+
+
+def judge_state(card: Card) -> Iterator[Finding]:
+    """Whether the card is there, and what the driver itself asks for."""
+    error = card.device.error
+    if error == "lost":
+        yield card.finding(
+            "gpu-lost", Severity.FATAL, "RESTART_BM", "The GPU is lost", "NVML says GPU is lost"
+        )
+    elif error == "reset-required":
+        yield card.finding(
+            "gpu-reset-required",
+            Severity.FATAL,
+            "RESET_GPU",
+            "The GPU needs a reset",
+            "NVML says reset required",
+        )
+    elif error:
+        yield card.finding(
+            "gpu-no-answer",
+            Severity.WARNING,
+            "CONTACT_SUPPORT",
+            "NVML gives no handle of the GPU",
+            f"index {card.device.index}",
+        )
+    if card.device.recovery_action:
+        meaning = recovery_meaning(value=card.device.recovery_action)
+        yield card.finding(
+            "gpu-recovery-action", meaning.severity, meaning.action, meaning.title, meaning.reason
+        )
+
+
+def xid_finding(event: Event, look: Look) -> Finding:
+    """As the kernel's line about it would be named: the book counts the two once."""
+    meaning = xid_meaning(event.data)
+    code = f"XID {event.data}"
+    return Finding(
+        check="nvml",
+        component=Component.GPU,
+        entity=entity_of(event.pci, -1) if event.pci else "GPU (address unknown)",
+        code=code,
+        severity=meaning.severity,
+        action=meaning.action,
+        summary=f"{code}: {meaning.title} ({meaning.reason})",
+        evidence=(f"NVML event: Xid {event.data}",),
+        event=True,
+        first_seen_wall_s=look.now.wall_s - event.age_s,
+        last_seen_wall_s=look.now.wall_s - event.age_s,
+        seen_mono_s=look.now.mono_s - event.age_s,
+        boot_id=look.boot_id,
+    )
+
+
+def judge_card(card: Card, peers: Sequence[Card], look: Look, gone: Callable[[int], bool]) -> list[Finding]:
+    """All findings of one card; `peers` are the other cards of its model."""
+    limits = look.settings.gpu
+    links = [card.device.links, *(peer.device.links for peer in peers)]
+    usual_links = max((len(item.nvlink_active) for item in links if item is not None), default=0)
+    return [
+        *judge_state(card),
+        *judge_memory(card, limits),
+        *judge_orphans(card, gone, limits),
+        *judge_heat(card),
+        *judge_throttling(card, peers, limits),
+        *judge_pace(card, peers),
+        *judge_pcie(card, limits),
+        *judge_nvlink(card, usual_links),
+        *judge_fabric(card, bool(peers)),
+        *judge_set_up(card),
+    ]
+
+
+def _pasts(look: Look) -> dict[str, Past]:
+    """What is remembered of each card; at the start of an agent what its predecessor saved."""
+    pasts: dict[str, Past] | None = look.kept.get("pasts")
+    if pasts is None:
+        pasts = look.kept["pasts"] = {}
+        for entity, saved in look.kept.get("saved", {}).items():
+            pasts[entity] = Past()
+            pasts[entity].ecc_uncorrected = saved["ecc_uncorrected"]
+            pasts[entity].nvlinks = set(saved["nvlinks"])
+    return pasts
+
+
+def _cards(sample: Sample, look: Look) -> list[Card]:
+    pasts = _pasts(look)
+    cards: dict[str, Card] = {}
+    for device in sample.devices:
+        entity = entity_of(device.identity.pci, device.index)
+        if entity in cards:  # a faulty report: two cards with one address are still two cards
+            entity = entity_of("", device.index)
+        past = pasts.setdefault(entity, Past())
+        cards[entity] = Card(entity=entity, device=device, past=past, now_s=look.now.mono_s)
+    return list(cards.values())
+
+
+def _judge(sample: Sample, look: Look, on_pci: Sequence[str]) -> list[Finding]:
+    ours = os.path.realpath(os.path.join(look.settings.procfs, "self/ns/pid")).endswith(INIT_PID_NAMESPACE)
+
+    def gone(pid: int) -> bool:
+        return ours and not os.path.exists(os.path.join(look.settings.procfs, str(pid)))
+
+    cards = _cards(sample, look)
+    xids = [event for event in sample.events if event.kind == XID_EVENT]
+    for card in cards:
+        for event in xids:
+            if entity_of(event.pci, -1) == card.entity:
+                card.past.xid, card.past.xid_s = event.data, look.now.mono_s
+        note_throttling(card)
+        note_pace(card)
+    found = [xid_finding(event, look) for event in xids]
+    for card in cards:
+        name = card.device.identity.name
+        peers = [peer for peer in cards if peer is not card and peer.device.identity.name == name]
+        found += judge_card(card, peers, look, gone)
+    found += judge_count(sample.devices, on_pci)
+    found += judge_expected(sample.devices, sample.driver, look.settings.shape)
+    found += judge_twins(sample.devices)
+    found += judge_alike(cards)
+    for card in cards:
+        card.past.keep(card.device, look.now.mono_s)
+    look.kept["saved"] = {
+        entity: {"ecc_uncorrected": past.ecc_uncorrected, "nvlinks": sorted(past.nvlinks)}
+        for entity, past in _pasts(look).items()
+    }
+    look.kept["measures"] = measures(cards, sample.driver)
+    return found
+
+
+def _detail(sample: Sample, look: Look) -> str:
+    """What was not looked at: an expectation that is not set, functions that this driver does not have."""
+    said = [] if look.settings.shape.gpus is not None else [expected(look.settings.shape, "gpus")]
+    if sample.missing:
+        said.append(f"driver {sample.driver} does not have {', '.join(sample.missing)}")
+    return "; ".join(said)
 
 
 def check(look: Look) -> list[Finding]:
     on_pci = [gpu.entity for gpu in inventory(look.settings.sysfs)]
     if not on_pci and not find_library():
         raise Absent("no NVIDIA GPU on the PCI bus and no NVML library")
-    sample = _sample(look)
-    if isinstance(sample, Finding):
-        return [sample]
+    sample = _sample(look, on_pci)
+    if sample.problem_code == LIB_RM_VERSION_MISMATCH:
+        summary = "The driver in the kernel and its library are of two versions: no program can use the GPUs"
+        mismatch = finding(
+            "node", "driver-mismatch", Severity.DEGRADED, "RESTART_BM", summary, f"NVML: {sample.problem}"
+        )
+        raise Unknown(f"NVML: {sample.problem}", (mismatch,))
     if sample.problem:
         if not on_pci:
             raise Absent(f"no NVIDIA GPU on the PCI bus; NVML: {sample.problem}")
         raise Unknown(f"NVML: {sample.problem}")
-    if not sample.devices and not on_pci:
+    if not sample.devices and not on_pci and not look.settings.shape.gpus:
         raise Absent(f"driver {sample.driver} lists no GPU")
-    ours = os.path.realpath(os.path.join(look.settings.procfs, "self/ns/pid")).endswith(INIT_PID_NAMESPACE)
-
-    def gone(pid: int) -> bool:
-        return ours and not os.path.exists(os.path.join(look.settings.procfs, str(pid)))
-
-    earlier: dict[str, Device] = look.kept.get("earlier", {})
-    found = [
-        item
-        for device in sample.devices
-        for item in judge_device(device, earlier.get(entity_of(device)), gone)
-    ]
-    look.kept["earlier"] = {entity_of(device): device for device in sample.devices}
-    return found + judge_count(sample.devices, on_pci)
+    sample = msgspec.structs.replace(sample, devices=_named(sample.devices, on_pci))
+    look.kept["detail"] = _detail(sample, look)
+    return _judge(sample, look, on_pci)

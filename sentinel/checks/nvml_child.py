@@ -1,103 +1,145 @@
 """The process that talks to NVML, since a call that hangs in the driver cannot be cancelled: it is killed instead.
 
-One request line on standard input gives one line of JSON (a Sample) on standard output. It ends at the end of input.
-Anything that the library says about one value makes that value absent; only "lost" and "reset required" are kept.
+One line with the agent's time in seconds on standard input gives one line of JSON (a Sample) on standard output;
+it ends at the end of input. An event of a card (an Xid) writes a byte to the descriptor named by the last argument
+at once, so that a sample is asked for. Nothing is imported that a sample does not need: this process stays beside
+training for months.
 """
 
+import ctypes
+import json
+import os
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+import threading
+import time
+from typing import Any
 
-import msgspec
 import pynvml as nvml
 
-from sentinel.checks.nvml_sample import Device, Process, Sample
+from sentinel.checks.nvml_read import Ask, Card, Gpm, text_of
 
-T = TypeVar("T")
+# Xid, double-bit ECC, poison (fatal or not), GPU unavailable, recovery action changed: each asks for a sample.
+EVENTS = 0x8 | 0x2 | 0x1000 | 0x2000 | 0x4000 | 0x8000
+WAIT_MS = 10_000
+MAX_EVENTS = 1000  # kept between two samples; more of a flood say nothing new
+BETWEEN_WAKES_S = 1.0  # a flood asks for one sample a second; the driver holds the rest so long
+AFTER_ERROR_S = 5.0
 
-# Errors that say that the card itself is gone or stuck, by any call.
-CARD_ERRORS = {nvml.NVML_ERROR_GPU_IS_LOST: "lost", nvml.NVML_ERROR_RESET_REQUIRED: "reset-required"}
 
+class Watch(threading.Thread):
+    """Waits for events in a thread of its own, which a hanging driver may keep."""
 
-class _Asking:
-    """Asks one card for values: None where the driver has none, the card's error kept."""
+    def __init__(self, wake_fd: int) -> None:
+        super().__init__(name="nvml-events", daemon=True)
+        self._wake_fd = wake_fd
+        self._addresses: dict[int | None, str] = {}
+        self._taken: list[dict[str, Any]] = []
+        self._set: Any = None
+        self._woke_s = 0.0
 
-    def __init__(self) -> None:
-        self.error = ""
+    def register(self, count: int, missing: set[str]) -> bool:
+        """Register all cards that tell events. False: none does."""
+        ask = Ask(missing)
+        self._set = ask("nvmlEventSetCreate")
+        if self._set is None:
+            return False
+        for index in range(count):
+            handle = ask("nvmlDeviceGetHandleByIndex", index)
+            kinds = ask("nvmlDeviceGetSupportedEventTypes", handle) if handle is not None else None
+            kinds = (kinds or 0) & EVENTS
+            pci = ask("nvmlDeviceGetPciInfo", handle) if kinds else None
+            if pci is not None:
+                ask("nvmlDeviceRegisterEvents", handle, kinds, self._set)
+                if not ask.code:
+                    self._addresses[_number(handle)] = text_of(pci.busId)
+        return bool(self._addresses)
 
-    def __call__(self, function: Callable[..., T], *arguments: Any) -> T | None:
+    def run(self) -> None:
+        while True:
+            try:
+                data = nvml.nvmlEventSetWait(self._set, WAIT_MS)
+            except nvml.NVMLError as error:
+                if error.value == nvml.NVML_ERROR_TIMEOUT:
+                    continue
+                self._wake()  # a card that fell off the bus: the sample says which
+                time.sleep(AFTER_ERROR_S)
+                continue
+            if len(self._taken) < MAX_EVENTS:
+                self._taken.append(
+                    {
+                        "pci": self._addresses.get(_number(data.device), ""),
+                        "kind": data.eventType,
+                        "data": data.eventData,
+                        "age_s": time.monotonic(),  # `take` makes it an age
+                    }
+                )
+            if len(self._taken) == 1:
+                self._wake()
+
+    def _wake(self) -> None:
+        time.sleep(max(0.0, self._woke_s + BETWEEN_WAKES_S - time.monotonic()))
+        self._woke_s = time.monotonic()
         try:
-            return function(*arguments)
-        except nvml.NVMLError as error:
-            self.error = self.error or CARD_ERRORS.get(error.value, "")
-            return None
+            os.write(self._wake_fd, b"!")
+        except OSError:  # full: the reader is behind and will come
+            pass
+
+    def take(self) -> list[dict[str, Any]]:
+        """What came since the last call."""
+        taken, self._taken = self._taken, []
+        now_s = time.monotonic()
+        return [{**event, "age_s": now_s - event["age_s"]} for event in taken]
 
 
-def _text(value: str | bytes | None) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
+def _number(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
 
 
-def _recovery_action(handle: Any) -> int | None:
-    value = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])[0]
-    return int(value.value.uiVal) if value.nvmlReturn == nvml.NVML_SUCCESS else None
-
-
-def read_device(index: int) -> Device:
-    """All values of one card. Never raises for what NVML answers."""
-    ask = _Asking()
-    handle = ask(nvml.nvmlDeviceGetHandleByIndex, index)
-    if handle is None:
-        return Device(index=index, error=ask.error or "no-handle")
-    pci = ask(nvml.nvmlDeviceGetPciInfo, handle)
-    rows = ask(nvml.nvmlDeviceGetRemappedRows, handle)
-    processes = ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
-    return Device(
-        index=index,
-        pci=_text(pci.busId) if pci is not None else "",
-        uuid=_text(ask(nvml.nvmlDeviceGetUUID, handle)),
-        name=_text(ask(nvml.nvmlDeviceGetName, handle)),
-        recovery_action=ask(_recovery_action, handle),
-        ecc_uncorrected=ask(
-            nvml.nvmlDeviceGetTotalEccErrors,
-            handle,
-            nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-            nvml.NVML_VOLATILE_ECC,
-        ),
-        remap_pending=bool(rows[2]) if rows else None,
-        remap_failed=bool(rows[3]) if rows else None,
-        temperature_celsius=ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
-        slowdown_celsius=ask(
-            nvml.nvmlDeviceGetTemperatureThreshold, handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
-        ),
-        processes=[Process(item.pid, item.usedGpuMemory or 0) for item in processes],
-        error=ask.error,
-    )
-
-
-class _Session:
+class Session:
     """NVML, initialised once and again after it failed."""
 
-    def __init__(self) -> None:
+    def __init__(self, wake_fd: int) -> None:
+        self._wake_fd = wake_fd
         self._ready = False
+        self._missing: set[str] = set()
+        self._cards: dict[int, Card] = {}
+        self._gpm = Gpm()
+        self._watch: Watch | None = None
 
-    def sample(self) -> Sample:
+    def sample(self, now_s: float) -> dict[str, Any]:
+        """One nvml_sample.Sample; `now_s` is the agent's clock, which says what is due."""
         try:
             if not self._ready:
                 nvml.nvmlInit()
                 self._ready = True
             count = nvml.nvmlDeviceGetCount()
-            driver = _text(nvml.nvmlSystemGetDriverVersion())
+            driver = text_of(nvml.nvmlSystemGetDriverVersion())
         except nvml.NVMLError as error:
             if self._ready and error.value == nvml.NVML_ERROR_UNINITIALIZED:
                 self._ready = False
-            return Sample(problem=str(error), problem_code=error.value)
-        return Sample(driver=driver, devices=[read_device(index) for index in range(count)])
+            return {"problem": str(error), "problem_code": error.value}
+        if self._watch is None:
+            self._watch = Watch(self._wake_fd)
+            if self._watch.register(count, self._missing):
+                self._watch.start()
+        events = self._watch.take()
+        for index in range(count):
+            self._cards.setdefault(index, Card(index, self._gpm))
+        devices = [
+            self._cards[index].read(now_s, self._missing, everything=bool(events)) for index in range(count)
+        ]
+        return {
+            "driver": driver,
+            "devices": devices,
+            "events": events,
+            "missing": sorted(self._missing),
+        }
 
 
 def main() -> None:
-    session = _Session()
-    for _ in sys.stdin.buffer:
-        sys.stdout.buffer.write(msgspec.json.encode(session.sample()) + b"\n")
+    session = Session(int(sys.argv[-1]))
+    for line in sys.stdin.buffer:
+        sys.stdout.buffer.write(json.dumps(session.sample(float(line))).encode() + b"\n")
         sys.stdout.buffer.flush()
 
 

@@ -319,13 +319,19 @@ class DiskSpec(Section):
     )
 
 
-class CardsSpec(Section):
-    core = settings.CardLimits
-    max_temperature_celsius: Annotated[float, number(20, 150), Meaning("number above 20, at most 150")] = (
-        written(
-            "maxTemperatureCelsius",
-            "A card as hot as this is a warning, where it does not tell its own limit.",
-        )
+class GpuSpec(Section):
+    core = settings.GpuThresholds
+    throttled_s: Annotated[float, duration(30.0, 600.0), Meaning("duration, 30s to 10m", "duration")] = (
+        written("throttled", "Slowed down for heat or power so much of the last 10 minutes is a fault.")
+    )
+    corrected_ecc_per_hour: Count = written(
+        "correctedEccPerHour", "More corrected memory errors of a card in an hour are told."
+    )
+    pcie_replays_per_minute: Rate = written(
+        "pcieReplaysPerMinute", "More packets sent again over a card's PCIe link are told."
+    )
+    orphan_bytes: Size = written(
+        "orphanMemory", "More memory of a card that no living process holds is a fault."
     )
 
 
@@ -373,7 +379,7 @@ class SettingsDocument(Section):
     disk: DiskSpec = written(
         "disk", "When a file system is too full, and which count. Shares are of the file system."
     )
-    cards: CardsSpec = written("cards", "Accelerators other than NVIDIA's.")
+    gpu: GpuSpec = written("gpu", "When a GPU is told of or faulty, beyond its own limits and NVIDIA's word.")
     shapes: tuple[ShapeSpec, ...] = written(
         "shapes",
         "Expected hardware. The first shape that matches a node is its own: one file serves a fleet.",

@@ -6,13 +6,74 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from sentinel.core.model import Now
+from sentinel.checks import nvml as nvml_check
+from sentinel.checks.base import Look, Unknown
+from sentinel.core.model import Finding, Now
 from sentinel.logs.kmsg import encode_record
 from sentinel.settings import Settings
 
+FIRST, SECOND = "0000:18:00.0", "0000:2a:00.0"
 STUB = Path(__file__).parent / "stub_nvml" / "stub.c"
+
+# What a healthy H100 that trains says; the key of a value is explained in the stub.
+HEALTHY: dict[str, Any] = {
+    "gpus_name": "NVIDIA H100 80GB HBM3",
+    "gpus_vbios": "96.00.74.00.01",
+    "gpus_inforom": "G520.0200.00.05",
+    "gpus_gsp": "580.95.05",
+    "gpus_temperature": 40,
+    "gpus_slowdown": 87,
+    "gpus_memory_max": 95,
+    "gpus_margin": 40,
+    "gpus_field82": 50,  # memory temperature
+    "gpus_field194": -2,  # margin at which the card slows down
+    "gpus_field230": 0,  # recovery action
+    "gpus_field269": 0,
+    "gpus_field270": 0,
+    "gpus_field271": 0,
+    "gpus_field74": 0,
+    "gpus_field91": 4,  # NVLinks
+    "gpus_ecc": 0,
+    "gpus_ecc_corrected": 0,
+    "gpus_ecc_mode": 1,
+    "gpus_ecc_mode_pending": 1,
+    "gpus_sram_exceeded": 0,
+    "gpus_pending": 0,
+    "gpus_failed": 0,
+    "gpus_persistence": 1,
+    "gpus_mig": 0,
+    "gpus_reasons": 0,
+    "gpus_power": 650_000,
+    "gpus_power_limit": 700_000,
+    "gpus_power_default": 700_000,
+    "gpus_sm_clock": 1755,
+    "gpus_mem_clock": 2619,
+    "gpus_pstate": 0,
+    "gpus_util": 99,
+    "gpus_mem_util": 40,
+    "gpus_memory": 80 << 30,
+    "gpus_memory_used": 8 << 20,
+    "gpus_pcie_gen": 5,
+    "gpus_pcie_gen_max": 5,
+    "gpus_pcie_width": 16,
+    "gpus_pcie_width_max": 16,
+    "gpus_replays": 0,
+    "gpus_link0": 1,
+    "gpus_link1": 1,
+    "gpus_link2": 1,
+    "gpus_link3": 1,
+    "gpus_fabric_state": 3,
+    "gpus_fabric_mask": 0x1AA,  # bandwidth, route, timeout: false; configuration: nothing wrong
+    "gpus_fabric_summary": 1,
+    "gpus_event_types": 0xA,
+    "gpus_gpm1": 99,
+    "gpus_gpm2": 90,
+    "gpus_gpm5": 60,
+    "gpus_gpm10": 40,
+}
 
 
 class HandClock:
@@ -64,10 +125,30 @@ class Scenario:
         self.values: dict[str, Any] = {}
 
     def set(self, **values: Any) -> None:
-        """Keys of a card are written gpu0_temperature=50."""
+        """Keys of a card are written gpu0_temperature=50, of all cards gpus_temperature=50; None takes one away."""
         for key, value in values.items():
-            name = key.removeprefix("gpu").replace("_", ".", 1) if key.startswith("gpu") else key
-            self.values[name] = value
+            name = key
+            if key.startswith("gpu"):
+                card, _, name = key.removeprefix("gpu").partition("_")
+                name = f"{card.replace('s', '*')}.{name}"
+            if value is None:
+                self.values.pop(name, None)
+            else:
+                self.values[name] = value
+        self._write()
+
+    def event(self, card: int, kind: int, data: int = 0) -> None:
+        """An event of `card`: kind 8 is an Xid."""
+        count = self.values.get("events", 0)
+        self.values |= {f"event{count}": f"{card} {kind} {data}", "events": count + 1}
+        self._write()
+
+    def field(self, card: int, field: int, value: int, link: int = 0) -> None:
+        """An NVML field value of a link."""
+        self.values[f"{card}.field{field}@{link}"] = value
+        self._write()
+
+    def _write(self) -> None:
         new = self.path.with_suffix(".new")
         new.write_text("".join(f"{key} {value}\n" for key, value in self.values.items()))
         new.replace(self.path)
@@ -124,23 +205,79 @@ def nvml(
         monkeypatch.setenv("LD_LIBRARY_PATH", f"{library}:{os.environ.get('LD_LIBRARY_PATH', '')}")
         scenario = Scenario(tmp_path / "scenario")
         monkeypatch.setenv("SENTINEL_STUB_NVML", str(scenario.path))
-        scenario.set(driver="580.95.05", devices=len(addresses))
+        scenario.set(driver="580.95.05", devices=len(addresses), **HEALTHY)
         for index, address in enumerate(addresses):
-            for key, value in {
-                "pci": f"0000{address}",
-                "uuid": f"GPU-0000000{index}",
-                "name": "NVIDIA H100 80GB HBM3",
-                "temperature": 40,
-                "slowdown": 87,
-                "ecc": 0,
-                "recovery": 0,
-                "pending": 0,
-                "failed": 0,
-            }.items():
-                scenario.set(**{f"gpu{index}_{key}": value})
+            named = {"pci": f"0000{address}", "uuid": f"GPU-0000000{index}", "minor": index}
+            scenario.set(**{f"gpu{index}_{key}": value for key, value in named.items()})
         scenarios.append(scenario)
         return scenario
 
     yield start
     for scenario in scenarios:
         scenario.set(hang=0)  # lets a hung child end
+
+
+class Sampler:
+    """Takes samples as the runner does, with one memory."""
+
+    def __init__(self, machine: Any, clock: Any) -> None:
+        self.machine, self.clock = machine, clock
+        self.kept: dict[str, Any] = {}
+        self.settings: dict[str, Any] = {}
+
+    def __call__(self, seconds: float = 30.0) -> dict[tuple[str, str], Finding]:
+        """One sample, `seconds` after the one before."""
+        self.clock.mono_s += seconds
+        settings = msgspec.structs.replace(self.machine.settings, **self.settings)
+        look = Look(settings, (), self.clock(), "boot", self.kept)
+        return {(finding.entity, finding.code): finding for finding in nvml_check.check(look)}
+
+    def until(self, minutes: float) -> dict[tuple[str, str], Finding]:
+        """Samples every 30 s for so long; what the last one shows."""
+        for _ in range(round(minutes * 2) - 1):
+            self()
+        return self()
+
+    def measure(self, name: str, index: int = 0) -> float | None:
+        """What /metrics shows of one card."""
+        for measure in self.kept["measures"]:
+            if measure.name == name and ("gpu", str(index)) in measure.labels:
+                return float(measure.value)
+        return None
+
+    def hang(self) -> Finding:
+        """A sample that is expected to hang."""
+        with pytest.raises(Unknown) as unknown:
+            self()
+        (finding,) = unknown.value.findings
+        return finding
+
+    @property
+    def child_pid(self) -> int | None:
+        child = self.kept.get("child")
+        return child.pid if child else None
+
+
+@pytest.fixture
+def sample(machine: Any, clock: Any) -> Iterator[Sampler]:
+    sampler = Sampler(machine, clock)
+    yield sampler
+    if "child" in sampler.kept:
+        sampler.kept["child"].close()
+
+
+@pytest.fixture
+def cards(machine: Any, nvml: Callable[..., Any]) -> Any:
+    """Two healthy cards, on the bus and in NVML."""
+    machine.add_pci(FIRST)
+    machine.add_pci(SECOND)
+    return nvml(FIRST, SECOND)
+
+
+@pytest.fixture
+def eight_cards(machine: Any, nvml: Callable[..., Any]) -> Any:
+    """Eight healthy cards that train."""
+    addresses = [f"0000:{bus:02x}:00.0" for bus in range(0x18, 0x20)]
+    for address in addresses:
+        machine.add_pci(address)
+    return nvml(*addresses)
