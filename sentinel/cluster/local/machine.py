@@ -10,8 +10,11 @@ from sentinel.cluster.local.cluster import LocalCluster
 from sentinel.cluster.local.processes import scan, tree_use
 from sentinel.core.model import CheckResult, CheckState, Component, Finding, ProtectedJob, Severity
 
-# Findings of these components that are at least `degraded` keep a job from starting at all.
-_BLOCKING = (Component.DISK, Component.SYSTEM)
+# What keeps a job from starting at all when it is at least `degraded`: file systems (only those that jobs need are),
+# and what no program starts without. Of the rest, a reboot too many or a service that is down, people are told.
+_BLOCKING = frozenset({"memory-low", "pids", "fds", "d-state-nvidia"})
+# Who reads that the pre-check passed wants to know of these that they could not look.
+_TOLD = frozenset({"disk", "memory", "gpu-pci", "nvml"})
 
 
 class Place(Protocol):
@@ -42,13 +45,12 @@ class LocalMachine(LocalCluster):
         checks = job.policy.precheck.checks
         results = await self.precheck(checks) if checks else []  # asked for no names, the runner takes all
         findings = [finding for result in results for finding in result.findings]
-        blocking = [
-            f for f in findings if f.component in _BLOCKING and f.severity.order >= Severity.DEGRADED.order
-        ]
+        bad = [f for f in findings if f.severity.order >= Severity.DEGRADED.order]
+        blocking = [f for f in bad if f.component == Component.DISK or f.code in _BLOCKING]
         if blocking:
             text = "; ".join(f"{f.entity}: {f.summary}" for f in blocking)
             return Room(size=0, reason="PrecheckFailed", sentence=f"The pre-check failed: {text}")
-        unknown = [r for r in results if r.state == CheckState.UNKNOWN]
+        unknown = [r for r in results if r.state == CheckState.UNKNOWN and r.check in _TOLD]
         note = f" (could not look: {', '.join(r.check for r in unknown)})" if unknown else ""
         return self._gpus(job, size, excluded, findings, note)
 
