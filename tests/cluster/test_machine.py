@@ -7,7 +7,7 @@ import pytest
 
 from sentinel.cluster.base import Room
 from sentinel.cluster.local.machine import LocalMachine
-from sentinel.core.model import CheckResult, CheckState, Component, Finding, ProtectedJob, Severity
+from sentinel.core.model import CheckResult, CheckState, Component, Finding, Policy, ProtectedJob, Severity
 
 
 def room(state: Path, *results: CheckResult) -> Room:
@@ -16,7 +16,7 @@ def room(state: Path, *results: CheckResult) -> Room:
 
     machine = LocalMachine(state, lambda job, gone: None)
     machine.precheck, machine.places, machine.environment = precheck, tuple, lambda out: {}
-    return asyncio.run(machine.room(ProtectedJob(name="j"), 1, ()))
+    return asyncio.run(machine.room(ProtectedJob(name="j", policy=Policy()), 1, ()))
 
 
 def found(check: str, component: Component, code: str, severity: Severity) -> CheckResult:
