@@ -1,4 +1,5 @@
 """`sentinel replay LOG…`: what Sentinel would have seen in old logs, and what it would have decided.
+`sentinel replay --kernel FILE…`: the faults that a saved kernel log names.
 
 Nothing is touched and no state is written. Exit codes: 0 replayed; 1 a log cannot be read or tells nothing;
 64 the command line is wrong; 78 the policy, the settings or a rule file is.
@@ -32,6 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-r", "--rank", action="append", default=[], metavar="N=FILE", help="the log of rank N"
     )
     parser.add_argument("--policy", metavar="FILE", help="a JobPolicy (YAML) to decide by")
+    parser.add_argument(
+        "--kernel",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="instead of a job's logs: name the faults in a saved kernel log (dmesg, syslog, journalctl), oldest "
+        "first where there are several; - is standard input; .gz is read too",
+    )
     add_settings(parser)
     parser.add_argument(
         "--exit-code",
@@ -49,6 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.kernel:
+        from sentinel.cli.replay_kernel import main as replay_kernel
+
+        return replay_kernel(args)
     from sentinel.cli.replay_exits import EXIT_RULES
     from sentinel.cli.replay_job import Replay
     from sentinel.cli.replay_read import LogError, OldLogs

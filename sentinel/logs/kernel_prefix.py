@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from datetime import datetime
 
 from msgspec import Struct
@@ -18,17 +19,30 @@ class KernelLine(Struct, frozen=True):
     wall_s: float | None = None
     uptime_s: float | None = None
     from_kernel: bool = True
+    prefixed: bool = True  # it had a prefix of a known form
+    boot_id: str = ""  # where the form tells it
 
 
 _LEVEL = re.compile(r"<(\d{1,3})>")
-_DECODED = re.compile(r"(\w+) *: *\w+ *: (?=\[)")  # dmesg -x: "kern  :err   : [...] text"
+_DECODED = re.compile(r"(\w+) *: *\w+ *: (?=\[|\d{4}-)")  # dmesg -x: "kern  :err   : [...] text"
 _KMSG = re.compile(r"(\d+),(\d+),(\d+),[^;]*;")
-_UPTIME = re.compile(r"\[ *(\d+\.\d+)\](?:\[ *[TC]\d+\])? ?")
+_UPTIME = re.compile(r"\[ *(\d+\.\d+)(?: <[ \d.]+>)?\](?:\[ *[TC]\d+\])? ?")
+_RELATIVE = re.compile(
+    r"\[(?:<? *[+ ]?\d+\.\d+>?|[A-Z][a-z]{2} ?\d{1,2} \d\d:\d\d)\] "
+)  # dmesg -H: no time of its own
 _CTIME = re.compile(r"\[([A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\] ?")
 _ISO = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?) ")
+_FULL = re.compile(
+    r"[A-Z][a-z]{2} (\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?) (\S+) "
+)  # journalctl -o short-full
+_UNIX = re.compile(r"(\d{9,11}\.\d+) ")  # journalctl -o short-unix
+_RFC5424 = re.compile(
+    r"<(?P<pri>\d{1,3})>1 (?P<stamp>\S+) \S+ (?P<app>\S+) \S+ \S+ "
+    r'(?:-|(?:\[(?:[^\]"]|"(?:[^"\\]|\\.)*")*\])+)(?: \ufeff?|$)'
+)
 _SYSLOG = re.compile(r"([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?) ")
 _HOST_AND_TAG = re.compile(r"\S+ ([^\s:\[]+)(?:\[\d+\])?: ")  # "node7 kernel: ", "node7 sshd[42]: "
-_KERNEL_TAG = re.compile(r"(?:[\w.-]+ )?kernel: ")
+_KERNEL_TAG = re.compile(r"(?:[\w.:-]+ ){0,2}kernel: ")  # with a host, and with the "kern.err" of busybox
 
 
 def _iso_seconds(stamp: str) -> float | None:
@@ -60,27 +74,43 @@ def _syslog_seconds(stamp: str, now_wall_s: float | None) -> float | None:
     return None
 
 
-def _journal_json(line: str) -> KernelLine | None:
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return None
-    message = entry.get("MESSAGE") if isinstance(entry, dict) else None
+def journal_entry(entry: Mapping[str, object]) -> KernelLine | None:
+    """One entry of `journalctl -o json`, of `-o export`, or of `dmesg --json`. None: it holds no message."""
+    message = entry.get("MESSAGE", entry.get("msg"))
     if isinstance(message, list):  # the journal writes bytes that are not UTF-8 as numbers
         numbers = [item for item in message if isinstance(item, int) and 0 <= item <= 255]
         message = bytes(numbers).decode("utf-8", "replace")
     if not isinstance(message, str):
         return None
+    if "msg" in entry:
+        return _dmesg_json(message, entry)
     stamp = str(entry.get("__REALTIME_TIMESTAMP", ""))
     return KernelLine(
         text=message,
         wall_s=int(stamp) / 1e6 if stamp.isascii() and stamp.isdigit() else None,
         from_kernel=entry.get("_TRANSPORT", "kernel") == "kernel",
+        boot_id=str(entry.get("_BOOT_ID", "")),
     )
 
 
+def _dmesg_json(text: str, entry: Mapping[str, object]) -> KernelLine:
+    at, priority = entry.get("time"), entry.get("pri")
+    kernel = entry.get("fac", "kern") == "kern" and not (isinstance(priority, int) and priority >> 3)
+    if isinstance(at, str):
+        return KernelLine(text, _date(at + " ", None)[0] or _ctime_seconds(at.strip()), None, kernel)
+    return KernelLine(text, None, float(at) if isinstance(at, int | float) else None, kernel)
+
+
+def _journal_json(line: str) -> KernelLine | None:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return journal_entry(entry) if isinstance(entry, dict) else None
+
+
 def split_prefix(line: str, now_wall_s: float | None = None) -> KernelLine:
-    """Take the prefix off one line of dmesg (plain, -r, -T, -x, iso), syslog, journal (short, json) or /dev/kmsg.
+    """Take the prefix off one line of dmesg, syslog (RFC 3164, RFC 5424), journalctl (short forms, json) or /dev/kmsg.
 
     `now_wall_s` tells the year of classic syslog stamps. A line with no known prefix is returned whole.
     """
@@ -89,7 +119,11 @@ def split_prefix(line: str, now_wall_s: float | None = None) -> KernelLine:
         return entry
     if match := _KMSG.match(line):
         return KernelLine(line[match.end() :], None, int(match[3]) / 1e6, int(match[1]) >> 3 == 0)
-    from_kernel = True
+    if match := _RFC5424.match(line):
+        kernel = int(match["pri"]) >> 3 == 0 and match["app"] == "kernel"
+        uptime_s, text = _uptime(line[match.end() :])
+        return KernelLine(text, _iso_seconds(match["stamp"]), uptime_s, kernel)
+    whole, from_kernel = line, True
     if match := _LEVEL.match(line):
         from_kernel = int(match[1]) >> 3 == 0
         line = line[match.end() :]
@@ -105,7 +139,7 @@ def split_prefix(line: str, now_wall_s: float | None = None) -> KernelLine:
         line = line[match.end() :]
     if uptime_s is None:
         uptime_s, line = _uptime(line)
-    return KernelLine(line, wall_s, uptime_s, from_kernel)
+    return KernelLine(line, wall_s, uptime_s, from_kernel, len(line) < len(whole))
 
 
 def _date(line: str, now_wall_s: float | None) -> tuple[float | None, bool, str]:
@@ -114,11 +148,20 @@ def _date(line: str, now_wall_s: float | None) -> tuple[float | None, bool, str]
         return _ctime_seconds(match[1]), False, line[match.end() :]
     if match := _ISO.match(line):  # dmesg writes a comma before the fraction, syslog and the journal a point
         return _iso_seconds(match[1]), "," not in match[1], line[match.end() :]
+    if match := _FULL.match(line):
+        zone = (
+            "+00:00" if match[3] in ("UTC", "GMT") else ""
+        )  # of others the name says too little: local time
+        return _iso_seconds(f"{match[1]}T{match[2]}{zone}"), True, line[match.end() :]
+    if match := _UNIX.match(line):
+        return float(match[1]), True, line[match.end() :]
     if match := _SYSLOG.match(line):
         return _syslog_seconds(match[1], now_wall_s), True, line[match.end() :]
     return None, False, line
 
 
 def _uptime(line: str) -> tuple[float | None, str]:
-    match = _UPTIME.match(line)
-    return (float(match[1]), line[match.end() :]) if match else (None, line)
+    if match := _UPTIME.match(line):
+        return float(match[1]), line[match.end() :]
+    match = _RELATIVE.match(line)
+    return None, line[match.end() :] if match else line
