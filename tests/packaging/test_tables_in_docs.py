@@ -5,6 +5,8 @@ import tomllib
 from pathlib import Path
 from types import ModuleType
 
+from sentinel.checks.docs import markdown
+from sentinel.checks.table import CHECKS
 from sentinel.core import hang, performance, timing, triage, triage_case
 from sentinel.failures import failure_classes
 from sentinel.logs.formats import TimingRow
@@ -63,6 +65,19 @@ def test_the_table_of_timing_formats_is_that_of_the_data(repo: Path) -> None:
 def test_the_table_of_failure_classes_is_that_of_the_data(repo: Path) -> None:
     wanted = failure_table()
     assert wanted in (repo / "docs/triage.md").read_text(), f"put this table there:\n{wanted}"
+
+
+def test_the_page_of_checks_is_that_of_the_table(repo: Path) -> None:
+    """Make it again with: python -m sentinel.checks.docs > docs/checks.md"""
+    assert (repo / "docs/checks.md").read_text("utf-8") == markdown()
+
+
+def test_every_check_says_what_it_looks_at_and_needs_and_fits_its_interval() -> None:
+    for row in CHECKS:
+        line = next(line for line in markdown().splitlines() if line.startswith(f"| `{row.name}` |"))
+        assert "|  |" not in line
+        assert row.deadline_s <= row.interval_s or row.interval_s <= 1.0, row.name
+    assert len({row.name for row in CHECKS}) == len(CHECKS)
 
 
 def test_the_numbers_that_are_explained_are_those_of_the_code(repo: Path) -> None:

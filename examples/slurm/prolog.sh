@@ -1,0 +1,27 @@
+#!/bin/sh
+# Slurm Prolog and HealthCheckProgram (slurm.conf):
+#   Prolog=/etc/slurm/prolog.d/*.sh          a node that fails it is drained, and its job is queued again
+#   HealthCheckProgram=/etc/slurm/prolog.d/sentinel.sh
+#   HealthCheckInterval=300
+#   HealthCheckNodeState=ANY,CYCLE
+# Only what is broken (2) keeps a job off the node. A warning (1) is told in the log of slurmd; unknown (3) too: a node
+# is not taken out of service because something could not be looked at.
+
+SETTINGS=/etc/sentinel/settings.yaml
+found=$(timeout 30 sentinel check ${SETTINGS:+--settings "$SETTINGS"} 2>&1)
+code=$?
+case $code in
+0) exit 0 ;;
+2)
+	echo "$found" | head -n 20
+	if [ -z "$SLURM_JOB_ID" ]; then # as HealthCheckProgram: Slurm does not drain by itself
+		reason=$(echo "$found" | sed -n '2{s/  */ /g;p;}' | cut -c1-120)
+		scontrol update nodename="${SLURMD_NODENAME:-$(hostname -s)}" state=drain reason="sentinel: $reason"
+	fi
+	exit 1
+	;;
+*)
+	logger -t sentinel "$(echo "$found" | tail -n 1)"
+	exit 0
+	;;
+esac
