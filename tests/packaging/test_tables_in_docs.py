@@ -72,11 +72,10 @@ def test_the_page_of_checks_is_that_of_the_table(repo: Path) -> None:
     assert (repo / "docs/checks.md").read_text("utf-8") == markdown()
 
 
-def test_every_check_says_what_it_looks_at_and_needs_and_fits_its_interval() -> None:
+def test_every_check_says_what_it_looks_at_and_needs() -> None:
     for row in CHECKS:
         line = next(line for line in markdown().splitlines() if line.startswith(f"| `{row.name}` |"))
         assert "|  |" not in line
-        assert row.deadline_s <= row.interval_s or row.interval_s <= 1.0, row.name
     assert len({row.name for row in CHECKS}) == len(CHECKS)
 
 
