@@ -8,13 +8,14 @@ event loop.
 
 import platform
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 import sentinel
+from sentinel import measures
 from sentinel.core.model import (
     Budget,
     Cause,
@@ -38,6 +39,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # A counter or histogram has at most so many series; more are counted as "other". The largest that is an
 # enumeration, incidents by symptom and cause, has 81.
 MAX_SERIES = 128
+MAX_FINDINGS = 200  # series of `sentinel_finding`; `sentinel_findings` counts all
 OTHER = "other"
 
 _SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
@@ -102,6 +104,27 @@ CHECK_TIME = _histogram(
 CHECK_FAILURES = _counter(
     "check_failures_total", "Runs of a check that could not look (failed or too slow).", "check"
 )
+CHECK_RUNS = _counter("check_runs_total", "Results of a check, of any state.", "check")
+CHECK_TIMEOUTS = _counter(
+    "check_timeouts_total", "Samples of a check that were given up at their deadline.", "check"
+)
+CHECK_AGE = _gauge("check_last_result_age_seconds", "Age of the newest result of a check.", "check")
+FINDING = _gauge(
+    "finding",
+    "1 for each health finding that stands now, the worst first, at most 200.",
+    "component",
+    "entity",
+    "code",
+    "severity",
+    "action",
+)
+LOOP_LAG = _gauge("event_loop_lag_seconds", "Longest delay of the event loop in the last minute.")
+SETTINGS_IN_FORCE = _gauge(
+    "settings_in_force", "1: the settings file as it is now is in force; 0: it was refused, an older one is."
+)
+SETTINGS_RELOADS = _counter(
+    "settings_reloads_total", "Settings read again; outcome is applied, unchanged or refused.", "outcome"
+)
 LOG_BYTES = _counter("log_read_bytes_total", "Bytes read of the logs of ranks.")
 LOG_MATCHES = _counter("log_matches_total", "Log lines that a rule named, by failure class.", "failure")
 DECISIONS = _counter("decisions_total", "Decisions of the policy, doing nothing included.", "reason")
@@ -136,9 +159,13 @@ class Histogram:
 
 
 class Metrics:
-    """The numbers of one process. Durations are in seconds; None means not known, and shows nothing."""
+    """The numbers of one process. Durations are in seconds; None means not known, and shows nothing.
+
+    `measured` gives what the checks measured: it is asked at each scrape.
+    """
 
     def __init__(self) -> None:
+        self.measured: Callable[[], Iterable[measures.Measured]] = tuple
         self._values: dict[Declaration, dict[tuple[str, ...], float]] = {}
         self._histograms: dict[Declaration, dict[tuple[str, ...], Histogram]] = {}
         for declaration in DECLARATIONS:
@@ -225,12 +252,32 @@ class Metrics:
         for component in Component:
             for severity in Severity:
                 self._set(FINDINGS, 0, component, severity)
+        series = self._values[FINDING]
+        series.clear()
         for finding in standing:
             self._values[FINDINGS][(finding.component.value, finding.severity.value)] += 1
+            if len(series) < MAX_FINDINGS:
+                self._set(
+                    FINDING,
+                    1,
+                    finding.component,
+                    finding.entity,
+                    finding.code,
+                    finding.severity,
+                    finding.action,
+                )
 
     def check(self, result: CheckResult) -> None:
         self._observe(CHECK_TIME, result.took_s, result.check)
+        self._add(CHECK_RUNS, 1, result.check)
         self._add(CHECK_FAILURES, 1 if result.state is CheckState.UNKNOWN else 0, result.check)
+
+    def check_timeouts(self, check: str, count: int) -> None:
+        """Timeouts of a check since the start."""
+        self._set(CHECK_TIMEOUTS, count, check)
+
+    def check_age(self, check: str, seconds: float) -> None:
+        self._set(CHECK_AGE, seconds, check)
 
     def log_read(self, count_bytes: int) -> None:
         self._add(LOG_BYTES, count_bytes)
@@ -264,6 +311,14 @@ class Metrics:
     def record_failed(self) -> None:
         self._add(RECORD_FAILURES, 1)
 
+    def loop_lag(self, seconds: float) -> None:
+        self._set(LOOP_LAG, seconds)
+
+    def settings_read(self, outcome: str) -> None:
+        """The settings were read again: "applied", "unchanged" or "refused"."""
+        self._add(SETTINGS_RELOADS, 1, outcome)
+        self._set(SETTINGS_IN_FORCE, 0 if outcome == "refused" else 1)
+
     def degraded(self, count: int) -> None:
         self._set(DEGRADED, count)
 
@@ -281,7 +336,7 @@ class Metrics:
         if self._registry is None:
             self._registry = CollectorRegistry(auto_describe=False)
             self._registry.register(self)  # a collector by duck type
-        return generate_latest(self._registry)
+        return generate_latest(self._registry) + measures.render(self.measured())
 
     def collect(self) -> "Iterator[Metric]":
         """The collector protocol of prometheus-client."""
@@ -368,7 +423,7 @@ def markdown() -> str:
     for item in DECLARATIONS:
         labels = ", ".join(f"`{label}`" for label in item.labels)
         lines.append(f"| `{item.name}` | {item.kind} | {labels} | {item.help} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + measures.markdown()
 
 
 if __name__ == "__main__":

@@ -58,6 +58,12 @@ class Disk(DiskThresholds, frozen=True, kw_only=True, omit_defaults=True):
     probe_writes: tuple[str, ...] = ()  # folders
 
 
+class CardLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """For accelerators that are asked through `cnmon`, `npu-smi` or `amd-smi`."""
+
+    max_temperature_celsius: float = 95.0  # where the card does not tell its own limit
+
+
 class GpuThresholds(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What of a GPU is told or acted upon. Everything else goes by the card's own limits or NVIDIA's word."""
 
@@ -105,6 +111,7 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     mail: Mail = Mail()
     caps: Caps = Caps()
     disk: Disk = Disk()
+    cards: CardLimits = CardLimits()
     gpu: GpuThresholds = GpuThresholds()
     shapes: tuple[Shape, ...] = ()  # the manifest: the first that matches is this node's
     shape: Shape = (

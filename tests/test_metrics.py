@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sentinel import metrics as declared
+from sentinel.checks.base import Measure
 from sentinel.core.model import (
     Budget,
     Cause,
@@ -21,7 +22,7 @@ from sentinel.core.model import (
     Severity,
     Symptom,
 )
-from sentinel.metrics import DECLARATIONS, MAX_SERIES, Metrics, markdown
+from sentinel.metrics import DECLARATIONS, MAX_FINDINGS, MAX_SERIES, Metrics, markdown
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -77,6 +78,10 @@ def every_call(metrics: Metrics) -> None:
     metrics.mails_waiting(2)
     metrics.records_saved(3)
     metrics.record_failed()
+    metrics.check_timeouts("nvml", 1)
+    metrics.check_age("nvml", 3.0)
+    metrics.loop_lag(0.1)
+    metrics.settings_read("refused")
     metrics.degraded(1)
     metrics.exception("effect")
 
@@ -175,6 +180,44 @@ def test_a_label_out_of_control_cannot_grow_without_bound() -> None:
     }
     assert len(matches) == MAX_SERIES + 1
     assert sum(matches.values()) == 10 * MAX_SERIES
+
+
+def test_findings_are_series_of_a_bounded_number_and_end_with_the_finding() -> None:
+    metrics = Metrics()
+    many = [
+        Finding(
+            check="kernel",
+            component=Component.GPU,
+            entity=f"GPU {number}",
+            code="XID 79",
+            severity=Severity.FATAL,
+            action="RESTART_BM",
+            summary="",
+        )
+        for number in range(10 * MAX_FINDINGS)
+    ]
+    metrics.findings(many)
+    assert sum(name == "sentinel_finding" for name, _ in scrape(metrics)) == MAX_FINDINGS
+    assert value(metrics, "findings", component="gpu", severity="fatal") == len(many)
+    metrics.findings(many[:1])
+    assert [dict(labels)["entity"] for name, labels in scrape(metrics) if name == "sentinel_finding"] == [
+        "GPU 0"
+    ]
+
+
+def test_measures_keep_their_names_and_cannot_forge_lines() -> None:
+    metrics = Metrics()
+    metrics.measured = lambda: [
+        Measure("DCGM_FI_DEV_GPU_TEMP", (("gpu", "0"), ("UUID", 'x"} 1\nforged 1')), 40.0),
+        Measure("new_name", (), 0.5),
+        Measure("DCGM_FI_DEV_GPU_TEMP", (("gpu", "1"),), float("nan")),
+    ]
+    text = metrics.render().decode()
+    found = {name: labels for name, labels in scrape(metrics) if name.startswith(("DCGM", "new", "forged"))}
+    assert found.keys() == {"DCGM_FI_DEV_GPU_TEMP", "new_name"}
+    assert text.count("# TYPE DCGM_FI_DEV_GPU_TEMP gauge\n") == 1
+    assert "# TYPE new_name untyped\nnew_name 0.5\n" in text
+    assert 'DCGM_FI_DEV_GPU_TEMP{gpu="1"} NaN\n' in text
 
 
 def test_label_values_from_outside_cannot_forge_lines() -> None:

@@ -27,19 +27,26 @@ def _read(path: Path) -> str:
         return ""
 
 
-def inventory(sysfs: str = "/sys") -> tuple[Gpu, ...]:
-    """GPUs on the PCI bus in address order; empty where sysfs has no PCI bus."""
+def pci_functions(sysfs: str, vendor: str, classes: tuple[str, ...]) -> list[str]:
+    """Addresses on the PCI bus of one maker's functions of these classes, in order; [] where sysfs has no PCI bus."""
     devices = Path(sysfs, "bus/pci/devices")
     try:
         addresses = sorted(entry.name for entry in devices.iterdir())
     except OSError:
-        return ()
-    gpus = []
-    for address in addresses:
-        folder = devices / address
-        if _read(folder / "vendor") == NVIDIA_VENDOR and _read(folder / "class").startswith(GPU_CLASSES):
-            gpus.append(Gpu(address.lower(), _read(folder / "device")))
-    return tuple(gpus)
+        return []
+    return [
+        address
+        for address in addresses
+        if _read(devices / address / "vendor") == vendor
+        and _read(devices / address / "class").startswith(classes)
+    ]
+
+
+def inventory(sysfs: str = "/sys") -> tuple[Gpu, ...]:
+    """GPUs on the PCI bus in address order; empty where sysfs has no PCI bus."""
+    devices = Path(sysfs, "bus/pci/devices")
+    found = pci_functions(sysfs, NVIDIA_VENDOR, GPU_CLASSES)
+    return tuple(Gpu(address.lower(), _read(devices / address / "device")) for address in found)
 
 
 def usable(gpus: Iterable[Gpu], excluded: Iterable[str]) -> tuple[tuple[int, Gpu], ...]:

@@ -25,6 +25,7 @@ log = structlog.get_logger(__name__)
 JITTER = 0.1  # share of the interval, so that checks do not run in step
 WOKEN_INTERVAL_S = 5.0  # of a check that its descriptor wakes: it need not look every second besides
 NEVER_ANSWERS = "check-hangs"
+LATE_S = 10.0  # a result that comes so much later than interval and deadline allow: the check's loop is stuck
 
 
 class CheckStats(Struct):
@@ -90,6 +91,7 @@ class CheckRunner:
         self._paths = tuple(paths)
         self._clock = clock
         self._running = {row.name: _Running(row) for row in checks}
+        self._began_s = clock().mono_s
 
     # ---------------------------------------------------------------- what others set and read
 
@@ -119,21 +121,36 @@ class CheckRunner:
         saved = {name: running.saved for name, running in self._running.items() if running.saved}
         return msgspec.json.encode(Snapshot(self.book.state(), saved))
 
-    def restore(self, data: bytes) -> None:
-        """Take up a snapshot. A damaged one is set aside, with a log line; after a new boot the book keeps what
-        a boot does not end, and the checks begin anew."""
+    def late(self, now: Now) -> list[str]:
+        """Checks whose newest result is older than their interval and deadline allow: nobody looks any more."""
+        late = []
+        for name, running in self._running.items():
+            seen_s = running.result.at_mono_s if running.result is not None else self._began_s
+            pause_s = max(running.row.interval_s, WOKEN_INTERVAL_S) * (1 + JITTER)
+            if now.mono_s - seen_s > pause_s + running.row.deadline_s + LATE_S:
+                late.append(name)
+        return late
+
+    def restore(self, data: bytes) -> bool:
+        """Take up a snapshot; after a new boot the book keeps what a boot does not end, and the checks begin anew.
+
+        False: it is damaged, and nothing was taken up.
+        """
         try:
             snapshot = msgspec.json.decode(data, type=Snapshot)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             log.warning("check_snapshot_damaged", error=str(error))
-            return
-        self.book.restore(snapshot.book, self._clock())
+            return False
+        # A sampled finding whose check is no more would stay for ever.
+        known = tuple(one for one in snapshot.book.findings if one.event or one.check in self._running)
+        self.book.restore(msgspec.structs.replace(snapshot.book, findings=known), self._clock())
         if snapshot.book.boot_id != self.boot_id:
-            return
+            return True
         for name, saved in snapshot.saved.items():
             if name in self._running:
                 self._running[name].kept.setdefault("saved", saved)
                 self._running[name].saved = saved
+        return True
 
     # ---------------------------------------------------------------- running
 

@@ -1,6 +1,7 @@
 """All checks of this machine, one row each."""
 
 from sentinel.checks.base import Check
+from sentinel.checks.cards_table import FAMILIES
 from sentinel.core.model import Component
 
 CHECKS: tuple[Check, ...] = (
@@ -109,6 +110,14 @@ CHECKS: tuple[Check, ...] = (
         needs="a GPU, an InfiniBand card or expected modules; root and the node's processes to see its libraries",
     ),
     Check(
+        name="environment",
+        component=Component.RUNTIME,
+        module="sentinel.checks.environment",
+        interval_s=120.0,
+        deadline_s=5.0,
+        needs="a GPU or an RDMA device; root (CAP_SYS_PTRACE) to look into other users' programs",
+    ),
+    Check(
         name="gpu-pci",
         component=Component.GPU,
         module="sentinel.checks.gpu_pci",
@@ -132,6 +141,7 @@ CHECKS: tuple[Check, ...] = (
         deadline_s=45.0,
         needs="libnvidia-ml.so.1 of the NVIDIA driver",
     ),
+    *(family.row for family in FAMILIES),
 )
 
 

@@ -10,7 +10,8 @@ from msgspec import Struct
 
 log = structlog.get_logger(__name__)
 
-FILE = "agent.json"
+FOLDER = "agent"  # in the state directory: lock, presence, log and state of the agent
+FILE = "state.json"
 MAX_BYTES = 16 << 20  # 4096 findings with all their evidence are 12 MiB
 VERSION = 1
 
@@ -33,6 +34,7 @@ def write(folder: Path, checks: bytes) -> None:
     data = msgspec.json.encode(Saved(saved_wall_s=time.time(), checks=msgspec.Raw(checks)))
     if len(data) > MAX_BYTES:
         raise OSError(f"{len(data)} bytes to save, at most {MAX_BYTES} are")
+    # No fsync: only a crash of the machine could take the new file, and then a new boot voids what stands in it.
     draft = folder / f".{FILE}.new"  # one name: an agent that was killed here leaves at most one
     try:
         descriptor = os.open(
@@ -71,10 +73,10 @@ def set_aside(folder: Path) -> Path:
     return aside
 
 
-def read_snapshot(folder: Path) -> bytes | None:
+def read_snapshot(state_path: Path) -> bytes | None:
     """For one who only looks: None too where the file is damaged or may not be read."""
     try:
-        return read(folder)
+        return read(state_path / FOLDER)
     except (Damaged, OSError) as error:
         log.info("agent_state_not_read", error=str(error))
         return None

@@ -24,6 +24,7 @@ from sentinel.logs.formats import TimingRow, check_row
 from sentinel.logs.kernel import KernelRule
 from sentinel.logs.match import check_pattern
 from sentinel.logs.ruleset import IgnoreRow, RuleRow
+from sentinel.measures import MeasureRow
 from sentinel.settings import Settings
 
 SUFFIXES = (".yaml", ".yml", ".toml")
@@ -40,6 +41,7 @@ ROWS: dict[str, type[Struct]] = {
     "repeat": RepeatRow,
     "action": ActionRow,
     "class": FailureClass,
+    "measure": MeasureRow,
 }
 
 

@@ -319,6 +319,16 @@ class DiskSpec(Section):
     )
 
 
+class CardsSpec(Section):
+    core = settings.CardLimits
+    max_temperature_celsius: Annotated[float, number(20, 150), Meaning("number above 20, at most 150")] = (
+        written(
+            "maxTemperatureCelsius",
+            "A card as hot as this is a warning, where it does not tell its own limit.",
+        )
+    )
+
+
 class GpuSpec(Section):
     core = settings.GpuThresholds
     throttled_s: Annotated[float, duration(30.0, 600.0), Meaning("duration, 30s to 10m", "duration")] = (
@@ -379,6 +389,7 @@ class SettingsDocument(Section):
     disk: DiskSpec = written(
         "disk", "When a file system is too full, and which count. Shares are of the file system."
     )
+    cards: CardsSpec = written("cards", "Accelerators other than NVIDIA's.")
     gpu: GpuSpec = written("gpu", "When a GPU is told of or faulty, beyond its own limits and NVIDIA's word.")
     shapes: tuple[ShapeSpec, ...] = written(
         "shapes",

@@ -8,11 +8,12 @@ and never acts, and a request must name a loopback host (DNS rebinding).
 import asyncio
 import errno
 import ipaddress
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import msgspec
 import structlog
 from aiohttp import hdrs, web
+from msgspec import Struct
 
 from sentinel.errors import PermanentError
 from sentinel.metrics import CONTENT_TYPE, Metrics
@@ -41,17 +42,45 @@ class Server:
         await self._listener.wait_closed()
 
 
+class Route(Struct, frozen=True):
+    """One address: `answer` is called for each request, on the event loop; (status, content type, body)."""
+
+    path: str
+    answer: Callable[[], tuple[int, str, bytes]]
+
+
 async def serve(listen: str, view: Callable[[], View], metrics: Metrics) -> Server:
-    """Serve on `listen` ("127.0.0.1:9810", "[::1]:0"); if its port is taken, on a free one.
+    """Serve the page of a job on `listen` ("127.0.0.1:9810", "[::1]:0"); if its port is taken, on a free one.
 
     `view` is called for each request that shows the job, on the event loop. Raises PermanentError if
     `listen` is not a loopback address and port, or cannot be bound at all.
     """
+    return await _serve(listen, _application(view, metrics), any_port=True)
+
+
+async def serve_routes(listen: str, routes: Iterable[Route], metrics: Metrics) -> Server:
+    """Serve `routes` on `listen` and on no other port: who scrapes it must not get another's numbers.
+
+    Raises PermanentError as `serve` does, and where the port is taken (reason CannotListen).
+    """
+
+    def handler(answer: Callable[[], tuple[int, str, bytes]]) -> Handler:
+        async def handle(request: web.Request) -> web.Response:
+            status, content_type, body = answer()
+            return web.Response(status=status, body=body, headers={hdrs.CONTENT_TYPE: content_type})
+
+        return handle
+
+    handlers = {route.path: handler(route.answer) for route in routes}
+    return await _serve(listen, _guarded(handlers, metrics), any_port=False)
+
+
+async def _serve(listen: str, application: web.Application, *, any_port: bool) -> Server:
     host, port = parse_listen(listen)
-    runner = web.AppRunner(_application(view, metrics), access_log=None)
+    runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     try:
-        listener = await _bind(_limited(runner), host, port)
+        listener = await _bind(_limited(runner), host, port, any_port=any_port)
     except OSError as error:
         await runner.cleanup()
         raise PermanentError(f"cannot listen on {listen}: {error.strerror}", reason="CannotListen") from None
@@ -94,13 +123,15 @@ def _host_allowed(header: str) -> bool:
     return _is_loopback(host) and (not rest or (rest[0] == ":" and rest[1:].isdigit()))
 
 
-async def _bind(factory: Callable[[], asyncio.Protocol], host: str, port: int) -> asyncio.Server:
+async def _bind(
+    factory: Callable[[], asyncio.Protocol], host: str, port: int, *, any_port: bool
+) -> asyncio.Server:
     loop = asyncio.get_running_loop()
     try:
         return await loop.create_server(factory, host, port, backlog=MAX_CONNECTIONS)
     except OSError as error:
         # EACCES: a port below 1024 that is not ours.
-        if not port or error.errno not in (errno.EADDRINUSE, errno.EACCES):
+        if not any_port or not port or error.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise
         log.info("page_port_taken", port=port, error=error.strerror)
         return await loop.create_server(factory, host, 0, backlog=MAX_CONNECTIONS)
@@ -149,6 +180,13 @@ def _application(view: Callable[[], View], metrics: Metrics) -> web.Application:
         told = "has not turned yet" if age_s is None else f"has not turned for {age_s:.0f} s"
         return web.Response(text=f"the control loop {told}\n", status=503)
 
+    return _guarded(
+        {"/": index, "/fragment": part, "/api/v1/status": status, "/metrics": numbers, "/healthz": health},
+        metrics,
+    )
+
+
+def _guarded(handlers: Mapping[str, Handler], metrics: Metrics) -> web.Application:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not _host_allowed(request.headers.get(hdrs.HOST, "")):
@@ -179,12 +217,6 @@ def _application(view: Callable[[], View], metrics: Metrics) -> web.Application:
         return response
 
     app = web.Application(middlewares=[guard], client_max_size=1024)
-    for path, handler in (
-        ("/", index),
-        ("/fragment", part),
-        ("/api/v1/status", status),
-        ("/metrics", numbers),
-        ("/healthz", health),
-    ):
+    for path, handler in handlers.items():
         app.router.add_get(path, handler)
     return app

@@ -1,0 +1,168 @@
+"""One sample of the cards of a family: its tool is found and asked, and whatever it does becomes a clear result."""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from sentinel.checks.base import Absent, Look, Measure, Unknown
+from sentinel.checks.cards import Card, NotUnderstood, judge_card, judge_gone, remember
+from sentinel.checks.cards_table import Family
+from sentinel.checks.command import CommandHangs, Output, run
+from sentinel.checks.gpus import pci_functions
+from sentinel.core.model import Component, Finding, Severity
+
+SAMPLE_S = 30.0  # for all commands of one look
+COMMAND_S = 15.0  # for each
+
+
+class Tool:
+    """One look through a family's tool: its commands share one deadline."""
+
+    def __init__(self, path: str, deadline_s: float) -> None:
+        self.path = path
+        self.problems: list[str] = []  # of questions whose answer a look can do without
+        self._until_s = time.monotonic() + deadline_s
+        self._command_s = min(COMMAND_S, deadline_s)
+
+    def ask(self, *arguments: str) -> bytes:
+        """What it prints. Raises Unknown if it failed, NotUnderstood if it printed too much, CommandHangs."""
+        output = self._run(arguments)
+        if output.code != 0:
+            raise Unknown(self._failed(arguments, output))
+        if output.truncated:
+            raise NotUnderstood(f"{self._named(arguments)} printed over {len(output.stdout)} bytes")
+        return output.stdout
+
+    def ask_more(self, *arguments: str) -> bytes:
+        """As `ask`, for what some cards or versions cannot answer: b"" then, and the problem is noted."""
+        try:
+            return self.ask(*arguments)
+        except Unknown as unknown:
+            self.problems.append(str(unknown))
+            return b""
+
+    def _run(self, arguments: tuple[str, ...]) -> Output:
+        left_s = min(self._command_s, self._until_s - time.monotonic())
+        if left_s <= 0:
+            raise CommandHangs(f"{self.path}: its commands together take too long", None)
+        try:
+            return run([self.path, *arguments], left_s, environment={"LC_ALL": "C"})
+        except OSError as error:
+            raise Unknown(f"{self.path}: {error.strerror}") from None
+
+    def _named(self, arguments: tuple[str, ...]) -> str:
+        return f"`{' '.join((os.path.basename(self.path), *arguments))}`"
+
+    def _failed(self, arguments: tuple[str, ...], output: Output) -> str:
+        how = f"signal {-output.code}" if output.code < 0 else f"status {output.code}"
+        return f"{self._named(arguments)} ended with {how}: {output.first_line() or 'it says nothing'}"
+
+
+Reader = Callable[[Tool, dict[str, Any]], list[Card]]
+
+
+def find_tool(family: Family, *others: str) -> str:
+    """The path of the family's tool, or of the first of `others` that is installed; "" if none is."""
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), *family.folders))
+    for name in (family.tool, *others):
+        if found := shutil.which(name, path=path):
+            return found
+    return ""
+
+
+def look_at(family: Family, look: Look, read: Reader, *other_tools: str) -> list[Finding]:
+    """One sample of a family's cards. `read` asks the tool and parses; its second argument is kept between samples."""
+    on_pci = pci_functions(look.settings.sysfs, family.vendor, family.classes)
+    saved: dict[str, Any] = look.kept.setdefault("saved", {})
+    seen: dict[str, str] = saved.setdefault("seen", {})  # address -> "pci", or the name that the tool gave
+    path = find_tool(family, *other_tools)
+    if not (on_pci or path or seen):
+        raise Absent(f"no {family.tool} and no {family.noun} on the PCI bus")
+    for address in on_pci:
+        seen.setdefault(address, "pci")
+    gone = judge_gone(family, seen, on_pci, None)
+    if not path:
+        raise Unknown(
+            f"{len(on_pci)} {family.noun} on the PCI bus but no {family.tool}: "
+            "health, temperature, ECC, memory and links cannot be seen without it",
+            tuple(gone),
+        )
+    found: list[Finding] = []
+    try:
+        cards, problems = _cards(family, look.kept, path, read)
+    except CommandHangs as hang:
+        look.kept["stuck"] = hang.stuck
+        look.kept["measures"] = ()
+        return [*gone, _hangs(family, hang)]
+    except NotUnderstood as error:
+        look.kept["measures"] = ()
+        raise Unknown(f"{path} is not understood (another version?): {error}", tuple(gone)) from None
+    except Unknown as unknown:
+        look.kept["measures"] = ()
+        text = f"{unknown}; it needs {family.permission}. Nothing of the cards can be seen without it"
+        raise Unknown(text, tuple(gone)) from None
+    look.kept["measures"] = tuple(_measures(family, cards))
+    look.kept["detail"] = f"{len(cards)} {family.noun}" + "".join(f"; {problem}" for problem in problems[:2])
+    if not (cards or on_pci or seen):
+        raise Absent(f"{path} lists no {family.noun}")
+    before: dict[str, Any] = saved.setdefault("cards", {})
+    for card in cards:
+        known = before.get(card.key, {})
+        found += judge_card(family, card, known, look.settings.cards)
+        before[card.key] = remember(card, known, look.settings.cards)
+    found += judge_gone(family, seen, on_pci, cards)
+    seen.update({card.address: card.name or "card" for card in cards if card.address})
+    return found
+
+
+def _cards(family: Family, kept: dict[str, Any], path: str, read: Reader) -> tuple[list[Card], list[str]]:
+    stuck = kept.get("stuck")
+    if isinstance(stuck, subprocess.Popen):
+        if stuck.poll() is None:  # a second one would hang beside it
+            raise CommandHangs(f"{path}: pid {stuck.pid} still hangs in the kernel", stuck)
+        kept["stuck"] = None
+    tool = Tool(path, kept.get("sample_s", SAMPLE_S))
+    return read(tool, kept.setdefault("static", {})), tool.problems
+
+
+def _hangs(family: Family, hang: CommandHangs) -> Finding:
+    """One that SIGKILL cannot end waits inside the driver: only a restart of the machine gets it out."""
+    return Finding(
+        check=family.check,
+        component=Component.GPU,
+        entity=f"{family.noun} driver",
+        code="accelerator-tool-hangs",
+        severity=Severity.FATAL if hang.stuck else Severity.DEGRADED,
+        action="RESTART_BM",
+        summary=f"{family.tool} does not answer: the cards are not known to be healthy",
+        evidence=(str(hang),),
+    )
+
+
+def _measures(family: Family, cards: Iterable[Card]) -> Iterable[Measure]:
+    for card in cards:
+        labels = (
+            ("family", family.name),
+            ("card", card.index),
+            ("uuid", card.uuid),
+            ("pci_bus_id", card.address),
+            ("model", card.name),
+        )
+        values: Mapping[str, float | None] = {
+            "memory_used_bytes": card.memory_used_bytes,
+            "memory_total_bytes": card.memory_total_bytes,
+            "power_watts": card.power_watts,
+            "utilization_ratio": card.utilization,
+            "ecc_uncorrected_errors": card.ecc_uncorrected,
+            "ecc_corrected_errors": card.ecc_corrected,
+            "ecc_unspecified_errors": card.ecc_unspecified,
+        }
+        for name, value in values.items():
+            if value is not None:
+                yield Measure(f"sentinel_accelerator_{name}", labels, float(value))
+        for temperature in card.temperatures:
+            sensor = (*labels, ("sensor", temperature.sensor))
+            yield Measure("sentinel_accelerator_temperature_celsius", sensor, temperature.celsius)

@@ -1,0 +1,203 @@
+"""`sentinel agent`: real processes; kill -9, new settings, a hung NVML, rubbish in the state file, a full disk."""
+
+import json
+import os
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sentinel.cli import node_state
+from tests.checks.conftest import Machine, Scenario, build_stub, nvml  # noqa: F401
+from tests.e2e.box import SENTINEL, Box, Running, until
+
+XID_79 = "NVRM: Xid (PCI:0000:18:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
+XID_31 = "NVRM: Xid (PCI:0000:2a:00): 31, pid=77, name=train, MMU Fault"
+
+
+class Node:
+    """An agent on a machine that is a tree: started, asked, killed and started again."""
+
+    def __init__(self, box: Box) -> None:
+        self.box = box
+        folder = box.folder / "machine"
+        folder.mkdir()
+        self.machine = Machine(folder)
+        self.settings(listen="127.0.0.1:0")
+        self.folder = box.state / "agent"
+
+    def settings(self, **changes: Any) -> str:
+        tree = {"sysfs": str(self.machine.sysfs), "kernelLog": str(self.machine.kmsg)}
+        return self.box.settings(**tree, **changes)
+
+    def start(self) -> Running:
+        agent = self.box.start("agent", "--settings", self.settings())
+        agent.said("findings on http")
+        return agent
+
+    def get(self, agent: Running, path: str) -> tuple[int, str]:
+        url = agent.err.rpartition("findings on ")[2].split()[0]
+        try:
+            with urllib.request.urlopen(url + path, timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def codes(self, agent: Running) -> set[str]:
+        return {one["code"] for one in json.loads(self.get(agent, "/findings")[1])["findings"]}
+
+    def wait_code(self, agent: Running, code: str, *, gone: bool = False) -> None:
+        until(lambda: (code in self.codes(agent)) is not gone, lambda: f"{self.codes(agent)}\n{agent.err}")
+
+
+@pytest.fixture
+def node(box: Box) -> Node:
+    return Node(box)
+
+
+def test_findings_survive_kill_9_and_what_was_logged_meanwhile_is_seen_once(node: Node) -> None:
+    agent = node.start()
+    node.machine.log(XID_79)
+    node.wait_code(agent, "XID 79")
+    until(lambda: b"XID 79" in (node_state.read(node.folder) or b""))
+    agent.kill()
+    node.machine.log(XID_31)
+    node.machine.kmsg.write_bytes(
+        node.machine.kmsg.read_bytes().partition(b"\n")[2]
+    )  # the ring forgot the first
+    again = node.start()
+    node.wait_code(again, "XID 31")
+    found = {one["code"]: one for one in json.loads(node.get(again, "/findings")[1])["findings"]}
+    assert {code: found[code].get("count", 1) for code in ("XID 79", "XID 31")} == {"XID 79": 1, "XID 31": 1}
+
+
+def test_it_ends_quickly_and_cleanly_and_a_second_one_is_refused(node: Node) -> None:
+    agent = node.start()
+    second = node.box.start("agent", "--settings", node.settings())
+    assert second.code() == 73
+    assert f"an agent already runs here (process {agent.pid}, http://" in second.err
+    agent.send(signal.SIGTERM)
+    assert agent.code(10) == 0
+    assert not (node.folder / "sentinel.json").exists()
+    node.start()
+
+
+def test_new_settings_are_taken_and_bad_ones_refused_until_they_are_mended(node: Node) -> None:
+    agent = node.start()
+    node.machine.log(XID_79)
+    node.wait_code(agent, "XID 79")
+    good = Path(node.settings(disk={"warnFreeShare": 0.9999}))
+    agent.said("new settings are in force")
+    node.wait_code(agent, "disk-space")
+    assert "XID 79" in node.codes(agent)
+    text = good.read_text()
+    good.write_text(text + "nonsense: 1\n")
+    agent.send(signal.SIGHUP)
+    agent.said("new settings refused, the old ones stay in force")
+    status, said = node.get(agent, "/healthz")
+    assert status == 503
+    assert "nonsense" in said
+    assert "settings-refused" in node.codes(agent)
+    assert "sentinel_settings_in_force 0.0" in node.get(agent, "/metrics")[1]
+    good.write_text(text)
+    agent.send(signal.SIGHUP)
+    until(lambda: node.get(agent, "/healthz") == (200, "ok\n"), lambda: agent.err)
+    assert "settings-refused" not in node.codes(agent)
+    assert "disk-space" in node.codes(agent)
+
+
+def test_shapes_that_are_confirmed_come_into_force_without_a_restart(node: Node) -> None:
+    agent = node.start()
+    assert node.box.sentinel("check", "--settings", node.settings(), "--learn").returncode == 0
+    agent.send(signal.SIGHUP)
+    node.wait_code(agent, "shape-unconfirmed")
+    assert node.box.sentinel("check", "--settings", node.settings(), "--confirm").returncode == 0
+    agent.send(signal.SIGHUP)
+    node.wait_code(agent, "shape-unconfirmed", gone=True)
+
+
+@pytest.mark.parametrize(
+    "rubbish", [b"", b"\0" * 4096, b'{"version":1,"saved_wall_s":0,"checks":{"book":7}}']
+)
+def test_rubbish_in_the_state_file_is_set_aside(node: Node, rubbish: bytes) -> None:
+    node.folder.mkdir(parents=True)
+    (node.folder / node_state.FILE).write_bytes(rubbish)
+    agent = node.start()
+    agent.said("state.json is damaged")
+    assert (node.folder / f"{node_state.FILE}.damaged").read_bytes() == rubbish
+    assert node.get(agent, "/healthz") == (200, "ok\n")
+
+
+@pytest.fixture
+def full_disk(box: Box) -> Iterator[Path]:
+    """A small file system as the state directory."""
+    box.state.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(box.state)], check=True)
+    yield box.state
+    box.close()
+    subprocess.run(["umount", "-l", str(box.state)], check=True)
+
+
+def test_a_full_disk_is_told_and_over_when_there_is_room_again(full_disk: Path, node: Node) -> None:
+    agent = node.start()
+    ballast = full_disk / "ballast"
+    with open(ballast, "wb", buffering=0) as file:
+        try:
+            while file.write(b"x" * 4096):
+                pass
+        except OSError:
+            pass
+    node.machine.log(XID_79)
+    node.wait_code(agent, "state-not-saved")
+    assert "XID 79" in node.codes(agent)
+    status, said = node.get(agent, "/healthz")
+    assert (status, "No space left" in said) == (503, True)
+    ballast.unlink()
+    node.wait_code(agent, "state-not-saved", gone=True)
+    assert node.get(agent, "/healthz") == (200, "ok\n")
+
+
+def test_a_hung_nvml_is_a_finding_and_the_agent_stays_well(
+    node: Node,
+    nvml: Callable[..., Scenario],  # noqa: F811
+) -> None:
+    node.machine.add_pci("0000:18:00.0")
+    scenario = nvml("0000:18:00.0")
+    node.box.env |= {key: os.environ[key] for key in ("LD_LIBRARY_PATH", "SENTINEL_STUB_NVML")}
+    scenario.set(hang=1)
+    agent = node.start()
+    node.wait_code(agent, "nvml-hangs")
+    assert node.get(agent, "/healthz") == (200, "ok\n")
+    scenario.set(hang=0)
+    agent.send(signal.SIGTERM)
+    assert agent.code(10) == 0
+
+
+def test_the_numbers_of_the_checks_are_served(node: Node) -> None:
+    agent = node.start()
+    node.machine.log(XID_79)
+    node.wait_code(agent, "XID 79")
+    text = node.get(agent, "/metrics")[1]
+    for line in (
+        'sentinel_findings{component="gpu",severity="fatal"} 1.0',
+        'code="XID 79",component="gpu",entity="GPU 0000:18:00.0",severity="fatal"} 1.0',
+        'sentinel_check_timeouts_total{check="kernel"} 0.0',
+        'sentinel_check_last_result_age_seconds{check="kernel"}',
+        'sentinel_check_runs_total{check="disk"}',
+        "sentinel_event_loop_lag_seconds",
+    ):
+        assert line in text, text
+
+
+def test_without_permission_it_runs_and_says_what_it_cannot_see(node: Node) -> None:
+    node.machine.kmsg.chmod(0)
+    words = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    agent = node.box.start_words(*words, SENTINEL, "agent", "--settings", node.settings())
+    agent.said("cannot tell of kernel")
+    agent.said("not permitted, needs CAP_SYSLOG")
+    agent.said("findings on http")
