@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -130,6 +131,16 @@ def resolve(path: str, mounts: Sequence[Mount]) -> str:
             done = "/"
         rest[:0] = target.split("/")
     return done
+
+
+def on_network(path: str, procfs: str) -> bool:
+    """Whether a network may hang what is written there. Touches nothing on such a mount."""
+    try:
+        mounts = parse_mountinfo(Path(procfs, "self/mountinfo").read_text(errors="surrogateescape"))
+    except OSError:
+        return False
+    mount = holding(resolve(os.path.abspath(path), mounts), mounts)
+    return mount is not None and mount.network
 
 
 def targets(settings: Settings, paths: Sequence[str], mounts: Sequence[Mount]) -> list[Target]:

@@ -13,6 +13,7 @@ from msgspec import structs, to_builtins
 
 from sentinel.agent import Agent
 from sentinel.checks import gpus
+from sentinel.checks.mounts import on_network
 from sentinel.checks.runner import CheckRunner
 from sentinel.cli.control import Lock, Presence, listen, write_presence
 from sentinel.clock import boot_id, system_now
@@ -24,6 +25,7 @@ from sentinel.controller import PROOF_RULE, Controller
 from sentinel.core import recovery
 from sentinel.core.budget import restarts_left
 from sentinel.core.model import JobState, LogRule, Phase, ProtectedJob, RankExit, StageMail
+from sentinel.effects.proof import checkpoint_folder
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.failures import failure_classes
 from sentinel.metrics import Metrics
@@ -118,7 +120,7 @@ class Session:
         cluster.places = lambda: gpus.inventory(settings.sysfs)
         cluster.environment = lambda out: gpus.cuda_environment(gpus.inventory(settings.sysfs), out)
         self._cluster = cluster
-        self._checks = CheckRunner(settings, self._watched_paths())
+        self._checks = CheckRunner(self._check_settings(), self._watched_paths())
         self._agent = Agent(
             socket.gethostname(),
             self._boot_id,
@@ -542,7 +544,22 @@ class Session:
         return self._rules
 
     def _watched_paths(self) -> list[str]:
-        return [self._job.launch.cwd if self._job.launch else "/", str(self._settings.state_path)]
+        cwd = self._job.launch.cwd if self._job.launch else "/"
+        return [cwd, str(self._settings.state_path), self._checkpoints() or cwd]
+
+    def _checkpoints(self) -> str:
+        checkpoint = self._job.policy.resume.checkpoint if self._job.policy.resume else None
+        if checkpoint is None or self._job.launch is None:
+            return ""
+        return checkpoint_folder(self._job.launch.cwd, checkpoint.proof)
+
+    def _check_settings(self) -> Settings:
+        """Whether a checkpoint could be written is known before one is: on a network mount it is tried."""
+        settings, folder = self._settings, self._checkpoints()
+        if not folder or not on_network(folder, settings.procfs):
+            return settings
+        probes = (*settings.disk.probe_writes, folder)
+        return structs.replace(settings, disk=structs.replace(settings.disk, probe_writes=probes))
 
     def _log_paths(self) -> list[str]:
         job = self._controller.pictures[self.name].job

@@ -23,7 +23,15 @@ from sentinel.core.model import (
     Verdict,
 )
 from sentinel.core.signals import TimingSignal, names
-from sentinel.core.triage_case import CLASS_OF_SYMPTOM, Case, Why, rows_in_order
+from sentinel.core.triage_case import (
+    CLASS_OF_SYMPTOM,
+    Case,
+    Why,
+    class_of_finding,
+    finding_clause,
+    rows_in_order,
+)
+from sentinel.core.triage_disk import by_full_disk, by_hanging_mount, named_disk
 from sentinel.core.triage_rows import AGREED, FailureClass, Row, same_entity
 from sentinel.core.triage_words import worded
 
@@ -94,12 +102,14 @@ def _explain(case: Case) -> Why:
     if hardware is not None and (root is None or _overrides(hardware, root, case)):
         return hardware
     if root is not None:
-        return root
+        return named_disk(root, case)
     if case.lost:
         if all(_terminated(e) for e in case.lost):
             return _by_exit(case)
         return _by_program_or_gpu(case) or _by_symptoms(case) or _by_exit(case)
     if case.signal is not None:
+        if case.symptom is Symptom.HANG and (why := by_hanging_mount(case, case.signal)):
+            return why
         if case.symptom is Symptom.HANG and case.signal.rank is None and (why := _by_symptoms(case)):
             return why
         return _by_signal(case, case.signal)
@@ -121,7 +131,7 @@ def _hardware(case: Case) -> Why | None:
     """A fatal or degraded finding, or a code that a class claims, about what this job uses."""
     best: tuple[tuple[int, float], Why] | None = None
     for finding in case.findings:
-        cls, phrase = _class_of_finding(finding, case.failures)
+        cls, phrase = class_of_finding(finding, case.failures)
         claimed = finding.code in cls.codes and finding.severity.order >= Severity.WARNING.order
         if cls.role != "root" or cls.restart is Restartable.ONCE:
             continue  # may be the program's own doing, or blames nobody
@@ -136,7 +146,7 @@ def _hardware(case: Case) -> Why | None:
             entity=finding.entity,
             finding=finding,
             code=finding.code,
-            clause=_finding_clause(finding, phrase),
+            clause=finding_clause(finding, phrase),
         )
         order = (-finding.severity.order, finding.first_seen_wall_s)
         if best is None or order < best[0]:
@@ -177,31 +187,14 @@ def _overrides(hardware: Why, root: Why, case: Case) -> bool:
 def _by_program_or_gpu(case: Case) -> Why | None:
     """The driver stopped a rank's kernel, which may be the program's own fault, and its log is silent."""
     for finding in case.findings:
-        cls, phrase = _class_of_finding(finding, case.failures)
+        cls, phrase = class_of_finding(finding, case.failures)
         rank = _rank_of(finding, case)
         ambiguous = cls.role == "root" and cls.restart is Restartable.ONCE
         if not ambiguous or rank is None or case.exit_of(rank) is None or not _recent(finding, case):
             continue
-        clause = _finding_clause(finding, phrase)
+        clause = finding_clause(finding, phrase)
         return Why(cls=cls, rank=rank, entity=finding.entity, finding=finding, clause=clause)
     return None
-
-
-def _class_of_finding(finding: Finding, failures: Mapping[str, FailureClass]) -> tuple[FailureClass, str]:
-    for cls in failures.values():
-        if finding.code in cls.codes:
-            return cls, cls.codes[finding.code]
-    for cls in failures.values():
-        if finding.component in cls.components:
-            return cls, ""
-    return failures["unknown"], ""
-
-
-def _finding_clause(finding: Finding, phrase: str) -> str:
-    if phrase:
-        return f"{finding.entity} {phrase} ({finding.code})"
-    code = "" if finding.code in finding.summary else f" ({finding.code})"
-    return f"{finding.entity}: {finding.summary}{code}"
 
 
 def _earliest_root(case: Case) -> Why | None:
@@ -228,6 +221,8 @@ def _earliest_root(case: Case) -> Why | None:
         )
     if first_death is not None:
         _, rank, cls = first_death
+        if full := by_full_disk(case, rank):
+            return full
         return Why(cls=cls, rank=rank, entity=_entity_if_unclear(cls, rank, case))
     return None
 
@@ -349,6 +344,8 @@ def _by_exit(case: Case, exit_: RankExit | None = None) -> Why:
             return Why(cls=case.failures["preempted"], rank=case.lost[0].rank if case.size == 1 else None)
         # SIGTERM beside another end is some launcher's teardown.
         exit_ = next(e for e in case.lost if not _terminated(e))
+    if full := by_full_disk(case, exit_.rank):
+        return full
     known = _class_of_death(exit_, case.failures)
     if known is not None:
         return Why(cls=known, rank=exit_.rank, entity=_entity_if_unclear(known, exit_.rank, case))
@@ -376,8 +373,8 @@ def _by_signal(case: Case, signal: TimingSignal) -> Why:
         rank = _rank_of(finding, case)
         if rank is None or signal.rank not in (None, rank) or not _bears(finding, rank, case):
             continue
-        note = f"{_finding_clause(finding, '')}."
-        its = _class_of_finding(finding, case.failures)[0]
+        note = f"{finding_clause(finding, '')}."
+        its = class_of_finding(finding, case.failures)[0]
         if its.role != "root" or its.restart is Restartable.ONCE:  # worth telling, blames nobody
             return Why(cls=cls, rank=signal.rank, finding=finding, note=note)
         blamed = structs.replace(cls, cause=Cause.GPU, scope="node")
@@ -390,14 +387,14 @@ def _by_finding(case: Case) -> Why:
     if not case.findings:
         return Why(cls=case.failures["unknown"], clause="nothing is known to be wrong")
     worst = max(case.findings, key=lambda f: (f.severity.order, -f.first_seen_wall_s))
-    cls, phrase = _class_of_finding(worst, case.failures)
+    cls, phrase = class_of_finding(worst, case.failures)
     return Why(
         cls=cls,
         rank=_rank_of(worst, case),
         entity=worst.entity,
         finding=worst,
         code=worst.code,
-        clause=_finding_clause(worst, phrase),
+        clause=finding_clause(worst, phrase),
     )
 
 

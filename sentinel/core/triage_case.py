@@ -101,3 +101,20 @@ def _stamp_mono_s(match: LogMatch, now: Now) -> float | None:
         return None
     mono_s = now.mono_s - (now.wall_s - match.stamp_wall_s)
     return mono_s if abs(mono_s - match.at_s) <= STAMP_TRUST_S else None
+
+
+def class_of_finding(finding: Finding, failures: Mapping[str, FailureClass]) -> tuple[FailureClass, str]:
+    for cls in failures.values():
+        if finding.code in cls.codes:
+            return cls, cls.codes[finding.code]
+    for cls in failures.values():
+        if finding.component in cls.components:
+            return cls, ""
+    return failures["unknown"], ""
+
+
+def finding_clause(finding: Finding, phrase: str) -> str:
+    if phrase:
+        return f"{finding.entity} {phrase} ({finding.code})"
+    code = "" if finding.code in finding.summary else f" ({finding.code})"
+    return f"{finding.entity}: {finding.summary}{code}"

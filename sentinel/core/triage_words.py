@@ -55,7 +55,7 @@ def _subject(case: Case, rank: int | None) -> str:
 
 def _what_it_said(case: Case, why: Why) -> str:
     """ "CUDA error after " before hardware evidence: what the owner sees in the log, joined to its cause."""
-    if why.finding is None:
+    if why.finding is None or why.finding.component != "gpu":
         return ""
     own = next((row for row in case.rows if row.match.rank == why.rank and row.cls.role != "generic"), None)
     return f"{own.cls.title} after " if own is not None else ""
@@ -68,7 +68,7 @@ def _exit_words(case: Case, rank: int | None) -> str:
 
 def _confidence(case: Case, why: Why) -> str:
     said = []
-    if why.finding is not None and case.rows:
+    if why.finding is not None and why.finding.component == "gpu" and case.rows:
         said.append("hardware evidence was preferred to what the logs say")
     quiet = len({row.match.rank for row in case.of("cascade", "symptom")} - {why.rank})
     if quiet and why.cls.role in ("root", "generic"):

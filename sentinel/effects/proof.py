@@ -19,6 +19,17 @@ Files: TypeAlias = dict[
 ]  # path -> (bytes, newest mtime in ns); a folder with all that is in it
 
 
+def checkpoint_folder(cwd: str, proof: Proof | None) -> str:
+    """Where the owner's checkpoints are written, as far as a file that proves them tells; else ""."""
+    path = (proof.file_appears or proof.file_gone) if proof is not None else ""
+    if not path:
+        return ""
+    folder = os.path.dirname(os.path.join(cwd, path))
+    while glob.has_magic(folder):
+        folder = os.path.dirname(folder)
+    return folder
+
+
 class FileProof:
     """Looks at what the owner's path or glob names, from threads: a file system that hangs must not hold up
     the loop that protects the job. At most one look is under way."""

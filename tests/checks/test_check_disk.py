@@ -17,12 +17,12 @@ import pytest
 from sentinel.checks import disk, memory
 from sentinel.checks.base import Look, Unknown
 from sentinel.checks.memory import parse_meminfo, parse_pressure
-from sentinel.checks.mounts import Mount, holding, parse_mountinfo, resolve, targets
+from sentinel.checks.mounts import Mount, holding, on_network, parse_mountinfo, resolve, targets
 from sentinel.checks.runner import CheckRunner
 from sentinel.core.model import Finding, Severity
 from sentinel.settings import Disk, MountThresholds, Settings, Shape
 from tests.checks.conftest import HandClock
-from tests.checks.fuse_stub import FSYNC, STATFS, FuseStub
+from tests.checks.fuse_stub import FSYNC, GETATTR, LOOKUP, STATFS, FuseStub
 
 SPACE, INODES, READ_ONLY = "disk-space", "disk-inodes", "disk-read-only"
 
@@ -453,6 +453,14 @@ def test_links_are_followed_up_to_a_network_mount_and_not_into_it(tmp_path: Path
     place = holding(f"{tmp_path}/nfsx", mounts)
     assert place is not None
     assert place.point == "/"
+
+
+def test_a_path_on_a_network_mount_is_known_without_asking_its_server(
+    server: FuseStub, tmp_path: Path
+) -> None:
+    server.hold = {STATFS, GETATTR, LOOKUP}
+    assert on_network(str(server.point / "runs/7"), "/proc")
+    assert not on_network(str(tmp_path / "runs/7"), "/proc")
 
 
 def test_a_file_system_is_named_once_however_many_of_its_paths_are_watched(

@@ -398,6 +398,95 @@ def test_no_gpu_is_avoided_for_storage_or_the_network(failure: str) -> None:
     assert verdict([ended(0)], [line(failure, 0)]).entity == ""
 
 
+# ---------------------------------------------------------------- disks
+
+
+def disk(
+    code: str = "disk-space", entity: str = "/scratch", severity: Severity = Severity.DEGRADED
+) -> Finding:
+    return Finding(
+        check="disk",
+        component=Component.DISK,
+        entity=entity,
+        code=code,
+        severity=severity,
+        action="FREE_SPACE",
+        summary=f"{entity} hangs" if code == "mount-hangs" else "The file system is almost full",
+        evidence=(f"{entity}: 0.00 GB of 100.00 GB free (0.0%)",),
+        first_seen_wall_s=WALL_S - 5,
+    )
+
+
+def storage_fault(v: Verdict) -> tuple[str, Cause, Budget, Restartable, str]:
+    return (v.failure, v.cause, v.budget, v.restart, v.entity)
+
+
+FULL_DISK = ("storage-full", Cause.STORAGE, Budget.INFRASTRUCTURE, Restartable.YES, "")
+
+
+def test_a_rank_that_finds_no_space_names_the_disk_that_is_full() -> None:
+    said = line("storage-full", 3, text="OSError: [Errno 28] No space left on device: '/scratch/ckpt/3.pt'")
+    v = verdict([ended(3)], [said], [disk(entity="/"), disk(), disk(entity="/tmp")], steps={3: 12})
+    assert storage_fault(v) == FULL_DISK
+    assert v.sentence == "Rank 3 was lost after iteration 12: /scratch is full (disk-space)."
+    assert v.evidence[0] == "disk: /scratch: 0.00 GB of 100.00 GB free (0.0%)"
+    assert any("Errno 28" in text for text in v.evidence)
+    assert not v.confidence
+
+
+@pytest.mark.parametrize("how", [{"code": 1}, {"code": 3}, {"signal": 7}, {"code": 135}])
+@pytest.mark.parametrize("code", ["disk-space", "disk-inodes", "network-disk-space"])
+def test_a_rank_that_dies_without_a_word_while_a_disk_is_full_died_of_that(
+    how: dict[str, int], code: str
+) -> None:
+    v = verdict([ended(3, **how)], findings=[disk(code)])
+    assert storage_fault(v) == FULL_DISK
+    assert "/scratch" in v.sentence
+
+
+def test_a_checkpoint_that_could_not_be_written_or_a_bare_exception_is_the_full_disks() -> None:
+    assert storage_fault(verdict([ended(0)], [line("storage-io", 0)], [disk()])) == FULL_DISK
+    assert storage_fault(verdict([ended(0)], [line("user-exception", 0)], [disk()])) == FULL_DISK
+
+
+@pytest.mark.parametrize(
+    ("how", "failure"),
+    [({"signal": 9}, "killed"), ({"signal": 11}, "segfault"), ({"code": 127}, "not-found")],
+)
+def test_a_full_disk_does_not_explain_ends_that_explain_themselves(how: dict[str, int], failure: str) -> None:
+    assert verdict([ended(0, **how)], findings=[disk()]).failure == failure
+
+
+def test_a_full_disk_does_not_explain_what_a_rank_says_better_nor_a_preemption() -> None:
+    assert verdict([ended(0)], [line("cuda-oom", 0)], [disk()]).failure == "cuda-oom"
+    assert verdict([ended(0, signal=15)], findings=[disk()]).failure == "preempted"
+    assert verdict([ended(3)], findings=[disk(), xid(79, 3)]).failure == "gpu-hardware"
+
+
+def test_a_disk_that_only_fills_up_explains_nothing() -> None:
+    assert verdict([ended(0)], findings=[disk(severity=Severity.WARNING)]).failure == "unknown"
+
+
+def test_the_silent_rank_beside_complaining_ones_died_of_the_full_disk() -> None:
+    v = verdict([ended(5), ended(1, 1999.5)], [line("nccl-timeout", 1)], [disk()])
+    assert (v.failure, v.rank) == ("storage-full", 5)
+    assert "rank 1" in v.sentence
+
+
+def test_a_storage_error_names_the_file_system_that_broke() -> None:
+    v = verdict([ended(0)], [line("storage-io", 0)], [disk("disk-read-only", "/data")])
+    assert (v.failure, v.cause) == ("storage-io", Cause.STORAGE)
+    assert "/data" in v.sentence
+
+
+def test_a_job_that_hangs_while_a_mount_does_waits_for_that() -> None:
+    hang = TimingSignal(symptom=Symptom.HANG, key="hang", sentence="No iteration for 600 s.", value=600.0)
+    v = verdict(signal=hang, findings=[disk("mount-hangs", "/nfs")])
+    assert (v.symptom, v.failure, v.cause, v.entity) == (Symptom.HANG, "hang", Cause.STORAGE, "")
+    assert v.sentence == "No iteration for 600 s. /nfs hangs: what reads or writes there waits."
+    assert verdict(signal=hang).cause is Cause.UNKNOWN
+
+
 # ---------------------------------------------------------------- the ambiguous
 
 

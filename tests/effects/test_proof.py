@@ -7,7 +7,7 @@ import pytest
 
 from sentinel.core.model import Proof
 from sentinel.effects import proof
-from sentinel.effects.proof import STABLE_LOOKS, FileProof
+from sentinel.effects.proof import STABLE_LOOKS, FileProof, checkpoint_folder
 
 
 async def looks(subject: FileProof, count: int) -> list[str]:
@@ -92,3 +92,17 @@ def test_a_file_system_that_does_not_answer_holds_nobody_up_and_is_said(
         assert subject.missing() == ""
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("given", "folder"),
+    [
+        (Proof(file_appears="ckpt/step-*.pt"), "/job/ckpt"),
+        (Proof(file_appears="/nfs/ckpt/step-*/done/*.pt"), "/nfs/ckpt"),
+        (Proof(file_gone="saving.lock"), "/job"),
+        (Proof(log_pattern="saved"), ""),
+        (None, ""),
+    ],
+)
+def test_the_folder_of_the_checkpoints_is_told_by_what_proves_them(given: Proof | None, folder: str) -> None:
+    assert checkpoint_folder("/job", given) == folder

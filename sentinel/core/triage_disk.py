@@ -1,0 +1,77 @@
+"""What the file systems have to do with an incident: one that is full, hangs or broke explains a rank's end."""
+
+from collections.abc import Callable
+
+from msgspec import structs
+
+from sentinel.core.model import Cause, Component, Finding, RankExit, Severity
+from sentinel.core.signals import TimingSignal
+from sentinel.core.triage_case import CLASS_OF_SYMPTOM, Case, Why, class_of_finding, finding_clause
+
+FULL, BROKEN, HANGS = "storage-full", "storage-io", "mount-hangs"
+SIGBUS = 7  # a page of a file in memory (of a data loader in /dev/shm) for which there was no room
+
+
+def named_disk(why: Why, case: Case) -> Why:
+    """The disk that a rank complained of, by the finding about it, which may know more than the rank said.
+
+    A bare exception while a disk is full is taken for a failed write: the pre-check waits for room, and if it was
+    something else, it comes again.
+    """
+    if why.cls.role == "generic":
+        finding = _standing(case, lambda item: _is_full(item, case))
+        return why if finding is None else _because(why, finding, case)
+    if why.cls.id not in (FULL, BROKEN):
+        return why
+    finding = _standing(case, lambda item: _is_full(item, case))
+    if finding is None and why.cls.id == BROKEN:
+        finding = _standing(case, lambda item: item.component is Component.DISK)
+    return why if finding is None else _because(why, finding, case)
+
+
+def by_full_disk(case: Case, rank: int) -> Why | None:
+    """A rank that ended without a word, or by SIGBUS, while a disk that it needs was full: it could not write."""
+    exit_ = case.exit_of(rank)
+    if exit_ is None or not _may_be_a_failed_write(exit_):
+        return None
+    finding = _standing(case, lambda item: _is_full(item, case))
+    return None if finding is None else _because(Why(cls=case.failures[FULL], rank=rank), finding, case)
+
+
+def by_hanging_mount(case: Case, signal: TimingSignal) -> Why | None:
+    """A job that hangs while a file system that it needs does."""
+    finding = _standing(case, lambda item: item.code == HANGS)
+    if finding is None:
+        return None
+    cls = case.failures[CLASS_OF_SYMPTOM[signal.symptom]]
+    note = f"{finding.summary}: what reads or writes there waits."
+    return Why(cls=structs.replace(cls, cause=Cause.STORAGE), rank=signal.rank, finding=finding, note=note)
+
+
+def _because(why: Why, finding: Finding, case: Case) -> Why:
+    cls, phrase = class_of_finding(finding, case.failures)
+    clause = finding_clause(finding, phrase)
+    return structs.replace(why, cls=cls, finding=finding, code=finding.code, clause=clause)
+
+
+def _may_be_a_failed_write(exit_: RankExit) -> bool:
+    """Exit codes of programs that could not even print why; none that a shell or a signal gives but SIGBUS."""
+    if exit_.signal is not None or exit_.code is None:
+        return exit_.signal == SIGBUS
+    return 0 < exit_.code < 126 or exit_.code == 128 + SIGBUS
+
+
+def _is_full(finding: Finding, case: Case) -> bool:
+    return finding.code in case.failures[FULL].codes
+
+
+def _standing(case: Case, fits: Callable[[Finding], bool]) -> Finding | None:
+    """A finding that keeps jobs off: the one whose path a rank named, else the worst, else the newest."""
+    found = [item for item in case.findings if fits(item) and item.severity.order >= Severity.DEGRADED.order]
+    lines = [row.match.line for row in case.rows if row.cls.id in (FULL, BROKEN)]
+
+    def order(item: Finding) -> tuple[int, int, float]:
+        told = any(item.entity in line for line in lines)
+        return (len(item.entity) if told else 0, item.severity.order, item.first_seen_wall_s)
+
+    return max(found, key=order, default=None)
