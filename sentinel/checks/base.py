@@ -33,10 +33,10 @@ class Look(Struct, frozen=True):
     """What one sample is given.
 
     `kept` is this check's own memory between samples. An object there that has `close()` is closed at the
-    end; `kept["wake_fd"]` is a descriptor whose readiness asks for the next sample at once; what stands in
-    `kept["saved"]` (plain data) survives a restart of the agent; `kept["measures"]` (a tuple of Measure) is
-    what /metrics shows of the newest sample; `kept["detail"]` is what a result without trouble says beside
-    "ok", such as an expectation that is not set.
+    end; `kept["wake_fd"]` is a descriptor whose readiness asks for the next sample at once, as a true
+    `kept["unfinished"]` does; what stands in `kept["saved"]` (plain data) survives a restart of the agent;
+    `kept["measures"]` (a tuple of Measure) is what /metrics shows of the newest sample; `kept["detail"]` is
+    what a result without trouble says beside "ok", such as an expectation that is not set.
     """
 
     settings: Settings

@@ -4,25 +4,35 @@ import time
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from sentinel.checks.base import Look, Unknown
 from sentinel.checks.gpus import inventory
 from sentinel.checks.xid import finding_of, job_of_cgroup
 from sentinel.core.model import Component, Finding, Severity
+from sentinel.logs.journal import read_journal
 from sentinel.logs.kernel import KernelLog
-from sentinel.logs.kmsg import KmsgPosition, KmsgReader, KmsgRecord
+from sentinel.logs.kmsg import KERNEL_ONLY, KmsgPosition, KmsgReader, KmsgRecord
 
 SAME_PROCESS_S = 5.0  # so soon after the line its pid has not gone to another process
+SLICE = 50  # lines handled between two looks at the ring: 2 ms, in which no flood fills the smallest ring
+MAX_SAMPLE = 4096  # findings of one sample; the next one follows at once
+JOURNAL_DEADLINE_S = 1.2  # of the first try: `sentinel check` answers within 2 s
+JOURNAL_RETRY_S = 6.0  # of the second, in an agent
+OVERLAP_US = 1_000_000  # no processor's clock is further from another's
 
 
-def _reader(look: Look) -> KmsgReader:
+def _reader(look: Look, trusted: tuple[int, ...]) -> KmsgReader:
     reader = look.kept.get("reader")
     if not isinstance(reader, KmsgReader):
-        saved = look.kept.get("saved")
-        resume = KmsgPosition(str(saved["boot_id"]), int(saved["sequence"])) if saved else None
+        try:
+            resume = msgspec.convert(look.kept.get("saved"), KmsgPosition | None)
+        except msgspec.ValidationError:  # of another version, or damaged
+            resume = None
         reader = look.kept["reader"] = KmsgReader(
-            look.settings.kernel_log, resume=resume, procfs=look.settings.procfs
+            look.settings.kernel_log, trusted, resume, look.settings.procfs
         )
+        look.kept["resume_us"] = reader.position.at_us if reader.resumed else -1
     return reader
 
 
@@ -65,7 +75,7 @@ def on_card(finding: Finding, sysfs: str = "/sys") -> Finding:
     return msgspec.structs.replace(finding, component=Component.GPU, entity=f"GPU {address}")
 
 
-def _lost(count: int, look: Look) -> list[Finding]:
+def _lost(count: int, why: str, look: Look) -> list[Finding]:
     if count <= 0:
         return []
     return [
@@ -77,7 +87,7 @@ def _lost(count: int, look: Look) -> list[Finding]:
             severity=Severity.INFO,
             action="",
             summary="Kernel messages were overwritten before they were read: a fault among them was not seen",
-            evidence=(f"{count} messages",),
+            evidence=(f"{count} messages{why}",),
             event=True,
             first_seen_wall_s=look.now.wall_s,
             last_seen_wall_s=look.now.wall_s,
@@ -87,17 +97,70 @@ def _lost(count: int, look: Look) -> list[Finding]:
     ]
 
 
-def check(look: Look) -> list[Finding]:
-    reader = _reader(look)
-    records = reader.read()  # everything first: a flood must not overtake the reader
-    found = _findings(records, look)
-    position = reader.position
-    look.kept["saved"] = {"boot_id": position.boot_id, "sequence": position.sequence}
+class _Start(Struct):
+    """What the ring held first: there the journal's part ends."""
+
+    tries_left: int = 2
+    begun: bool = False
+    until_us: int = 0
+    seen: set[tuple[int, str]] = msgspec.field(default_factory=set)
+
+
+def _before(reader: KmsgReader, start: _Start, look: Look) -> list[Finding]:
+    """What was logged before the start and is gone from the ring, out of the journal, each line once.
+
+    printk does not order the times of two processors: what lies close to the end of the journal's part is
+    compared by time and text. The first records of the ring come behind it, in the order of the kernel.
+    """
+    first: list[KmsgRecord] = []
+    if not start.begun:
+        start.until_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        while reader.waiting and (not first or first[-1].at_us <= start.until_us):
+            first += reader.take(SLICE)
+            start.until_us = first[0].at_us + OVERLAP_US if first else start.until_us
+        start.begun = reader.position.sequence >= 0
+        start.seen = {(record.at_us, record.text) for record in first}
+    if not start.begun:
+        return []  # nothing can be read yet
+    if not reader.missed or not reader.is_ring:  # a stand-in file has no journal, and begins where it likes
+        start.tries_left = 0
+        return _lost(reader.missed if reader.resumed else 0, "", look) + _findings(first, look)
+    start.tries_left -= 1
+    after_us = look.kept["resume_us"]
+    deadline_s = JOURNAL_DEADLINE_S if start.tries_left else JOURNAL_RETRY_S
+    past = read_journal(reader.boot_id, after_us, reader.trusted, deadline_s, reader.drain)
+    if not past.in_time and start.tries_left:
+        look.kept["detail"] = (
+            f"{reader.missed} messages from before the start are not known yet: {past.problem}"
+        )
+        return _findings(first, look)
+    start.tries_left = 0
+    look.kept["detail"] = ""
+    gone = [record for record in past.records if record.at_us <= start.until_us]
+    once = {(record.at_us, record.text): record for record in gone}
+    found = _findings([record for key, record in once.items() if key not in start.seen], look)
+    if past.problem:
+        found += _lost(reader.missed, f" before the start, and {past.problem}", look)
+    start.seen = set()
+    return found + _findings(first, look)
+
+
+def check(look: Look, trusted: tuple[int, ...] = KERNEL_ONLY) -> list[Finding]:
+    """Reads first and handles after, in small turns: a flood must not overtake the reader."""
+    reader = _reader(look, trusted)
+    start: _Start = look.kept.setdefault("start", _Start())
+    reader.drain()
+    found = _before(reader, start, look) if start.tries_left else []
+    while reader.waiting and len(found) < MAX_SAMPLE:
+        found += _findings(reader.take(SLICE), look)
+        reader.drain()
+    look.kept["unfinished"] = bool(reader.waiting)
+    look.kept["saved"] = msgspec.structs.asdict(reader.position)
     if reader.pollable:
         look.kept["wake_fd"] = reader.fileno()
     else:
         look.kept.pop("wake_fd", None)
-    found += _lost(reader.lost - look.kept.get("counters", {}).get("lost", 0), look)
+    found += _lost(reader.lost - look.kept.get("counters", {}).get("lost", 0), "", look)
     look.kept["counters"] = {"lost": reader.lost, "untrusted": reader.untrusted, "garbled": reader.garbled}
     if reader.problem:
         raise Unknown(reader.problem, tuple(found))

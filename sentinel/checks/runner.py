@@ -24,6 +24,7 @@ log = structlog.get_logger(__name__)
 
 JITTER = 0.1  # share of the interval, so that checks do not run in step
 WOKEN_INTERVAL_S = 5.0  # of a check that its descriptor wakes: it need not look every second besides
+MAX_ROUNDS = 100  # samples in one answer of a check that always has more to say
 NEVER_ANSWERS = "check-hangs"
 LATE_S = 10.0  # a result that comes so much later than interval and deadline allow: the check's loop is stuck
 
@@ -179,6 +180,8 @@ class CheckRunner:
     async def _loop(self, running: _Running) -> None:
         while True:
             await self._sample(running)
+            if running.kept.get("unfinished"):
+                continue
             wake_fd = running.kept.get("wake_fd")
             interval_s = max(running.row.interval_s, 0.0 if wake_fd is None else WOKEN_INTERVAL_S)
             await self._pause(wake_fd, interval_s * random.uniform(1 - JITTER, 1 + JITTER))
@@ -221,6 +224,10 @@ class CheckRunner:
                 waiting.append((len(results) - 1, self._start(running)))
         for index, task in waiting:
             results[index] = await asyncio.shield(task)
+            running = self._running[rows[index].name]
+            for _ in range(MAX_ROUNDS):
+                if running.kept.get("unfinished"):
+                    results[index] = await self._sample(running)
         return [result for result in results if result is not None]
 
     def _quick_rows(self) -> list[Check]:
@@ -239,7 +246,10 @@ class CheckRunner:
         row, stats = running.row, running.stats
         started = self._clock()
         if running.stuck is not None and running.stuck.done.done():
-            running.stuck = None  # it came back; what it saw is old
+            # It came back: the state it saw is old, but what happened will not be told a second time.
+            events = [finding for finding in running.stuck.findings if finding.event]
+            self.book.add([_stamped(finding, started, self.boot_id) for finding in events], started)
+            running.stuck = None
         sample = running.stuck
         if sample is None:
             stats.runs += 1

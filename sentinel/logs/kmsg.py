@@ -1,19 +1,25 @@
 """Reading the kernel's ring of messages: the record protocol of /dev/kmsg (Documentation/ABI/testing/dev-kmsg).
 
-A regular file or a FIFO that holds the same records serves as a stand-in. Reading only takes records
-out of the ring; what they mean is worked out afterwards, so that a flood does not overtake the reader.
+A regular file or a FIFO that holds the same records serves as a stand-in. Taking records out of the ring and
+working out what they mean are two steps (`drain`, `take`), so that in a flood the first is never behind the second.
 """
 
 import errno
 import os
+import re
 import stat
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
 
-RECORD_BYTES = 8192  # the kernel refuses a read into less than a record needs with EINVAL
+# The kernel refuses a read into less than a record needs with EINVAL; its longest is 8192 bytes, 2048 since 6.3.
+RECORD_BYTES = 8192
+BACKLOG_BYTES = 16 << 20  # drained and not yet taken; what is more stays in the ring, which counts its losses
+LINE_BYTES = 1 << 20  # of a stand-in file: a longer line is no record
+KERNEL_ONLY = (0,)  # what user space writes never has facility 0
 BOOT_ID = "sys/kernel/random/boot_id"
 
 
@@ -28,10 +34,11 @@ class KmsgRecord(Struct, frozen=True, gc=False):
 
 
 class KmsgPosition(Struct, frozen=True):
-    """Where reading stopped: everything up to `sequence` of this boot was handled."""
+    """Where reading stopped: everything up to `sequence` of this boot was handled, the newest of it was of `at_us`."""
 
     boot_id: str
     sequence: int
+    at_us: int = 0
 
 
 def read_boot_id(procfs: str = "/proc") -> str:
@@ -42,29 +49,28 @@ def read_boot_id(procfs: str = "/proc") -> str:
         return ""
 
 
+_ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
+
+
 def _unescape(data: bytes) -> str:
     r"""The kernel writes control bytes, backslashes and bytes above 127 as \xNN."""
-    if b"\\x" not in data:
-        return data.decode("utf-8", "replace")
-    head, *parts = data.split(b"\\x")
-    out = bytearray(head)
-    for part in parts:
-        try:
-            out.append(int(part[:2], 16))
-            out += part[2:]
-        except ValueError:
-            out += b"\\x" + part
-    return out.decode("utf-8", "replace")
+    if b"\\x" in data:
+        data = _ESCAPE.sub(lambda match: bytes.fromhex(match[1].decode()), data)
+    return data.decode("utf-8", "replace")
 
 
 def decode_record(line: bytes) -> KmsgRecord | None:
     """One record (its continuation lines are ignored), or None where it is garbled."""
     prefix, semicolon, text = line.partition(b"\n")[0].partition(b";")
-    fields = prefix.split(b",")
-    if not semicolon or len(fields) < 4 or not all(field.isdigit() for field in fields[:3]):
+    fields = prefix.split(b",", 4)
+    if not semicolon or len(fields) < 4:
         return None
-    priority, sequence, at_us = (int(field) for field in fields[:3])
-    return KmsgRecord(sequence, priority & 7, priority >> 3, at_us, _unescape(text))
+    priority, sequence, at_us = fields[:3]
+    # Twenty digits hold 64 bits; Python refuses to turn thousands of them into a number.
+    if not (priority.isdigit() and sequence.isdigit() and at_us.isdigit() and len(prefix) <= 200):
+        return None
+    number = int(priority)
+    return KmsgRecord(int(sequence), number & 7, number >> 3, int(at_us), _unescape(text))
 
 
 def encode_record(
@@ -84,13 +90,13 @@ class KmsgReader:
 
     `resume` skips what an earlier reader of the same boot handled; a position of another boot is void.
     Records whose facility is not trusted are counted and dropped: any user may write to the ring.
-    `problem` says why nothing can be read ("" while reading works); `read` then tries to open again.
+    `problem` says why nothing can be read ("" while reading works); `drain` then tries to open again.
     """
 
     def __init__(
         self,
         path: str = "/dev/kmsg",
-        trusted_facilities: tuple[int, ...] = (0,),
+        trusted_facilities: tuple[int, ...] = KERNEL_ONLY,
         resume: KmsgPosition | None = None,
         procfs: str = "/proc",
         read: Callable[[int, int], bytes] = os.read,
@@ -98,29 +104,50 @@ class KmsgReader:
         self.path = path
         self.trusted = trusted_facilities
         self.boot_id = read_boot_id(procfs)
-        self.lost = 0  # records that the ring dropped before they were read
+        self.lost = 0  # records that the ring dropped before they were read, since the first one read
+        self.missed = (
+            0  # records of this boot that nobody handled and that were gone before the first one read
+        )
         self.untrusted = 0
         self.garbled = 0
         self.problem = ""
         self._read = read
         self._procfs = procfs
         self._descriptor = -1
-        self._regular = False
         self._identity: tuple[int, int] = (0, 0)
+        self._kind = 0  # the file type of st_mode
+        self._waits = False  # reading ended with EAGAIN, not with the end of a file
         self._offset = 0
         self._partial = b""
-        self._last = resume.sequence if resume and resume.boot_id == self.boot_id else -1
-        self._continues = self._last >= 0
+        self._skipping = False  # the rest of an overlong line
+        self._backlog: deque[bytes] = deque()
+        self._backlog_bytes = 0
+        # An unknown boot is never the same as another unknown one.
+        known = resume is not None and resume.boot_id == self.boot_id != "" and resume.sequence >= 0
+        self._last, self._last_us = (resume.sequence, resume.at_us) if known and resume else (-1, 0)
+        self.resumed = self._last >= 0
+        self._garbled_before = 0  # until the last good record
+        self._begun = False  # whether the first record that counts was read
         self._open()
 
     @property
     def position(self) -> KmsgPosition:
-        return KmsgPosition(self.boot_id, self._last)
+        return KmsgPosition(self.boot_id, self._last, self._last_us)
 
     @property
     def pollable(self) -> bool:
-        """Whether an event loop can wait for `fileno` (a regular file must be read on an interval)."""
-        return self._descriptor >= 0 and not self._regular
+        """Whether an event loop can wait for `fileno`: a file that just ends must be read on an interval."""
+        return self._descriptor >= 0 and self._waits
+
+    @property
+    def is_ring(self) -> bool:
+        """Whether this is the kernel's ring (or behaves as it), and not a stand-in file or FIFO."""
+        return self._waits and self._kind != stat.S_IFIFO
+
+    @property
+    def waiting(self) -> int:
+        """How many lines were drained and not yet taken."""
+        return len(self._backlog)
 
     def fileno(self) -> int:
         """The descriptor, or -1 while there is none."""
@@ -138,15 +165,16 @@ class KmsgReader:
         except OSError as error:
             self.problem = self._explain(error)
             return
-        self._regular = stat.S_ISREG(status.st_mode)
+        self._kind = stat.S_IFMT(status.st_mode)
         self._identity = (status.st_dev, status.st_ino)
         self._offset = 0
-        self._partial = b""
+        self._partial, self._skipping = b"", False
+        self._waits = False
         self.problem = ""
 
     def _explain(self, error: OSError) -> str:
         if error.errno not in (errno.EPERM, errno.EACCES):
-            return f"{self.path}: {error.strerror}"
+            return f"{self.path}: {error.strerror}; faults in the kernel log are not seen"
         missing = "CAP_SYSLOG"
         try:
             restrict = Path(self._procfs, "sys/kernel/dmesg_restrict").read_text().strip()
@@ -159,52 +187,68 @@ class KmsgReader:
             pass
         return f"{self.path}: not permitted, needs {missing}; GPU errors in the kernel log are not seen"
 
-    def read(self, limit: int = 100_000) -> list[KmsgRecord]:
-        """All new trusted records, at most about `limit`. Never blocks; failures are told by `problem`."""
+    def read(self) -> list[KmsgRecord]:
+        """All new trusted records. Never blocks; failures are told by `problem`."""
+        self.drain()
+        return self.take(self.waiting)
+
+    # ---------------------------------------------------------------- out of the ring
+
+    def drain(self) -> None:
+        """Takes out all that is there, up to a backlog of BACKLOG_BYTES; does not look into it."""
         if self._descriptor < 0:
             self._open()
-        elif self._regular:
+        elif self._kind == stat.S_IFREG and not self._waits:
             self._reopen_if_replaced()
         if self._descriptor < 0:
-            return []
-        raw: list[bytes] = []
+            return
         try:
-            if stat.S_ISCHR(os.fstat(self._descriptor).st_mode):
-                self._take_records(raw, limit)
-            else:
-                self._take_lines(raw, limit)
+            self._drain()
             self.problem = ""
         except OSError as error:
             self.problem = self._explain(error)
             self.close()
-        return [record for line in raw if (record := self._accept(line)) is not None]
 
-    def _take_records(self, raw: list[bytes], limit: int) -> None:
+    def _drain(self) -> None:
         """The device gives one record to each read, EPIPE once after it dropped some, EAGAIN at the end."""
-        descriptor, read = self._descriptor, self._read
-        while len(raw) < limit:
+        descriptor, read, lines = self._descriptor, self._read, self._backlog
+        refused = 0
+        while self._backlog_bytes < BACKLOG_BYTES:
             try:
-                raw.append(read(descriptor, RECORD_BYTES))
+                data = read(descriptor, RECORD_BYTES)
             except BlockingIOError:
+                self._waits = True
                 return
             except OSError as error:
-                if error.errno != errno.EPIPE:  # the gap in the sequence tells how many
+                refused += 1
+                if (
+                    error.errno == errno.EINVAL and refused < 100
+                ):  # longer than any the kernel makes: passed over
+                    lines.append(b"garbled")
+                elif error.errno != errno.EPIPE:  # the gap in the sequence tells how many
                     raise
-
-    def _take_lines(self, raw: list[bytes], limit: int) -> None:
-        while len(raw) < limit:
-            try:
-                data = self._read(self._descriptor, 1 << 16)
-            except BlockingIOError:  # a FIFO with a writer that is silent
-                return
+                continue
             if not data:
+                self._waits = False
                 return
             self._offset += len(data)
-            *lines, self._partial = (self._partial + data).split(b"\n")
-            raw += [line for line in lines if line and not line.startswith(b" ")]
-            if len(self._partial) > 1 << 20:
-                self._partial = b""
-                self.garbled += 1
+            if self._partial or self._skipping or data[-1] != 10:
+                data = self._whole_lines(data)
+            self._backlog_bytes += len(data)
+            # A line that begins with a space tells of the device that the message before it is about.
+            lines.extend(line for line in data.split(b"\n") if line and line[0] != 32)
+
+    def _whole_lines(self, data: bytes) -> bytes:
+        """A file is read in pieces: what follows the last line end waits for the next piece."""
+        if self._skipping:
+            _, newline, data = data.partition(b"\n")
+            self._skipping = not newline
+        whole, newline, rest = (self._partial + data).rpartition(b"\n")
+        self._partial = rest
+        if len(rest) > LINE_BYTES:
+            self._partial, self._skipping = b"", True
+            self.garbled += 1
+        return whole + newline
 
     def _reopen_if_replaced(self) -> None:
         """A stand-in file that was cut off or replaced starts a new ring, whose numbers mean nothing to us."""
@@ -216,19 +260,39 @@ class KmsgReader:
             return
         if (status.st_dev, status.st_ino) != self._identity or status.st_size < self._offset:
             self.close()
-            self._last, self._continues = -1, False
+            self._last, self._last_us = -1, 0
             self._open()
+
+    # ---------------------------------------------------------------- out of the backlog
+
+    def take(self, limit: int) -> list[KmsgRecord]:
+        """The trusted records among the next `limit` lines that were drained; `position` stands behind them."""
+        records = []
+        backlog = self._backlog
+        for _ in range(min(limit, len(backlog))):
+            line = backlog.popleft()
+            self._backlog_bytes -= len(line)
+            if (record := self._accept(line)) is not None:
+                records.append(record)
+        if not backlog:
+            self._backlog_bytes = 0  # line ends and skipped lines were counted too
+        return records
 
     def _accept(self, line: bytes) -> KmsgRecord | None:
         record = decode_record(line)
         if record is None:
             self.garbled += 1
             return None
-        if record.sequence <= self._last:
+        gap = record.sequence - self._last - 1
+        if gap < 0:
             return None  # handled before a restart
-        if self._continues and record.sequence > self._last + 1:
-            self.lost += record.sequence - self._last - 1
-        self._last, self._continues = record.sequence, True
+        if not self._begun:
+            self.missed = gap
+        elif self._last >= 0:
+            self.lost += max(0, gap - (self.garbled - self._garbled_before))  # those used up a number each
+        self._begun, self._garbled_before = True, self.garbled
+        self._last = record.sequence
+        self._last_us = max(self._last_us, record.at_us)
         if record.facility not in self.trusted:
             self.untrusted += 1
             return None

@@ -1,0 +1,371 @@
+"""The kernel check at a log that behaves as /dev/kmsg: what is believed, what was missed, what came before."""
+
+import asyncio
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from sentinel.checks import kernel
+from sentinel.checks.base import Look
+from sentinel.checks.runner import CheckRunner
+from sentinel.checks.table import CHECKS
+from sentinel.clock import boot_id, system_now
+from sentinel.core.model import CheckResult, CheckState, Finding
+from sentinel.logs.kmsg import KmsgReader, read_boot_id
+from sentinel.settings import Settings
+from tests.kernel_log import KernelLog
+
+SENTINEL = (sys.executable, "-m", "sentinel")
+JOURNALD = "/lib/systemd/systemd-journald"
+
+
+def xid(number: int, pci: str = "0000:18:00") -> str:
+    return f"NVRM: Xid (PCI:{pci}): {number}, pid=7, name=python, text"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[KernelLog]:
+    with KernelLog(tmp_path / "kmsg") as log:
+        yield log
+
+
+@pytest.fixture
+def shadow() -> Iterator[KernelLog]:
+    """The log is /dev/kmsg of a mount namespace."""
+    with KernelLog() as log:
+        yield log
+
+
+def runner_at(log: KernelLog, on_result: Callable[[CheckResult], None] | None = None) -> CheckRunner:
+    rows = [row for row in CHECKS if row.name == "kernel"]
+    return CheckRunner(Settings(kernel_log=str(log.path)), checks=rows, on_result=on_result)
+
+
+def sample(runner: CheckRunner) -> CheckResult:
+    (result,) = asyncio.run(runner.check_now(["kernel"], max_age_s=-1))
+    return result
+
+
+def counts(result: CheckResult) -> dict[str, int]:
+    return {finding.code: finding.count for finding in result.findings}
+
+
+def node_says(log: KernelLog, **environment: str) -> dict[str, Any]:
+    """What `sentinel check kernel` prints where the log is /dev/kmsg."""
+    done = log.run(*SENTINEL, "check", "kernel", "-o", "json", **environment)
+    assert done.stdout, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["exit"] == done.returncode
+    (check,) = answer["checks"]
+    return {
+        "exit": done.returncode,
+        "state": check["state"],
+        "detail": check.get("detail", ""),
+        "findings": {finding["code"]: finding for finding in check.get("findings", [])},
+    }
+
+
+# ---------------------------------------------------------------- what is believed
+
+
+def test_the_kernels_word_is_believed_and_a_users_word_in_the_kernels_log_is_not(shadow: KernelLog) -> None:
+    shadow.log(xid(79), facility=1)
+    shadow.log(f"kernel: {xid(48)}", facility=3)
+    assert node_says(shadow)["exit"] == 0
+    shadow.log(xid(79, "0000:2a:00"))
+    answer = node_says(shadow)
+    assert answer["exit"] == 2
+    assert [(code, finding["entity"]) for code, finding in answer["findings"].items()] == [
+        ("XID 79", "GPU 0000:2a:00.0")
+    ]
+
+
+def test_no_setting_names_the_facilities_that_are_trusted() -> None:
+    assert not [name for name in Settings.__struct_fields__ if "facilit" in name or "trust" in name]
+
+
+def test_odd_records_hide_no_fault_behind_them(log: KernelLog) -> None:
+    runner = runner_at(log)
+    log.raw(
+        "3,0,1,-;cut off in the middl\n",
+        "no record at all\n",
+        "3,2,1,-;\n",
+        "4,3,99999999999999999999999,-;NVRM: Xid (PCI:0000:3f:00): \\x\\xzz\\xff\\x00\n",
+        "6,4,5,c;a piece of a li\n",
+        "6,5,5,c;ne in pieces\n",
+        "3,6,7,-,caller=T1;usb 1-1: gone\n SUBSYSTEM=usb\n DEVICE=+usb:NVRM: Xid (PCI:0000:3f:00): 79\n",
+        f"3,7,7,-;{'x' * 9000}\n",
+        f"3,8,7,-;{'NVRM: Xid (' * 700}\n",
+    )
+    log.log(xid(48))
+    assert counts(sample(runner)) == {"XID 48": 1}
+    assert runner.counters["kernel"]["garbled"] >= 2
+    assert runner.counters["kernel"]["lost"] == 0
+    runner.close()
+
+
+# ---------------------------------------------------------------- what was missed
+
+
+def test_overwritten_messages_are_counted_by_their_numbers_and_said(log: KernelLog) -> None:
+    runner = runner_at(log)
+    log.log("begin")
+    assert sample(runner).state is CheckState.OK
+    log.keep(10)
+    log.log(*(f"noise {index}" for index in range(100)), xid(79))
+    result = sample(runner)
+    assert counts(result) == {"XID 79": 1, "kernel-log-lost": 1}
+    assert [f.evidence for f in result.findings if f.code == "kernel-log-lost"] == [("91 messages",)]
+    assert runner.counters["kernel"]["lost"] == 91
+    log.log("calm again")
+    assert counts(sample(runner)) == {"XID 79": 1, "kernel-log-lost": 1}  # not said a second time
+    runner.close()
+
+
+def test_a_log_that_cannot_be_read_is_unknown_until_it_can(log: KernelLog) -> None:
+    runner = runner_at(log)
+    log.log(xid(79))
+    sample(runner)
+    log.fail(errno.EIO)
+    result = sample(runner)
+    assert (result.state, counts(result)) == (CheckState.UNKNOWN, {"XID 79": 1})
+    assert "Input/output error" in result.detail
+    log.fail(0)
+    log.log(xid(48))
+    result = sample(runner)
+    assert (result.state, counts(result)) == (CheckState.FOUND, {"XID 79": 1, "XID 48": 1})
+    runner.close()
+
+
+def test_without_permission_the_capability_is_named_and_what_is_not_seen(tmp_path: Path) -> None:
+    """By a process that really lacks it: a child that gives up being root."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+            os.write(writes, KmsgReader("/proc/1/mem").problem.encode())
+        finally:
+            os._exit(0)
+    os.close(writes)
+    os.waitpid(child, 0)
+    with os.fdopen(reads) as answers:
+        problem = answers.read()
+    assert "CAP_SYSLOG" in problem
+    assert "not seen" in problem
+
+
+# ---------------------------------------------------------------- restarts
+
+
+def test_what_is_logged_while_the_agent_is_down_is_found_once(log: KernelLog) -> None:
+    first = runner_at(log)
+    log.log(xid(48), xid(13))
+    sample(first)
+    snapshot = first.snapshot()
+    first.close()
+    log.log(xid(13), xid(79))
+    second = runner_at(log)
+    second.restore(snapshot)
+    assert counts(sample(second)) == {"XID 79": 1, "XID 48": 1, "XID 13": 2}
+    second.close()
+
+
+def test_a_sample_that_came_back_after_its_deadline_still_tells_what_happened(
+    log: KernelLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records are out of the ring: nobody reads them a second time."""
+    hold, ended = threading.Event(), threading.Event()
+    really = kernel.check
+
+    def late(look: Look) -> list[Finding]:
+        found = really(look)
+        hold.wait(20)
+        ended.set()
+        return found
+
+    (row,) = [row for row in CHECKS if row.name == "kernel"]
+    runner = CheckRunner(
+        Settings(kernel_log=str(log.path)), checks=[msgspec.structs.replace(row, deadline_s=0.05)]
+    )
+    log.log(xid(79))
+
+    async def story() -> CheckResult:
+        monkeypatch.setattr(kernel, "check", late)
+        (result,) = await runner.check_now(["kernel"], max_age_s=-1)
+        assert result.state is CheckState.UNKNOWN
+        hold.set()
+        while True:
+            (result,) = await runner.check_now(["kernel"], max_age_s=-1)
+            if result.state is not CheckState.UNKNOWN:
+                return result
+            assert not ended.is_set() or result.state is CheckState.UNKNOWN
+            await asyncio.sleep(0.005)
+
+    assert counts(asyncio.run(asyncio.wait_for(story(), 20))) == {"XID 79": 1}
+    runner.close()
+
+
+# ---------------------------------------------------------------- before the start: the journal
+
+
+def start_journald(log: KernelLog, *, boot: str = "") -> None:
+    """A real journald takes over what the log holds, as one of the boot `boot` where given."""
+    own = "/proc/sys/kernel/random/boot_id"
+    for step in (
+        "mount -t tmpfs journal /run && mkdir -p /run/systemd/journal /run/log/journal",
+        "mkdir -p /var/log/journal && mount -t tmpfs journal /var/log/journal",
+        f"echo {boot} > /run/boot && mount --bind /run/boot {own}" if boot else "true",
+    ):
+        assert log.run("sh", "-c", step).returncode == 0
+    process = subprocess.Popen(log.command(JOURNALD), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end_s = time.monotonic() + 20
+        while not log.run("journalctl", "-mqo", "cat", "-g", "end of the part").stdout.strip():
+            assert time.monotonic() < end_s, "journald read nothing"
+    finally:
+        process.terminate()
+        process.wait()
+        if boot:
+            assert log.run("umount", own).returncode == 0
+
+
+def test_what_the_ring_lost_before_the_start_comes_from_the_journal_each_line_once(shadow: KernelLog) -> None:
+    now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    shadow.log("Linux version", at_us=0)
+    shadow.log(xid(79), at_us=now_us)
+    shadow.log(xid(94), facility=1, at_us=now_us + 1)  # journald writes these down too
+    shadow.log(xid(48, "0000:2a:00"), at_us=now_us + 2)
+    shadow.log(xid(31), at_us=now_us + 3)
+    shadow.log("end of the part", at_us=now_us + 4)
+    start_journald(shadow)
+    shadow.keep(2)  # 31 is in both
+    answer = node_says(shadow)
+    assert {code: finding.get("count", 1) for code, finding in answer["findings"].items()} == {
+        "XID 79": 1,
+        "XID 48": 1,
+        "XID 31": 1,
+    }, answer["findings"].get("kernel-log-lost", {}).get("evidence")
+    assert answer["exit"] == 2
+
+
+def test_lines_of_an_earlier_boot_in_the_journal_are_no_faults_of_this_one(shadow: KernelLog) -> None:
+    shadow.log(xid(79), at_us=5_000_000)
+    shadow.log("end of the part", at_us=5_000_004)
+    start_journald(shadow, boot=str(uuid.uuid4()))
+    shadow.keep(1)
+    answer = node_says(shadow)
+    assert set(answer["findings"]) == {"kernel-log-lost"}
+    assert "no kernel messages of this boot" in answer["findings"]["kernel-log-lost"]["evidence"][0]
+
+
+def test_a_machine_without_a_journal_says_what_cannot_be_known(shadow: KernelLog, tmp_path: Path) -> None:
+    shadow.skip(500)
+    shadow.log(xid(48))
+    answer = node_says(shadow, PATH=str(tmp_path))
+    assert set(answer["findings"]) == {"XID 48", "kernel-log-lost"}
+    (evidence,) = answer["findings"]["kernel-log-lost"]["evidence"]
+    assert evidence.startswith("500 messages before the start")
+    assert "journalctl is not there" in evidence
+
+
+def test_a_journal_that_hangs_is_given_up_in_time_and_asked_once_more(
+    log: KernelLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program of that name which answers only its second caller."""
+    program = tmp_path / "bin" / "journalctl"
+    program.parent.mkdir()
+    entry = {"MESSAGE": xid(79), "PRIORITY": "3", "SYSLOG_FACILITY": "0", "_SOURCE_MONOTONIC_TIMESTAMP": "7"}
+    program.write_text(
+        f"#!/bin/sh\nif mkdir {tmp_path}/asked 2>/dev/null; then sleep 100; fi\necho '{json.dumps(entry)}'\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(kernel, "JOURNAL_DEADLINE_S", 0.3)
+    log.skip(3)
+    log.log(xid(48))
+    runner = runner_at(log)
+    result = sample(runner)
+    assert counts(result) == {"XID 48": 1}
+    assert "no answer within" in result.detail
+    result = sample(runner)
+    assert counts(result) == {"XID 79": 1, "XID 48": 1}
+    assert result.detail == ""
+    runner.close()
+
+
+def test_after_a_restart_the_journal_fills_only_what_was_logged_meanwhile(
+    log: KernelLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = runner_at(log)
+    log.log("Linux version", at_us=0)
+    log.log(xid(13), at_us=1_000)
+    sample(first)
+    snapshot = first.snapshot()
+    first.close()
+    log.log(xid(79), at_us=2_000)
+    log.log(xid(48), at_us=3_000)
+    log.keep(1)
+    program = tmp_path / "bin" / "journalctl"
+    program.parent.mkdir()
+    entries = [
+        {"MESSAGE": text, "PRIORITY": "3", "SYSLOG_FACILITY": "0", "_SOURCE_MONOTONIC_TIMESTAMP": str(at_us)}
+        for text, at_us in (("Linux version", 0), (xid(13), 1_000), (xid(79), 2_000), (xid(48), 3_000))
+    ]
+    lines = "\n".join(json.dumps(entry) for entry in (*entries, *entries[:3]))  # twice, as in two files
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}\n{{\"MESSAGE\": [300], cut\nEND\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    second = runner_at(log)
+    second.restore(snapshot)
+    assert counts(sample(second)) == {"XID 79": 1, "XID 48": 1, "XID 13": 1}
+    second.close()
+
+
+# ---------------------------------------------------------------- the ring itself
+
+
+def write_to_the_ring(lines: list[str]) -> None:
+    """printk_devkmsg=ratelimit lets one open file write about ten records: each few get a new one."""
+    for start in range(0, len(lines), 5):
+        descriptor = os.open("/dev/kmsg", os.O_WRONLY)
+        try:
+            for line in lines[start : start + 5]:
+                os.write(descriptor, f"<3>{line}\n".encode())
+        finally:
+            os.close(descriptor)
+
+
+def test_the_ring_of_this_machine_is_read_with_the_users_facility_let_in() -> None:
+    kept: dict[str, Any] = {"saved": None}
+    trusted = KmsgReader("/dev/kmsg")
+    trusted.read()
+    position = trusted.position
+    trusted.close()
+    kept["saved"] = {"boot_id": position.boot_id, "sequence": position.sequence, "at_us": position.at_us}
+    buses = [f"00{index:02x}" for index in range(40)]
+    write_to_the_ring([xid(79, f"{bus}:18:00") for bus in buses])
+    look = Look(Settings(), (), system_now(), boot_id(), kept)
+    found = kernel.check(look, trusted=(0, 1))
+    assert [finding.entity for finding in found if finding.code == "XID 79"] == [
+        f"GPU {bus}:18:00.0" for bus in buses
+    ]
+    assert kept["counters"]["lost"] == 0
+    kept["reader"].close()
+    del kept["reader"]
+    assert kernel.check(look) == []  # nothing new, and nothing of it would be believed
+    assert read_boot_id() == kept["saved"]["boot_id"]
+    kept["reader"].close()
