@@ -50,3 +50,18 @@ def load_rows(path: str | os.PathLike[str], table: str, row_type: type[T]) -> li
     if problems:
         raise RuleError(problems)
     return good
+
+
+class CounterLimit(msgspec.Struct, frozen=True):
+    """A row of rules/network.toml: growth by more than `count` within `window_s` is a warning."""
+
+    name: str
+    at: str  # "infiniband" or "ethernet"
+    count: float
+    window_s: float
+    source: str
+
+
+def counter_limits() -> list[CounterLimit]:
+    """The shipped limits of error counters. Raises RuleError."""
+    return load_rows(data_dir("rules") / "network.toml", "counter", CounterLimit)

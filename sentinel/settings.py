@@ -73,6 +73,19 @@ class GpuThresholds(Struct, frozen=True, kw_only=True, omit_defaults=True):
     orphan_bytes: int = 15 << 20  # what a context without data takes
 
 
+class Network(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When InfiniBand, RoCE and Ethernet ports are findings."""
+
+    interfaces: tuple[str, ...] = ()  # that training uses, besides those that are found to be used
+    port_down_s: float = 240.0  # down so long isolates the node
+    flaps: int = 3  # so many within flap_window_s
+    flap_window_s: float = 12 * 3600.0
+    settle_s: float = 600.0  # after a boot or a reload of the driver links come and go
+    errors_per_minute: dict[
+        str, float
+    ] = {}  # counter -> more than this is a warning; else rules/network.toml
+
+
 class ShapeMatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which nodes have a shape: regular expressions that must be found. All that are written must be."""
 
@@ -113,6 +126,7 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     disk: Disk = Disk()
     cards: CardLimits = CardLimits()
     gpu: GpuThresholds = GpuThresholds()
+    network: Network = Network()
     shapes: tuple[Shape, ...] = ()  # the manifest: the first that matches is this node's
     shape: Shape = (
         Shape()

@@ -126,6 +126,14 @@ CHECKS: tuple[Check, ...] = (
         needs="an NVIDIA GPU on the PCI bus",
     ),
     Check(
+        name="infiniband",
+        component=Component.NIC,
+        module="sentinel.checks.infiniband",
+        interval_s=20.0,
+        deadline_s=5.0,
+        needs="an InfiniBand or RoCE card; ibPorts and ibRateGbps of the expected shape, to miss what never came up",
+    ),
+    Check(
         name="kernel",
         component=Component.KERNEL,
         module="sentinel.checks.kernel",

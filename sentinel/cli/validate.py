@@ -25,6 +25,7 @@ from sentinel.logs.kernel import KernelRule
 from sentinel.logs.match import check_pattern
 from sentinel.logs.ruleset import IgnoreRow, RuleRow
 from sentinel.measures import MeasureRow
+from sentinel.rules import CounterLimit
 from sentinel.settings import Settings
 
 SUFFIXES = (".yaml", ".yml", ".toml")
@@ -42,6 +43,7 @@ ROWS: dict[str, type[Struct]] = {
     "action": ActionRow,
     "class": FailureClass,
     "measure": MeasureRow,
+    "counter": CounterLimit,
 }
 
 

@@ -14,10 +14,10 @@ from pydantic_core import PydanticCustomError
 from sentinel.config.units import DURATION, SIZE, parse_duration, parse_size
 from sentinel.core.hang import ACTIVITY_LIMIT_S
 from sentinel.core.triage_rows import FailureClass as FailureRow
-from sentinel.rules import data_dir, load_rows
+from sentinel.rules import counter_limits, data_dir, load_rows
 
 YEAR_S = 366 * 86400.0
-PRECHECKS = ("gpu", "disk", "system", "kernel")  # components that have checks
+PRECHECKS = ("gpu", "nic", "disk", "system", "kernel")  # components that have checks
 ACTIVITIES = (*ACTIVITY_LIMIT_S, "saved")
 UNCATCHABLE = ("SIGKILL", "SIGSTOP")
 MAX_PATTERN = 1000
@@ -146,6 +146,16 @@ def _plain_pattern(value: object) -> str:
     raise refuse(f"a regular expression of 1 to {MAX_PATTERN} characters")
 
 
+def _error_limits(value: object) -> dict[str, float]:
+    known = [row.name for row in counter_limits()]
+    if not isinstance(value, dict) or not all(
+        name in known and isinstance(most, int | float) and not isinstance(most, bool) and 0 <= most < 1e12
+        for name, most in value.items()
+    ):
+        raise refuse("a mapping to numbers from 0 of any of " + ", ".join(known))
+    return {str(name): float(most) for name, most in value.items()}
+
+
 def _email(value: object) -> str:
     # Control characters would let an address write mail headers.
     ok = isinstance(value, str) and re.fullmatch(r"[^@\s,;<>]{1,64}@[^@\s,;<>]{1,190}", value)
@@ -250,6 +260,7 @@ YesNo = Annotated[StrictBool, Meaning("true or false")]
 Signal = Annotated[str, BeforeValidator(_signal), Meaning("signal name")]
 Pattern = Annotated[str, BeforeValidator(_pattern), Meaning("regular expression (RE2)")]
 PlainPattern = Annotated[str, BeforeValidator(_plain_pattern), Meaning("regular expression")]
+ErrorLimits = Annotated[dict[str, float], BeforeValidator(_error_limits), Meaning("counter: number")]
 Email = Annotated[str, BeforeValidator(_email)]
 Emails = Annotated[tuple[Email, ...], Meaning("list of addresses")]
 Name = Annotated[str, BeforeValidator(_name), Meaning("name")]

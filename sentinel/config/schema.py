@@ -17,6 +17,7 @@ from sentinel.config.kinds import (
     Components,
     Duration,
     Emails,
+    ErrorLimits,
     FailureClass,
     JobPath,
     Listen,
@@ -345,6 +346,30 @@ class GpuSpec(Section):
     )
 
 
+class NetworkSpec(Section):
+    core = settings.Network
+    interfaces: Texts = written(
+        "interfaces",
+        "Ethernet interfaces that training uses, such as those of NCCL_SOCKET_IFNAME, besides those with the "
+        "default route and the physical ones that were up.",
+    )
+    port_down_s: PositiveDuration = written(
+        "portDown", "A port that was up, or is expected, isolates the node when down so long."
+    )
+    flaps: Annotated[int, whole(1, 1000), Meaning("whole number, at least 1")] = written(
+        "flaps", "So many failures of a link within flapWindow are a fault."
+    )
+    flap_window_s: PositiveDuration = written("flapWindow", "Flaps are forgotten after so long.")
+    settle_s: Duration = written(
+        "settle", "So long after a boot or a reload of a driver, nothing is made of links that come and go."
+    )
+    errors_per_minute: ErrorLimits = written(
+        "errorsPerMinute",
+        "Growth of a counter of rules/network.toml, such as port_xmit_discards or rx_errors, beyond which "
+        "there is a warning, in place of the row there.",
+    )
+
+
 class ShapeMatchSpec(Section):
     core = settings.ShapeMatch
     hostname: PlainPattern = written("hostname", "Searched in the node's host name.")
@@ -391,6 +416,7 @@ class SettingsDocument(Section):
     )
     cards: CardsSpec = written("cards", "Accelerators other than NVIDIA's.")
     gpu: GpuSpec = written("gpu", "When a GPU is told of or faulty, beyond its own limits and NVIDIA's word.")
+    network: NetworkSpec = written("network", "When InfiniBand, RoCE and Ethernet ports are findings.")
     shapes: tuple[ShapeSpec, ...] = written(
         "shapes",
         "Expected hardware. The first shape that matches a node is its own: one file serves a fleet.",

@@ -16,7 +16,7 @@ from sentinel.config.problems import ConfigErrors, Problem
 from sentinel.config.reference import reference
 from sentinel.config.units import duration_text, parse_duration, parse_size, size_text
 from sentinel.core.model import Policy, Restart
-from sentinel.settings import Caps, Disk, Mail, MountThresholds, Settings, Shape
+from sentinel.settings import Caps, Disk, Mail, MountThresholds, Network, Settings, Shape
 from tests.config.test_policy import FULL, HEAD, only
 
 SETTINGS_HEAD = "apiVersion: sentinel.dev/v1alpha1\nkind: Settings\n"
@@ -40,6 +40,8 @@ mail:
   admins: [admin@example.com]
 caps: {maxResumes: 9, maxRestarts: 8, gracefulStop: 30m, resetAfterMin: 2h}
 disk: {warnFreeShare: 0.2, minFreeShare: 0.05, minFreeBytes: 2Gi}
+network:
+  {interfaces: [bond0], portDown: 2m, flaps: 5, flapWindow: 1h, settle: 1m, errorsPerMinute: {rx_errors: 10}}
 rulesDir: /etc/sentinel/rules
 kernelLog: /tmp/kmsg
 sysfs: /host/sys
@@ -75,6 +77,14 @@ def test_every_setting_arrives_in_base_units(monkeypatch: pytest.MonkeyPatch) ->
         ),
         caps=Caps(max_resumes=9, max_restarts=8, graceful_stop_s=1800.0, reset_after_min_s=7200.0),
         disk=Disk(warn_free_share=0.2, min_free_share=0.05, min_free_bytes=2 << 30),
+        network=Network(
+            interfaces=("bond0",),
+            port_down_s=120.0,
+            flaps=5,
+            flap_window_s=3600.0,
+            settle_s=60.0,
+            errors_per_minute={"rx_errors": 10.0},
+        ),
         rules_dir="/etc/sentinel/rules",
         kernel_log="/tmp/kmsg",
         sysfs="/host/sys",
@@ -113,6 +123,14 @@ def test_what_is_not_set_has_its_default() -> None:
             "minFreeShare (0.05) at most warnFreeShare (0.04)",
         ),
         ("disk: {ignore: [mnt]}", "disk.ignore[0]", "begins with /"),
+        ("network: {flaps: 0}", "network.flaps", "from 1"),
+        ("network: {portDown: 0s}", "network.portDown", "between"),
+        (
+            "network: {errorsPerMinute: {rx_bytes: 5}}",
+            "network.errorsPerMinute",
+            "of any of symbol_error",
+        ),
+        ("network: {errorsPerMinute: {rx_errors: -1}}", "network.errorsPerMinute", "numbers from 0"),
         ("disk: {minFreeBytes: 500}", "disk.minFreeBytes", "has no unit"),
         ("pageUrl: javascript:alert(1)", "pageUrl", "http:// or https://"),
         ("caps: {maxResume: 5}", "caps.maxResume", "did you mean maxResumes?"),
@@ -304,6 +322,7 @@ def test_every_field_of_the_core_can_be_written_and_is_in_the_reference() -> Non
         (Caps, "caps"),
         (Disk, "disk"),
         (MountThresholds, "disk.mounts[]"),
+        (Network, "network"),
         (Shape, "shapes[]"),
     ]:
         for field in msgspec.structs.fields(struct):
