@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from sentinel.checks import infiniband
+from sentinel.measures import rows
 from sentinel.settings import Network, Settings, Shape
 from tests.checks.sysfs_tree import Sampler, Tree, write
 
@@ -534,6 +535,10 @@ def test_numbers_have_the_names_and_units_of_node_exporter(tree: Tree) -> None:
     assert values["node_infiniband_port_errors_received_total", port] == 3.0
     assert values["node_infiniband_rate_bytes_per_second", port] == 50e9
     assert values["node_infiniband_state_id", port] == 4.0
+    declared = rows()
+    assert all(
+        declared[one.name].labels == [label for label, _ in one.labels] for one in look.kept["measures"]
+    )
     info = (("board_id", "MT_0000000838"), ("device", "mlx5_0"), ("firmware_version", "28.39.1002"))
     assert values["node_infiniband_info", (*info, ("hca_type", "MT4129"))] == 1.0
 
