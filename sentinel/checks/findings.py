@@ -317,11 +317,12 @@ def _told_twice(old: Finding, new: Finding) -> Finding:
     if new.check == ECHO:
         return old
     merged = msgspec.structs.replace(_merge(old, new), count=old.count)
-    if old.count > 1:
+    if old.check != ECHO:
         return merged
-    return msgspec.structs.replace(
-        merged, severity=new.severity, action=new.action, summary=new.summary, evidence=new.evidence
-    )
+    merged = msgspec.structs.replace(merged, evidence=new.evidence)
+    if old.count > 1:  # what made it worse may have been an earlier one
+        return merged
+    return msgspec.structs.replace(merged, severity=new.severity, action=new.action, summary=new.summary)
 
 
 def _escalate(finding: Finding, row: RepeatRow) -> Finding:

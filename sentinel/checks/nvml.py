@@ -247,7 +247,7 @@ def _judge(sample: Sample, look: Look, on_pci: Sequence[str]) -> list[Finding]:
         entity: {"ecc_uncorrected": past.ecc_uncorrected, "nvlinks": sorted(past.nvlinks)}
         for entity, past in _pasts(look).items()
     }
-    look.kept["measures"] = measures(cards, sample.driver)
+    look.kept["measures"] = measures(cards)
     return found
 
 

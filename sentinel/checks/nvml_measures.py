@@ -59,7 +59,7 @@ PROFILED = {
 }
 
 
-def measures(cards: Sequence[Card], driver: str) -> tuple[Measure, ...]:
+def measures(cards: Sequence[Card]) -> tuple[Measure, ...]:
     """All values that are known. A value that a card or its driver does not have has no series."""
     hostname = os.uname().nodename
     found = []
@@ -72,7 +72,6 @@ def measures(cards: Sequence[Card], driver: str) -> tuple[Measure, ...]:
             ("device", f"nvidia{card.device.index if identity.minor is None else identity.minor}"),
             ("modelName", identity.name),
             ("Hostname", hostname),
-            ("DCGM_FI_DRIVER_VERSION", driver),
         )
         found += [
             Measure(f"DCGM_FI_DEV_{name}", labels, float(value))
