@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,32 @@ def test_every_restart_says_what_happened_what_it_cost_and_what_is_left(box: Box
     assert lost == last - resumed
     assert resumed % 5 == 0
     assert box.starts[-1]["resumed"] == resumed
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A memory cgroup of 64 MiB."""
+    group = Path(f"/sys/fs/cgroup/memory/sentinel-e2e-{os.getpid()}")
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(64 << 20))
+    yield group
+    until(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
+
+
+def test_a_rank_that_the_kernel_kills_for_memory_is_told_so_and_started_again(
+    box: Box, small_group: Path
+) -> None:
+    confined = f'echo $$ > {small_group}/cgroup.procs; exec "$@"'
+    job = box.run("sh", "-c", confined, "train", *train("--save-every", "1"))
+    box.stepping()
+    box.order(0, "eat")
+    incident = box.phase("Recovered")
+    assert incident.verdict.cause == "host memory", box.story()
+    assert "memory ran out" in incident.verdict.sentence
+    assert len(box.starts) == 2
     job.send(signal.SIGINT)
     assert job.code() == 130
 

@@ -2,7 +2,7 @@
 
 Orders stand in `orders.RANK` of the working directory (read once and removed), or come by `--at STEP:ORDER`:
 
-    exit N | raise TEXT | signal N | sleep | spin | say TEXT | slow MS | ratio HARDWARE_MS | write PATH | deaf
+    exit N | raise TEXT | signal N | sleep | spin | say TEXT | slow MS | ratio HARDWARE_MS | write PATH | eat | deaf
 
 Every start is noted in `starts.jsonl`, every save signal in `signals.jsonl`.
 """
@@ -100,6 +100,10 @@ def obey(order, state):
             file.write("x" * 65536)
             file.flush()
             os.fsync(file.fileno())
+    elif what == "eat":
+        kept = []
+        while True:
+            kept.append(bytearray(1 << 20))
     elif what == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
