@@ -22,6 +22,23 @@ CHECKS: tuple[Check, ...] = (
         needs="nothing; what an unprivileged user may not enter is not seen",
     ),
     Check(
+        name="block",
+        component=Component.DISK,
+        module="sentinel.checks.block",
+        interval_s=30.0,
+        deadline_s=5.0,
+        needs="a block device",
+    ),
+    Check(
+        name="nvme",
+        component=Component.DISK,
+        module="sentinel.checks.nvme",
+        interval_s=600.0,
+        deadline_s=60.0,
+        needs="an NVMe drive; root (CAP_SYS_ADMIN) and `nvme` or `smartctl`",
+        slow=True,
+    ),
+    Check(
         name="memory",
         component=Component.SYSTEM,
         module="sentinel.checks.memory",
@@ -154,7 +171,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def select(names: tuple[str, ...]) -> tuple[Check, ...]:
-    """The rows whose name or component is in `names`; all but the slow ones when empty.
+    """The rows whose name or component is in `names`; all when empty. Slow ones only by their own name.
 
     Raises KeyError for a name that is neither.
     """
@@ -164,4 +181,6 @@ def select(names: tuple[str, ...]) -> tuple[Check, ...]:
             raise KeyError(name)
     if not names:
         return tuple(row for row in CHECKS if not row.slow)
-    return tuple(row for row in CHECKS if row.name in names or row.component.value in names)
+    return tuple(
+        row for row in CHECKS if row.name in names or (row.component.value in names and not row.slow)
+    )
