@@ -169,8 +169,7 @@ def read_health(drive: str) -> Health:
         except (
             ToolFailed
         ) as failed:  # also where the tool's status says that something is wrong with the drive
-            printed = output.first_line() if output.stderr or str(failed).startswith("no ") else ""
-            said.append(f"{tool}: {printed or failed}")
+            said.append(f"{tool}: {output.first_line() if output.stderr else failed}")
     raise ToolFailed("; ".join(said) or "neither nvme (nvme-cli) nor smartctl (smartmontools) is installed")
 
 

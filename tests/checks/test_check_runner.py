@@ -201,7 +201,7 @@ def test_two_who_ask_at_once_share_one_sample(machine: Any, row: Any) -> None:
 def test_checks_are_chosen_by_name_and_by_component(machine: Any) -> None:
     async def story() -> None:
         runner = CheckRunner(machine.settings)
-        assert [result.check for result in await runner.check_now(["disk"])] == ["disk"]
+        assert [result.check for result in await runner.check_now(["disk"])] == ["disk", "block"]
         assert {result.check for result in await runner.check_now(["disk", "system"])} >= {"disk", "memory"}
         with pytest.raises(KeyError):
             await runner.check_now(["no-such-check"])
