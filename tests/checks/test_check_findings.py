@@ -3,9 +3,18 @@
 from typing import Any
 
 import msgspec
+import pytest
 
-from sentinel.checks.findings import CLEAN_SAMPLES, KEPT_S, MAX_FINDINGS, BookState, FindingBook
-from sentinel.checks.xid import finding_of
+from sentinel.checks.findings import (
+    CLEAN_SAMPLES,
+    KEPT_S,
+    MAX_FINDINGS,
+    MAX_JOBS,
+    MAX_PLACES,
+    BookState,
+    FindingBook,
+)
+from sentinel.checks.xid import finding_of, severities
 from sentinel.core.model import Component, Finding, Severity
 from sentinel.logs.kernel import parse_kernel
 
@@ -215,3 +224,212 @@ def test_a_new_boot_ends_what_the_last_one_knew(clock: Any) -> None:
     again = FindingBook("boot-2")
     again.restore(book.state(), clock())
     assert again.active() == ()
+
+
+# ---------------------------------------------------------------- repeats
+
+
+def by_job(clock: Any, number: int, job: str, pci: str = "0000:18:00", process: str = "") -> Finding:
+    return msgspec.structs.replace(xid(clock, number, pci), job=job, process=process)
+
+
+def rule(clock: Any, text: str) -> Finding:
+    event = parse_kernel(text)
+    assert event is not None
+    return finding_of(event, clock().wall_s, clock().mono_s, BOOT)
+
+
+def after_restart(book: FindingBook, clock: Any, boot_id: str = BOOT) -> FindingBook:
+    state = msgspec.json.decode(msgspec.json.encode(book.state()), type=BookState)
+    again = FindingBook(boot_id)
+    again.restore(state, clock())
+    return again
+
+
+def severities_of(book: FindingBook) -> dict[str, Severity]:
+    return {finding.entity: finding.severity for finding in book.active()}
+
+
+@pytest.mark.parametrize("number", [13, 31, 43])
+def test_what_may_be_the_programs_is_the_cards_when_different_jobs_meet_it_there(
+    number: int, clock: Any
+) -> None:
+    book = FindingBook(BOOT)
+    for _ in range(50):
+        clock.mono_s += 60
+        book.fold("kernel", [by_job(clock, number, "slurm 1")], clock())
+    assert severities_of(book) == {"GPU 0000:18:00.0": Severity.WARNING}  # one job, however often
+    book = after_restart(book, clock)
+    book.fold("kernel", [by_job(clock, number, "slurm 2")], clock())
+    (found,) = book.active()
+    assert (found.severity, found.action) == (Severity.DEGRADED, "RUN_DIAGNOSTICS")
+    book.fold("kernel", [by_job(clock, number, "slurm 3")], clock())
+    assert severities_of(book) == {"GPU 0000:18:00.0": Severity.FATAL}
+
+
+def test_a_job_that_meets_it_on_several_cards_speaks_against_none(clock: Any) -> None:
+    book = FindingBook(BOOT)
+    for pci in ("0000:18:00", "0000:2a:00", "0000:3b:00"):
+        book.fold("kernel", [by_job(clock, 13, "slurm 1", pci)], clock())
+    book.fold("kernel", [by_job(clock, 13, "slurm 2", "0000:18:00")], clock())
+    assert set(severities_of(book).values()) == {Severity.WARNING}
+
+
+def test_where_no_job_is_known_the_programs_name_tells_them_apart(clock: Any) -> None:
+    book = FindingBook(BOOT)
+    for process in ("python3", "python3", "python3"):
+        book.fold("kernel", [by_job(clock, 31, "", process=process)], clock())
+    assert severities_of(book) == {"GPU 0000:18:00.0": Severity.WARNING}
+    book.fold("kernel", [by_job(clock, 31, "", process="vasp_std")], clock())
+    assert severities_of(book) == {"GPU 0000:18:00.0": Severity.DEGRADED}
+
+
+def test_jobs_long_ago_do_not_count(clock: Any) -> None:
+    book = FindingBook(BOOT)
+    book.fold("kernel", [by_job(clock, 13, "slurm 1")], clock())
+    clock.mono_s += 86_401
+    book.fold("kernel", [by_job(clock, 13, "slurm 2")], clock())
+    assert severities_of(book) == {"GPU 0000:18:00.0": Severity.WARNING}
+
+
+def test_a_repeat_counts_also_where_the_first_finding_has_ended(clock: Any) -> None:
+    """A warning stays 6 hours, its repeat counts for a day; neither a restart nor a boot forgets it."""
+    for boot_id in (BOOT, "boot-2"):
+        book = FindingBook(BOOT)
+        book.fold("kernel", [xid(clock, 94)], clock())
+        clock.mono_s += KEPT_S[Severity.WARNING] + 1
+        book.fold("kernel", [], clock())
+        assert book.active() == ()
+        book = after_restart(book, clock, boot_id)
+        book.fold("kernel", [xid(clock, 94)], clock())
+        assert severities_of(book) == {"GPU 0000:18:00.0": Severity.DEGRADED}
+
+
+def test_a_person_who_ends_a_fault_ends_its_count_too(clock: Any) -> None:
+    book = FindingBook(BOOT)
+    book.fold("kernel", [xid(clock, 94)], clock())
+    book.clear(book.active()[0].key)
+    book.fold("kernel", [xid(clock, 94)], clock())
+    assert severities_of(book) == {"GPU 0000:18:00.0": Severity.WARNING}
+
+
+def test_every_row_of_repeat_escalates_at_its_number_within_its_time(clock: Any) -> None:
+    for row in severities().repeats:
+        for spread, escalates in ((row.within_s, True), (row.within_s * 1.5 + 10, False)):
+            book = FindingBook(BOOT)
+            times = max(row.count, row.jobs)
+            for index in range(times):
+                if index == times - 1:
+                    clock.mono_s += spread
+                seen = clock()
+                book.add(
+                    [
+                        Finding(
+                            check="kernel",
+                            component=Component.GPU,
+                            entity="it",
+                            code=row.code,
+                            severity=Severity.INFO,
+                            action="IGNORE",
+                            summary="x",
+                            event=True,
+                            seen_mono_s=seen.mono_s,
+                            job=f"job {index}",
+                        )
+                    ],
+                    seen,
+                )
+                assert index == times - 1 or book.active()[0].severity.order < row.severity.order
+            assert (book.active()[0].severity is row.severity) == escalates, row
+            assert (row.reason in book.active()[0].summary) == escalates
+
+
+def test_a_line_that_speaks_of_many_counts_as_many(clock: Any) -> None:
+    book = FindingBook(BOOT)
+    told = "EDAC MC1: {} CE memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0 (channel:1 slot:0)"
+    book.fold("kernel", [rule(clock, told.format(1))], clock())
+    assert book.active()[0].severity is Severity.INFO
+    book.fold("kernel", [rule(clock, told.format(262))], clock())
+    assert (book.active()[0].severity, book.active()[0].count) == (Severity.WARNING, 263)
+
+
+# ---------------------------------------------------------------- ends
+
+
+DOWN, UP = (
+    "mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link DOWN",
+    "mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link ACTIVE",
+)
+
+
+def test_a_fault_ends_when_the_kernel_says_so(clock: Any) -> None:
+    book = FindingBook(BOOT)
+    lost, back = "nfs: server 10.0.0.2 not responding, still trying", "nfs: server 10.0.0.2 OK"
+    book.fold("kernel", [rule(clock, lost), rule(clock, lost.replace("0.2", "0.3"))], clock())
+    book.fold("kernel", [rule(clock, back)], clock())
+    assert [finding.entity for finding in book.active()] == ["10.0.0.3"]
+    book.fold("kernel", [rule(clock, back)], clock())  # once more, of nothing that stands
+    assert [finding.entity for finding in book.active()] == ["10.0.0.3"]
+
+
+def test_a_link_that_flaps_is_not_well_because_it_is_up(clock: Any) -> None:
+    """Three flaps in 12 hours, each shorter than a sample of the port."""
+    book = FindingBook(BOOT)
+    for flap in range(3):
+        book.fold("kernel", [rule(clock, DOWN)], clock())
+        assert (book.active()[0].severity is Severity.DEGRADED) == (flap == 2)
+        book.fold("kernel", [rule(clock, UP)], clock())
+        assert bool(book.active()) == (flap == 2)
+        clock.mono_s += 3600
+    clock.mono_s += KEPT_S[Severity.DEGRADED]
+    book.fold("kernel", [], clock())
+    assert book.active() == ()  # and it ends by time
+
+
+def test_a_new_boot_ends_what_it_repairs_and_not_a_broken_memory_module(clock: Any) -> None:
+    book = FindingBook(BOOT)
+    memory = "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 slot:0)"
+    book.fold("kernel", [xid(clock, 79), rule(clock, memory)], clock())
+    book.fold("disk", [full_disk()], clock())
+    clock.mono_s = 50.0  # the clock of the new boot; HandClock's wall clock goes back with it
+    state = msgspec.structs.replace(book.state(), wall_ahead_s=book.state().wall_ahead_s - 90_000)
+    again = FindingBook("boot-2")
+    again.restore(state, clock())
+    assert [finding.code for finding in again.active()] == ["memory-uncorrected"]
+    assert again.clear(again.active()[0].key)  # a person put in a new module
+
+
+def test_what_outlives_a_boot_still_ends_by_time(clock: Any) -> None:
+    book = FindingBook(BOOT)
+    book.fold("kernel", [rule(clock, "I/O error, dev sda, sector 1 op 0x0:(READ) flags 0x0")], clock())
+    again = after_restart(book, clock, "boot-2")
+    assert [finding.code for finding in again.active()] == ["io-error"]
+    clock.mono_s += KEPT_S[Severity.WARNING] + 1
+    again.fold("kernel", [], clock())
+    assert again.active() == ()
+
+
+# ---------------------------------------------------------------- floods
+
+
+def test_a_flood_of_20000_distinct_faults_keeps_the_worst_and_what_comes_after_it(clock: Any) -> None:
+    book = FindingBook(BOOT)
+    flood = [xid(clock, 1 + index % 173, f"{index // 173:04x}:18:00") for index in range(20_000)]
+    book.fold("kernel", flood, clock())
+    assert len(book.active()) == MAX_FINDINGS
+    assert book.dropped == 20_000 - MAX_FINDINGS
+    fatal = {finding.key for finding in flood if finding.severity is Severity.FATAL}
+    assert 0 < len(fatal) < MAX_FINDINGS
+    assert fatal <= {finding.key for finding in book.active()}
+    later = xid(clock, 119, "ffff:18:00")
+    book.fold("kernel", [later], clock())
+    assert book.get(later.key) is not None
+
+
+def test_what_is_kept_for_repeats_is_bounded_too(clock: Any) -> None:
+    book = FindingBook(BOOT)
+    for index in range(3000):
+        book.add([by_job(clock, 13, f"job {index}", f"{index % 1000:04x}:18:00")], clock())
+    state = book.state()
+    assert len(state.past) <= MAX_PLACES
+    assert all(len(past.jobs) <= MAX_JOBS for _, past in state.past)

@@ -2,17 +2,32 @@
 
 import pytest
 
+from sentinel.checks.findings import KEPT_S
 from sentinel.checks.xid import (
+    BucketRow,
+    RecoveryRow,
+    XidRow,
+    actions,
+    bucket_meaning,
     catalogue,
     decode_nvlink5,
     finding_of,
+    job_of_cgroup,
     recovery_meaning,
     severities,
     sxid_meaning,
     xid_meaning,
 )
 from sentinel.core.model import Component, Finding, Severity
-from sentinel.logs.kernel import parse_kernel
+from sentinel.logs.kernel import parse_kernel, shipped_rules
+from sentinel.rules import data_dir
+
+
+def table_lines(name: str) -> list[str]:
+    """The rows of a table in rules/, read without the code that is tested."""
+    lines = (data_dir("rules") / name).read_text().splitlines()
+    return [line for line in lines if not line.startswith("#")][1:]
+
 
 # What each immediate action means where no exception says otherwise.
 BY_ACTION = {
@@ -54,6 +69,7 @@ def test_a_number_of_the_catalogue_means_what_nvidias_action_says(number: int) -
 
 def test_the_catalogue_is_whole() -> None:
     assert sorted(catalogue()) == list(range(1, 174))
+    assert (len(NVLINK5), len(SXIDS)) == (94, 93)  # as many as the sources that the tables name have
 
 
 def test_every_row_has_a_reason_and_every_exception_a_number_of_the_catalogue() -> None:
@@ -167,3 +183,151 @@ def test_two_oom_kills_are_two_findings() -> None:
     )
     assert first.key != second.key
     assert (first.component, first.pid) == (Component.SYSTEM, 10)
+
+
+# ---------------------------------------------------------------- every row of every table
+
+NVLINK5 = [line.split("\t") for line in table_lines("nvlink5.tsv")]
+SXIDS = [line.split("\t") for line in table_lines("sxid.tsv")]
+
+
+def registers(pattern: str, fill: str) -> str:
+    return f"0x{int(pattern.replace('-', fill), 2):08x}"
+
+
+@pytest.mark.parametrize("row", NVLINK5, ids=lambda row: "-".join(row[:2] + row[4:6]))
+def test_each_row_of_nvlink5_is_found_by_its_registers_before_and_since_r575(row: list[str]) -> None:
+    """The don't-care bits of intrinfo may be anything; where rows share registers the worst action counts."""
+    number, units, before, since, status, immediate, investigatory, _ = row
+    expected = bucket_meaning(immediate, investigatory, "")
+    for unit in units.split("/"):
+        for pattern in (before, since):
+            for fill in "01":
+                meaning = decode_nvlink5(
+                    int(number), f"{unit} Fatal XC0 i0 Link 01 ({registers(pattern, fill)} {status} 0x0)"
+                )
+                assert meaning is not None
+                assert meaning.severity.order >= expected.severity.order
+                told = f"{unit} Fatal XC0 i0 Link 01 ({registers(pattern, fill)} {status})"
+                line = f"NVRM: Xid (PCI:0000:66:00): {number}, {told}"
+                assert (finding(line).severity, finding(line).action) == (meaning.severity, meaning.action)
+
+
+def test_no_row_of_nvlink5_that_nvidia_ignores_isolates_by_itself() -> None:
+    for number, units, before, _, status, immediate, _, _ in NVLINK5:
+        meaning = decode_nvlink5(
+            int(number), f"{units.split('/')[0]} Nonfatal ({registers(before, '0')} {status})"
+        )
+        others = {row[5] for row in NVLINK5 if row[0] == number and row[1] == units and row[2] == before}
+        if immediate == "IGNORE" and others == {"IGNORE"}:
+            assert meaning is not None
+            assert meaning.severity is Severity.INFO, (number, units, status)
+
+
+@pytest.mark.parametrize("row", SXIDS, ids=lambda row: row[0])
+def test_each_row_of_the_switchs_table_is_followed_and_says_whose_it_is(row: list[str]) -> None:
+    number, name, event, _ = row
+    found = finding(f"nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): {number}, {name}")
+    fatal = event == "Fatal"
+    assert found.severity is (Severity.FATAL if fatal else Severity.WARNING)
+    assert found.action == ("RESTART_BM" if fatal else "CONTACT_SUPPORT")
+    assert "not NVIDIA's" in found.summary
+    for word, severity in (("Fatal", Severity.FATAL), ("Non-fatal", Severity.WARNING)):
+        assert (
+            finding(f"nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): {number}, {word}, {name}").severity
+            is severity
+        )
+
+
+@pytest.mark.parametrize("row", severities().xids, ids=lambda row: f"{row.xid}-{row.text}")
+def test_each_exception_is_followed(row: XidRow) -> None:
+    meaning = xid_meaning(row.xid, row.text)
+    assert (meaning.severity, meaning.reason) == (row.severity, row.reason)
+
+
+@pytest.mark.parametrize("row", severities().recoveries, ids=lambda row: row.text)
+def test_each_recovery_action_is_followed_by_value_or_by_its_words(row: RecoveryRow) -> None:
+    assert recovery_meaning(text=row.text).action == row.action
+    assert recovery_meaning(value=row.value).action == row.action
+
+
+@pytest.mark.parametrize("row", severities().buckets, ids=lambda row: f"{row.immediate}-{row.investigatory}")
+def test_each_bucket_is_followed(row: BucketRow) -> None:
+    assert bucket_meaning(row.immediate, row.investigatory, "").severity is row.severity
+
+
+def test_support_alone_and_what_no_table_names_never_isolate() -> None:
+    for immediate, investigatory in (
+        ("CONTACT_SUPPORT", ""),
+        ("", "CONTACT_SUPPORT"),
+        ("", ""),
+        ("SOMETHING_NEW", "RESET_GPU"),
+    ):
+        assert bucket_meaning(immediate, investigatory, "").severity is Severity.WARNING
+
+
+def every_action() -> set[str]:
+    told = {xid_meaning(number).action for number in catalogue()}
+    told |= {bucket_meaning(row[5], row[6], "").action for row in NVLINK5}
+    told |= {sxid_meaning(int(row[0])).action for row in SXIDS}
+    told |= {row.action for row in severities().recoveries} | {
+        row.action for row in severities().repeats if row.action
+    }
+    return told | {rule.action for rule, _ in shipped_rules()}
+
+
+def test_every_fault_of_the_tables_has_a_way_to_end() -> None:
+    """By time always; [[action]] says whether a new boot ends it too, and what a person does about it."""
+    assert every_action() <= set(actions())
+    assert set(KEPT_S) == set(Severity)
+    assert all(row.do for row in actions().values())
+    sure = {rule.action for rule, _ in shipped_rules() if rule.severity == "fatal"} | {
+        "RESET_GPU",
+        "RESTART_BM",
+    }
+    assert any(not actions()[action].boot for action in sure)  # a restart mends no memory module
+
+
+def test_every_repeat_counts_something_that_a_table_can_make() -> None:
+    codes = {rule.code for rule, _ in shipped_rules() if not rule.over} | {
+        f"XID {number}" for number in catalogue()
+    }
+    for row in severities().repeats:
+        assert row.code in codes
+        assert (row.count > 1) != (row.jobs > 1), row.code
+        assert row.within_s > 0
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "job"),
+    [
+        (
+            "/kubepods/pod95387fa4-da9c-11e7-9d36-5254b24cbf5e/6895a3",
+            "pod 95387fa4-da9c-11e7-9d36-5254b24cbf5e",
+        ),
+        (
+            "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podeded8c65_6e8e_4c6e_a889_3e427565c740.slice/x.scope",
+            "pod eded8c65-6e8e-4c6e-a889-3e427565c740",
+        ),
+        ("/slurm/uid_1000/job_4711/step_0/task_0", "slurm 4711"),
+        ("/system.slice/slurmstepd.scope/job_4711/step_0", "slurm 4711"),
+        ("/docker/6895a3e13439", "container 6895a3e13439"),
+        ("/system.slice/docker-6895a3e13439.scope", "container 6895a3e13439"),
+        ("/user.slice/user-1000.slice/session-12.scope", ""),
+        ("/", ""),
+        ("", ""),
+    ],
+)
+def test_a_cgroup_tells_the_job(cgroup: str, job: str) -> None:
+    assert job_of_cgroup(cgroup) == job
+
+
+def test_a_fault_of_a_device_is_named_by_its_address() -> None:
+    nic = finding(
+        "mlx5_core 0000:61:00.0: wait_func:1132:(pid 1): X(0x710) timeout. Will cause a leak of a command resource"
+    )
+    assert (nic.component, nic.entity, nic.severity) == (Component.NIC, "NIC 0000:61:00.0", Severity.FATAL)
+    bus = finding(
+        "pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer"
+    )
+    assert (bus.component, bus.entity) == (Component.SYSTEM, "PCI 0000:00:03.0")

@@ -5,8 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from sentinel.logs.kernel import normal_pci, parse_kernel, shipped_rules
+from sentinel.checks.xid import catalogue, finding_of
+from sentinel.core.model import Severity
+from sentinel.logs.kernel import MAX_REMEMBERED, MAX_TEXT, KernelLog, normal_pci, parse_kernel, shipped_rules
 from sentinel.logs.kernel_prefix import split_prefix
 
 LINES = tomllib.loads((Path(__file__).parent / "kernel_lines.toml").read_text())["line"]
@@ -25,7 +29,10 @@ def test_a_line_that_was_really_printed_is_read(row: dict[str, Any]) -> None:
     assert event.pid == row.get("pid")
     assert event.name == row.get("name", "")
     assert event.entity == row.get("entity", "")
+    assert event.cgroup == row.get("cgroup", "")
+    assert event.count == row.get("count", 1)
     assert (event.rule.code if event.rule else None) == row.get("code")
+    assert (event.rule is not None and event.rule.over) == row.get("over", False)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +183,107 @@ def test_a_pid_that_is_no_number_is_unknown() -> None:
     assert event.pid is None
 
 
-def test_every_row_of_the_kernel_table_has_its_literal_in_lines_that_its_pattern_fits() -> None:
+def test_every_row_of_the_kernel_table_names_a_line_and_its_source() -> None:
+    met = {
+        id(event.rule)
+        for row in LINES
+        if (event := parse_kernel(split_prefix(row["text"]).text)) and event.rule
+    }
     for rule, pattern in shipped_rules():
         assert set(pattern.groupindex) <= {"entity", "pci", "pid", "name", "cgroup", "count"}, rule.code
         assert rule.source, rule.code
+        assert id(rule) in met, f"no line for {rule.code}: {rule.pattern}"
+
+
+def test_what_ends_a_fault_is_a_row_of_its_own_code() -> None:
+    begins = {rule.code for rule, _ in shipped_rules() if not rule.over}
+    assert {rule.code for rule, _ in shipped_rules() if rule.over} <= begins
+
+
+@pytest.mark.parametrize("row", LINES, ids=lambda row: row["text"][:60])
+def test_a_quotation_of_a_line_proves_nothing(row: dict[str, Any]) -> None:
+    """A name, a path or an audit record may hold any text, but not where the kernel begins its own."""
+    text = split_prefix(row["text"]).text
+    assert parse_kernel(f'audit: type=1300 audit(1725018189.000:1): comm="{text}"') is None
+    assert parse_kernel(f"python3[42]: {text}") is None
+
+
+# ---------------------------------------------------------------- several lines
+
+
+def test_a_kill_has_the_cgroup_that_the_line_before_named() -> None:
+    """As in github.com/leptonai/gpud pull 70."""
+    log = KernelLog()
+    cgroup = (
+        "/kubepods.slice/kubepods-podeded8c65_6e8e_4c6e_a889_3e427565c740.slice/cri-containerd-ec9e.scope"
+    )
+    first = (
+        "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=cri-containerd-ec9e.scope,mems_allowed=0-1,"
+        f"oom_memcg=/kubepods.slice,task_memcg={cgroup},task=pt_main_thread,pid=461754,uid=0"
+    )
+    assert log.take(first) is None
+    other = log.take("Memory cgroup out of memory: Killed process 461753 (other) total-vm:1kB, anon-rss:1kB")
+    killed = log.take(
+        "Memory cgroup out of memory: Killed process 461754 (pt_main_thread) total-vm:1kB, anon-rss:1kB"
+    )
+    assert other is not None
+    assert killed is not None
+    assert (other.cgroup, killed.cgroup) == ("", cgroup)
+
+
+def test_an_older_kernels_kill_has_its_cgroup_too() -> None:
+    """As in github.com/bluek8s/kubedirector issue 356."""
+    log = KernelLog()
+    cgroup = "/kubepods/pod951f6bc5-c5a5-11ea-8707-80e455f266a2/0249"
+    log.take(f"Task in {cgroup} killed as a result of limit of {cgroup}")
+    log.take("Memory cgroup out of memory: Kill process 62685 (bash) score 0 or sacrifice child")
+    killed = log.take("Killed process 62769 (cp) total-vm:11700kB, anon-rss:184kB, file-rss:1464kB")
+    assert killed is not None
+    assert killed.cgroup == cgroup
+
+
+def test_a_card_has_the_uuid_that_the_driver_told() -> None:
+    log = KernelLog()
+    assert log.take("NVRM: GPU at PCI:0000:00:05: GPU-efbdfde9-5798-a6e7-4c46-12518fa15375") is None
+    own, other = (log.take(f"NVRM: Xid (PCI:0000:00:{slot}): 94, Contained") for slot in ("05", "06"))
+    assert own is not None
+    assert other is not None
+    assert (own.uuid, other.uuid) == ("GPU-efbdfde9-5798-a6e7-4c46-12518fa15375", "")
+
+
+def test_what_is_remembered_between_lines_is_bounded() -> None:
+    log = KernelLog()
+    for number in range(10_000):
+        log.take(f"oom-kill:constraint=X,task_memcg=/a/{number},task=x,pid={number},uid=0")
+        log.take(f"NVRM: GPU at PCI:{number:04x}:00:05: GPU-efbdfde9-5798-a6e7-4c46-12518fa15375")
+    assert len(log._cgroups) <= MAX_REMEMBERED
+    assert len(log._uuids) <= MAX_REMEMBERED
+
+
+# ---------------------------------------------------------------- anything
+
+FRAGMENTS = [row["text"] for row in LINES] + [
+    "NVRM: Xid (PCI:0000:66:00): ",
+    "GPU recovery action changed from ",
+    "(0x0409a0c2 0x00000008 ",
+    "pid='<unknown>', name=<unknown>, ",
+    "oom-kill:constraint=x,task_memcg=/a,task=b,pid=",
+    "\\x0a",
+    "\x00",
+]
+ANYTHING = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=40)), max_size=4).map("".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(texts=st.lists(ANYTHING, max_size=5), cut=st.integers(0, 300))
+def test_no_text_makes_it_raise(texts: list[str], cut: int) -> None:
+    log = KernelLog()
+    for text in texts:
+        for part in (text, text[:cut], text[cut:]):
+            log.take(part)
+            log.take(split_prefix(part, 1e9).text)
+            if (event := parse_kernel(part)) is not None:
+                finding = finding_of(event, 1.0, 2.0, "boot")
+                assert len(finding.evidence[0]) <= MAX_TEXT
+                if event.number is not None and event.number not in catalogue() and event.kind == "xid":
+                    assert finding.severity is Severity.WARNING
