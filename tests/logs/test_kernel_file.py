@@ -57,7 +57,8 @@ def test_the_first_message_of_another_boot_is_marked() -> None:
         f'{{"_BOOT_ID": "{boot}", "_TRANSPORT": "kernel", "MESSAGE": "x"}}' for boot in "aabb"
     )
     assert [saved.boots for saved in read(journal.encode())] == [False, False, True, False]
-    short = "Aug 30 11:43:09 node7 kernel: x\n-- Boot 9a4b9a4b9a4b9a4b9a4b9a4b9a4b9a4b --\nAug 30 11:44:09 node7 kernel: Linux\n"
+    line = "Aug 30 11:43:09 node7 kernel: x\n"
+    short = f"{line}-- Boot 9a4b9a4b9a4b9a4b9a4b9a4b9a4b9a4b --\n{line}"
     assert [saved.boots for saved in read(short.encode())] == [False, True, False]
     assert [saved.boots for saved in read(b"[    0.000000] Linux version 6.8.0\n")] == [True]
 
