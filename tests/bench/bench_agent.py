@@ -1,0 +1,170 @@
+"""What the agent of a node costs: 8 GPUs (a stub of NVML), 8 InfiniBand cards (a sysfs tree), the shipped rules (at
+least 60) over 8 growing logs, `/metrics` scraped every 15 s. All checks are on, at their own intervals.
+
+The logs are followed in the agent's process, by the same code that follows a job's ranks under `sentinel run`; each
+gets two lines a second. Memory (PSS) and CPU are those of the agent and all its children. GPUd 0.5 and NPD 0.8 beside
+it are quoted from a run on this kind of machine without any GPU.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+from sentinel.checks.rdma import COUNTERS, HW_COUNTERS
+from tests.bench.harness import Row, at_most, cpu_seconds, process_tree, pss_bytes, wait_until
+from tests.checks.conftest import HEALTHY, STUB, Scenario
+from tests.checks.sysfs_tree import Tree, write
+
+MIB = float(1 << 20)
+CARDS = 8
+WARM_UP_S = 45.0  # every quick check has run, the slow start of the driver's child is over
+SCRAPE_S = 15.0
+
+HOST = """
+import asyncio, socket, sys
+from pathlib import Path
+sys.modules.setdefault('rich', None)
+from sentinel import journal
+from sentinel.agent import Agent
+from sentinel.cli.agent import say
+from sentinel.cli.control import Lock
+from sentinel.cli.node import NodeAgent
+from sentinel.clock import boot_id, system_now
+from sentinel.cluster.base import RankProcess
+from sentinel.core.model import Policy, ProtectedJob
+from sentinel.logs.ruleset import load_ruleset
+from sentinel.settings import Settings
+
+root = Path(sys.argv[1])
+settings = Settings(
+    state_dir=str(root / 'state'), listen='127.0.0.1:0', sysfs=str(root / 'sys'), kernel_log=sys.argv[2]
+)
+folder = settings.state_path / 'agent'
+Lock(folder).take()
+journal.configure(folder / 'agent.log')
+rules = load_ruleset((), '', settings.state_path / 'cache')
+assert len(rules.rules) >= 60
+node = NodeAgent(settings, folder, settings_file=None, paths=(), say=say)
+logs = Agent(
+    socket.gethostname(), boot_id(), system_now, lambda report: None, lambda job: rules,
+    metrics=node.metrics, output=lambda rank, data: None, look=lambda job, incarnation: {},
+    load_positions=lambda job: {}, save_positions=lambda positions: None,
+)
+
+async def main():
+    ranks = [
+        RankProcess(rank=rank, pid=1, start_ticks=1, log_path=str(root / f'rank-{rank}.log')) for rank in range(8)
+    ]
+    logs.follow(ProtectedJob(name='bench', policy=Policy(), incarnation=1, size=8), ranks)
+    follow = asyncio.create_task(logs.run())
+    await node.run()
+    follow.cancel()
+
+asyncio.run(main())
+"""
+
+
+def tree(root: Path) -> dict[str, str]:
+    """Cards on the bus, ports with every counter, NVML with the same cards. Returns the environment."""
+    machine = Tree(root)
+    addresses = [f"0000:{bus:02x}:00.0" for bus in range(0x18, 0x18 + CARDS)]
+    for address in addresses:
+        folder = machine.pci(address, vendor="0x10de", kind="0x030200", driver="nvidia")
+        write(folder / "device", "0x2330")
+    for index in range(CARDS):
+        card = machine.ib(f"mlx5_{index}", f"0000:{0x40 + index:02x}:00.0")
+        for names, where in ((COUNTERS, "counters"), (HW_COUNTERS, "hw_counters")):
+            for counter in names:
+                write(card / "ports/1" / where / counter, 12345)
+    library = root / "nvml"
+    library.mkdir()
+    command = ["gcc", "-shared", "-fPIC", "-o", str(library / "libnvidia-ml.so.1"), str(STUB)]
+    subprocess.run(command, check=True)
+    scenario = Scenario(root / "scenario")
+    scenario.set(driver="580.95.05", devices=CARDS, **HEALTHY)
+    for index, address in enumerate(addresses):
+        named = {"pci": f"0000{address}", "uuid": f"GPU-0000000{index}", "minor": index}
+        scenario.set(**{f"gpu{index}_{key}": value for key, value in named.items()})
+    return {**os.environ, "LD_LIBRARY_PATH": str(library), "SENTINEL_STUB_NVML": str(scenario.path)}
+
+
+class Writers:
+    """What eight ranks print: called as often as one likes, it writes what is due."""
+
+    def __init__(self, root: Path) -> None:
+        self._files = [open(root / f"rank-{rank}.log", "a", buffering=1) for rank in range(8)]
+        self._began_s = time.monotonic()
+        self._step = 0
+
+    def pump(self) -> None:
+        while self._step < time.monotonic() - self._began_s:
+            self._step += 1
+            for file in self._files:
+                file.write(
+                    f"step: {self._step}  loss: 1.250000  tps: 5,120\n"
+                    f"this iteration hardware time is 820.521 and e2e time is 1000.125 ms.\n"
+                )
+
+
+def name_of(pid: int) -> str:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return "NVML child" if any(b"nvml_child" in word for word in words) else "agent"
+
+
+def measured(url: str, agent: int, seconds: float, writers: Writers) -> tuple[dict[str, float], dict[str, float]]:
+    """Share of a core (%) and PSS (MiB), by process, over the next `seconds`."""
+    processes = process_tree(agent)
+    before_s = {pid: cpu_seconds((pid,)) for pid in processes}
+    begun_s, scraped_s = time.monotonic(), 0.0
+    while (passed_s := time.monotonic() - begun_s) < seconds:
+        writers.pump()
+        if time.monotonic() - scraped_s >= SCRAPE_S:
+            scraped_s = time.monotonic()
+            urllib.request.urlopen(url + "/metrics", timeout=10).read()
+        time.sleep(0.1)
+    share: dict[str, float] = {}
+    memory: dict[str, float] = {}
+    for pid in process_tree(agent):
+        name = name_of(pid)
+        used_s = cpu_seconds((pid,)) - before_s.get(pid, 0.0)
+        share[name] = share.get(name, 0.0) + 100 * used_s / passed_s
+        memory[name] = memory.get(name, 0.0) + pss_bytes((pid,)) / MIB
+    return share, memory
+
+
+def run(quick: bool = False) -> list[Row]:
+    with tempfile.TemporaryDirectory(prefix="sentinel-bench-") as temporary:
+        root = Path(temporary)
+        environment = tree(root)
+        writers = Writers(root)
+        told = root / "told"
+        with open(told, "wb") as errors:
+            agent = subprocess.Popen(
+                [sys.executable, "-c", HOST, str(root), "/dev/kmsg"], env=environment, stderr=errors
+            )
+        try:
+            mark = "findings on "
+            wait_until(lambda: mark in told.read_text(), 30, f"the agent to listen: {told.read_text()}")
+            url = told.read_text().rpartition(mark)[2].split()[0]
+            begun_s = time.monotonic()
+            while time.monotonic() - begun_s < (15.0 if quick else WARM_UP_S):
+                writers.pump()
+                time.sleep(0.1)
+            share, memory = measured(url, agent.pid, 20.0 if quick else 120.0, writers)
+            numbers = urllib.request.urlopen(url + "/metrics", timeout=10).read().decode()
+        finally:
+            agent.terminate()
+            agent.wait(20)
+    cards = numbers.count("DCGM_FI_DEV_GPU_TEMP{")
+    ports = numbers.count("node_infiniband_state_id{")
+    assert (cards, ports) == (CARDS, CARDS), f"{cards} cards and {ports} ports were measured"
+    of_cpu = ", ".join(f"{name} {value:.2f}" for name, value in share.items())
+    of_memory = ", ".join(f"{name} {value:.1f}" for name, value in memory.items())
+    return [
+        at_most(f"memory (PSS): {of_memory}", 70.0, sum(memory.values()), "MiB", ("GPUd without a GPU", 70.0)),
+        at_most(f"CPU: {of_cpu}", 0.5, sum(share.values()), "% of a core", ("GPUd without a GPU", 0.12)),
+    ]
