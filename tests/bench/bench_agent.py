@@ -96,18 +96,21 @@ class Writers:
     """What eight ranks print: called as often as one likes, it writes what is due."""
 
     def __init__(self, root: Path) -> None:
-        self._files = [open(root / f"rank-{rank}.log", "a", buffering=1) for rank in range(8)]
+        self._logs = [root / f"rank-{rank}.log" for rank in range(8)]
+        for log in self._logs:
+            log.touch()
         self._began_s = time.monotonic()
         self._step = 0
 
     def pump(self) -> None:
         while self._step < time.monotonic() - self._began_s:
             self._step += 1
-            for file in self._files:
-                file.write(
-                    f"step: {self._step}  loss: 1.250000  tps: 5,120\n"
-                    f"this iteration hardware time is 820.521 and e2e time is 1000.125 ms.\n"
-                )
+            for log in self._logs:
+                with open(log, "a") as file:
+                    file.write(
+                        f"step: {self._step}  loss: 1.250000  tps: 5,120\n"
+                        "this iteration hardware time is 820.521 and e2e time is 1000.125 ms.\n"
+                    )
 
 
 def name_of(pid: int) -> str:
@@ -115,7 +118,9 @@ def name_of(pid: int) -> str:
     return "NVML child" if any(b"nvml_child" in word for word in words) else "agent"
 
 
-def measured(url: str, agent: int, seconds: float, writers: Writers) -> tuple[dict[str, float], dict[str, float]]:
+def measured(
+    url: str, agent: int, seconds: float, writers: Writers
+) -> tuple[dict[str, float], dict[str, float]]:
     """Share of a core (%) and PSS (MiB), by process, over the next `seconds`."""
     processes = process_tree(agent)
     before_s = {pid: cpu_seconds((pid,)) for pid in processes}
@@ -165,6 +170,8 @@ def run(quick: bool = False) -> list[Row]:
     of_cpu = ", ".join(f"{name} {value:.2f}" for name, value in share.items())
     of_memory = ", ".join(f"{name} {value:.1f}" for name, value in memory.items())
     return [
-        at_most(f"memory (PSS): {of_memory}", 70.0, sum(memory.values()), "MiB", ("GPUd without a GPU", 70.0)),
+        at_most(
+            f"memory (PSS): {of_memory}", 70.0, sum(memory.values()), "MiB", ("GPUd without a GPU", 70.0)
+        ),
         at_most(f"CPU: {of_cpu}", 0.5, sum(share.values()), "% of a core", ("GPUd without a GPU", 0.12)),
     ]
