@@ -123,11 +123,8 @@ def check(look: Look) -> list[Finding]:
             found.append(_corrected(counter, recent))
     look.kept["saved"] = saved
     look.kept["measures"] = tuple(
-        measure
+        Measure("sentinel_host_memory_errors_total", (("memory", counter.name), ("kind", kind)), count)
         for counter in counters
-        for measure in (
-            Measure("node_edac_correctable_errors_total", (("memory", counter.name),), counter.corrected),
-            Measure("node_edac_uncorrectable_errors_total", (("memory", counter.name),), counter.uncorrected),
-        )
+        for kind, count in (("corrected", counter.corrected), ("uncorrected", counter.uncorrected))
     )
     return found

@@ -60,6 +60,6 @@ def check(look: Look) -> list[Finding]:
     look.kept["detail"] = "; ".join([f"{memory_bytes / GIB:.1f} GiB, {cpus} CPUs", *unset])
     look.kept["measures"] = (
         Measure("node_memory_MemTotal_bytes", (), memory_bytes),
-        Measure("node_cpus_online", (), cpus),
+        Measure("sentinel_cpus_online", (), cpus),
     )
     return judge_inventory(memory_bytes / GIB, cpus, shape)

@@ -69,7 +69,9 @@ def look(settings: "Settings", args: argparse.Namespace) -> int:
     runner = CheckRunner(settings, (os.getcwd(), str(settings.state_path), *args.path))
     if (snapshot := read_snapshot(settings.state_path)) is not None:
         runner.restore(snapshot)  # what the agent of this machine knows, such as an Xid from before
-    names = tuple(args.names) or (tuple(row.name for row in CHECKS) if args.deep else ())
+    names = tuple(args.names)
+    if args.deep:
+        names += tuple(row.name for row in CHECKS if not names or row.component.value in names)
     try:
         results = asyncio.run(runner.check_now(names))
     except KeyError as error:

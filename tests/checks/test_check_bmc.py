@@ -8,6 +8,7 @@ import pytest
 
 from sentinel.checks import bmc
 from sentinel.checks.base import Absent, Look, Unknown
+from sentinel.checks.table import select
 from sentinel.core.model import Finding, Now, Severity
 from sentinel.settings import Settings
 
@@ -34,7 +35,8 @@ FAILED = "PS1 Status       | C8h | ok | 10.1 | Presence detected, Failure detect
 FAN = "FAN2             | 31h | {:<3} | 29.2 | {} RPM\n"
 # Captured: `ipmitool sel elist` of an Intel server board, from a public bug report.
 INTEL_LOG = """\
- 2cb | 07/09/2015 | 06:33:04 | Temperature SSB Temp | Lower Critical going low  | Deasserted | Reading 43 < Threshold 0 degrees C
+ 2cb | 07/09/2015 | 06:33:04 | Temperature SSB Temp | Lower Critical going low  | Deasserted | Reading 43 \
+< Threshold 0 degrees C
  2cd | 07/13/2015 | 12:00:27 | Memory Mmry ECC Sensor | Uncorrectable ECC | Asserted
  2ce | 07/13/2015 | 12:00:28 | Critical Interrupt PCIe Cor Sensor |  | Asserted
  2cf | 07/13/2015 | 12:01:33 | System Event BIOS Evt Sensor | Timestamp Clock Sync | Asserted
@@ -188,3 +190,8 @@ def test_an_error_instead_of_sensors_is_unknown(server: Server) -> None:
     server.stub.write_text("#!/bin/sh\necho 'Get Device ID command failed' >&2; exit 1\n")
     with pytest.raises(Unknown, match="Get Device ID"):
         server.check()
+
+
+def test_a_pre_check_of_the_system_does_not_wait_for_it() -> None:
+    assert "bmc" not in [row.name for row in select(("system",))]
+    assert "bmc" in [row.name for row in select(("system", "bmc"))]
