@@ -135,6 +135,23 @@ CHECKS: tuple[Check, ...] = (
         needs="a GPU or an RDMA device; root (CAP_SYS_PTRACE) to look into other users' programs",
     ),
     Check(
+        name="services",
+        component=Component.RUNTIME,
+        module="sentinel.checks.services",
+        interval_s=60.0,
+        deadline_s=8.0,
+        needs="systemd, or the node's process namespace",
+    ),
+    Check(
+        name="bmc",
+        component=Component.SYSTEM,
+        module="sentinel.checks.bmc",
+        interval_s=600.0,
+        deadline_s=45.0,
+        needs="ipmitool, a management controller (/dev/ipmi0) and root",
+        slow=True,
+    ),
+    Check(
         name="gpu-pci",
         component=Component.GPU,
         module="sentinel.checks.gpu_pci",
