@@ -1,8 +1,93 @@
-"""GPUs that left the PCI bus since the first look of this boot."""
+"""GPUs that left the PCI bus since the first look of this boot, and errors that the bus counts for them (AER)."""
+
+import re
+from pathlib import Path
+from typing import Any
 
 from sentinel.checks.base import Absent, Look
 from sentinel.checks.gpus import Gpu, inventory
 from sentinel.core.model import Component, Finding, Severity
+
+WINDOW_S = 600.0
+CORRECTABLE_WARN = 80  # in the window: as many as replays that are told, 8 a minute
+
+_TOTAL = re.compile(r"^TOTAL_ERR_\w+ (\d+)$", re.M)
+# file -> code, severity, action, what it says; most first
+AER = {
+    "aer_dev_fatal": (
+        "pcie-fatal-errors",
+        Severity.FATAL,
+        "CHECK_PCIE",
+        "The GPU's PCIe link had errors that lost data",
+    ),
+    "aer_dev_nonfatal": (
+        "pcie-errors",
+        Severity.WARNING,
+        "CHECK_PCIE",
+        "The GPU's PCIe link had uncorrected errors",
+    ),
+    "aer_dev_correctable": (
+        "pcie-corrected-errors",
+        Severity.WARNING,
+        "CHECK_PCIE",
+        "The GPU's PCIe link corrects many errors",
+    ),
+}
+
+
+def parse_aer(text: str) -> int | None:
+    """The sum of a kernel's aer_dev_* file, in its last line: "TOTAL_ERR_COR 12". None: nothing to read there."""
+    found = _TOTAL.search(text)
+    return int(found[1]) if found else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:  # a kernel without AER, or a card that just left
+        return ""
+
+
+def _finding(
+    entity: str, code: str, severity: Severity, action: str, summary: str, evidence: str, event: bool = False
+) -> Finding:
+    return Finding(
+        check="gpu-pci",
+        component=Component.GPU,
+        entity=entity,
+        code=code,
+        severity=severity,
+        action=action,
+        summary=summary,
+        evidence=(evidence,),
+        event=event,
+    )
+
+
+def judge_aer(gpu: Gpu, totals: dict[str, int], counts: dict[str, list[Any]], now_s: float) -> list[Finding]:
+    """`counts` (kept by the caller): file -> [total at the last look, errors and time of each growth].
+
+    A counter that is smaller than before started again: it is no error. A fatal error is an event: that no more
+    came in ten minutes does not undo it.
+    """
+    found = []
+    for file, (code, severity, action, summary) in AER.items():
+        if file not in totals:
+            continue
+        total = totals[file]
+        last, grown = counts.setdefault(file, [total, []])
+        if total > last:
+            grown.append((now_s, total - last))
+        elif severity is Severity.FATAL:
+            grown.clear()
+        grown[:] = [(at_s, count) for at_s, count in grown if at_s > now_s - WINDOW_S]
+        counts[file][0] = total
+        recent = sum(count for _, count in grown)
+        if recent > (CORRECTABLE_WARN if file == "aer_dev_correctable" else 0):
+            evidence = f"{file}: {recent} in the last {WINDOW_S / 60:.0f} min, {total} since the boot"
+            event = severity is Severity.FATAL
+            found.append(_finding(gpu.entity, code, severity, action, summary, evidence, event))
+    return found
 
 
 def check(look: Look) -> list[Finding]:
@@ -12,19 +97,22 @@ def check(look: Look) -> list[Finding]:
     if not expected:
         raise Absent("no NVIDIA GPU on the PCI bus")
     here = {gpu.pci for gpu in present}
-    return [
-        Finding(
-            check="gpu-pci",
-            component=Component.GPU,
-            entity=Gpu(pci, device).entity,
-            code="gpu-vanished",
-            severity=Severity.FATAL,
-            action="RESTART_BM",
-            summary="The GPU was on the PCI bus and is no longer",
-            evidence=(
-                f"{look.settings.sysfs}/bus/pci/devices/{pci} is gone; {len(here)} of {len(expected)} GPUs are left",
-            ),
+    folder = Path(look.settings.sysfs, "bus/pci/devices")
+    found = [
+        _finding(
+            Gpu(pci, device).entity,
+            "gpu-vanished",
+            Severity.FATAL,
+            "RESTART_BM",
+            "The GPU was on the PCI bus and is no longer",
+            f"{folder / pci} is gone; {len(here)} of {len(expected)} GPUs are left",
         )
         for pci, device in sorted(expected.items())
         if pci not in here
     ]
+    aer: dict[str, dict[str, list[Any]]] = look.kept.setdefault("aer", {})
+    for gpu in present:
+        read = {file: parse_aer(_read(folder / gpu.pci / file)) for file in AER}
+        totals = {file: total for file, total in read.items() if total is not None}
+        found += judge_aer(gpu, totals, aer.setdefault(gpu.pci, {}), look.now.mono_s)
+    return found

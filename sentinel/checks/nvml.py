@@ -218,12 +218,16 @@ def _cards(sample: Sample, look: Look) -> list[Card]:
     return list(cards.values())
 
 
+def _sees_processes(look: Look) -> bool:
+    """In a pid namespace of its own NVML's pids are not ours, and it lists no processes of others."""
+    return os.path.realpath(os.path.join(look.settings.procfs, "self/ns/pid")).endswith(INIT_PID_NAMESPACE)
+
+
 def _judge(sample: Sample, look: Look, on_pci: Sequence[str]) -> list[Finding]:
-    ours = os.path.realpath(os.path.join(look.settings.procfs, "self/ns/pid")).endswith(INIT_PID_NAMESPACE)
-
     def gone(pid: int) -> bool:
-        return ours and not os.path.exists(os.path.join(look.settings.procfs, str(pid)))
+        return not os.path.exists(os.path.join(look.settings.procfs, str(pid)))
 
+    sees_processes = _sees_processes(look)
     cards = _cards(sample, look)
     xids = [event for event in sample.events if event.kind == XID_EVENT]
     for card in cards:
@@ -236,7 +240,7 @@ def _judge(sample: Sample, look: Look, on_pci: Sequence[str]) -> list[Finding]:
     for card in cards:
         name = card.device.identity.name
         peers = [peer for peer in cards if peer is not card and peer.device.identity.name == name]
-        found += judge_card(card, peers, look, gone)
+        found += judge_card(card, peers, look, gone if sees_processes else None)
     found += judge_count(sample.devices, on_pci)
     found += judge_expected(sample.devices, sample.driver, look.settings.shape)
     found += judge_twins(sample.devices)
@@ -256,6 +260,10 @@ def _detail(sample: Sample, look: Look) -> str:
     said = [] if look.settings.shape.gpus is not None else [expected(look.settings.shape, "gpus")]
     if sample.missing:
         said.append(f"driver {sample.driver} does not have {', '.join(sample.missing)}")
+    if sample.denied:
+        said.append(f"needs root: {', '.join(sample.denied)}")
+    if not _sees_processes(look):
+        said.append("not in the host's pid namespace: memory that no living process holds is not seen")
     return "; ".join(said)
 
 

@@ -37,9 +37,8 @@ class Watch(threading.Thread):
         self._set: Any = None
         self._woke_s = 0.0
 
-    def register(self, count: int, missing: set[str]) -> bool:
+    def register(self, ask: Ask, count: int) -> bool:
         """Register all cards that tell events. False: none does."""
-        ask = Ask(missing)
         self._set = ask("nvmlEventSetCreate")
         if self._set is None:
             return False
@@ -102,9 +101,13 @@ class Session:
         self._wake_fd = wake_fd
         self._ready = False
         self._missing: set[str] = set()
+        self._denied: set[str] = set()
         self._cards: dict[int, Card] = {}
         self._gpm = Gpm()
         self._watch: Watch | None = None
+
+    def _ask(self) -> Ask:
+        return Ask(self._missing, self._denied)
 
     def sample(self, now_s: float) -> dict[str, Any]:
         """One nvml_sample.Sample; `now_s` is the agent's clock, which says what is due."""
@@ -120,19 +123,20 @@ class Session:
             return {"problem": str(error), "problem_code": error.value}
         if self._watch is None:
             self._watch = Watch(self._wake_fd)
-            if self._watch.register(count, self._missing):
+            if self._watch.register(self._ask(), count):
                 self._watch.start()
         events = self._watch.take()
         for index in range(count):
             self._cards.setdefault(index, Card(index, self._gpm))
         devices = [
-            self._cards[index].read(now_s, self._missing, everything=bool(events)) for index in range(count)
+            self._cards[index].read(self._ask(), now_s, everything=bool(events)) for index in range(count)
         ]
         return {
             "driver": driver,
             "devices": devices,
             "events": events,
             "missing": sorted(self._missing),
+            "denied": sorted(self._denied),
         }
 
 

@@ -140,14 +140,16 @@ def _pages(card: Card) -> list[Finding]:
     return found
 
 
-def judge_orphans(card: Card, gone: Callable[[int], bool], limits: GpuThresholds) -> list[Finding]:
+def judge_orphans(card: Card, gone: Callable[[int], bool] | None, limits: GpuThresholds) -> list[Finding]:
     """Memory of processes that are gone, and memory that no process holds.
 
-    `gone(pid)`: no such process exists. Both must last: a process that just ended may still be listed, and
-    one that starts takes memory before it is listed.
+    `gone(pid)`: no such process exists; None: that cannot be told from here, nor who is not listed. Both must
+    last: a process that just ended may still be listed, and one that starts takes memory before it is listed.
     """
     device = card.device
-    if device.processes is None or device.identity.mig:  # with MIG the card lists what its instances hold
+    if (
+        gone is None or device.processes is None or device.identity.mig
+    ):  # with MIG the card lists what its instances hold
         return []
     dead = [item for item in device.processes if item.used_bytes >= limits.orphan_bytes and gone(item.pid)]
     held = f"{sum(item.used_bytes for item in dead) >> 20} MiB of pid " + ", ".join(

@@ -44,10 +44,12 @@ def text_of(value: str | bytes | None) -> str:
 class Ask:
     """Calls NVML for one card: None where it has no answer, the card's error kept."""
 
-    def __init__(self, missing: set[str]) -> None:
+    def __init__(self, missing: set[str], denied: set[str]) -> None:
+        """What the driver does not have or does not allow is added to the two."""
         self.error = ""
         self.code = 0  # of the last call
         self._missing = missing
+        self._denied = denied
 
     def __call__(self, name: str, *arguments: Any) -> Any:
         self.code = nvml.NVML_ERROR_FUNCTION_NOT_FOUND if name in self._missing else 0
@@ -59,6 +61,8 @@ class Ask:
             self.code = error.value
             if self.code == nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
                 self._missing.add(name)
+            elif self.code == nvml.NVML_ERROR_NO_PERMISSION:
+                self._denied.add(name)
             self.error = self.error or CARD_ERRORS.get(self.code, "")
             return None
         except UnicodeDecodeError:  # a name or serial number of garbage bytes
@@ -283,9 +287,8 @@ class Card:
         self._links: dict[str, Any] | None = None
         self._identity_due_s = self._links_due_s = 0.0
 
-    def read(self, now_s: float, missing: set[str], *, everything: bool = False) -> dict[str, Any]:
+    def read(self, ask: Ask, now_s: float, *, everything: bool = False) -> dict[str, Any]:
         """All values of the card as nvml_sample.Device names them. Never raises for what NVML answers."""
-        ask = Ask(missing)
         handle = ask("nvmlDeviceGetHandleByIndex", self.index)
         if handle is None:
             return self._known(error=ask.error or "no-handle")

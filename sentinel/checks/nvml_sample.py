@@ -111,5 +111,6 @@ class Sample(Struct, frozen=True, kw_only=True, omit_defaults=True):
     devices: list[Device] = []
     events: list[Event] = []
     missing: list[str] = []  # functions that this driver does not have
+    denied: list[str] = []  # functions that this user may not call
     problem: str = ""
     problem_code: int = 0

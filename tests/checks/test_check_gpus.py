@@ -65,3 +65,55 @@ def test_a_card_whose_files_are_empty_or_missing_is_no_error(machine: Any) -> No
     (folder / "device").unlink()
     (machine.add_pci("0000:2a:00.0") / "class").write_text("")
     assert [gpu.pci for gpu in inventory(str(machine.sysfs))] == ["0000:18:00.0"]
+
+
+def aer(machine: Any, kind: str, total: int, address: str = "0000:18:00.0") -> None:
+    """As the kernel writes it: a line for each kind of error, and the sum."""
+    letters = {"fatal": "FATAL", "nonfatal": "NONFATAL", "correctable": "COR"}[kind]
+    folder = machine.sysfs / "bus/pci/devices" / address
+    (folder / f"aer_dev_{kind}").write_text(f"Undefined 0\nDLP {total}\nTOTAL_ERR_{letters} {total}\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "grows", "code", "severity"),
+    [
+        ("fatal", 1, "pcie-fatal-errors", Severity.FATAL),
+        ("nonfatal", 1, "pcie-errors", Severity.WARNING),
+        ("correctable", 81, "pcie-corrected-errors", Severity.WARNING),
+    ],
+)
+def test_errors_of_the_bus_count_when_they_grow_and_end_after_ten_minutes(
+    four_cards: Any, clock: Any, kind: str, grows: int, code: str, severity: Severity
+) -> None:
+    kept: dict[str, Any] = {}
+
+    def sample(seconds: float = 10) -> list[Any]:
+        clock.mono_s += seconds
+        return gpu_pci.check(Look(four_cards.settings, (), clock(), "boot", kept))
+
+    aer(four_cards, kind, 7)
+    assert sample() == []  # nobody knows when those were
+    aer(four_cards, kind, 7 + grows)
+    (finding,) = sample()
+    assert (finding.entity, finding.code, finding.severity) == ("GPU 0000:18:00.0", code, severity)
+    assert f"{grows} in the last 10 min" in finding.evidence[0]
+    assert finding.event == (severity is Severity.FATAL)  # which does not end because no more come
+    assert len(sample()) == (severity is not Severity.FATAL)
+    assert sample(601) == []
+    aer(four_cards, kind, 0)  # the card was reset
+    assert sample() == []
+
+
+def test_a_few_corrected_errors_of_the_bus_are_no_fault(four_cards: Any, clock: Any) -> None:
+    kept: dict[str, Any] = {}
+    for total in range(10):
+        aer(four_cards, "correctable", total)
+        clock.mono_s += 10
+        assert gpu_pci.check(Look(four_cards.settings, (), clock(), "boot", kept)) == []
+
+
+def test_garbage_in_the_files_of_bus_errors_is_no_error(four_cards: Any, clock: Any) -> None:
+    folder = four_cards.sysfs / "bus/pci/devices/0000:18:00.0"
+    (folder / "aer_dev_fatal").write_bytes(b"\xff\x00TOTAL_ERR_FATAL x")
+    (folder / "aer_dev_nonfatal").mkdir()
+    assert gpu_pci.check(Look(four_cards.settings, (), clock(), "boot", {})) == []

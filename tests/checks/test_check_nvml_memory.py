@@ -70,8 +70,9 @@ def test_in_a_pid_namespace_of_its_own_nvmls_pids_mean_nothing(
     sample: Any, cards: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(check_module, "INIT_PID_NAMESPACE", "pid:[1]")
-    cards.set(gpu0_processes=f"4194303:{1 << 30}")
+    cards.set(gpu0_processes=f"4194303:{1 << 30}", gpu1_memory_used=20 << 30)
     assert sample.until(3) == {}
+    assert "not in the host's pid namespace" in sample.kept["detail"]
 
 
 def test_uncorrected_errors_while_no_agent_ran_count_when_it_is_back(sample: Any, cards: Any) -> None:

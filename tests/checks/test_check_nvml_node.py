@@ -31,7 +31,13 @@ def test_what_was_only_learnt_isolates_nothing(sample: Any, cards: Any) -> None:
 
 def test_an_expectation_that_is_not_set_is_said(sample: Any, cards: Any) -> None:
     assert sample() == {}
-    assert sample.kept["detail"] == "expected gpus: not set"
+    assert "expected gpus: not set" in sample.kept["detail"]
+
+
+def test_what_needs_root_is_named(sample: Any, cards: Any) -> None:
+    cards.set(no_root=1, gpu0_inforom_corrupt=1)
+    assert sample() == {}
+    assert "needs root: nvmlDeviceValidateInforom" in sample.kept["detail"]
 
 
 def test_no_card_at_all_where_some_are_expected_is_not_absent(

@@ -2,7 +2,7 @@
  *
  * $SENTINEL_STUB_NVML names the file; each line is "key value". A key of a card starts with its index, or with
  * "*" for all cards: "0.temperature 50", "*.power 300000". What the scenario does not name is not supported.
- *   driver TEXT, devices N, init CODE, hang 1
+ *   driver TEXT, devices N, init CODE, hang 1, no_root 1
  *   0.pci 0.uuid 0.name 0.vbios 0.inforom 0.gsp TEXT, 0.error CODE (any call on the card answers it), 0.hang 1
  *   0.field230 N, 0.field206@3 N (a field value, of link 3), 0.link3 0|1, 0.processes "PID:BYTES PID:BYTES"
  *   events N, event0 "CARD TYPE DATA" ... : an event set gives those that were added since it was made
@@ -21,7 +21,7 @@
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
-enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, CORRUPTED = 14 };
+enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, CORRUPTED = 14 };
 #define NONE LLONG_MIN
 #define MAX_ROWS 2048
 
@@ -197,6 +197,7 @@ int nvmlDeviceGetMemoryInfo(void *card, u64 *out) {
 
 int nvmlDeviceValidateInforom(void *card) {
     int status = enter(card);
+    if (number("no_root", 0)) return NO_PERMISSION;
     return status ? status : card_number(card, "inforom_corrupt") > 0 ? CORRUPTED : SUCCESS;
 }
 
