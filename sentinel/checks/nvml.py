@@ -175,7 +175,9 @@ def xid_finding(event: Event, look: Look) -> Finding:
     )
 
 
-def judge_card(card: Card, peers: Sequence[Card], look: Look, gone: Callable[[int], bool]) -> list[Finding]:
+def judge_card(
+    card: Card, peers: Sequence[Card], look: Look, gone: Callable[[int], bool] | None
+) -> list[Finding]:
     """All findings of one card; `peers` are the other cards of its model."""
     limits = look.settings.gpu
     links = [card.device.links, *(peer.device.links for peer in peers)]
