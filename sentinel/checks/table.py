@@ -168,6 +168,14 @@ CHECKS: tuple[Check, ...] = (
         needs="an InfiniBand or RoCE card; ibPorts and ibRateGbps of the expected shape, to miss what never came up",
     ),
     Check(
+        name="ethernet",
+        component=Component.NIC,
+        module="sentinel.checks.ethernet",
+        interval_s=20.0,
+        deadline_s=5.0,
+        needs="the node's network namespace; nics of the shape or network.interfaces, to miss what never came up",
+    ),
+    Check(
         name="kernel",
         component=Component.KERNEL,
         module="sentinel.checks.kernel",
