@@ -8,7 +8,7 @@ that is full (`disk-space`, `disk-inodes`) is this node's matter; that of a file
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from sentinel.checks.mount_calls import ask, judge_calls
 from sentinel.checks.mounts import Mount, Target, parse_mountinfo, targets
 from sentinel.checks.shape import expected, judged
 from sentinel.core.model import Component, Finding, Severity
-from sentinel.settings import Shape
+from sentinel.settings import Settings, Shape
 
 # A threshold is left only so far above it: what hovers there does not flap.
 MARGIN = 1.1
@@ -203,12 +203,29 @@ def _measures(target: Target, stats: Stats) -> tuple[Measure, ...]:
     return tuple(Measure(f"node_filesystem_{name}", labels, float(value)) for name, value in values.items())
 
 
-def check(look: Look) -> list[Finding]:
-    path = Path(look.settings.procfs, "self/mountinfo")
+def full_now(settings: Settings, paths: Sequence[str]) -> list[Finding]:
+    """Which local file systems that jobs need are full at this moment. Calls nothing that a network may hang."""
     try:
-        mounts = parse_mountinfo(path.read_text(errors="surrogateescape"))
+        mounts = _mounts(settings)
+    except OSError:
+        return []
+    found: list[Finding] = []
+    for target in targets(settings, paths, mounts):
+        if target.needed and not target.mount.network:
+            values, _ = _stat(target, {})
+            found += judge_space(target, Stats.of(values), {}) if values is not None else []
+    return [item for item in found if item.severity is Severity.DEGRADED]
+
+
+def _mounts(settings: Settings) -> tuple[Mount, ...]:
+    return parse_mountinfo(Path(settings.procfs, "self/mountinfo").read_text(errors="surrogateescape"))
+
+
+def check(look: Look) -> list[Finding]:
+    try:
+        mounts = _mounts(look.settings)
     except OSError as error:
-        raise Unknown(f"{path}: {error.strerror}: no file system can be looked at") from None
+        raise Unknown(f"{error.filename}: {error.strerror}: no file system can be looked at") from None
     every = targets(look.settings, look.paths, mounts)
     answers = ask(look, every, mounts)
     found = judge_missing(look.settings.shape, mounts)

@@ -153,6 +153,15 @@ class CheckRunner:
                 self._running[name].saved = saved
         return True
 
+    def seen(self, name: str, findings: Iterable[Finding]) -> None:
+        """Take in what was seen of a check's subject between two samples, and tell it. It is no sample itself."""
+        running, now = self._running[name], self._clock()
+        self.book.add([_stamped(finding, now, self.boot_id) for finding in findings], now)
+        last = running.result
+        sampled_s = last.at_mono_s if last is not None else 0.0
+        state, detail = (last.state, last.detail) if last is not None else (CheckState.OK, "")
+        self._publish(running, state, detail, Now(sampled_s, now.wall_s))
+
     # ---------------------------------------------------------------- running
 
     async def run(self) -> None:

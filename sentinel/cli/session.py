@@ -25,6 +25,7 @@ from sentinel.controller import PROOF_RULE, Controller
 from sentinel.core import recovery
 from sentinel.core.budget import restarts_left
 from sentinel.core.model import JobState, LogRule, Phase, ProtectedJob, RankExit, StageMail
+from sentinel.core.triage_disk import may_be_a_failed_write
 from sentinel.effects.proof import checkpoint_folder
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.failures import failure_classes
@@ -334,6 +335,11 @@ class Session:
     # ------------------------------------------------------------ what comes in
 
     def _on_exit(self, job: str, gone: RankExit) -> None:
+        if not gone.ok and may_be_a_failed_write(gone):  # a disk may have filled since it was last looked at
+            from sentinel.checks.disk import full_now
+
+            if full := full_now(self._settings, self._watched_paths()):
+                self._checks.seen("disk", full)
         self._agent.rank_ended(job, gone)
 
     def _on_supervisor_lost(self, job: str) -> None:

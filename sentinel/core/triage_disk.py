@@ -32,7 +32,7 @@ def named_disk(why: Why, case: Case) -> Why:
 def by_full_disk(case: Case, rank: int) -> Why | None:
     """A rank that ended without a word, or by SIGBUS, while a disk that it needs was full: it could not write."""
     exit_ = case.exit_of(rank)
-    if exit_ is None or not _may_be_a_failed_write(exit_):
+    if exit_ is None or not may_be_a_failed_write(exit_):
         return None
     finding = _standing(case, lambda item: _is_full(item, case))
     return None if finding is None else _because(Why(cls=case.failures[FULL], rank=rank), finding, case)
@@ -54,7 +54,7 @@ def _because(why: Why, finding: Finding, case: Case) -> Why:
     return structs.replace(why, cls=cls, finding=finding, code=finding.code, clause=clause)
 
 
-def _may_be_a_failed_write(exit_: RankExit) -> bool:
+def may_be_a_failed_write(exit_: RankExit) -> bool:
     """Exit codes of programs that could not even print why; none that a shell or a signal gives but SIGBUS."""
     if exit_.signal is not None or exit_.code is None:
         return exit_.signal == SIGBUS

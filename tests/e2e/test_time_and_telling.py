@@ -22,14 +22,19 @@ OWNER = {"emails": ["owner@example.com", "second@example.com"]}
 
 
 @pytest.fixture
-def full_disk(box: Box) -> Iterator[Path]:
-    """The job's working directory on a file system of 8 MiB that is full."""
+def small_disk(box: Box) -> Iterator[Path]:
+    """The job's working directory on a file system of 8 MiB."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(box.work)], check=True)
-    with open(box.work / "full", "wb") as file:
-        file.write(b"x" * (8 << 20))
     yield box.work
     box.close()
     until(lambda: subprocess.run(["umount", str(box.work)], capture_output=True, check=False).returncode == 0)
+
+
+@pytest.fixture
+def full_disk(small_disk: Path) -> Path:
+    with open(small_disk / "full", "wb") as file:
+        file.write(b"x" * (8 << 20))
+    return small_disk
 
 
 def test_a_job_that_cannot_start_says_why_at_once(box: Box, full_disk: Path) -> None:
@@ -44,6 +49,20 @@ def test_a_job_that_cannot_start_says_why_at_once(box: Box, full_disk: Path) -> 
     view = box.sentinel("status", "job").stdout
     assert "PrecheckFailed" in view
     box.empty()
+
+
+def test_a_job_that_fills_its_disk_and_dies_without_a_word_is_told_by_that_and_waits_for_room(
+    box: Box, small_disk: Path
+) -> None:
+    box.run("sh", "-c", "cat /dev/zero > fill 2> /dev/null; exit 3")
+    until(
+        lambda: any(step.reason == "PrecheckFailed" for i in box.incidents() for step in i.steps), box.story
+    )
+    verdict = box.incidents()[0].verdict
+    assert (verdict.failure, verdict.budget, verdict.entity) == ("storage-full", "infrastructure", "")
+    assert verdict.sentence == f"The program was lost: {small_disk} is full (disk-space)."
+    assert "0.00 GB of 0.01 GB free (0.0%)" in verdict.evidence[0]
+    box.sentinel("stop", "job")
 
 
 def test_what_the_pre_check_found_is_an_event_of_the_job(box: Box) -> None:
