@@ -130,7 +130,7 @@ CHECKS: tuple[Check, ...] = (
         name="environment",
         component=Component.RUNTIME,
         module="sentinel.checks.environment",
-        interval_s=120.0,
+        interval_s=300.0,
         deadline_s=5.0,
         needs="a GPU or an RDMA device; root (CAP_SYS_PTRACE) to look into other users' programs",
     ),

@@ -230,17 +230,18 @@ CLOCK = "sys/devices/system/clocksource/clocksource0"
 ADJ_MAXERROR, ADJ_STATUS = 0x0004, 0x0010
 
 
-def adjust(status: int) -> None:
+def adjust(status: int, error_s: float = 0.001) -> None:
     """Tell the kernel what a time service would. Root only."""
-    timex = clocks._Timex(modes=ADJ_STATUS | ADJ_MAXERROR, maxerror=1000, status=status)
+    modes = ADJ_STATUS | ADJ_MAXERROR
+    timex = clocks._Timex(modes=modes, maxerror=int(error_s * 1e6), status=status)
     assert ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex)) >= 0, ctypes.get_errno()
 
 
 @pytest.fixture
 def clock_status() -> Iterator[None]:
-    before, _ = clocks.kernel_clock()
+    before = clocks.kernel_clock()
     yield
-    adjust(before)
+    adjust(*before)
 
 
 @pytest.mark.usefixtures("clock_status")
