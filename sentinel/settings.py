@@ -86,6 +86,17 @@ class Network(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = {}  # counter -> more than this is a warning; else rules/network.toml
 
 
+class OwnCheck(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A program that an administrator wrote, run as one more check."""
+
+    name: str
+    command: tuple[str, ...]  # an executable by its path, and its arguments
+    interval_s: float = 60.0
+    timeout_s: float = 10.0
+    max_severity: str = "degraded"
+    component: str = "system"
+
+
 class ShapeMatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which nodes have a shape: regular expressions that must be found. All that are written must be."""
 
@@ -127,6 +138,7 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cards: CardLimits = CardLimits()
     gpu: GpuThresholds = GpuThresholds()
     network: Network = Network()
+    own_checks: tuple[OwnCheck, ...] = ()
     shapes: tuple[Shape, ...] = ()  # the manifest: the first that matches is this node's
     shape: Shape = (
         Shape()

@@ -44,6 +44,7 @@ class Look(Struct, frozen=True):
     now: Now
     boot_id: str
     kept: dict[str, Any]
+    check: str = ""  # name of the row
 
 
 CheckFunction = Callable[[Look], list[Finding]]

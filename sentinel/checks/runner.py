@@ -15,7 +15,7 @@ from msgspec import Struct
 from sentinel.checks.base import Absent, Check, CheckFunction, Look, Measure, Unknown
 from sentinel.checks.findings import BookState, FindingBook
 from sentinel.checks.shape import with_shape
-from sentinel.checks.table import CHECKS, select
+from sentinel.checks.table import all_checks, select
 from sentinel.clock import Clock, boot_id, system_now
 from sentinel.core.model import CheckResult, CheckState, Component, Finding, Now, Severity
 from sentinel.settings import Settings
@@ -82,7 +82,7 @@ class CheckRunner:
         paths: Iterable[str] = (),
         clock: Clock = system_now,
         *,
-        checks: Sequence[Check] = CHECKS,
+        checks: Sequence[Check] | None = None,  # default: all, with those of the settings
         on_result: Callable[[CheckResult], None] | None = None,
     ) -> None:
         self.boot_id = boot_id()
@@ -91,7 +91,9 @@ class CheckRunner:
         self._settings = with_shape(settings)
         self._paths = tuple(paths)
         self._clock = clock
-        self._running = {row.name: _Running(row) for row in checks}
+        self._running = {
+            row.name: _Running(row) for row in (all_checks(settings) if checks is None else checks)
+        }
         self._began_s = clock().mono_s
 
     # ---------------------------------------------------------------- what others set and read
@@ -218,7 +220,7 @@ class CheckRunner:
         Raises KeyError for an unknown name.
         """
         rows = (
-            [row for row in select(tuple(names)) if row.name in self._running]
+            select(tuple(names), tuple(running.row for running in self._running.values()))
             if names
             else self._quick_rows()
         )
@@ -306,7 +308,7 @@ class CheckRunner:
         """Call the check in a daemon thread: one that hangs in the kernel must not keep the process from ending."""
         loop = asyncio.get_running_loop()
         sample = _Sample(loop.create_future())
-        look = Look(self._settings, self._paths, now, self.boot_id, running.kept)
+        look = Look(self._settings, self._paths, now, self.boot_id, running.kept, running.row.name)
 
         def finish() -> None:
             if not sample.done.done():

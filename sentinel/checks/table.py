@@ -1,8 +1,13 @@
 """All checks of this machine, one row each."""
 
+import shlex
+
 from sentinel.checks.base import Check
 from sentinel.checks.cards_table import FAMILIES
 from sentinel.core.model import Component
+from sentinel.settings import Settings
+
+OWN_PREFIX = "own-"  # a name in the settings is never that of a shipped check
 
 CHECKS: tuple[Check, ...] = (
     Check(
@@ -195,17 +200,30 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def select(names: tuple[str, ...]) -> tuple[Check, ...]:
+def all_checks(settings: Settings) -> tuple[Check, ...]:
+    """CHECKS, and a row for each check that the settings add."""
+    return CHECKS + tuple(
+        Check(
+            name=OWN_PREFIX + own.name,
+            component=Component(own.component),
+            module="sentinel.checks.own",
+            interval_s=own.interval_s,
+            deadline_s=2 * own.timeout_s + 5.0,  # it may wait for its turn as long as it may run
+            needs=f"`{shlex.join(own.command)}`, of the settings",
+        )
+        for own in settings.own_checks
+    )
+
+
+def select(names: tuple[str, ...], rows: tuple[Check, ...] = CHECKS) -> tuple[Check, ...]:
     """The rows whose name or component is in `names`; all when empty. Slow ones only by their own name.
 
-    Raises KeyError for a name that is neither.
+    Raises KeyError for a name that is neither, and that no shipped check has.
     """
-    known = {row.name for row in CHECKS} | {component.value for component in Component}
+    known = {row.name for row in (*CHECKS, *rows)} | {component.value for component in Component}
     for name in names:
         if name not in known:
             raise KeyError(name)
     if not names:
-        return tuple(row for row in CHECKS if not row.slow)
-    return tuple(
-        row for row in CHECKS if row.name in names or (row.component.value in names and not row.slow)
-    )
+        return tuple(row for row in rows if not row.slow)
+    return tuple(row for row in rows if row.name in names or (row.component.value in names and not row.slow))

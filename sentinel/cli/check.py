@@ -63,19 +63,20 @@ def main(args: argparse.Namespace) -> int:
 def look(settings: "Settings", args: argparse.Namespace) -> int:
     """Run the checks that were asked for side by side and print what they say. Returns the exit code."""
     from sentinel.checks.runner import CheckRunner
-    from sentinel.checks.table import CHECKS
+    from sentinel.checks.table import all_checks
     from sentinel.cli.node_state import read_snapshot
 
     runner = CheckRunner(settings, (os.getcwd(), str(settings.state_path), *args.path))
     if (snapshot := read_snapshot(settings.state_path)) is not None:
         runner.restore(snapshot)  # what the agent of this machine knows, such as an Xid from before
+    checks = all_checks(settings)
     names = tuple(args.names)
     if args.deep:
-        names += tuple(row.name for row in CHECKS if not names or row.component.value in names)
+        names += tuple(row.name for row in checks if not names or row.component.value in names)
     try:
         results = asyncio.run(runner.check_now(names))
     except KeyError as error:
-        known = ", ".join(row.name for row in CHECKS)
+        known = ", ".join(row.name for row in checks)
         print(
             f"sentinel check: no check or component named {error.args[0]!r}; checks are {known}",
             file=sys.stderr,

@@ -6,7 +6,7 @@ from typing import Any
 
 from sentinel.config.document import Path_
 from sentinel.config.units import duration_text, parse_duration
-from sentinel.settings import Caps, DiskThresholds
+from sentinel.settings import Caps, DiskThresholds, OwnCheck
 
 Contradiction = tuple[Path_, str]  # where, what was expected
 PROOFS = ("logPattern", "fileAppears", "fileGone")
@@ -113,6 +113,7 @@ def settings_contradictions(document: Any) -> Iterator[Contradiction]:
         if "passwordFile" in mail and "username" not in mail:
             yield ("mail", "passwordFile"), "username beside it"
     yield from _disk(_at(document, "disk"))
+    yield from _own_checks(_at(document, "ownChecks"))
     yield from _shapes(_at(document, "shapes"))
 
 
@@ -140,6 +141,20 @@ def _thresholds(section: Any, where: Path_, warn: Any, least: Any) -> Iterator[C
     if low is not None and high is not None and low > high:
         path = (*where, "minFreeShare" if own_least is not None else "warnFreeShare")
         yield path, f"minFreeShare ({low:g}) at most warnFreeShare ({high:g})"
+
+
+def _own_checks(checks: Any) -> Iterator[Contradiction]:
+    if not isinstance(checks, list):
+        return
+    names = [_at(check, "name") for check in checks]
+    for index, check in enumerate(checks):
+        if names[index] in names[:index]:
+            yield ("ownChecks", index, "name"), "a name that no other check here has"
+        interval_s, timeout_s = _seconds(_at(check, "interval")), _seconds(_at(check, "timeout"))
+        standard = OwnCheck(name="", command=())
+        if (timeout_s or standard.timeout_s) > (interval_s or standard.interval_s):
+            place = "timeout" if timeout_s is not None else "interval"
+            yield ("ownChecks", index, place), "a timeout that is at most the interval"
 
 
 def _shapes(shapes: Any) -> Iterator[Contradiction]:

@@ -156,6 +156,14 @@ def _error_limits(value: object) -> dict[str, float]:
     return {str(name): float(most) for name, most in value.items()}
 
 
+def _command(value: object) -> tuple[str, ...]:
+    parts = tuple(value) if isinstance(value, list | tuple) else ()
+    texts = [part for part in parts if isinstance(part, str) and "\0" not in part]
+    if not texts or len(texts) < len(parts) or not texts[0].startswith("/"):
+        raise refuse("a list: the path of an executable, which begins with /, and its arguments in quotes")
+    return tuple(texts)
+
+
 def _email(value: object) -> str:
     # Control characters would let an address write mail headers.
     ok = isinstance(value, str) and re.fullmatch(r"[^@\s,;<>]{1,64}@[^@\s,;<>]{1,190}", value)
@@ -277,6 +285,7 @@ OffOrRatio = Annotated[float | None, BeforeValidator(_off_or_ratio), Meaning("nu
 AutoOrDuration = Annotated[
     float | None, BeforeValidator(_auto_or_duration), Meaning("auto or duration", "duration", "auto")
 ]
+Command = Annotated[tuple[str, ...], BeforeValidator(_command), Meaning("list of texts")]
 Texts = Annotated[tuple[StrictStr, ...], Meaning("list of names")]
 RuleId = Annotated[str, BeforeValidator(_rule_id), Meaning("name")]
 Duration = Annotated[float, duration(), Meaning("duration", "duration")]

@@ -14,6 +14,7 @@ from sentinel.config.kinds import (
     AbsolutePath,
     AbsolutePaths,
     AutoOrDuration,
+    Command,
     Components,
     Duration,
     Emails,
@@ -47,6 +48,10 @@ API_VERSION = "sentinel.dev/v1alpha1"
 Share = Annotated[float, number(0, 1), Meaning("share, above 0, at most 1")]
 Ratio = Annotated[float, number(0, 1), Meaning("ratio, above 0, at most 1")]
 Growth = Annotated[float, number(1, 1000), Meaning("number above 1")]
+SEVERITIES = tuple(severity.value for severity in model.Severity)
+OWN_COMPONENTS = tuple(
+    component.value for component in model.Component if component is not model.Component.AGENT
+)
 Count = Annotated[int, whole(0, 100_000), Meaning("whole number")]
 Rate = Annotated[float, number(0, 1_000_000), Meaning("number above 0")]
 Budget = Annotated[int, whole(0, 10_000), Meaning("whole number")]
@@ -370,6 +375,27 @@ class NetworkSpec(Section):
     )
 
 
+class OwnCheckSpec(Section):
+    core = settings.OwnCheck
+    name: Name = required("name", "Names it: `sentinel check own-NAME`, and its findings.")
+    command: Command = required(
+        "command",
+        "An executable by its path, and its arguments; no shell. It answers with Nagios exit codes or JSON.",
+    )
+    interval_s: Annotated[float, duration(1.0, 86400.0), Meaning("duration, 1s to 1d", "duration")] = written(
+        "interval", "How often it is run."
+    )
+    timeout_s: Annotated[float, duration(0.1, 600.0), Meaning("duration, 100ms to 10m", "duration")] = (
+        written("timeout", "After that it is killed, with all that it started.")
+    )
+    max_severity: Annotated[str, one_of(*SEVERITIES), Meaning(", ".join(SEVERITIES))] = written(
+        "maxSeverity", "The worst that it may say. fatal lets it take the node out of service."
+    )
+    component: Annotated[str, one_of(*OWN_COMPONENTS), Meaning(", ".join(OWN_COMPONENTS))] = written(
+        "component", "What its findings are about."
+    )
+
+
 class ShapeMatchSpec(Section):
     core = settings.ShapeMatch
     hostname: PlainPattern = written("hostname", "Searched in the node's host name.")
@@ -417,6 +443,7 @@ class SettingsDocument(Section):
     cards: CardsSpec = written("cards", "Accelerators other than NVIDIA's.")
     gpu: GpuSpec = written("gpu", "When a GPU is told of or faulty, beyond its own limits and NVIDIA's word.")
     network: NetworkSpec = written("network", "When InfiniBand, RoCE and Ethernet ports are findings.")
+    own_checks: tuple[OwnCheckSpec, ...] = written("ownChecks", "Programs of your own, run as checks.")
     shapes: tuple[ShapeSpec, ...] = written(
         "shapes",
         "Expected hardware. The first shape that matches a node is its own: one file serves a fleet.",

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -194,6 +195,17 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_tool_that_cannot_be_killed_is_not_started_again_while_it_is_there(any_bench: Bench) -> None:
+    """What hangs in the kernel cannot be made here; a process that is still there stands for it."""
+    healthy(any_bench)
+    with subprocess.Popen(["sleep", "1000"]) as stuck:
+        any_bench.runner._running[any_bench.family.check].kept["stuck"] = stuck
+        assert any_bench.found() == {"accelerator-tool-hangs": Severity.FATAL}
+        assert any_bench.found() == {"accelerator-tool-hangs": Severity.FATAL}
+        stuck.kill()
+    assert any_bench.look(2).state is CheckState.OK
 
 
 def test_a_card_that_left_the_bus_is_fatal_until_it_is_back(any_bench: Bench) -> None:
