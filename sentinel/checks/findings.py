@@ -114,9 +114,8 @@ class FindingBook:
         key = finding.key
         entry = self._entries.get(key)
         if finding.over:
-            if (
-                entry is not None and not entry.repeated
-            ):  # one that comes back again and again is not well yet
+            # One that comes back again and again is not well because it is away now.
+            if entry is not None and not entry.repeated:
                 self._drop(key)
             return
         told = entry is not None and entry.tell(finding)

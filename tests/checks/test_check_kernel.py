@@ -1,0 +1,157 @@
+"""The kernel check from line to finding: faults that the kernel of this machine really writes, and what a node adds."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sentinel.checks import kernel
+from sentinel.checks.base import Look
+from sentinel.checks.findings import FindingBook
+from sentinel.checks.xid import job_of_cgroup
+from sentinel.clock import boot_id, system_now
+from sentinel.core.model import Component, Finding, Severity
+from sentinel.settings import Settings
+
+GROUPS = Path("/sys/fs/cgroup/memory")
+POD = "pod95387fa4-da9c-11e7-9d36-5254b24cbf5e"
+EAT = "data = []\nwhile True: data.append(bytearray(1 << 20))"
+
+
+@pytest.fixture
+def ring() -> Iterator[Look]:
+    """The ring of this machine, read to its end."""
+    look = Look(Settings(), (), system_now(), boot_id(), {})
+    kernel.check(look)
+    yield look
+    look.kept["reader"].close()
+
+
+def sample(look: Look) -> list[Finding]:
+    return kernel.check(Look(look.settings, (), system_now(), look.boot_id, look.kept))
+
+
+@pytest.fixture
+def pod() -> Iterator[Path]:
+    """A cgroup with 24 MB, named as that of a pod."""
+    group = GROUPS / f"sentinel-test-{os.getpid()}/{POD}/main"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text(str(24 << 20))
+    yield group
+    for folder in (group, group.parent, group.parent.parent):
+        folder.rmdir()
+
+
+def test_a_real_kill_for_memory_names_process_cgroup_and_pod(ring: Look, pod: Path) -> None:
+    command = ["sh", "-c", f'echo $$ > {pod}/cgroup.procs && exec "$@"', "sh", sys.executable, "-c", EAT]
+    process = subprocess.Popen(command)
+    assert process.wait(30) == -signal.SIGKILL
+    (killed,) = [finding for finding in sample(ring) if finding.pid == process.pid]
+    assert (killed.code, killed.severity, killed.component) == (
+        "oom-kill",
+        Severity.WARNING,
+        Component.SYSTEM,
+    )
+    assert killed.process == Path(sys.executable).name[:15]
+    assert killed.cgroup == f"/{pod.relative_to(GROUPS)}"
+    assert killed.job == "pod 95387fa4-da9c-11e7-9d36-5254b24cbf5e"
+    assert "its job reached its memory limit" in killed.summary
+
+
+@pytest.fixture
+def ext4(tmp_path: Path) -> Iterator[str]:
+    """A mounted ext4 file system of its own, which turns read-only at its first error; its loop device."""
+    image, point = tmp_path / "image", tmp_path / "mount"
+    point.mkdir()
+    image.touch()
+    os.truncate(image, 8 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    subprocess.run(["mount", "-o", "loop,errors=remount-ro", image, point], check=True)
+    device = subprocess.run(
+        ["findmnt", "-no", "SOURCE", point], check=True, capture_output=True, text=True
+    ).stdout
+    yield Path(device.strip()).name
+    subprocess.run(["umount", point], check=True)
+
+
+def test_a_real_file_system_error_names_the_device_and_that_it_takes_no_more_writes(
+    ring: Look, ext4: str
+) -> None:
+    Path(f"/sys/fs/ext4/{ext4}/trigger_fs_error").write_text("NVRM: Xid (PCI:0000:18:00): 79, quoted")
+    found = {finding.code: finding for finding in sample(ring) if finding.entity == ext4}
+    assert {"fs-error", "fs-shutdown", "journal-abort"} <= set(found)
+    assert all(finding.severity is Severity.DEGRADED for finding in found.values())
+    assert "quoted" in found["fs-error"].evidence[0]
+    assert not [finding for finding in sample(ring) if finding.code == "XID 79"]
+
+
+# ---------------------------------------------------------------- what the node adds
+
+
+def look_at(machine: Any, **kept: Any) -> Look:
+    return Look(machine.settings, (), system_now(), "boot", kept)
+
+
+def test_an_xid_names_the_cgroup_of_its_process_while_that_lives(machine: Any) -> None:
+    look = look_at(machine)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        machine.log(f"NVRM: Xid (PCI:0000:18:00): 13, pid={process.pid}, name=sleep, x")
+        (found,) = kernel.check(look)
+        process.kill()
+    assert (found.pid, found.process) == (process.pid, "sleep")
+    assert found.cgroup == kernel.cgroup_of(os.getpid()) != ""
+    assert found.job == job_of_cgroup(found.cgroup)
+
+
+def test_a_line_from_long_ago_has_not_the_cgroup_of_who_has_its_pid_now(machine: Any) -> None:
+    machine.log(f"NVRM: Xid (PCI:0000:18:00): 13, pid={os.getpid()}, name=gone, x", at_us=1)
+    (found,) = kernel.check(look_at(machine))
+    assert (found.pid, found.cgroup) == (os.getpid(), "")
+
+
+@pytest.mark.parametrize(
+    ("content", "cgroup"),
+    [
+        ("0::/kubepods.slice/x\n", "/kubepods.slice/x"),
+        ("12:cpuset:/c\n5:memory:/docker/6895\n1:name=systemd:/s\n0::/\n", "/docker/6895"),
+        ("9:name=systemd:/a:b\n", "/a:b"),
+        ("garbage\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_cgroup_is_read_under_both_versions(content: str, cgroup: str, tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/cgroup").write_text(content)
+    assert kernel.cgroup_of(7, str(tmp_path)) == cgroup
+    assert kernel.cgroup_of(8, str(tmp_path)) == ""
+
+
+def test_a_fatal_error_of_the_bus_is_the_gpus_where_it_is_the_gpus(machine: Any) -> None:
+    machine.add_pci("0000:18:00.0")
+    for address in ("0000:18:00.0", "0000:00:03.0"):
+        machine.log(
+            f"pcieport {address}: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (x)"
+        )
+    gpu, port = kernel.check(look_at(machine))
+    assert (gpu.component, gpu.entity) == (Component.GPU, "GPU 0000:18:00.0")
+    assert (port.component, port.entity) == (Component.SYSTEM, "PCI 0000:00:03.0")
+
+
+def test_a_server_that_answers_again_ends_its_finding_in_the_same_or_in_a_later_sample(machine: Any) -> None:
+    look, book = look_at(machine), FindingBook("boot")
+    for lines in (
+        [
+            "nfs: server a not responding, still trying",
+            "nfs: server b not responding, still trying",
+            "nfs: server a OK",
+        ],
+        ["nfs: server b OK"],
+    ):
+        machine.log(*lines)
+        book.fold("kernel", kernel.check(look), look.now)
+        assert [finding.entity for finding in book.active()] == (["b"] if len(lines) == 3 else [])
