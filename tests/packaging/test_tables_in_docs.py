@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 from types import ModuleType
 
+from sentinel.checks import kernel_docs
 from sentinel.checks.docs import markdown
 from sentinel.checks.table import CHECKS
 from sentinel.core import hang, performance, timing, triage, triage_case
@@ -70,6 +71,11 @@ def test_the_table_of_failure_classes_is_that_of_the_data(repo: Path) -> None:
 def test_the_page_of_checks_is_that_of_the_table(repo: Path) -> None:
     """Make it again with: python -m sentinel.checks.docs > docs/checks.md"""
     assert (repo / "docs/checks.md").read_text("utf-8") == markdown()
+
+
+def test_the_page_of_kernel_messages_is_that_of_the_rules(repo: Path) -> None:
+    """Make it again with: python -m sentinel.checks.kernel_docs > docs/kernel-log.md"""
+    assert (repo / "docs/kernel-log.md").read_text("utf-8") == kernel_docs.markdown()
 
 
 def test_every_check_says_what_it_looks_at_and_needs() -> None:
