@@ -110,7 +110,11 @@ def markdown() -> str:
         buckets=_table(
             ("NVIDIA's action", "severity", "why"),
             [
-                (row.immediate + (f" → {row.action}" if row.action else "") or "none", row.severity, row.reason)
+                (
+                    row.immediate + (f" → {row.action}" if row.action else "") or "none",
+                    row.severity,
+                    row.reason,
+                )
                 for row in tables.buckets
             ],
         ),
