@@ -1,4 +1,4 @@
-"""GPUs that left the PCI bus since the first look of this boot, and errors that the bus counts for them (AER)."""
+"""GPUs that are not on the PCI bus: fewer than expected, or gone since this boot; errors that it counts (AER)."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,9 @@ from typing import Any
 
 from sentinel.checks.base import Absent, Look
 from sentinel.checks.gpus import Gpu, inventory
+from sentinel.checks.shape import expected, judged
 from sentinel.core.model import Component, Finding, Severity
+from sentinel.settings import Shape
 
 WINDOW_S = 600.0
 CORRECTABLE_WARN = 80  # in the window: as many as replays that are told, 8 a minute
@@ -90,12 +92,30 @@ def judge_aer(gpu: Gpu, totals: dict[str, int], counts: dict[str, list[Any]], no
     return found
 
 
+def judge_count(seen: int, shape: Shape) -> list[Finding]:
+    """`seen`: GPUs that were on the bus in this boot; of one that left it since a finding of its own tells."""
+    if shape.gpus is None or seen == shape.gpus:
+        return []
+    evidence = f"{seen} GPUs on the PCI bus, {expected(shape, 'gpus')}"
+    if seen > shape.gpus:
+        summary = "The node has more GPUs than expected"
+        return [_finding("node", "gpu-count", Severity.WARNING, "CHECK_SETTINGS", summary, evidence)]
+    severity = judged(shape, Severity.FATAL)
+    return [
+        _finding(
+            "node", "gpu-count", severity, "RESTART_BM", "The node has fewer GPUs than expected", evidence
+        )
+    ]
+
+
 def check(look: Look) -> list[Finding]:
     present = inventory(look.settings.sysfs)
-    expected: dict[str, str] = {**look.kept.get("saved", {}), **{gpu.pci: gpu.device for gpu in present}}
-    look.kept["saved"] = expected
-    if not expected:
+    seen: dict[str, str] = {**look.kept.get("saved", {}), **{gpu.pci: gpu.device for gpu in present}}
+    look.kept["saved"] = seen
+    shape = look.settings.shape
+    if not seen and not shape.gpus:
         raise Absent("no NVIDIA GPU on the PCI bus")
+    look.kept["detail"] = "" if shape.gpus is not None else expected(shape, "gpus")
     here = {gpu.pci for gpu in present}
     folder = Path(look.settings.sysfs, "bus/pci/devices")
     found = [
@@ -105,11 +125,12 @@ def check(look: Look) -> list[Finding]:
             Severity.FATAL,
             "RESTART_BM",
             "The GPU was on the PCI bus and is no longer",
-            f"{folder / pci} is gone; {len(here)} of {len(expected)} GPUs are left",
+            f"{folder / pci} is gone; {len(here)} of {len(seen)} GPUs are left",
         )
-        for pci, device in sorted(expected.items())
+        for pci, device in sorted(seen.items())
         if pci not in here
     ]
+    found += judge_count(len(seen), shape)
     aer: dict[str, dict[str, list[Any]]] = look.kept.setdefault("aer", {})
     for gpu in present:
         read = {file: parse_aer(_read(folder / gpu.pci / file)) for file in AER}

@@ -259,7 +259,10 @@ def _judge(sample: Sample, look: Look, on_pci: Sequence[str]) -> list[Finding]:
 
 def _detail(sample: Sample, look: Look) -> str:
     """What was not looked at: an expectation that is not set, functions that this driver does not have."""
-    said = [] if look.settings.shape.gpus is not None else [expected(look.settings.shape, "gpus")]
+    shape = look.settings.shape
+    said = [
+        expected(shape, field) for field in ("gpu_name", "driver", "vbios") if getattr(shape, field) is None
+    ]
     if sample.missing:
         said.append(f"driver {sample.driver} does not have {', '.join(sample.missing)}")
     if sample.denied:
@@ -284,7 +287,7 @@ def check(look: Look) -> list[Finding]:
         if not on_pci:
             raise Absent(f"no NVIDIA GPU on the PCI bus; NVML: {sample.problem}")
         raise Unknown(f"NVML: {sample.problem}")
-    if not sample.devices and not on_pci and not look.settings.shape.gpus:
+    if not sample.devices and not on_pci:
         raise Absent(f"driver {sample.driver} lists no GPU")
     sample = msgspec.structs.replace(sample, devices=_named(sample.devices, on_pci))
     look.kept["detail"] = _detail(sample, look)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from sentinel.checks.nvml_card import Card, entity_of, finding
 from sentinel.checks.nvml_sample import Device
-from sentinel.checks.shape import expected, judged
+from sentinel.checks.shape import expected
 from sentinel.core.model import Finding, Severity
 from sentinel.settings import Shape
 
@@ -40,20 +40,8 @@ def judge_count(devices: Sequence[Device], on_pci: Sequence[str]) -> list[Findin
 
 
 def judge_expected(devices: Sequence[Device], driver: str, shape: Shape) -> list[Finding]:
-    """Against the node's shape. What is not set there is not judged."""
+    """Against the node's shape. What is not set there is not judged; the number of cards the PCI bus tells."""
     found = []
-    if shape.gpus is not None and len(devices) != shape.gpus:
-        few = len(devices) < shape.gpus
-        found.append(
-            finding(
-                "node",
-                "gpu-count",
-                judged(shape, Severity.FATAL if few else Severity.WARNING),
-                "RESTART_BM" if few else "CHECK_SETTINGS",
-                "The node has fewer GPUs than expected" if few else "The node has more GPUs than expected",
-                f"NVML lists {len(devices)}, {expected(shape, 'gpus')}",
-            )
-        )
     if shape.driver is not None and driver and driver != shape.driver:
         found.append(
             finding(

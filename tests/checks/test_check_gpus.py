@@ -3,12 +3,14 @@
 import shutil
 from typing import Any
 
+import msgspec
 import pytest
 
 from sentinel.checks import gpu_pci
 from sentinel.checks.base import Absent, Look
 from sentinel.checks.gpus import cuda_environment, inventory, usable
 from sentinel.core.model import Severity
+from sentinel.settings import Shape
 
 
 @pytest.fixture
@@ -65,6 +67,38 @@ def test_a_card_whose_files_are_empty_or_missing_is_no_error(machine: Any) -> No
     (folder / "device").unlink()
     (machine.add_pci("0000:2a:00.0") / "class").write_text("")
     assert [gpu.pci for gpu in inventory(str(machine.sysfs))] == ["0000:18:00.0"]
+
+
+def looks(machine: Any, clock: Any, kept: dict[str, Any], shape: Shape) -> list[Any]:
+    settings = msgspec.structs.replace(machine.settings, shape=shape)
+    return gpu_pci.check(Look(settings, (), clock(), "boot", kept))
+
+
+def test_fewer_cards_than_the_manifest_says_are_fatal_and_more_are_told(four_cards: Any, clock: Any) -> None:
+    kept: dict[str, Any] = {}
+    (finding,) = looks(four_cards, clock, kept, Shape(name="h100", source="manifest", gpus=8))
+    assert (finding.entity, finding.code, finding.severity) == ("node", "gpu-count", Severity.FATAL)
+    assert finding.evidence == ("4 GPUs on the PCI bus, expected 8: shape h100",)
+    (finding,) = looks(four_cards, clock, kept, Shape(source="manifest", gpus=2))
+    assert finding.severity is Severity.WARNING
+    assert looks(four_cards, clock, kept, Shape(source="manifest", gpus=4)) == []
+    assert kept["detail"] == ""
+
+
+def test_what_was_only_learnt_isolates_nothing(four_cards: Any, clock: Any) -> None:
+    (finding,) = looks(four_cards, clock, {}, Shape(source="learnt", gpus=8))
+    assert finding.severity is Severity.WARNING
+
+
+def test_no_card_at_all_where_some_are_expected_is_not_absent(machine: Any, clock: Any) -> None:
+    (finding,) = looks(machine, clock, {}, Shape(name="h100", source="manifest", gpus=8))
+    assert finding.severity is Severity.FATAL
+
+
+def test_a_number_that_is_not_expected_by_anybody_is_said(four_cards: Any, clock: Any) -> None:
+    kept: dict[str, Any] = {}
+    assert looks(four_cards, clock, kept, Shape()) == []
+    assert kept["detail"] == "expected gpus: not set"
 
 
 def aer(machine: Any, kind: str, total: int, address: str = "0000:18:00.0") -> None:
