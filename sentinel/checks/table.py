@@ -181,6 +181,22 @@ CHECKS: tuple[Check, ...] = (
         needs="the node's network namespace; nics of the shape or network.interfaces, to miss what never came up",
     ),
     Check(
+        name="nic-aer",
+        component=Component.NIC,
+        module="sentinel.checks.nic_aer",
+        interval_s=30.0,
+        deadline_s=5.0,
+        needs="a network card on PCIe, and a kernel with AER counters (4.19)",
+    ),
+    Check(
+        name="acs",
+        component=Component.SYSTEM,
+        module="sentinel.checks.acs",
+        interval_s=3600.0,
+        deadline_s=5.0,
+        needs="a GPU with a peer, bare metal, CAP_SYS_ADMIN",
+    ),
+    Check(
         name="kernel",
         component=Component.KERNEL,
         module="sentinel.checks.kernel",
