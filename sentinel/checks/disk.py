@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from sentinel.checks.base import Look, Measure, Unknown
-from sentinel.checks.mount_calls import ask, judge_calls
+from sentinel.checks.mount_calls import NotAsked, ask, judge_calls
 from sentinel.checks.mounts import Mount, Target, parse_mountinfo, targets
 from sentinel.checks.shape import expected, judged
 from sentinel.core.model import Component, Finding, Severity
@@ -227,9 +227,16 @@ def check(look: Look) -> list[Finding]:
     except OSError as error:
         raise Unknown(f"{error.filename}: {error.strerror}: no file system can be looked at") from None
     every = targets(look.settings, look.paths, mounts)
-    answers = ask(look, every, mounts)
     found = judge_missing(look.settings.shape, mounts)
-    problems: dict[bool, list[str]] = {True: [], False: []}  # of watched file systems, of others
+    problems: dict[bool, list[str]] = {
+        True: [],
+        False: [],
+    }  # that make the answer unknown; of other file systems
+    try:
+        answers = ask(look, every, mounts)
+    except NotAsked as error:
+        answers = {}
+        problems[True].append(str(error))
     measures: list[Measure] = []
     before: dict[str, Any] = look.kept.get("saved", {})
     after: dict[str, Any] = {"writable": [], "too_little": {}, "errors": {}}

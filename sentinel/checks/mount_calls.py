@@ -28,10 +28,14 @@ _NOT_OURS = {
 }
 
 
+class NotAsked(Exception):
+    """The process that makes the calls did not work: nothing is known of network mounts."""
+
+
 def ask(look: Look, targets: Sequence[Target], mounts: Sequence[Mount]) -> dict[str, Any]:
     """What the calls answered: "stat POINT" of each network mount, "write FOLDER" of each probe that is due.
 
-    The child is started only where there is such a mount or probe.
+    The child is started only where there is such a mount or probe. Raises NotAsked.
     """
     request: dict[str, Any] = {"deadline_s": look.kept.get("deadline_s", DEADLINE_S)}
     request["stat"] = [target.mount.point for target in targets if target.mount.network]
@@ -45,7 +49,7 @@ def ask(look: Look, targets: Sequence[Target], mounts: Sequence[Mount]) -> dict[
         line = child.ask(json.dumps(request).encode(), 2 * request["deadline_s"])
         answers: dict[str, Any] = json.loads(line)
     except (ChildBroke, ChildHangs, ValueError) as error:
-        raise RuntimeError(f"the process that calls file systems: {error}") from None
+        raise NotAsked(f"network mounts are not seen: {error}") from None
     for folder in request["write"]:
         look.kept["probes"][folder] = answers[f"write {folder}"]
     return answers

@@ -75,7 +75,6 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
         if not separator or len(fields) < 6 or len(rest) < 2:
             continue
         point = _plain(fields[4])
-        found.pop(point, None)
         found[point] = Mount(
             point,
             rest[0],

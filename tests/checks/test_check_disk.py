@@ -16,6 +16,7 @@ import pytest
 
 from sentinel.checks import disk, memory
 from sentinel.checks.base import Look, Unknown
+from sentinel.checks.child import LineChild
 from sentinel.checks.memory import parse_meminfo, parse_pressure
 from sentinel.checks.mounts import Mount, holding, on_network, parse_mountinfo, resolve, targets
 from sentinel.checks.runner import CheckRunner
@@ -290,7 +291,7 @@ def test_a_mount_whose_server_is_silent_is_named_and_blocks_no_other(
     other.paths = look.paths = (str(server.point), str(ext4))
     assert look() == []
     server.hold = {STATFS}
-    look.kept["deadline_s"] = 0.2
+    look.kept["deadline_s"] = other.kept["deadline_s"] = 0.2
     leave_free(ext4, 0.01)
     assert other() == [(SPACE, "degraded")]
     (found,) = look.findings()
@@ -359,6 +360,16 @@ def test_a_frozen_disk_hangs_the_probe_alone_and_leaves_no_file(
     run("fsfreeze", "--unfreeze", ext4)
     assert settles(look) == []
     assert [path.name for path in ext4.iterdir()] == ["lost+found"]
+
+
+def test_local_disks_are_judged_where_network_mounts_cannot_be_asked(
+    server: FuseStub, ext4: Path, clock: HandClock
+) -> None:
+    leave_free(ext4, 0.01)
+    kept = {"child": LineChild(["/bin/false"])}
+    with pytest.raises(Unknown, match="network mounts are not seen") as unknown:
+        disk.check(Look(Settings(), (str(ext4), str(server.point)), clock(), "boot", kept))
+    assert (str(ext4), SPACE) in [(item.entity, item.code) for item in unknown.value.findings]
 
 
 def test_a_probe_that_is_refused_tells_why(ext4: Path, disks: Callable[[Path], Disks]) -> None:
