@@ -69,7 +69,7 @@ def advance(counter: Counter, saved: dict[str, Any], now: Now) -> tuple[int, int
     points: list[list[float]] = saved.get("points", [])
     if corrected:
         if points and now.mono_s - points[-1][0] < POINT_EVERY_S:
-            points[-1] = [points[-1][0], points[-1][1] + corrected]
+            points = [*points[:-1], [points[-1][0], points[-1][1] + corrected]]
         else:
             points = [*points, [now.mono_s, corrected]]
     points = [point for point in points if now.mono_s - point[0] <= WINDOW_S]

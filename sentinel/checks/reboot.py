@@ -129,10 +129,11 @@ def judge_boots(boots: list[Boot], uptime_s: float, dumps: list[str]) -> list[Fi
     # The first one known is no reboot.
     recent = [boot for boot in boots[1:] if this.at_wall_s - boot.at_wall_s < TOLD_S and not boot.orderly]
     if len(recent) >= REPEATED:
-        known = "" if all(boot.orderly is False for boot in recent) else ", as far as is known,"
-        evidence = f"{len(recent)} boots within a day,{known} without a shutdown before"
+        proved = sum(boot.orderly is False for boot in recent)
+        severity = Severity.DEGRADED if proved >= REPEATED else Severity.WARNING
+        evidence = f"{len(recent)} boots within a day, {proved} of them certainly without a shutdown before"
         summary = "The node goes down again and again"
-        found.append(_finding("repeated-reboots", Severity.DEGRADED, "CHECK_HARDWARE", summary, evidence))
+        found.append(_finding("repeated-reboots", severity, "CHECK_HARDWARE", summary, evidence))
     return found
 
 

@@ -41,9 +41,10 @@ class ProcTree:
         switches: int = 7,
         stack: str = "",
         started: int = 100,
+        threads: int = 1,
     ) -> None:
         flags = PF_KTHREAD if kernel_thread else 0
-        stat = f"{pid} ({name}) {state} 1 1 1 0 -1 {flags} 0 0 0 0 1 2 0 0 20 0 1 0 {started} 0 0 0\n"
+        stat = f"{pid} ({name}) {state} 1 1 1 0 -1 {flags} 0 0 0 0 1 2 0 0 20 0 {threads} 0 {started} 0 0 0\n"
         for folder in (f"{pid}", f"{pid}/task/{pid}"):
             self.set(f"{folder}/stat", stat)
             self.set(f"{folder}/status", f"Name:\t{name}\nvoluntary_ctxt_switches:\t{switches}\n")

@@ -146,6 +146,16 @@ def test_corrected_errors_warn_by_their_rate_and_clear_after_a_quiet_day(tree: T
     assert modules(tree, 15, 0) == []
 
 
+def test_a_flood_of_corrected_errors_keeps_one_point_for_each_hour(tree: Tree) -> None:
+    for minute in range(1, 181):
+        tree.mono_s += 60
+        found = modules(tree, minute, 0)
+    assert "180 in the last 24 h" in found[0].evidence[0]
+    kept = tree.kept["saved"]["mc0 dimm5 (CPU_SrcID#0_dimm5)"]["points"]
+    assert len(kept) == 3
+    assert sum(count for _, count in kept) == 180
+
+
 def test_a_few_corrected_errors_each_day_are_normal(tree: Tree) -> None:
     for day in range(1, 30):
         tree.mono_s += 86_400
@@ -219,6 +229,15 @@ def test_a_governor_that_saves_power_warns_until_it_is_set_to_performance(tree: 
     assert governor.check(tree.look) == []
 
 
+def test_governors_that_cannot_be_read_are_unknown_and_do_not_hide_the_others(tree: Tree) -> None:
+    unreadable = tree.folder / "sys/devices/system/cpu/cpufreq/policy0/scaling_governor"
+    unreadable.mkdir(parents=True)  # reading it is an error, as EINVAL of a CPU that is offline
+    with pytest.raises(Unknown, match="policy0"):
+        governor.check(tree.look)
+    tree.set("sys/devices/system/cpu/cpufreq/policy1/scaling_governor", "powersave")
+    assert told(governor.check(tree.look)) == [("cpu-governor", Severity.WARNING)]
+
+
 def test_a_machine_without_governors_is_absent(tree: Tree) -> None:
     with pytest.raises(Absent):
         governor.check(tree.look)
@@ -278,7 +297,7 @@ def test_a_clock_source_that_cannot_be_read_is_unknown(tree: Tree) -> None:
 def test_a_full_table_of_connections_warns_until_it_empties(tree: Tree, used: int, found: bool) -> None:
     tree.set("proc/sys/net/netfilter/nf_conntrack_max", 1000)
     tree.set("proc/sys/net/netfilter/nf_conntrack_count", used)
-    assert bool(conntrack.check(tree.look)) is found
+    assert told(conntrack.check(tree.look)) == ([("conntrack-full", Severity.WARNING)] if found else [])
     tree.set("proc/sys/net/netfilter/nf_conntrack_count", 10)
     assert conntrack.check(tree.look) == []
 

@@ -206,6 +206,12 @@ def test_a_dead_process_with_a_thread_that_does_not_end_is_stuck(proc: ProcTree,
     assert after_looks(proc, 1, kept) == []
 
 
+def test_a_program_whose_first_thread_has_ended_is_not_stuck(proc: ProcTree) -> None:
+    """It shows as a zombie too, while its other threads work."""
+    proc.process(50, "server", "Z", threads=2)
+    assert after_looks(proc, 6, {}) == []
+
+
 def test_a_process_that_works_with_a_disk_is_not_stuck(proc: ProcTree) -> None:
     kept: dict[str, object] = {}
     for look in range(8):
