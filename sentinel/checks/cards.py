@@ -92,6 +92,23 @@ def judge_card(family: Family, card: Card, before: Mapping[str, Any], limits: Ca
     return found
 
 
+def judge_width(family: Family, address: str, width: int, widest: int) -> list[Finding]:
+    """A PCIe link that is narrower than it was in this boot. Speed is no sign: idle cards lower it."""
+    if width >= widest:
+        return []
+    return [
+        _finding(
+            family,
+            Card(index="", address=address),
+            "accelerator-pcie-width",
+            Severity.DEGRADED,
+            "CHECK_LINK",
+            "The card's PCIe link lost lanes",
+            f"{address}: x{width} now, x{widest} before",
+        )
+    ]
+
+
 def remember(card: Card, before: Mapping[str, Any], limits: CardLimits) -> dict[str, Any]:
     """What the next sample of the card is compared with, as plain data."""
     return {

@@ -1,6 +1,7 @@
-"""Cambricon MLU cards through `cnmon` (the table: all but health) and `cnmon info` (health and UUID)."""
+"""Cambricon MLU cards through `cnmon` (its table) and `cnmon info` (health, UUID, more temperatures)."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -95,6 +96,13 @@ def _number(text: str) -> float | None:
         return None
 
 
+def _temperatures(fields: dict[str, str]) -> Iterator[Temperature]:
+    for sensor in ("Chip", "Memory"):
+        celsius = _number(fields.get(f"Temperature/{sensor}", "").removesuffix("C").strip())
+        if celsius is not None:
+            yield Temperature(sensor.lower(), celsius)
+
+
 def _told(value: str) -> str:
     return "" if value.upper() in ("N/A", "NA") else value
 
@@ -110,6 +118,7 @@ def read(tool: Tool, kept: dict[str, Any]) -> list[Card]:
             card,
             health=_told(details.get(card.index, {}).get("Health State/Device", "")),
             uuid=_told(details.get(card.index, {}).get("UUID", "")),
+            temperatures=(*card.temperatures, *_temperatures(details.get(card.index, {}))),
         )
         for card in cards
     ]

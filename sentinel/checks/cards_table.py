@@ -51,7 +51,7 @@ FAMILIES: tuple[Family, ...] = (
         asks="`cnmon`, `cnmon info`",
         permission="read and write permission on /dev/cambricon_*",
         health={"good": None},
-        proof="untested on hardware (parsed: captured tables of 4.20 and 5.10); links are not read",
+        proof="untested on hardware (parsed: captured tables of 4.20 and 5.10); of links only PCIe is read",
     ),
     Family(
         name="ascend",
@@ -69,7 +69,7 @@ FAMILIES: tuple[Family, ...] = (
             "critical": Severity.FATAL,
             "unknown": Severity.DEGRADED,  # not started, or does not answer
         },
-        proof="untested on hardware (parsed: captured tables of 22.0 to 25.5); links are not read",
+        proof="untested on hardware (parsed: captured tables of 22.0 to 25.5); of links only PCIe is read",
     ),
     Family(
         name="amd",

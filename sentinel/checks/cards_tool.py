@@ -5,10 +5,11 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from sentinel.checks.base import Absent, Look, Measure, Unknown
-from sentinel.checks.cards import Card, NotUnderstood, judge_card, judge_gone, remember
+from sentinel.checks.cards import Card, NotUnderstood, judge_card, judge_gone, judge_width, remember
 from sentinel.checks.cards_table import Family
 from sentinel.checks.command import CommandHangs, Output, run
 from sentinel.checks.gpus import pci_functions
@@ -83,12 +84,12 @@ def look_at(family: Family, look: Look, read: Reader, *other_tools: str) -> list
         raise Absent(f"no {family.tool} and no {family.noun} on the PCI bus")
     for address in on_pci:
         seen.setdefault(address, "pci")
-    gone = judge_gone(family, seen, on_pci, None)
+    on_bus = [*judge_gone(family, seen, on_pci, None), *_widths(family, look.settings.sysfs, on_pci, saved)]
     if not path:
         raise Unknown(
             f"{len(on_pci)} {family.noun} on the PCI bus but no {family.tool}: "
             "health, temperature, ECC, memory and links cannot be seen without it",
-            tuple(gone),
+            tuple(on_bus),
         )
     found: list[Finding] = []
     try:
@@ -96,14 +97,14 @@ def look_at(family: Family, look: Look, read: Reader, *other_tools: str) -> list
     except CommandHangs as hang:
         look.kept["stuck"] = hang.stuck
         look.kept["measures"] = ()
-        return [*gone, _hangs(family, hang)]
+        return [*on_bus, _hangs(family, hang)]
     except NotUnderstood as error:
         look.kept["measures"] = ()
-        raise Unknown(f"{path} is not understood (another version?): {error}", tuple(gone)) from None
+        raise Unknown(f"{path} is not understood (another version?): {error}", tuple(on_bus)) from None
     except Unknown as unknown:
         look.kept["measures"] = ()
         text = f"{unknown}; it needs {family.permission}. Nothing of the cards can be seen without it"
-        raise Unknown(text, tuple(gone)) from None
+        raise Unknown(text, tuple(on_bus)) from None
     look.kept["measures"] = tuple(_measures(family, cards))
     look.kept["detail"] = f"{len(cards)} {family.noun}" + "".join(f"; {problem}" for problem in problems[:2])
     if not (cards or on_pci or seen):
@@ -114,7 +115,21 @@ def look_at(family: Family, look: Look, read: Reader, *other_tools: str) -> list
         found += judge_card(family, card, known, look.settings.cards)
         before[card.key] = remember(card, known, look.settings.cards)
     found += judge_gone(family, seen, on_pci, cards)
+    found += [finding for finding in on_bus if finding.code == "accelerator-pcie-width"]
     seen.update({card.address: card.name or "card" for card in cards if card.address})
+    return found
+
+
+def _widths(family: Family, sysfs: str, on_pci: list[str], saved: dict[str, Any]) -> list[Finding]:
+    widest: dict[str, int] = saved.setdefault("lanes", {})
+    found = []
+    for address in on_pci:
+        try:
+            width = int(Path(sysfs, "bus/pci/devices", address, "current_link_width").read_text())
+        except (OSError, ValueError):  # behind a bridge that has none, or EINVAL of a card that just left
+            continue
+        widest[address] = max(width, widest.get(address, 0))
+        found += judge_width(family, address, width, widest[address])
     return found
 
 

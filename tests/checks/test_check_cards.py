@@ -228,6 +228,20 @@ def test_a_card_that_left_the_bus_is_fatal_until_it_is_back(any_bench: Bench) ->
     assert any_bench.look(2).state is CheckState.OK
 
 
+def test_a_pcie_link_that_lost_lanes_is_told_until_it_has_them_again(any_bench: Bench) -> None:
+    healthy(any_bench)
+    devices = any_bench.machine.sysfs / "bus/pci/devices"
+    width = devices / sorted(os.listdir(devices))[0] / "current_link_width"
+    for text_of_file, codes in (
+        ("16\n", set()),
+        ("8\n", {"accelerator-pcie-width"}),
+        ("", set()),
+        ("16\n", set()),
+    ):
+        width.write_text(text_of_file)
+        assert set(any_bench.found(2)) == codes, text_of_file
+
+
 def test_what_was_seen_survives_a_restart_of_the_agent(any_bench: Bench) -> None:
     healthy(any_bench)
     any_bench.look()
@@ -269,6 +283,7 @@ def test_health_and_uuid_of_an_mlu_come_from_cnmon_info(bench: Callable[..., Ben
     answers = healthy(one)
     assert one.look().state is CheckState.OK
     assert dict(one.runner.measures()[0].labels)["uuid"] == "77013006-2457-0000-0000-000000000000"
+    assert one.values("temperature_celsius") == [41.0, 78.0, 63.0, 41.0, 51.0]
     one.prints({**answers, "info": answers["info"].replace(": Good", ": Bad", 1)})
     (finding,) = one.look().findings
     assert (finding.entity, finding.code, finding.severity) == (
