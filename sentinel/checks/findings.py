@@ -211,6 +211,14 @@ class FindingBook:
         self._drop(key)
         return True
 
+    def release(self, entity: str) -> tuple[bool, str]:
+        """A person says that this card, disk or node is well: whether it had findings, and a sentence about it."""
+        ended = sum(self.clear(finding.key) for finding in self.active() if finding.entity == entity)
+        if ended:
+            return True, f"{ended} findings of {entity} were ended by a person"
+        known = ", ".join(sorted({finding.entity for finding in self.active()})) or "none"
+        return False, f"no finding of {entity!r} (there are: {known})"
+
     # ---------------------------------------------------------------- what stands, and what is kept
 
     def active(self, check: str | None = None) -> tuple[Finding, ...]:

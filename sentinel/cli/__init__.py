@@ -15,7 +15,7 @@ COMMANDS = {
     "logs": ("sentinel.cli.logs", "print or follow the logs of a job's ranks"),
     "stop": ("sentinel.cli.stop", "let a job save, then stop it"),
     "extend": ("sentinel.cli.extend", "let a job run longer than its maxDuration"),
-    "release": ("sentinel.cli.release", "say that a GPU is well again"),
+    "release": ("sentinel.cli.release", "say that a GPU, a disk or a node is well again"),
     "check": ("sentinel.cli.check", "look at the health of this machine"),
     "agent": ("sentinel.cli.agent", "watch the health of this node, and serve it as metrics and JSON"),
     "validate": ("sentinel.cli.validate", "list every error of policies, settings and rule files"),

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from sentinel.checks.runner import CheckRunner
 from sentinel.cli import node_state
-from sentinel.cli.control import Presence, write_presence
+from sentinel.cli.control import Presence, listen, write_presence
 from sentinel.cli.node_health import Health, LagMeter
 from sentinel.cli.node_pages import routes
 from sentinel.cli.node_settings import SettingsWatch
@@ -81,6 +81,7 @@ class NodeAgent:
             "state": self._keep_saving,
             "settings": self._follow_settings,
             "page": self._serve,
+            "control": self._answer,
             "heartbeat": LagMeter(self.health, lambda: _notify("WATCHDOG=1")).run,
         }
         tasks = [asyncio.create_task(self._kept(name, work), name=name) for name, work in services.items()]
@@ -196,6 +197,23 @@ class NodeAgent:
         book = self._runner.book
         if book.clear((Component.AGENT.value, entity, code)):
             self._tell(CHECK, book.active(CHECK))
+
+    # ------------------------------------------------------------ what a person asks
+
+    async def _answer(self) -> None:
+        """`sentinel release` reaches the agent by a socket in its folder, which only the agent's user may enter."""
+        server = await listen(self.folder, self._asked)
+        async with server:
+            await server.serve_forever()
+
+    async def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request.get("do") != "release":
+            return {"ok": False, "text": f"unknown request {request.get('do')!r}"}
+        ended, text = self._runner.book.release(str(request.get("entity", "")))
+        if ended:
+            self._say(text)
+            self._changed.set()
+        return {"ok": ended, "text": text}
 
     # ------------------------------------------------------------ state
 

@@ -393,16 +393,11 @@ class Session:
                 "text": f"{self.name} may run {job.extra_s:.0f} s longer than its maxDuration",
             }
         if what == "release":
-            entity, book = str(request.get("entity", "")), self._checks.book
-            ended = sum(book.clear(finding.key) for finding in book.active() if finding.entity == entity)
+            entity = str(request.get("entity", ""))
+            ended, text = self._checks.book.release(entity)
             if ended:
                 self._controller.release(entity)
-            known = ", ".join(sorted({finding.entity for finding in book.active()})) or "none"
-            text = f"{ended} findings of {entity} were ended by a person"
-            return {
-                "ok": ended > 0,
-                "text": text if ended else f"no finding of {entity!r} (there are: {known})",
-            }
+            return {"ok": ended, "text": text}
         if what == "view":
             return {"ok": True, "view": to_builtins(self.view())}
         if what == "handover":

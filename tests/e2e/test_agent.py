@@ -76,6 +76,26 @@ def test_findings_survive_kill_9_and_what_was_logged_meanwhile_is_seen_once(node
     assert {code: found[code].get("count", 1) for code in ("XID 79", "XID 31")} == {"XID 79": 1, "XID 31": 1}
 
 
+def test_a_person_ends_a_finding_and_it_stays_ended(node: Node) -> None:
+    """A broken memory module outlives a boot: only who has replaced it knows that it is well."""
+    agent = node.start()
+    node.machine.log("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 slot:0)")
+    node.wait_code(agent, "memory-uncorrected")
+    done = node.box.sentinel("release", "--settings", node.settings(), "CPU_SrcID#0_MC#0_Chan#0_DIMM#0")
+    assert (done.returncode, "ended by a person" in done.stderr) == (0, True)
+    assert "memory-uncorrected" not in node.codes(agent)
+    unknown = node.box.sentinel("release", "--settings", node.settings(), "GPU 0000:99:00.0")
+    assert (unknown.returncode, "no finding of" in unknown.stderr) == (1, True)
+    agent.send(signal.SIGTERM)
+    assert agent.code(10) == 0
+    again = node.start()
+    assert "memory-uncorrected" not in node.codes(again)
+    again.send(signal.SIGTERM)
+    assert again.code(10) == 0
+    nobody = node.box.sentinel("release", "--settings", node.settings(), "GPU 0000:99:00.0")
+    assert (nobody.returncode, "no agent runs here" in nobody.stderr) == (1, True)
+
+
 def test_it_ends_quickly_and_cleanly_and_a_second_one_is_refused(node: Node) -> None:
     agent = node.start()
     second = node.box.start("agent", "--settings", node.settings())
