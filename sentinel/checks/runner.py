@@ -214,7 +214,7 @@ class CheckRunner:
             loop.remove_reader(wake_fd)
 
     async def check_now(self, names: Iterable[str] = (), max_age_s: float = 10.0) -> list[CheckResult]:
-        """Results at most `max_age_s` old of the checks with these names or components (all quick ones if empty).
+        """Results younger than `max_age_s` of the checks with these names or components (all quick ones if empty).
 
         Fresh results are returned as they are; the others are sampled side by side.
         Raises KeyError for an unknown name.
@@ -229,7 +229,7 @@ class CheckRunner:
         results: list[CheckResult | None] = []
         for row in rows:
             running = self._running[row.name]
-            fresh = running.result is not None and now_s - running.result.at_mono_s <= max_age_s
+            fresh = running.result is not None and now_s - running.result.at_mono_s < max_age_s
             results.append(running.result if fresh else None)
             if not fresh:
                 waiting.append((len(results) - 1, self._start(running)))

@@ -515,9 +515,9 @@ class Session:
             self._checks_saved = snapshot
             self._store.save(positions={(self._checks_key, 0, 0): snapshot})
 
-    async def _precheck(self, components: tuple[str, ...]) -> Any:
+    async def _precheck(self, names: tuple[str, ...], max_age_s: float) -> Any:
         try:
-            return await self._checks.check_now(components)
+            return await self._checks.check_now(names, max_age_s)
         except KeyError as error:
             raise TemporaryError(f"unknown check {error}") from None
 

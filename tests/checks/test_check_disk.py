@@ -20,7 +20,8 @@ from sentinel.checks.child import LineChild
 from sentinel.checks.memory import parse_meminfo, parse_pressure
 from sentinel.checks.mounts import Mount, holding, on_network, parse_mountinfo, resolve, targets
 from sentinel.checks.runner import CheckRunner
-from sentinel.core.model import Finding, Severity
+from sentinel.cluster.local.machine import LocalMachine
+from sentinel.core.model import Finding, Policy, Precheck, ProtectedJob, Severity
 from sentinel.settings import Disk, MountThresholds, Settings, Shape
 from tests.checks.conftest import HandClock
 from tests.checks.fuse_stub import FSYNC, GETATTR, LOOKUP, STATFS, FuseStub
@@ -197,25 +198,30 @@ def test_of_a_disk_that_nothing_needs_people_are_only_told(
     assert look() == []
 
 
-def test_a_start_is_refused_while_its_disk_is_full_and_not_longer(ext4: Path, clock: HandClock) -> None:
-    """The pre-check asks every 10 s for results at most 10 s old."""
+def test_a_start_is_refused_while_its_disk_is_full_and_not_longer(
+    ext4: Path, clock: HandClock, tmp_path: Path
+) -> None:
+    """It believes no result older than 10 s, and no refusal that it has not just looked at again."""
 
-    async def starts() -> list[list[tuple[str, bool]]]:
+    async def starts() -> list[str]:
         runner = CheckRunner(Settings(), (str(ext4),), clock)
+        machine = LocalMachine(tmp_path / "state", lambda job, gone: None)
+        machine.precheck, machine.places, machine.environment = runner.check_now, tuple, lambda out: {}
+        job = ProtectedJob(name="j", policy=Policy(precheck=Precheck(checks=("disk",))))
         told = []
         try:
-            for fill in (False, True, True, False, False):
-                (leave_free(ext4, 0.01) if fill else (ext4 / "hog").unlink(missing_ok=True))
-                clock.mono_s += 10.1
-                results = await runner.check_now(("disk",))
-                found = [item for result in results for item in result.findings if item.entity == str(ext4)]
-                told.append([(item.code, item.severity is Severity.DEGRADED) for item in found])
+            for pause_s, free in [(0.0, None), (5.0, 0.01), (5.1, 0.01), (1.0, 0.5), (1.0, 0.01)]:
+                clock.mono_s += pause_s
+                if free is not None:
+                    leave_free(ext4, free)
+                room = await machine.room(job, 1, ())
+                told.append("passed" if room.size else f"{ext4}: " in room.sentence and "refused")
         finally:
             runner.close()
         return told
 
-    full = [(SPACE, True)]
-    assert asyncio.run(starts()) == [[], full, full, full, []]
+    #                          fresh     5 s old   10.1 s old  over now  1 s old
+    assert asyncio.run(starts()) == ["passed", "passed", "refused", "passed", "passed"]
 
 
 # ---------------------------------------------------------------- file systems that break

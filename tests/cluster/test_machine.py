@@ -11,7 +11,7 @@ from sentinel.core.model import CheckResult, CheckState, Component, Finding, Pol
 
 
 def room(state: Path, *results: CheckResult) -> Room:
-    async def precheck(names: tuple[str, ...]) -> list[CheckResult]:
+    async def precheck(names: tuple[str, ...], max_age_s: float) -> list[CheckResult]:
         return list(results)
 
     machine = LocalMachine(state, lambda job, gone: None)

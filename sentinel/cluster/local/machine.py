@@ -15,6 +15,8 @@ from sentinel.core.model import CheckResult, CheckState, Component, Finding, Pro
 _BLOCKING = frozenset({"memory-low", "pids", "fds", "d-state-nvidia"})
 # Who reads that the pre-check passed wants to know of these that they could not look.
 _TOLD = frozenset({"disk", "memory", "gpu-pci", "nvml"})
+FRESH_S = 10.0  # a start believes results of this age
+LOOKS = 2  # a sampled finding ends when so many samples in a row do not show it
 
 
 class Place(Protocol):
@@ -29,7 +31,7 @@ class RankLook(Struct, frozen=True):
     io_bytes: int
 
 
-Precheck = Callable[[tuple[str, ...]], Awaitable[list[CheckResult]]]
+Precheck = Callable[[tuple[str, ...], float], Awaitable[list[CheckResult]]]  # (names, how old results may be)
 Environment = Callable[[Iterable[str]], dict[str, str]]  # excluded entities -> variables that hide them
 
 
@@ -43,16 +45,25 @@ class LocalMachine(LocalCluster):
     async def room(self, job: ProtectedJob, size: int, excluded: tuple[str, ...]) -> Room:
         """Checks of the machine at most 10 s old, then a healthy GPU for every rank where it has GPUs at all."""
         checks = job.policy.precheck.checks
-        results = await self.precheck(checks) if checks else []  # asked for no names, the runner takes all
+        results = (
+            await self.precheck(checks, FRESH_S) if checks else []
+        )  # asked for no names, the runner takes all
+        results = await self._looked_again(results)
         findings = [finding for result in results for finding in result.findings]
-        bad = [f for f in findings if f.severity.order >= Severity.DEGRADED.order]
-        blocking = [f for f in bad if f.component == Component.DISK or f.code in _BLOCKING]
-        if blocking:
+        if blocking := [finding for finding in findings if _blocks(finding)]:
             text = "; ".join(f"{f.entity}: {f.summary}" for f in blocking)
             return Room(size=0, reason="PrecheckFailed", sentence=f"The pre-check failed: {text}")
         unknown = [r for r in results if r.state == CheckState.UNKNOWN and r.check in _TOLD]
         note = f" (could not look: {', '.join(r.check for r in unknown)})" if unknown else ""
         return self._gpus(job, size, excluded, findings, note)
+
+    async def _looked_again(self, results: list[CheckResult]) -> list[CheckResult]:
+        """Nothing refuses a start that is over by now: a disk that was full some seconds ago may have room."""
+        names = tuple(result.check for result in results if any(map(_blocks, result.findings)))
+        again: dict[str, CheckResult] = {}
+        for _ in range(LOOKS if names else 0):
+            again = {result.check: result for result in await self.precheck(names, 0.0)}
+        return [again.get(result.check, result) for result in results]
 
     def _gpus(
         self, job: ProtectedJob, size: int, excluded: tuple[str, ...], findings: list[Finding], note: str
@@ -104,6 +115,11 @@ class LocalMachine(LocalCluster):
         return {
             rank: RankLook(proc.state, uses[rank].io_bytes) for rank, proc in found.items() if rank in uses
         }
+
+
+def _blocks(finding: Finding) -> bool:
+    bad = finding.severity.order >= Severity.DEGRADED.order
+    return bad and (finding.component == Component.DISK or finding.code in _BLOCKING)
 
 
 def _no_room(size: int, places: list[str], out: tuple[str, ...], bad: Mapping[str, str]) -> str:
