@@ -355,6 +355,8 @@ int nvmlEventSetWait_v2(event_set *set, event_data *out, u32 timeout_ms) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     u64 until = (u64)now.tv_sec * 1000 + (u64)now.tv_nsec / 1000000 + timeout_ms;
+    /* A driver blocks until there is an event; this polls the scenario, as often as a bench can afford. */
+    const char *poll_us = getenv("SENTINEL_STUB_NVML_POLL_US");
     for (;;) {
         while (set->given < number("events", 0)) {
             char key[32], text[256];
@@ -368,6 +370,6 @@ int nvmlEventSetWait_v2(event_set *set, event_data *out, u32 timeout_ms) {
         }
         clock_gettime(CLOCK_MONOTONIC, &now);
         if ((u64)now.tv_sec * 1000 + (u64)now.tv_nsec / 1000000 >= until) return TIMEOUT;
-        usleep(20000);
+        usleep(poll_us ? (u32)atoi(poll_us) : 20000);
     }
 }
