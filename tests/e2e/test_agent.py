@@ -189,8 +189,10 @@ def test_a_hung_nvml_is_a_finding_and_the_agent_stays_well(
     node.machine.add_pci("0000:18:00.0")
     scenario = nvml("0000:18:00.0")
     node.box.env |= {key: os.environ[key] for key in ("LD_LIBRARY_PATH", "SENTINEL_STUB_NVML")}
-    scenario.set(hang=1)
     agent = node.start()
+    until(lambda: "DCGM_FI_DEV_GPU_TEMP{" in node.get(agent, "/metrics")[1])
+    scenario.values["hang"] = 1
+    scenario.event(0, 8, 31)  # an Xid asks for a sample at once, and that one hangs
     node.wait_code(agent, "nvml-hangs")
     assert node.get(agent, "/healthz") == (200, "ok\n")
     scenario.set(hang=0)
