@@ -6,7 +6,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from sentinel.core.model import LogRule
+from sentinel.core.model import Cause, LogRule, Restartable
+from sentinel.failures import failure_classes
 from sentinel.logs.formats import Format, TimingRow, check_row
 from sentinel.logs.match import LinePattern, Scanner, as_bytes, check_pattern
 from sentinel.rules import RuleError, data_dir, load_rows
@@ -62,6 +63,23 @@ class RuleSet:
         return rule not in self._owned and any(pattern.matches(line) for pattern in self.ignores)
 
 
+def _quoted_xids() -> Iterable[LogRule]:
+    """One rule for each class that names GPU faults by their Xid: a job's log may quote the driver.
+
+    Those that may be the program's own doing, or blame nobody, need the kernel's word.
+    """
+    for cls in failure_classes().values():
+        numbers = [code.removeprefix("XID ") for code in cls.codes if code.startswith("XID ")]
+        if numbers and cls.cause is Cause.GPU and cls.restart is Restartable.YES:
+            yield LogRule(
+                id=f"xid-{cls.id}",
+                pattern=rf"Xid \(PCI:[0-9a-fA-F:.]+\): (?:{'|'.join(numbers)})\b",
+                failure=cls.id,
+                source=cls.source,
+                literal="Xid (PCI:",
+            )
+
+
 def load_ruleset(
     extra_rules: tuple[LogRule, ...] = (), extra_dir: str = "", cache_dir: Path | None = None
 ) -> RuleSet:
@@ -79,7 +97,7 @@ def load_ruleset(
             files += sorted(folder.glob("*.toml"))
         else:
             problems.append(f"{extra_dir}: not a folder")
-    rules: dict[str, LogRule] = {}
+    rules: dict[str, LogRule] = {rule.id: rule for rule in _quoted_xids()}
     ignores: dict[str, IgnoreRow] = {}
     timing: dict[str, TimingRow] = {}
     for file in files:

@@ -38,6 +38,18 @@ def test_every_rule_has_lines_and_every_line_a_rule(shipped: RuleSet) -> None:
     assert {rule.id for rule in shipped.rules} == {entry["rule"] for entry in LINES["line"]}
 
 
+def test_an_xid_that_a_job_quotes_means_what_the_table_of_failures_says(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    classes = tomllib.loads((data_dir("rules") / "failures.toml").read_text())["class"]
+    claimed = {code: row for row in classes for code in row.get("codes", {}) if code.startswith("XID ")}
+    for number in range(1, 174):
+        row = claimed.get(f"XID {number}", {})
+        sure = row.get("cause") == "gpu" and row.get("restart") == "yes"
+        line = f"NVRM: Xid (PCI:0000:41:00): {number}, pid=1, name=python, x"
+        assert matched(shipped, tmp_path / "log", line) == ({f"xid-{row['id']}"} if sure else set()), number
+
+
 @pytest.mark.parametrize(("rule", "line"), ADVICE, ids=[rule for rule, _ in ADVICE])
 def test_advice_is_no_failure(rule: str, line: str, shipped: RuleSet, tmp_path: Path) -> None:
     assert matched(shipped, tmp_path / "log", line) == set()
@@ -99,7 +111,7 @@ def test_what_only_looks_like_an_iteration_is_none(line: str, shipped: RuleSet, 
 
 
 def test_matches_are_plain_records(shipped: RuleSet, tmp_path: Path) -> None:
-    (tmp_path / "log").write_text(LINES["line"][0]["yes"] + "\n")
+    (tmp_path / "log").write_text(LINES["line"][1]["yes"] + "\n")
     batch = RankLog(tmp_path / "log", shipped, rank=3, incarnation=2).poll(NOW)
     [match] = batch.matches
     assert (match.rank, match.incarnation, match.failure) == (3, 2, "gpu-hardware")
