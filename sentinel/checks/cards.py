@@ -1,7 +1,7 @@
 """An accelerator as its maker's tool tells of it, and what is wrong with it. Nothing here knows of a certain maker."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -119,37 +119,55 @@ def remember(card: Card, before: Mapping[str, Any], limits: CardLimits) -> dict[
     }
 
 
-def judge_gone(
-    family: Family, seen: Mapping[str, str], on_pci: Iterable[str], cards: Iterable[Card] | None
-) -> list[Finding]:
-    """Cards that were seen in this boot and are gone. `cards` is None where the tool could not be asked.
+def slot(address: str) -> str:
+    """Without the function: a card that is partitioned anew changes only those."""
+    return address.rpartition(".")[0]
 
-    Addresses are compared without their function: a card that is partitioned anew changes only those.
-    """
-    bus = {_slot(address) for address in on_pci}
-    listed = None if cards is None else {_slot(card.address) for card in cards}
+
+def judge_bus(family: Family, seen: Iterable[str], present: Container[str]) -> list[Finding]:
+    """Cards that were on the PCI bus in this boot. `present` are the slots that hold a device now."""
+    return [
+        _finding(
+            family,
+            Card(index="", address=address),
+            "accelerator-gone",
+            Severity.FATAL,
+            "RESTART_BM",
+            "The card was on the PCI bus and is gone",
+            f"{family.noun} at {address}: no device of that address",
+        )
+        for address in sorted(seen)
+        if slot(address) not in present
+    ]
+
+
+def judge_listed(
+    family: Family,
+    cards: Collection[Card],
+    before: Mapping[str, str],
+    on_pci: Iterable[str],
+    present: Container[str],
+) -> list[Finding]:
+    """Cards that are on the PCI bus but that the tool does not list. `before`: address -> name of those it did."""
+    listed = {slot(card.address) for card in cards}
+    if "" in listed:
+        return []  # a card without an address: which one is missing is not known
     found = []
-    for address, name in sorted(seen.items()):
-        if _slot(address) not in bus | (listed or set()):
-            code, severity, summary = "accelerator-gone", Severity.FATAL, "The card was there and is gone"
-        elif listed is None or _slot(address) in listed or "" in listed:
-            continue  # a listed card without an address may be this one
-        elif name == "pci":
-            code, severity, summary = (
+    for address in sorted({*before, *on_pci}):
+        if slot(address) in listed or slot(address) not in present:
+            continue
+        named = address in before
+        found.append(
+            _finding(
+                family,
+                Card(index="", address=address),
                 "accelerator-not-listed",
-                Severity.WARNING,
-                "The card is on the PCI bus but its tool does not list it",
+                Severity.FATAL if named else Severity.WARNING,  # one that never was may be meant for a guest
+                "RESTART_BM",
+                f"The tool {'no longer lists the card' if named else 'does not list the card'}",
+                f"{before.get(address, family.noun)} at {address}; {family.tool} lists {len(cards)}",
             )
-        else:
-            code, severity, summary = (
-                "accelerator-not-listed",
-                Severity.FATAL,
-                "The tool listed the card before and no longer does",
-            )
-        count = "" if cards is None else f"; {family.tool} lists {len(listed or ())}"
-        evidence = f"{name if name != 'pci' else family.noun} at {address}{count}, {len(bus)} on the PCI bus"
-        card = Card(index="", address=address)
-        found.append(_finding(family, card, code, severity, "RESTART_BM", summary, evidence))
+        )
     return found
 
 
@@ -216,10 +234,6 @@ def _hot(card: Card, before: Mapping[str, Any], limits: CardLimits) -> list[str]
         if reading.celsius >= limit:
             hot.append(reading.sensor)
     return hot
-
-
-def _slot(address: str) -> str:
-    return address.rpartition(".")[0]
 
 
 def _finding(

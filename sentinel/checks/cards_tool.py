@@ -9,10 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from sentinel.checks.base import Absent, Look, Measure, Unknown
-from sentinel.checks.cards import Card, NotUnderstood, judge_card, judge_gone, judge_width, remember
+from sentinel.checks.cards import (
+    Card,
+    NotUnderstood,
+    judge_bus,
+    judge_card,
+    judge_listed,
+    judge_width,
+    remember,
+    slot,
+)
 from sentinel.checks.cards_table import Family
 from sentinel.checks.command import CommandHangs, Output, run
-from sentinel.checks.gpus import pci_functions
+from sentinel.checks.gpus import pci_addresses, pci_functions
 from sentinel.core.model import Component, Finding, Severity
 
 SAMPLE_S = 30.0  # for all commands of one look
@@ -77,46 +86,40 @@ def find_tool(family: Family, *others: str) -> str:
 def look_at(family: Family, look: Look, read: Reader, *other_tools: str) -> list[Finding]:
     """One sample of a family's cards. `read` asks the tool and parses; its second argument is kept between samples."""
     on_pci = pci_functions(look.settings.sysfs, family.vendor, family.classes)
+    present = {slot(address) for address in pci_addresses(look.settings.sysfs)}
     saved: dict[str, Any] = look.kept.setdefault("saved", {})
-    seen: dict[str, str] = saved.setdefault("seen", {})  # address -> "pci", or the name that the tool gave
+    seen: dict[str, str] = saved.setdefault("listed", {})  # address -> name, of cards that the tool listed
+    bus = saved["bus"] = sorted({*saved.get("bus", ()), *on_pci})
     path = find_tool(family, *other_tools)
-    if not (on_pci or path or seen):
+    if not (bus or path or seen):
         raise Absent(f"no {family.tool} and no {family.noun} on the PCI bus")
-    for address in on_pci:
-        seen.setdefault(address, "pci")
-    on_bus = [*judge_gone(family, seen, on_pci, None), *_widths(family, look.settings.sysfs, on_pci, saved)]
-    if not path:
-        raise Unknown(
-            f"{len(on_pci)} {family.noun} on the PCI bus but no {family.tool}: "
-            "health, temperature, ECC, memory and links cannot be seen without it",
-            tuple(on_bus),
-        )
-    found: list[Finding] = []
+    found = judge_bus(family, bus, present) + _widths(family, look.settings.sysfs, on_pci, saved)
+    look.kept["measures"] = ()
     try:
+        if not path:
+            raise Unknown(f"{len(on_pci)} {family.noun} on the PCI bus but no {family.tool}")
         cards, problems = _cards(family, look.kept, path, read)
     except CommandHangs as hang:
         look.kept["stuck"] = hang.stuck
-        look.kept["measures"] = ()
-        return [*on_bus, _hangs(family, hang)]
+        raise Unknown(str(hang), (*found, _hangs(family, hang))) from None
     except NotUnderstood as error:
-        look.kept["measures"] = ()
-        raise Unknown(f"{path} is not understood (another version?): {error}", tuple(on_bus)) from None
+        raise Unknown(f"{path} is not understood (another version?): {error}", tuple(found)) from None
     except Unknown as unknown:
-        look.kept["measures"] = ()
-        text = f"{unknown}; it needs {family.permission}. Nothing of the cards can be seen without it"
-        raise Unknown(text, tuple(on_bus)) from None
+        needs = f"{family.tool}, and {family.permission}"
+        text = f"{unknown}. To see health, temperature, ECC and memory it needs {needs}"
+        raise Unknown(text, tuple(found)) from None
+    if not (cards or bus or seen):
+        raise Absent(f"{path} lists no {family.noun}")
     look.kept["measures"] = tuple(_measures(family, cards))
     look.kept["detail"] = f"{len(cards)} {family.noun}" + "".join(f"; {problem}" for problem in problems[:2])
-    if not (cards or on_pci or seen):
-        raise Absent(f"{path} lists no {family.noun}")
     before: dict[str, Any] = saved.setdefault("cards", {})
     for card in cards:
         known = before.get(card.key, {})
         found += judge_card(family, card, known, look.settings.cards)
         before[card.key] = remember(card, known, look.settings.cards)
-    found += judge_gone(family, seen, on_pci, cards)
-    found += [finding for finding in on_bus if finding.code == "accelerator-pcie-width"]
-    seen.update({card.address: card.name or "card" for card in cards if card.address})
+    found += judge_listed(family, cards, seen, on_pci, present)
+    seen.update({card.address: card.name or family.noun for card in cards if card.address})
+    saved["bus"] = sorted({*bus, *(address for address in seen if slot(address) in present)})
     return found
 
 

@@ -27,16 +27,20 @@ def _read(path: Path) -> str:
         return ""
 
 
-def pci_functions(sysfs: str, vendor: str, classes: tuple[str, ...]) -> list[str]:
-    """Addresses on the PCI bus of one maker's functions of these classes, in order; [] where sysfs has no PCI bus."""
-    devices = Path(sysfs, "bus/pci/devices")
+def pci_addresses(sysfs: str) -> list[str]:
+    """All functions on the PCI bus in order; [] where sysfs has none."""
     try:
-        addresses = sorted(entry.name for entry in devices.iterdir())
+        return sorted(entry.name for entry in Path(sysfs, "bus/pci/devices").iterdir())
     except OSError:
         return []
+
+
+def pci_functions(sysfs: str, vendor: str, classes: tuple[str, ...]) -> list[str]:
+    """Addresses of one maker's functions of these classes, in order."""
+    devices = Path(sysfs, "bus/pci/devices")
     return [
         address
-        for address in addresses
+        for address in pci_addresses(sysfs)
         if _read(devices / address / "vendor") == vendor
         and _read(devices / address / "class").startswith(classes)
     ]

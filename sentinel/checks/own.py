@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import shlex
 import stat
 import subprocess
 import threading
@@ -130,7 +131,6 @@ def _status(told: str | int | None) -> int:
 
 
 def _finding(own: OwnCheck, fault: Fault, cap: Severity) -> Finding:
-    summary = _clean(fault.summary)
     return Finding(
         check=OWN_PREFIX + own.name,
         component=Component(own.component),
@@ -138,8 +138,8 @@ def _finding(own: OwnCheck, fault: Fault, cap: Severity) -> Finding:
         code=own.name,
         severity=min(fault.severity, cap, key=lambda severity: severity.order),
         action=_clean(fault.action),
-        summary=summary,
-        evidence=(_clean(fault.evidence) or summary,),
+        summary=_clean(fault.summary),
+        evidence=(_clean(fault.evidence or shlex.join(own.command)),),
     )
 
 

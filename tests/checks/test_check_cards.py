@@ -242,6 +242,28 @@ def test_a_pcie_link_that_lost_lanes_is_told_until_it_has_them_again(any_bench: 
         assert set(any_bench.found(2)) == codes, text_of_file
 
 
+def test_a_hang_ends_no_finding(bench: Callable[..., Bench]) -> None:
+    one = bench("ascend", *ASCEND)
+    answers = healthy(one)
+    one.prints({**answers, "info": answers["info"].replace("| OK            |", "| Alarm         |", 1)})
+    one.look()
+    one.runner._running[one.family.check].kept["sample_s"] = 0.2
+    one.script("exec sleep 1000")
+    assert set(one.found(3)) == {"accelerator-health", "accelerator-tool-hangs"}
+
+
+def test_a_card_with_a_screen_is_not_gone_because_its_tool_has_trouble(bench: Callable[..., Bench]) -> None:
+    one = bench("amd")
+    folder = one.machine.add_pci("0000:0b:00.0", "0x1002", "0x030000")
+    assert one.look().state is CheckState.ABSENT  # a graphics chip beside the CPU is no accelerator by itself
+    healthy(one)
+    assert one.found() == {}
+    one.script("exit 1")
+    assert one.found() == {}
+    shutil.rmtree(folder)
+    assert one.found() == {"accelerator-gone": Severity.FATAL}
+
+
 def test_what_was_seen_survives_a_restart_of_the_agent(any_bench: Bench) -> None:
     healthy(any_bench)
     any_bench.look()

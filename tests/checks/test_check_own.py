@@ -1,6 +1,7 @@
 """A user's own checks: real executables with Nagios exit codes or JSON, bounded in time, output and number."""
 
 import asyncio
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -65,6 +66,7 @@ def test_a_nagios_status_is_a_finding_with_the_checks_name_that_ends_with_exit_0
     (finding,) = owned.look().findings
     assert (finding.check, finding.code, finding.severity) == ("own-raid", "raid", severity)
     assert finding.summary == "RAID - disk 3 failed"
+    assert finding.evidence == (f"{owned.program} -w 5",)
     owned.script("echo RAID OK")
     result = owned.look(2)
     assert (result.state, result.findings, result.detail) == (CheckState.OK, (), "RAID OK")
@@ -271,6 +273,16 @@ def test_a_program_that_is_missing_or_may_not_be_run_is_unknown(owned: Owned) ->
 
 
 # ---------------------------------------------------------------- settings
+
+
+def test_the_settings_that_are_shown_are_valid_and_so_is_the_json(owned: Owned) -> None:
+    page = (Path(__file__).parents[2] / "docs/checks-custom.md").read_text()
+    (shown,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
+    assert load_settings(shown).own_checks[0].name == "raid"
+    (answer,) = re.findall(r"```json\n(.*?)```", page, re.S)
+    owned.script(f"cat <<'END'\n{answer}END")
+    assert [finding.entity for finding in owned.look().findings] == ["sda"]
+    assert owned.values() == {("wear", "ratio"): 0.95}
 
 
 def test_settings_declare_own_checks_beside_the_shipped_ones() -> None:
