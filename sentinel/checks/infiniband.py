@@ -115,8 +115,11 @@ def _follow_cards(
             since_s = look.now.mono_s
         known[card.name] = CardState(card.pci, card.instance, since_s)
     here = {card.pci for card in cards if card.pci}
+    bonded = {_slot(card.pci) for card in cards if "bond" in card.name}
     for name, before in old.cards.items():
         if name in known or before.pci in here:  # there, or under a new name
+            continue
+        if before.pci and _slot(before.pci) in bonded:  # mlx5 makes one RDMA device of a card's bonded ports
             continue
         if name in late:
             known[name] = before
@@ -129,6 +132,11 @@ def _follow_cards(
             left = _bus_state(look.settings.sysfs, before.pci)
             found.append(vanished(name, "nic-vanished", f"{name}: {where} {left}"))
     return known, found
+
+
+def _slot(pci: str) -> str:
+    """The card that a function is of: "0000:18:00" of "0000:18:00.1"."""
+    return pci.rpartition(".")[0]
 
 
 def _given_away(sysfs: str, pci: str) -> bool:

@@ -75,8 +75,9 @@ class Card(Struct, frozen=True, kw_only=True):
 
 
 def is_virtual(sysfs: str, device: str) -> bool:
-    """A virtual function comes and goes with the pod that it is given to."""
-    return os.path.exists(f"{sysfs}/class/infiniband/{device}/device/physfn")
+    """A virtual function, or a scalable one (mlx5), comes and goes with the pod that it is given to."""
+    folder = f"{sysfs}/class/infiniband/{device}/device"
+    return os.path.exists(f"{folder}/physfn") or ".sf." in os.path.basename(os.path.realpath(folder))
 
 
 def read_card(sysfs: str, device: str) -> Card | None:
@@ -96,11 +97,12 @@ def read_card(sysfs: str, device: str) -> Card | None:
         board=text(f"{folder}/board_id"),
         kind=text(f"{folder}/hca_type"),
         link=pcie_link(f"{folder}/device"),
-        ports=tuple(_read_port(folder, device, port) for port in ports),
+        ports=tuple(_read_port(sysfs, device, port) for port in ports),
     )
 
 
-def _read_port(folder: str, device: str, port: str) -> Port:
+def _read_port(sysfs: str, device: str, port: str) -> Port:
+    folder = f"{sysfs}/class/infiniband/{device}"
     at = f"{folder}/ports/{port}"
     state = leading_number(text(f"{at}/state"))
     physical = leading_number(text(f"{at}/phys_state"))
@@ -112,7 +114,7 @@ def _read_port(folder: str, device: str, port: str) -> Port:
             if value is not None and value >= 0:
                 counters[counter] = value
     netdev = _netdev(folder, at, port) if layer == "Ethernet" else ""
-    downs = number(f"{folder}/device/net/{netdev}/carrier_down_count") if netdev else None
+    downs = number(f"{sysfs}/class/net/{netdev}/carrier_down_count") if netdev else None
     return Port(
         name=f"{device}/{port}",
         state=None if state is None else int(state),

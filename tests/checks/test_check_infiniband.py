@@ -11,7 +11,7 @@ import pytest
 from sentinel.checks import infiniband
 from sentinel.measures import rows
 from sentinel.settings import Network, Settings, Shape
-from tests.checks.sysfs_tree import Sampler, Tree, write
+from tests.checks.sysfs_tree import Sampler, Tree, link, write
 
 A, B = "0000:18:00.0", "0000:2a:00.0"
 PORT = "mlx5_0/1"
@@ -190,6 +190,7 @@ def test_the_flaps_of_a_roce_port_are_counted_by_its_network_interface(tree: Tre
     interface = tree.sysfs / "class/infiniband/mlx5_0/device/net/eth2"
     write(interface / "dev_port", 0)
     write(interface / "carrier_down_count", 7)
+    link(tree.sysfs / "class/net/eth2", interface)
     look = sampler(tree)
     assert look.after(0) == []
     write(interface / "carrier_down_count", 10)
@@ -466,6 +467,17 @@ def test_a_card_that_was_given_away_has_not_vanished(tree: Tree) -> None:
     assert look.for_long(100) == []
 
 
+def test_ports_that_were_bonded_into_one_device_have_not_vanished(tree: Tree) -> None:
+    tree.ib("mlx5_0", A, layer="Ethernet")
+    tree.ib("mlx5_1", A.replace(".0", ".1"), layer="Ethernet")
+    look = sampler(tree)
+    look.after(0)
+    (tree.sysfs / "class/infiniband/mlx5_1").unlink()
+    old = tree.sysfs / "class/infiniband/mlx5_0"
+    old.rename(old.with_name("mlx5_bond_0"))
+    assert look.for_long(100) == []
+
+
 def test_virtual_functions_come_and_go_unnoticed(tree: Tree) -> None:
     tree.ib("mlx5_0", A)
     tree.ib("mlx5_9", B)
@@ -475,6 +487,12 @@ def test_virtual_functions_come_and_go_unnoticed(tree: Tree) -> None:
     tree.down("mlx5_9/1")
     assert look.for_long(300) == []
     tree.unplug("mlx5_9", B)
+    assert look.for_long(100) == []
+    scalable = tree.sysfs / "devices/pci0000:00/0000:00:18.0/0000:18:00.0/mlx5_core.sf.4/infiniband/mlx5_7"
+    link(scalable / "device", scalable.parents[1])
+    link(tree.sysfs / "class/infiniband/mlx5_7", scalable)
+    look.after(20)
+    (tree.sysfs / "class/infiniband/mlx5_7").unlink()
     assert look.for_long(100) == []
 
 
