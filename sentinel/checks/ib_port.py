@@ -53,7 +53,7 @@ def follow(old: PortState | None, port: Port, now_s: float, settling: bool, sett
     else:
         down_since_s = now_s if old.down_since_s is None else old.down_since_s
         too_long = not settling and now_s - down_since_s >= settings.port_down_s
-        told = old.told or (too_long and old.was_up)
+        told = old.told or too_long
     errors = {}
     for counter in (*COUNTERS, *HW_COUNTERS):
         if limit := limit_of(counter, settings):
