@@ -262,6 +262,23 @@ def test_a_kernel_thread_that_waits_by_design_is_only_told(proc: ProcTree) -> No
     assert (finding.entity, finding.severity) == ("kernel threads", Severity.WARNING)
 
 
+@pytest.mark.parametrize(
+    ("stack", "wchan", "told"),
+    [
+        ("", "0", "D in 5 looks in a row"),  # not root: the kernel hides it
+        ("", "rpc_wait_bit_killable", "D in 5 looks in a row in rpc_wait_bit_killable"),
+        ("[<0>] a+0x1/0x2\n[<0>] b+0x1/0x2 [nfs]\n", "a", "D in 5 looks in a row in a < b"),
+    ],
+)
+def test_where_it_is_stuck_is_told_as_far_as_it_can_be_seen(
+    proc: ProcTree, stack: str, wchan: str, told: str
+) -> None:
+    proc.process(50, "ls", "D", stack=stack)
+    proc.set("50/task/50/wchan", wchan)
+    (finding,) = after_looks(proc, 5, {})
+    assert finding.evidence == (f"pid 50 ls: {told}",)
+
+
 def test_the_parent_of_a_vfork_is_not_stuck(proc: ProcTree) -> None:
     proc.process(50, "make", "D", stack="[<0>] __do_sys_vfork+0x50/0x60\n")
     assert after_looks(proc, 6, {}) == []
