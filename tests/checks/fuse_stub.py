@@ -20,14 +20,14 @@ _MNT_DETACH = 2
 
 
 class FuseStub:
-    """`hold` names the operations that are not answered any more; `blocks` are free of 1000."""
+    """`hold` names the operations that are not answered any more, `errors` those that are refused."""
 
     def __init__(self, point: Path) -> None:
         self.point = point
         self.hold: set[int] = set()
-        self.free_blocks = 900
+        self.errors: dict[int, int] = {}  # operation -> errno
+        self.free_blocks = 900  # of 1000
         self.files = 0  # that were made
-        self.held = threading.Event()  # an operation came that is not answered
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = -1
         self._waiting: list[tuple[int, int]] = []
@@ -82,13 +82,14 @@ class FuseStub:
                 continue
             if opcode in self.hold:
                 self._waiting.append((unique, opcode))
-                self.held.set()
             else:
                 self._answer(unique, opcode)
 
     def _answer(self, unique: int, opcode: int) -> None:
-        error, body = 0, b""
-        if opcode == INIT:
+        error, body = -self.errors.get(opcode, 0), b""
+        if error:
+            pass
+        elif opcode == INIT:
             body = struct.pack("<IIIIHHIIHHI28x", 7, 31, 65536, 0, 12, 9, 1 << 16, 1, 16, 0, 0)
         elif opcode == STATFS:
             body = struct.pack(

@@ -4,7 +4,10 @@ Memory stands at the end.
 """
 
 import asyncio
+import errno
+import fcntl
 import os
+import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -24,8 +27,9 @@ from sentinel.cluster.local.machine import LocalMachine
 from sentinel.core.model import Finding, Policy, Precheck, ProtectedJob, Severity
 from sentinel.settings import Disk, MountThresholds, Settings, Shape
 from tests.checks.conftest import HandClock
-from tests.checks.fuse_stub import FSYNC, GETATTR, LOOKUP, STATFS, FuseStub
+from tests.checks.fuse_stub import CREATE, FSYNC, GETATTR, LOOKUP, STATFS, FuseStub
 
+EXT4_IOC_SHUTDOWN = 0x8004587D  # include/uapi/linux/ext4.h: _IOR('X', 125, __u32); 2: flush nothing
 SPACE, INODES, READ_ONLY = "disk-space", "disk-inodes", "disk-read-only"
 
 
@@ -245,6 +249,20 @@ def test_an_error_of_ext4_that_ends_writing_is_found_although_the_mount_says_rw(
     assert look() == []
 
 
+def test_a_file_system_that_was_shut_down_is_found_although_statvfs_answers(
+    ext4: Path, disks: Callable[[Path], Disks]
+) -> None:
+    look = disks(ext4)
+    assert look() == []
+    folder = os.open(ext4, os.O_RDONLY)
+    fcntl.ioctl(folder, EXT4_IOC_SHUTDOWN, struct.pack("I", 2))
+    os.close(folder)
+    assert look() == [(READ_ONLY, "degraded")]
+    run("umount", ext4)
+    run("mount", "-o", "loop", ext4.with_name("image"), ext4)
+    assert look() == []
+
+
 def parse_mountinfo_of(point: Path) -> Mount:
     mounts = parse_mountinfo(Path("/proc/self/mountinfo").read_text())
     return next(mount for mount in mounts if mount.point == str(point))
@@ -400,6 +418,31 @@ def test_a_mount_whose_server_process_died_answers_with_an_error_until_it_is_unm
     assert (found.code, found.severity, found.action) == ("mount-error", Severity.DEGRADED, "REMOUNT")
     assert "not connected" in found.evidence[0]
     run("umount", "-l", server.point)
+    assert look() == []
+
+
+def test_a_stale_handle_is_an_error_of_the_mount_until_it_is_mounted_anew(
+    server: FuseStub, disks: Callable[[Path], Disks]
+) -> None:
+    look = disks(server.point)
+    server.errors = {STATFS: errno.ESTALE}
+    assert look() == [("mount-error", "degraded")]
+    server.errors = {}
+    assert look() == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "severity"),
+    [(errno.EDQUOT, "disk-quota", "warning"), (errno.EIO, "write-fails", "degraded")],
+)
+def test_a_tiny_file_that_is_refused_is_found_until_it_is_taken(
+    server: FuseStub, disks: Callable[[Path], Disks], error: int, code: str, severity: str
+) -> None:
+    look = disks(server.point)
+    look.set(probe_writes=(str(server.point),))
+    server.errors = {CREATE: error}
+    assert look() == [(code, severity)]
+    server.errors = {}
     assert look() == []
 
 
