@@ -7,8 +7,9 @@
 # Only what is broken (2) keeps a job off the node. A warning (1) is told in the log of slurmd; unknown (3) too: a node
 # is not taken out of service because something could not be looked at.
 
-SETTINGS=/etc/sentinel/settings.yaml
-found=$(timeout 30 sentinel check ${SETTINGS:+--settings "$SETTINGS"} 2>&1)
+SETTINGS=${SENTINEL_SETTINGS:-/etc/sentinel/settings.yaml}
+[ -e "$SETTINGS" ] && set -- --settings "$SETTINGS" || set --
+found=$(timeout 30 sentinel check "$@" 2>&1)
 code=$?
 case $code in
 0) exit 0 ;;

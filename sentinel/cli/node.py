@@ -29,7 +29,9 @@ log = structlog.get_logger(__name__)
 
 SAVE_S = 10.0
 SAVE_SOON_S = 1.0  # after a finding appeared or ended, or a save failed
-LISTEN_AGAIN_S = 10.0
+LISTEN_AGAIN_S = 2.0
+UNKNOWN_AGAIN_S = 3600.0  # a check that often cannot look must not fill the log
+BROKE_SHOWN_S = 60.0
 SERVICE_PAUSE_S = 1.0  # before a service that broke begins again
 MAX_LINES = 20  # said of one result: a flood of findings is in /findings
 CHECK = "agent"  # the check that the agent's own findings bear
@@ -60,7 +62,7 @@ class NodeAgent:
         self._server: Any = None
         self._saved = b""
         self._changed = asyncio.Event()  # something that should be saved soon
-        self._shown: dict[str, tuple[CheckState, str]] = {}  # check -> what was said of it last
+        self._said_s: dict[str, float] = {}  # check -> when it was said last that it could not look
         self._standing: dict[str, dict[tuple[str, str, str], Finding]] = {}  # check -> by key
 
     @property
@@ -102,7 +104,7 @@ class NodeAgent:
                 os.unlink(self.folder / "sentinel.json")
 
     async def _kept(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """A service that breaks begins again, counted and told in /healthz until it has."""
+        """A service that breaks begins again, counted, and told in /healthz for a while."""
         while True:
             try:
                 return await work()
@@ -110,6 +112,8 @@ class NodeAgent:
                 log.exception("service_broke", service=name)
                 self.metrics.exception(name)
                 self._say(f"{name} broke and begins again: {error!r}")
+                self.health.trouble(name, f"{name} broke and began again: {error!r}")
+                asyncio.get_running_loop().call_later(BROKE_SHOWN_S, self.health.well, name)
                 await asyncio.sleep(SERVICE_PAUSE_S)
 
     def _presence(self, url: str) -> None:
@@ -141,10 +145,12 @@ class NodeAgent:
     def _checked(self, result: CheckResult) -> None:
         self.metrics.check(result)
         self.metrics.check_timeouts(result.check, self._runner.stats[result.check].timeouts)
-        shown = (result.state, result.detail)
-        if result.state is CheckState.UNKNOWN and self._shown.get(result.check) != shown:
+        said_s = self._said_s.get(result.check)
+        if result.state is CheckState.UNKNOWN and (
+            said_s is None or result.at_mono_s - said_s > UNKNOWN_AGAIN_S
+        ):
             self._say(f"cannot tell of {result.check}: {result.detail}")
-        self._shown[result.check] = shown
+            self._said_s[result.check] = result.at_mono_s
         self._tell(result.check, result.findings)
 
     def _tell(self, check: str, findings: tuple[Finding, ...]) -> None:

@@ -122,6 +122,7 @@ class Session:
         cluster.environment = lambda out: gpus.cuda_environment(gpus.inventory(settings.sysfs), out)
         self._cluster = cluster
         self._checks = CheckRunner(self._check_settings(), self._watched_paths())
+        self._metrics.measured = self._checks.measures
         self._agent = Agent(
             socket.gethostname(),
             self._boot_id,

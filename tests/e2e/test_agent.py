@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -198,6 +199,16 @@ def test_a_hung_nvml_is_a_finding_and_the_agent_stays_well(
     scenario.set(hang=0)
     agent.send(signal.SIGTERM)
     assert agent.code(10) == 0
+
+
+def test_a_port_that_is_taken_is_told_and_tried_again(node: Node) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        agent = node.box.start("agent", "--settings", node.settings(listen=listen))
+        agent.said("warning: agent cannot-listen")
+    agent.said(f"findings on http://{listen}")
+    agent.said("over: agent cannot-listen")
+    assert node.get(agent, "/healthz") == (200, "ok\n")
 
 
 def test_the_numbers_of_the_checks_are_served(node: Node) -> None:

@@ -1,0 +1,84 @@
+"""Parts of a node's agent: whether it is well, and what it keeps."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sentinel.checks.runner import CheckRunner
+from sentinel.cli import node_state
+from sentinel.cli.node_health import LAG_KEPT_S, Health, LagMeter
+from tests.checks.conftest import HandClock, Machine
+
+
+def test_a_loop_that_was_held_up_is_told_for_a_minute() -> None:
+    health = Health()
+    health.beat(100.0, 0.0)
+    assert health.problems(101.0, ()) == []
+    health.beat(107.0, 6.0)
+    assert health.problems(107.0, ()) == ["the event loop was held up for 6.0 s within the last minute"]
+    health.beat(108.0 + LAG_KEPT_S, 0.0)
+    assert health.problems(108.0 + LAG_KEPT_S, ()) == []
+
+
+def test_a_loop_that_is_held_up_now_is_late_before_it_beats_again() -> None:
+    health = Health()
+    health.beat(100.0, 0.0)
+    assert health.lag_s(111.0) == 10.0
+
+
+def test_the_heart_beats_and_tells_who_listens() -> None:
+    async def story() -> int:
+        beaten = asyncio.Event()
+        count = 0
+
+        def on_beat() -> None:
+            nonlocal count
+            count += 1
+            beaten.set()
+
+        task = asyncio.create_task(LagMeter(Health(), on_beat).run())
+        await asyncio.wait_for(beaten.wait(), 30)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return count
+
+    assert asyncio.run(story()) == 1
+
+
+def test_a_check_that_nobody_runs_any_more_is_late(tmp_path: Path) -> None:
+    clock = HandClock()
+    machine = Machine(tmp_path)
+    runner = CheckRunner(machine.settings, clock=clock)
+    assert runner.late(clock()) == []
+    asyncio.run(runner.check_now(["memory"]))
+    clock.mono_s += 60.0
+    assert "memory" in runner.late(clock())
+    asyncio.run(runner.check_now(["memory"]))
+    assert "memory" not in runner.late(clock())
+    assert "the check memory is not run any more" in Health().problems(0.0, ["memory"])
+    runner.close()
+
+
+def test_what_is_too_much_to_keep_leaves_what_was_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node_state.write(tmp_path, b'{"a": 1}')
+    monkeypatch.setattr(node_state, "MAX_BYTES", 1000)
+    with pytest.raises(OSError, match="at most 1000"):
+        node_state.write(tmp_path, b'"' + b"x" * 1000 + b'"')
+    assert node_state.read(tmp_path) == b'{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    "rubbish", [b"", b"\0\0", b"{}", b"\xff", b'{"version": 99, "saved_wall_s": 0, "checks": {}}']
+)
+def test_a_damaged_file_is_known_as_such(tmp_path: Path, rubbish: bytes) -> None:
+    (tmp_path / node_state.FILE).write_bytes(rubbish)
+    with pytest.raises(node_state.Damaged):
+        node_state.read(tmp_path)
+
+
+def test_nothing_kept_is_no_damage(tmp_path: Any) -> None:
+    assert node_state.read(tmp_path) is None
