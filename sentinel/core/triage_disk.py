@@ -8,7 +8,8 @@ from sentinel.core.model import Cause, Component, Finding, RankExit, Severity
 from sentinel.core.signals import TimingSignal
 from sentinel.core.triage_case import CLASS_OF_SYMPTOM, Case, Why, class_of_finding, finding_clause
 
-FULL, BROKEN, HANGS = "storage-full", "storage-io", "mount-hangs"
+FULL, BROKEN = "storage-full", "storage-io"
+HANGS = ("mount-hangs", "nfs-not-responding", "lustre-lost")  # by our own calls, and by the kernel's word
 SIGBUS = 7  # a page of a file in memory (of a data loader in /dev/shm) for which there was no room
 
 
@@ -39,12 +40,14 @@ def by_full_disk(case: Case, rank: int) -> Why | None:
 
 
 def by_hanging_mount(case: Case, signal: TimingSignal) -> Why | None:
-    """A job that hangs while a file system that it needs does."""
-    finding = _standing(case, lambda item: item.code == HANGS)
-    if finding is None:
+    """A job that hangs while a file system that it needs does, or, less sure, while some file server does."""
+    hanging = [item for item in case.findings if item.code in HANGS and _counts(item)]
+    if not hanging:
         return None
+    finding = min(hanging, key=lambda item: HANGS.index(item.code))
     cls = case.failures[CLASS_OF_SYMPTOM[signal.symptom]]
-    note = f"{finding.summary}: what reads or writes there waits."
+    named = finding.entity in finding.summary
+    note = f"{'' if named else f'{finding.entity}: '}{finding.summary}."
     return Why(cls=structs.replace(cls, cause=Cause.STORAGE), rank=signal.rank, finding=finding, note=note)
 
 
@@ -61,13 +64,17 @@ def may_be_a_failed_write(exit_: RankExit) -> bool:
     return 0 < exit_.code < 126 or exit_.code == 128 + SIGBUS
 
 
+def _counts(finding: Finding) -> bool:
+    return finding.severity.order >= Severity.DEGRADED.order
+
+
 def _is_full(finding: Finding, case: Case) -> bool:
     return finding.code in case.failures[FULL].codes
 
 
 def _standing(case: Case, fits: Callable[[Finding], bool]) -> Finding | None:
     """A finding that keeps jobs off: the one whose path a rank named, else the worst, else the newest."""
-    found = [item for item in case.findings if fits(item) and item.severity.order >= Severity.DEGRADED.order]
+    found = [item for item in case.findings if fits(item) and _counts(item)]
     lines = [row.match.line for row in case.rows if row.cls.id in (FULL, BROKEN)]
 
     def order(item: Finding) -> tuple[int, int, float]:

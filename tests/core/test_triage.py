@@ -483,7 +483,10 @@ def test_a_job_that_hangs_while_a_mount_does_waits_for_that() -> None:
     hang = TimingSignal(symptom=Symptom.HANG, key="hang", sentence="No iteration for 600 s.", value=600.0)
     v = verdict(signal=hang, findings=[disk("mount-hangs", "/nfs")])
     assert (v.symptom, v.failure, v.cause, v.entity) == (Symptom.HANG, "hang", Cause.STORAGE, "")
-    assert v.sentence == "No iteration for 600 s. /nfs hangs: what reads or writes there waits."
+    assert v.sentence == "No iteration for 600 s. /nfs hangs."
+    told = verdict(signal=hang, findings=[disk("nfs-not-responding", "filer"), disk("mount-hangs", "/nfs")])
+    assert told.sentence == v.sentence  # the mount that the job needs, before a server that it may not
+    assert "filer: " in verdict(signal=hang, findings=[disk("nfs-not-responding", "filer")]).sentence
     assert verdict(signal=hang).cause is Cause.UNKNOWN
 
 
