@@ -14,6 +14,7 @@ from sentinel.checks.base import Look, Unknown
 from sentinel.core.model import Finding, Now
 from sentinel.logs.kmsg import encode_record
 from sentinel.settings import Settings
+from tests.checks.proc_tree import until
 
 FIRST, SECOND = "0000:18:00.0", "0000:2a:00.0"
 STUB = Path(__file__).parent / "stub_nvml" / "stub.c"
@@ -281,3 +282,21 @@ def eight_cards(machine: Any, nvml: Callable[..., Any]) -> Any:
     for address in addresses:
         machine.add_pci(address)
     return nvml(*addresses)
+
+
+@pytest.fixture
+def frozen(tmp_path: Path) -> Iterator[Path]:
+    """A frozen ext4 file system of its own: who writes to it waits in the kernel."""
+    image, where = tmp_path / "image", tmp_path / "ext4"
+    where.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(16 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True, capture_output=True)
+    subprocess.run(["mount", "-o", "loop", str(image), str(where)], check=True, capture_output=True)
+    subprocess.run(["fsfreeze", "-f", str(where)], check=True)
+    yield where
+    subprocess.run(["fsfreeze", "-u", str(where)], capture_output=True, check=False)
+    until(
+        lambda: subprocess.run(["umount", str(where)], capture_output=True, check=False).returncode == 0,
+        "cannot unmount",
+    )

@@ -16,6 +16,7 @@ from sentinel.checks.cards import NotUnderstood
 from sentinel.checks.cards_table import FAMILIES, family
 from sentinel.checks.runner import CheckRunner
 from sentinel.core.model import CheckResult, CheckState, Severity
+from tests.checks.proc_tree import until
 
 FIXTURES = Path(__file__).parent / "fixtures/cards"
 
@@ -65,7 +66,7 @@ class Bench:
 
 @pytest.fixture
 def bench(machine: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bench]:
-    monkeypatch.setenv("PATH", f"{machine.folder}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("PATH", f"{machine.folder}/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 
     def make(name: str, *addresses: str) -> Bench:
         return Bench(machine, name, addresses)
@@ -197,15 +198,20 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def test_a_tool_that_cannot_be_killed_is_not_started_again_while_it_is_there(any_bench: Bench) -> None:
-    """What hangs in the kernel cannot be made here; a process that is still there stands for it."""
-    healthy(any_bench)
-    with subprocess.Popen(["sleep", "1000"]) as stuck:
-        any_bench.runner._running[any_bench.family.check].kept["stuck"] = stuck
-        assert any_bench.found() == {"accelerator-tool-hangs": Severity.FATAL}
-        assert any_bench.found() == {"accelerator-tool-hangs": Severity.FATAL}
-        stuck.kill()
-    assert any_bench.look(2).state is CheckState.OK
+def test_a_tool_that_hangs_in_the_kernel_is_fatal_and_gets_no_second_one_beside_it(
+    bench: Callable[..., Bench], frozen: Path
+) -> None:
+    one = bench("cambricon", *CAMBRICON)
+    starts = one.machine.folder / "starts"
+    one.runner._running[one.family.check].kept["sample_s"] = 0.2
+    one.script(f"echo >> {starts}; echo x > {frozen}/file")
+    assert one.found() == {"accelerator-tool-hangs": Severity.FATAL}
+    assert one.found() == {"accelerator-tool-hangs": Severity.FATAL}
+    assert starts.read_text() == "\n"
+    one.runner._running[one.family.check].kept.pop("sample_s")
+    healthy(one)
+    subprocess.run(["fsfreeze", "-u", str(frozen)], check=True)
+    until(lambda: one.look().state is CheckState.OK, "it did not end")
 
 
 def test_a_card_that_left_the_bus_is_fatal_until_it_is_back(any_bench: Bench) -> None:

@@ -18,6 +18,7 @@ from sentinel.config.load import load_settings
 from sentinel.config.problems import ConfigErrors
 from sentinel.core.model import CheckResult, CheckState, Component, Severity
 from sentinel.settings import OwnCheck
+from tests.checks.proc_tree import until
 
 HEAD = "apiVersion: sentinel.dev/v1alpha1\nkind: Settings\n"
 
@@ -212,14 +213,16 @@ def test_a_child_that_it_left_behind_is_neither_waited_for_nor_kept(owned: Owned
         time.sleep(0.01)
 
 
-def test_a_process_that_cannot_be_killed_gets_no_second_one_beside_it(owned: Owned) -> None:
-    """What hangs in the kernel cannot be made here; a process that is still there stands for it."""
-    owned.script("echo OK")
-    with subprocess.Popen(["sleep", "1000"]) as stuck:
-        owned.runner._running["own-raid"].kept["stuck"] = stuck
-        assert "still hangs in the kernel" in owned.look().detail
-        stuck.kill()
-    assert owned.look(2).state is CheckState.OK
+def test_a_program_that_hangs_in_the_kernel_gets_no_second_one_beside_it(machine: Any, frozen: Path) -> None:
+    one = Owned(machine, timeout_s=0.2)
+    starts = machine.folder / "starts"
+    one.script(f"echo >> {starts}; echo x > {frozen}/file")
+    assert "cannot be killed" in one.look().detail
+    assert "still hangs in the kernel" in one.look().detail
+    assert starts.read_text() == "\n"
+    one.script("echo OK")
+    subprocess.run(["fsfreeze", "-u", str(frozen)], check=True)
+    until(lambda: one.look().state is CheckState.OK, "it did not end")
 
 
 def test_a_flood_is_cut_off_and_not_believed(owned: Owned) -> None:

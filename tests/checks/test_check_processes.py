@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -141,24 +140,6 @@ def test_zombies_are_counted_with_their_parent_until_it_collects_them(proc: Proc
 
 
 # ---------------------------------------------------------------- stuck in the kernel
-
-
-@pytest.fixture
-def frozen(tmp_path: Path) -> Iterator[Path]:
-    """A frozen ext4 file system of its own: who writes to it waits in the kernel."""
-    image, where = tmp_path / "image", tmp_path / "ext4"
-    where.mkdir()
-    with open(image, "wb") as file:
-        file.truncate(16 << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True, capture_output=True)
-    subprocess.run(["mount", "-o", "loop", str(image), str(where)], check=True, capture_output=True)
-    subprocess.run(["fsfreeze", "-f", str(where)], check=True)
-    yield where
-    subprocess.run(["fsfreeze", "-u", str(where)], capture_output=True, check=False)
-    until(
-        lambda: subprocess.run(["umount", str(where)], capture_output=True, check=False).returncode == 0,
-        "cannot unmount",
-    )
 
 
 def test_a_process_stuck_in_the_kernel_is_degraded_after_five_looks_until_it_goes_on(
