@@ -7,7 +7,9 @@ children, NVML's stub included; the kernel log wakes its reader and is otherwise
 it are quoted from a run on this kind of machine without any GPU.
 """
 
+import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -143,6 +145,31 @@ def measured(
     return share, memory
 
 
+def check_seconds(root: Path, environment: dict[str, str], runs: int) -> float:
+    """Median time of `sentinel check`, from its start to its end, on the same machine."""
+    settings = root / "settings.yaml"
+    settings.write_text(
+        f"apiVersion: sentinel.dev/v1alpha1\nkind: Settings\nsysfs: {root}/sys\nkernelLog: {root}/kmsg\n"
+        f"stateDir: {root}/other\n"
+    )
+    command = [
+        str(Path(sys.executable).with_name("sentinel")),
+        "check",
+        "--settings",
+        str(settings),
+        "-o",
+        "json",
+    ]
+    took = []
+    for _ in range(runs):
+        begun_s = time.perf_counter()
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=60)
+        took.append(time.perf_counter() - begun_s)
+        checks = json.loads(done.stdout)["checks"]
+        assert {"nvml", "infiniband"} <= {check["check"] for check in checks if check["state"] != "absent"}
+    return statistics.median(took)
+
+
 def run(quick: bool = False) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="sentinel-bench-") as temporary:
         root = Path(temporary)
@@ -166,6 +193,7 @@ def run(quick: bool = False) -> list[Row]:
                 writers.pump()
                 time.sleep(0.1)
             share, memory = measured(url, agent.pid, 20.0 if quick else 60.0, writers)
+            check_s = check_seconds(root, environment, 3 if quick else 9)
             numbers = urllib.request.urlopen(url + "/metrics", timeout=10).read().decode()
         finally:
             agent.terminate()
@@ -180,5 +208,6 @@ def run(quick: bool = False) -> list[Row]:
         at_most(
             f"memory (PSS): {of_memory}", 70.0, sum(memory.values()), "MiB", ("GPUd without a GPU", 70.0)
         ),
+        at_most("`sentinel check` with every quick check", 2.0, check_s, "s"),
         at_most(f"CPU: {of_cpu}", 0.5, sum(share.values()), "% of a core", ("GPUd without a GPU", 0.12)),
     ]

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from sentinel.checks.table import CHECKS
 from sentinel.cli.check import add_arguments, confirm, exit_code, learn, look, main, summary, table
 from sentinel.core.model import CheckResult, CheckState, Component, Finding, Severity
 
@@ -103,6 +104,16 @@ def test_settings_that_are_refused_leave_the_machine_unknown(
     add_arguments(parser)
     assert main(parser.parse_args(["--settings", str(tmp_path / "bad.yaml")])) == 3
     assert "apiVersion" in capsys.readouterr().err
+
+
+def test_deep_adds_the_slow_checks(machine: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def checked(*arguments: str) -> set[str]:
+        run(machine, "-o", "json", *arguments)
+        return {one["check"] for one in json.loads(capsys.readouterr().out)["checks"]}
+
+    slow = {row.name for row in CHECKS if row.slow}
+    assert checked("--deep") - checked() == slow
+    assert checked(*slow) == slow or not slow
 
 
 def run(machine: Any, *arguments: str) -> int:
