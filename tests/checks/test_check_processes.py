@@ -98,6 +98,8 @@ def test_descriptors_are_counted_on_kernels_that_do_not_tell_their_number(proc: 
         (fds / str(number)).touch()
     proc.set("77/limits", "Max open files            1024                 524288               files     \n")
     assert found(proc) == [("process-fds", Severity.WARNING)]
+    proc.set("77/limits", "Max open files            1048576              1048576              files     \n")
+    assert found(proc) == []  # many, and far from its limit
 
 
 # ---------------------------------------------------------------- zombies

@@ -69,7 +69,8 @@ def test_a_node_that_has_just_booted_is_held_for_ten_minutes(node: Node) -> None
 
 
 def test_a_boot_without_a_shutdown_before_is_unexpected_and_told_for_a_day(node: Node) -> None:
-    node.wtmp.write_bytes(boot(90_000) + login(80_000) + boot(3600) + login(3000))
+    runlevel = record(RUN_LVL, "runlevel", 80_000)  # written at each start, of the same type as a shutdown
+    node.wtmp.write_bytes(boot(90_000) + runlevel + login(80_000) + boot(3600) + login(3000))
     assert node.found(3600) == [("unexpected-reboot", Severity.WARNING)]
     kept: dict[str, Any] = {}
     reboot.check(node.look(3600, kept=kept))
@@ -138,6 +139,13 @@ def test_a_log_that_does_not_know_this_boot_is_not_believed(node: Node) -> None:
 
 def test_a_node_without_a_state_directory_says_that_boots_are_not_remembered(node: Node) -> None:
     node.state.rmdir()
+    kept: dict[str, Any] = {}
+    assert reboot.check(node.look(3600, kept=kept)) == []
+    assert "not remembered" in kept["detail"]
+
+
+def test_a_memory_of_boots_that_cannot_be_read_is_said(node: Node) -> None:
+    (node.state / reboot.FILE).mkdir()
     kept: dict[str, Any] = {}
     assert reboot.check(node.look(3600, kept=kept)) == []
     assert "not remembered" in kept["detail"]
