@@ -176,6 +176,8 @@ class FindingBook:
             return len(times) >= row.count and times[-1] - times[0] <= row.within_s
         since_s = max(past.jobs.values(), default=0.0) - row.within_s
         met = [job for job, at_s in past.jobs.items() if at_s >= since_s]
+        if len(met) < row.jobs:  # in a flood of cards all of them need not be asked for each line
+            return False
         # A job that meets the same fault on another card too carries it along: it speaks against no card.
         elsewhere = {job for other, there in places.items() if other != key for job in there.jobs}
         return len([job for job in met if job not in elsewhere]) >= row.jobs

@@ -6,17 +6,20 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from sentinel.checks.base import Look, Unknown
+from sentinel.checks.base import Look, Measure, Unknown
 from sentinel.checks.gpus import inventory
 from sentinel.checks.xid import finding_of, job_of_cgroup
 from sentinel.core.model import Component, Finding, Severity
 from sentinel.logs.journal import read_journal
 from sentinel.logs.kernel import KernelLog
 from sentinel.logs.kmsg import KERNEL_ONLY, KmsgPosition, KmsgReader, KmsgRecord
+from sentinel.logs.kmsg_drain import Drain
 
 SAME_PROCESS_S = 5.0  # so soon after the line its pid has not gone to another process
 SLICE = 50  # lines handled between two looks at the ring: 2 ms, in which no flood fills the smallest ring
 MAX_SAMPLE = 4096  # findings of one sample; the next one follows at once
+FLOOD = 500  # so many at once are a flood: one sample goes on over what comes within FLOOD_S
+FLOOD_S = 0.2
 JOURNAL_DEADLINE_S = 1.2  # of the first try: `sentinel check` answers within 2 s
 JOURNAL_RETRY_S = 6.0  # of the second, in an agent
 OVERLAP_US = 1_000_000  # no processor's clock is further from another's
@@ -115,9 +118,10 @@ def _before(reader: KmsgReader, start: _Start, look: Look) -> list[Finding]:
     first: list[KmsgRecord] = []
     if not start.begun:
         start.until_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        while reader.waiting and (not first or first[-1].at_us <= start.until_us):
-            first += reader.take(SLICE)
+        first = reader.take(SLICE)
+        while reader.missed and reader.waiting and (not first or first[-1].at_us <= start.until_us):
             start.until_us = first[0].at_us + OVERLAP_US if first else start.until_us
+            first += reader.take(SLICE)
         start.begun = reader.position.sequence >= 0
         start.seen = {(record.at_us, record.text) for record in first}
     if not start.begun:
@@ -145,23 +149,49 @@ def _before(reader: KmsgReader, start: _Start, look: Look) -> list[Finding]:
     return found + _findings(first, look)
 
 
+def _wake(reader: KmsgReader, look: Look) -> None:
+    """A thread empties the ring from now on, and wakes the next sample."""
+    drain = look.kept.get("drain")
+    if isinstance(drain, Drain) and not drain.works:
+        drain.close()
+        drain = look.kept.pop("drain")
+    if not reader.pollable:
+        look.kept.pop("wake_fd", None)
+    elif "drain" not in look.kept:
+        drain = look.kept["drain"] = Drain(reader)
+        look.kept["wake_fd"] = drain.wake_fd
+
+
 def check(look: Look, trusted: tuple[int, ...] = KERNEL_ONLY) -> list[Finding]:
     """Reads first and handles after, in small turns: a flood must not overtake the reader."""
     reader = _reader(look, trusted)
     start: _Start = look.kept.setdefault("start", _Start())
+    drain = look.kept.get("drain")
+    if isinstance(drain, Drain):
+        drain.taken()
     reader.drain()
     found = _before(reader, start, look) if start.tries_left else []
-    while reader.waiting and len(found) < MAX_SAMPLE:
+    until_s = time.monotonic() + FLOOD_S
+    while len(found) < MAX_SAMPLE:
+        if not reader.waiting:
+            if len(found) < FLOOD or time.monotonic() > until_s:
+                break
+            time.sleep(0.01)
         found += _findings(reader.take(SLICE), look)
         reader.drain()
     look.kept["unfinished"] = bool(reader.waiting)
     look.kept["saved"] = msgspec.structs.asdict(reader.position)
-    if reader.pollable:
-        look.kept["wake_fd"] = reader.fileno()
-    else:
-        look.kept.pop("wake_fd", None)
+    _wake(reader, look)
     found += _lost(reader.lost - look.kept.get("counters", {}).get("lost", 0), "", look)
-    look.kept["counters"] = {"lost": reader.lost, "untrusted": reader.untrusted, "garbled": reader.garbled}
+    counters = look.kept["counters"] = {
+        "lost": reader.lost,
+        "untrusted": reader.untrusted,
+        "garbled": reader.garbled,
+    }
+    look.kept["measures"] = tuple(
+        Measure("sentinel_kernel_log_records_total", (("fate", fate),), count)
+        for fate, count in counters.items()
+    )
     if reader.problem:
         raise Unknown(reader.problem, tuple(found))
     return found

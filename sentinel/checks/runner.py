@@ -183,7 +183,7 @@ class CheckRunner:
     def close(self) -> None:
         """Close readers and children. A thread that hangs in a check is a daemon and ends with the process."""
         for running in self._running.values():
-            for value in list(running.kept.values()):
+            for value in reversed(list(running.kept.values())):  # what came later may use what came before
                 if hasattr(value, "close"):
                     value.close()
             running.kept.pop("wake_fd", None)

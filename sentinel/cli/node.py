@@ -157,17 +157,24 @@ class NodeAgent:
         """Say which findings of a check are new, worse, or over."""
         before, now = self._standing.get(check, {}), {finding.key: finding for finding in findings}
         lines = []
+        logged = 0  # a flood of findings must not become a flood of log lines
         for key, finding in now.items():
             if key not in before or before[key].severity is not finding.severity:
                 evidence = f": {finding.evidence[-1]}" if finding.evidence else ""
                 lines.append(
                     f"{finding.severity.value}: {finding.entity} {finding.code}: {finding.summary}{evidence}"
                 )
-                log.info("finding", severity=finding.severity.value, entity=finding.entity, code=finding.code)
+                if (logged := logged + 1) <= MAX_LINES:
+                    log.info(
+                        "finding", severity=finding.severity.value, entity=finding.entity, code=finding.code
+                    )
         for key, finding in before.items():
             if key not in now:
                 lines.append(f"over: {finding.entity} {finding.code}")
-                log.info("finding_over", entity=finding.entity, code=finding.code)
+                if (logged := logged + 1) <= MAX_LINES:
+                    log.info("finding_over", entity=finding.entity, code=finding.code)
+        if logged > MAX_LINES:
+            log.info("findings_changed", check=check, more=logged - MAX_LINES)
         self._standing[check] = now
         if lines:
             self._changed.set()

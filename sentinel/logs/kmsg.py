@@ -4,10 +4,12 @@ A regular file or a FIFO that holds the same records serves as a stand-in. Takin
 working out what they mean are two steps (`drain`, `take`), so that in a flood the first is never behind the second.
 """
 
+import contextlib
 import errno
 import os
 import re
 import stat
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from msgspec import Struct
 # The kernel refuses a read into less than a record needs with EINVAL; its longest is 8192 bytes, 2048 since 6.3.
 RECORD_BYTES = 8192
 BACKLOG_BYTES = 16 << 20  # drained and not yet taken; what is more stays in the ring, which counts its losses
+LINE_OVERHEAD = 50  # what Python adds to each line that waits
 LINE_BYTES = 1 << 20  # of a stand-in file: a longer line is no record
 KERNEL_ONLY = (0,)  # what user space writes never has facility 0
 BOOT_ID = "sys/kernel/random/boot_id"
@@ -116,12 +119,15 @@ class KmsgReader:
         self._descriptor = -1
         self._identity: tuple[int, int] = (0, 0)
         self._kind = 0  # the file type of st_mode
-        self._waits = False  # reading ended with EAGAIN, not with the end of a file
+        self._waits = False  # at its end reading gives EAGAIN
+        self._ends = False  # at its end reading gives nothing: a file
         self._offset = 0
         self._partial = b""
         self._skipping = False  # the rest of an overlong line
         self._backlog: deque[bytes] = deque()
-        self._backlog_bytes = 0
+        # Of all that was drained, and of all that was taken: each is written by one thread only.
+        self._drained_bytes = self._taken_bytes = 0
+        self._draining = threading.Lock()
         # An unknown boot is never the same as another unknown one.
         known = resume is not None and resume.boot_id == self.boot_id != "" and resume.sequence >= 0
         self._last, self._last_us = (resume.sequence, resume.at_us) if known and resume else (-1, 0)
@@ -149,14 +155,24 @@ class KmsgReader:
         """How many lines were drained and not yet taken."""
         return len(self._backlog)
 
+    @property
+    def full(self) -> bool:
+        """Whether the backlog takes no more: what comes stays in the ring, which counts what it loses."""
+        return self._drained_bytes - self._taken_bytes >= BACKLOG_BYTES
+
+    def read_with(self, read: Callable[[int, int], bytes]) -> None:
+        """From now on read by `read` in place of os.read."""
+        self._read = read
+
     def fileno(self) -> int:
         """The descriptor, or -1 while there is none."""
         return self._descriptor
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):  # of a device that is gone
+                os.close(descriptor)
 
     def _open(self) -> None:
         try:
@@ -169,7 +185,7 @@ class KmsgReader:
         self._identity = (status.st_dev, status.st_ino)
         self._offset = 0
         self._partial, self._skipping = b"", False
-        self._waits = False
+        self._waits, self._ends = stat.S_ISCHR(status.st_mode), False
         self.problem = ""
 
     def _explain(self, error: OSError) -> str:
@@ -195,29 +211,33 @@ class KmsgReader:
     # ---------------------------------------------------------------- out of the ring
 
     def drain(self) -> None:
-        """Takes out all that is there, up to a backlog of BACKLOG_BYTES; does not look into it."""
-        if self._descriptor < 0:
-            self._open()
-        elif self._kind == stat.S_IFREG and not self._waits:
-            self._reopen_if_replaced()
-        if self._descriptor < 0:
-            return
-        try:
-            self._drain()
-            self.problem = ""
-        except OSError as error:
-            self.problem = self._explain(error)
-            self.close()
+        """Takes out all that is there, up to a backlog of BACKLOG_BYTES; does not look into it.
+
+        May be called by another thread than the one that calls `take`.
+        """
+        with self._draining:
+            if self._descriptor < 0:
+                self._open()
+            elif self._kind == stat.S_IFREG and self._ends:
+                self._reopen_if_replaced()
+            if self._descriptor < 0:
+                return
+            try:
+                self._drain()
+                self.problem = ""
+            except OSError as error:
+                self.problem = self._explain(error)
+                self.close()
 
     def _drain(self) -> None:
         """The device gives one record to each read, EPIPE once after it dropped some, EAGAIN at the end."""
         descriptor, read, lines = self._descriptor, self._read, self._backlog
         refused = 0
-        while self._backlog_bytes < BACKLOG_BYTES:
+        while not self.full:
             try:
                 data = read(descriptor, RECORD_BYTES)
             except BlockingIOError:
-                self._waits = True
+                self._waits, self._ends = True, False
                 return
             except OSError as error:
                 refused += 1
@@ -225,18 +245,21 @@ class KmsgReader:
                     error.errno == errno.EINVAL and refused < 100
                 ):  # longer than any the kernel makes: passed over
                     lines.append(b"garbled")
+                    self._drained_bytes += len(b"garbled") + LINE_OVERHEAD
                 elif error.errno != errno.EPIPE:  # the gap in the sequence tells how many
                     raise
                 continue
             if not data:
-                self._waits = False
+                self._waits, self._ends = False, True
                 return
             self._offset += len(data)
             if self._partial or self._skipping or data[-1] != 10:
                 data = self._whole_lines(data)
-            self._backlog_bytes += len(data)
             # A line that begins with a space tells of the device that the message before it is about.
-            lines.extend(line for line in data.split(b"\n") if line and line[0] != 32)
+            for line in data.split(b"\n"):
+                if line and line[0] != 32:
+                    lines.append(line)
+                    self._drained_bytes += len(line) + LINE_OVERHEAD
 
     def _whole_lines(self, data: bytes) -> bytes:
         """A file is read in pieces: what follows the last line end waits for the next piece."""
@@ -271,11 +294,9 @@ class KmsgReader:
         backlog = self._backlog
         for _ in range(min(limit, len(backlog))):
             line = backlog.popleft()
-            self._backlog_bytes -= len(line)
+            self._taken_bytes += len(line) + LINE_OVERHEAD
             if (record := self._accept(line)) is not None:
                 records.append(record)
-        if not backlog:
-            self._backlog_bytes = 0  # line ends and skipped lines were counted too
         return records
 
     def _accept(self, line: bytes) -> KmsgRecord | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import functools
 import json
 import os
 import subprocess
@@ -32,6 +33,11 @@ JOURNALD = "/lib/systemd/systemd-journald"
 
 def xid(number: int, pci: str = "0000:18:00") -> str:
     return f"NVRM: Xid (PCI:{pci}): {number}, pid=7, name=python, text"
+
+
+def now_us() -> int:
+    """The kernel's clock: what is old would be history."""
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
 
 
 @pytest.fixture
@@ -244,13 +250,13 @@ def start_journald(log: KernelLog, *, boot: str = "") -> None:
 
 
 def test_what_the_ring_lost_before_the_start_comes_from_the_journal_each_line_once(shadow: KernelLog) -> None:
-    now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    now = now_us()
     shadow.log("Linux version", at_us=0)
-    shadow.log(xid(79), at_us=now_us)
-    shadow.log(xid(94), facility=1, at_us=now_us + 1)  # journald writes these down too
-    shadow.log(xid(48, "0000:2a:00"), at_us=now_us + 2)
-    shadow.log(xid(31), at_us=now_us + 3)
-    shadow.log("end of the part", at_us=now_us + 4)
+    shadow.log(xid(79), at_us=now)
+    shadow.log(xid(94), facility=1, at_us=now + 1)  # journald writes these down too
+    shadow.log(xid(48, "0000:2a:00"), at_us=now + 2)
+    shadow.log(xid(31), at_us=now + 3)
+    shadow.log("end of the part", at_us=now + 4)
     start_journald(shadow)
     shadow.keep(2)  # 31 is in both
     answer = node_says(shadow)
@@ -263,8 +269,8 @@ def test_what_the_ring_lost_before_the_start_comes_from_the_journal_each_line_on
 
 
 def test_lines_of_an_earlier_boot_in_the_journal_are_no_faults_of_this_one(shadow: KernelLog) -> None:
-    shadow.log(xid(79), at_us=5_000_000)
-    shadow.log("end of the part", at_us=5_000_004)
+    shadow.log(xid(79), at_us=now_us())
+    shadow.log("end of the part", at_us=now_us())
     start_journald(shadow, boot=str(uuid.uuid4()))
     shadow.keep(1)
     answer = node_says(shadow)
@@ -288,9 +294,13 @@ def test_a_journal_that_hangs_is_given_up_in_time_and_asked_once_more(
     """A program of that name which answers only its second caller."""
     program = tmp_path / "bin" / "journalctl"
     program.parent.mkdir()
-    entry = {"MESSAGE": xid(79), "PRIORITY": "3", "SYSLOG_FACILITY": "0", "_SOURCE_MONOTONIC_TIMESTAMP": "7"}
+    entries = [
+        {"MESSAGE": text, "PRIORITY": "3", "SYSLOG_FACILITY": "0", "_SOURCE_MONOTONIC_TIMESTAMP": str(at_us)}
+        for text, at_us in (("Linux version", 0), (xid(79), now_us()))
+    ]
+    lines = "\n".join(json.dumps(entry) for entry in entries)
     program.write_text(
-        f"#!/bin/sh\nif mkdir {tmp_path}/asked 2>/dev/null; then sleep 100; fi\necho '{json.dumps(entry)}'\n"
+        f"#!/bin/sh\nif mkdir {tmp_path}/asked 2>/dev/null; then sleep 100; fi\ncat <<'END'\n{lines}\nEND\n"
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
@@ -310,20 +320,25 @@ def test_a_journal_that_hangs_is_given_up_in_time_and_asked_once_more(
 def test_after_a_restart_the_journal_fills_only_what_was_logged_meanwhile(
     log: KernelLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = runner_at(log)
+    first, now = runner_at(log), now_us()
     log.log("Linux version", at_us=0)
-    log.log(xid(13), at_us=1_000)
+    log.log(xid(13), at_us=now + 1_000)
     sample(first)
     snapshot = first.snapshot()
     first.close()
-    log.log(xid(79), at_us=2_000)
-    log.log(xid(48), at_us=3_000)
+    log.log(xid(79), at_us=now + 2_000)
+    log.log(xid(48), at_us=now + 3_000)
     log.keep(1)
     program = tmp_path / "bin" / "journalctl"
     program.parent.mkdir()
     entries = [
         {"MESSAGE": text, "PRIORITY": "3", "SYSLOG_FACILITY": "0", "_SOURCE_MONOTONIC_TIMESTAMP": str(at_us)}
-        for text, at_us in (("Linux version", 0), (xid(13), 1_000), (xid(79), 2_000), (xid(48), 3_000))
+        for text, at_us in (
+            ("Linux version", 0),
+            (xid(13), now + 1_000),
+            (xid(79), now + 2_000),
+            (xid(48), now + 3_000),
+        )
     ]
     lines = "\n".join(json.dumps(entry) for entry in (*entries, *entries[:3]))  # twice, as in two files
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}\n{{\"MESSAGE\": [300], cut\nEND\n")
@@ -344,9 +359,73 @@ def write_to_the_ring(lines: list[str]) -> None:
         descriptor = os.open("/dev/kmsg", os.O_WRONLY)
         try:
             for line in lines[start : start + 5]:
-                os.write(descriptor, f"<3>{line}\n".encode())
+                os.write(descriptor, f"<6>{line}\n".encode())
         finally:
             os.close(descriptor)
+
+
+WRITER = """
+import os, sys, time
+for start in range(0, 3000, 5):
+    descriptor = os.open("/dev/kmsg", os.O_WRONLY)
+    for number in range(start, start + 5):
+        os.write(descriptor, b"<6>sentinel test line %d %s\\n" % (number, b"x" * 100))
+    os.close(descriptor)
+    time.sleep(0.002)
+"""
+
+
+def test_the_ring_is_emptied_while_everybody_else_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times what the smallest ring holds is written while the event loop computes and lets nobody else."""
+    monkeypatch.setattr(kernel, "check", functools.partial(kernel.check, trusted=(0, 1)))
+    runner = CheckRunner(Settings(), checks=[row for row in CHECKS if row.name == "kernel"])
+    card = f"{time.time_ns() // 1_000_000_000 % 0xFFFF:04x}"  # what an earlier run wrote is still in the ring
+
+    def compute_until_all_is_written() -> None:
+        with subprocess.Popen([sys.executable, "-c", WRITER]) as writer:
+            while writer.poll() is None:
+                sum(range(100_000))
+
+    async def story() -> None:
+        await runner.check_now(["kernel"])
+        compute_until_all_is_written()
+        write_to_the_ring([xid(79, f"{card}:18:00")])
+        while f"GPU {card}:18:00.0" not in {finding.entity for finding in runner.book.active()}:
+            await runner.check_now(["kernel"], max_age_s=-1)
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+    assert runner.counters["kernel"]["lost"] == 0
+    runner.close()
+
+
+def test_a_backlog_that_is_full_leaves_the_rest_in_the_ring_and_loses_nothing(
+    log: KernelLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sentinel.logs.kmsg.BACKLOG_BYTES", 1000)
+    reader = KmsgReader(str(log.path))
+    log.log(*(f"line {index}" for index in range(100)))
+    reader.drain()
+    assert reader.full
+    assert reader.waiting < 20
+    texts: list[str] = []
+    while records := reader.read():
+        texts += [record.text for record in records]
+    assert texts == [f"line {index}" for index in range(100)]
+    assert not reader.full
+    reader.close()
+
+
+def test_stopping_leaves_no_thread_and_no_descriptor_behind(log: KernelLog) -> None:
+    before = (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")))
+    runner = runner_at(log)
+    log.log(xid(79))
+    sample(runner)
+    assert len(os.listdir("/proc/self/task")) > before[1]
+    runner.close()
+    end_s = time.monotonic() + 20
+    while (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))) != before:
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
 
 
 def test_the_ring_of_this_machine_is_read_with_the_users_facility_let_in() -> None:
