@@ -15,7 +15,7 @@ from sentinel.checks.findings import (
     FindingBook,
 )
 from sentinel.checks.xid import finding_of, severities
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.model import Component, Finding, Now, Severity
 from sentinel.logs.kernel import parse_kernel
 
 BOOT = "boot-1"
@@ -433,3 +433,41 @@ def test_what_is_kept_for_repeats_is_bounded_too(clock: Any) -> None:
     state = book.state()
     assert len(state.past) <= MAX_PLACES
     assert all(len(past.jobs) <= MAX_JOBS for _, past in state.past)
+
+
+def test_times_of_the_last_boot_are_told_on_this_boots_clock() -> None:
+    """The clock of a boot begins at 0 again; the wall clock says how long ago it was."""
+    book = FindingBook(BOOT)
+    last, wall_s = Now(500_000.0, 2e9), 2e9
+    broken = Finding(
+        check="kernel",
+        component=Component.DISK,
+        entity="sda",
+        code="io-error",
+        severity=Severity.WARNING,
+        action="CHECK_DISK",
+        summary="x",
+        event=True,
+        last_seen_wall_s=wall_s,
+        seen_mono_s=last.mono_s,
+    )
+    contained = msgspec.structs.replace(broken, entity="GPU 0", code="XID 94", action="RESTART_APP")
+    book.fold("kernel", [broken, contained], last)
+    state = book.state()
+
+    soon = FindingBook("boot-2")
+    soon.restore(state, Now(60.0, wall_s + 600))
+    (found,) = soon.active()
+    assert (found.code, found.seen_mono_s) == ("io-error", 60.0 - 600)
+    late = Now(60.0 + KEPT_S[Severity.WARNING], wall_s + 600 + KEPT_S[Severity.WARNING])
+    soon.fold("kernel", [], late)
+    assert soon.active() == ()
+
+    for days, severity in ((0.5, Severity.DEGRADED), (1.5, Severity.WARNING)):
+        book = FindingBook("boot-2")
+        now = Now(60.0, wall_s + days * 86_400)
+        book.restore(state, now)
+        book.add([msgspec.structs.replace(contained, seen_mono_s=now.mono_s)], now)
+        again = book.get(contained.key)
+        assert again is not None
+        assert again.severity is severity
