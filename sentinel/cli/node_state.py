@@ -34,7 +34,7 @@ def write(folder: Path, checks: bytes) -> None:
     data = msgspec.json.encode(Saved(saved_wall_s=time.time(), checks=msgspec.Raw(checks)))
     if len(data) > MAX_BYTES:
         raise OSError(f"{len(data)} bytes to save, at most {MAX_BYTES} are")
-    # No fsync: only a crash of the machine could take the new file, and then a new boot voids what stands in it.
+    # No fsync: only a crash of the machine could take the new file, and a new boot voids most of what stands in it.
     draft = folder / f".{FILE}.new"  # one name: an agent that was killed here leaves at most one
     try:
         descriptor = os.open(

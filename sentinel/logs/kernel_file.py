@@ -28,6 +28,8 @@ PACKED = {
 
 _FIELD = re.compile(r'\s*"([^"]{1,64})"\s*:\s*(.+?),?\s*$')
 _REPEATED = re.compile(r"message repeated (\d{1,9}) times: \[ ?(.*)\]$")
+_VERBOSE = re.compile(r"[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\S* \S+ \[s=")
+_COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 _BOOT_LINE = re.compile(r"-- (?:Boot [0-9a-f]{32}|Reboot) --$")
 _FIRST_OF_BOOT = "Linux version "
 _KEPT_FIELDS = ("MESSAGE", "_TRANSPORT", "__REALTIME_TIMESTAMP", "_BOOT_ID")
@@ -63,6 +65,8 @@ def saved_lines(file: BinaryIO, now_wall_s: float | None = None) -> Iterator[Sav
     start = first.lstrip()
     if re.match(rb"[A-Z_]{1,64}=", first):
         entries = _export(file, first)
+    elif _VERBOSE.match(_text(first)):
+        entries = _verbose(file, first)
     elif start.startswith(b"{") and not _is_json(first):
         entries = _pretty_json(file, first)
     else:
@@ -82,8 +86,9 @@ def saved_lines(file: BinaryIO, now_wall_s: float | None = None) -> Iterator[Sav
 
 
 def _text(raw: bytes) -> str:
-    """A log of a machine that lost its power holds runs of NUL."""
-    return raw.replace(b"\0", b"").decode("utf-8", "replace")
+    """A log of a machine that lost its power holds runs of NUL; what dmesg showed on a terminal holds colours."""
+    raw = raw.replace(b"\0", b"").removeprefix(b"\xef\xbb\xbf")
+    return (_COLOUR.sub(b"", raw) if b"\x1b" in raw else raw).decode("utf-8", "replace")
 
 
 def _is_json(raw: bytes) -> bool:
@@ -110,6 +115,25 @@ def _lines(file: BinaryIO, first: bytes, now_wall_s: float | None) -> Iterator[K
                 )
                 yield before
         rest_of_long = not ends
+        raw = file.readline(MAX_LINE)
+
+
+def _verbose(file: BinaryIO, first: bytes) -> Iterator[KernelLine]:
+    """`journalctl -o verbose`: the time on a line of its own, then one field on each line, four blanks before it."""
+    entry: dict[str, object] = {}
+    head, raw = split_prefix(""), first
+    while True:
+        text = _text(raw)
+        if not raw or _VERBOSE.match(text):
+            if (line := journal_entry(entry)) is not None:
+                yield msgspec.structs.replace(line, wall_s=head.wall_s)
+            if not raw:
+                return
+            entry, head = {}, split_prefix(text)
+        else:
+            name, _, value = text.strip().partition("=")
+            if name in _KEPT_FIELDS:
+                entry.setdefault(name, value)
         raw = file.readline(MAX_LINE)
 
 

@@ -130,12 +130,23 @@ FORMS: dict[str, Callable[[float, int, str], str]] = {
         f"{wall(at).strftime('%a %Y-%m-%d %H:%M:%S')} UTC node7 {tag(who)}: {text}"
     ),
     "journal short-unix": lambda at, who, text: f"{BOOTED_S + at:.6f} node7 {tag(who)}: {text}",
+    "journal verbose": lambda at, who, text: (
+        f"{wall(at).strftime('%a %Y-%m-%d %H:%M:%S.%f')} UTC [s=9a4b;i=1;b=9a4b]\n"
+        + "\n".join(f"    {key}={value}" for key, value in entry(at, who, text).items())
+    ),
+    "dmesg in colours": lambda at, who, text: (
+        f"\x1b[32m<{who << 3 | 3}>[{at:12.6f}] \x1b[0m\x1b[33m{text[:5]}\x1b[0m{text[5:]}\r"
+    ),
     "journal json": lambda at, who, text: json.dumps(entry(at, who, text)),
     "journal json-pretty": lambda at, who, text: json.dumps(entry(at, who, text), indent=8).replace(
         '":', '" :'
     ),
 }
-DATED = {form for form in FORMS if form not in ("dmesg", "dmesg -r", "dmesg -x", "dmesg -d", "/dev/kmsg")}
+DATED = {
+    form
+    for form in FORMS
+    if form not in ("dmesg", "dmesg -r", "dmesg -x", "dmesg -d", "dmesg in colours", "/dev/kmsg")
+}
 
 
 def dmesg_json(lines: list[tuple[float, int, str]]) -> str:
