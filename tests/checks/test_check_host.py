@@ -1,5 +1,6 @@
 """The host itself: expected memory and CPUs, memory errors, fragmentation, governor, clocks, tracked connections."""
 
+import asyncio
 import ctypes
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,6 +13,7 @@ import pytest
 from sentinel.checks import clocks, conntrack, edac, fragmentation, governor, inventory
 from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.findings import FindingBook
+from sentinel.checks.runner import CheckRunner
 from sentinel.core.model import Finding, Now, Severity
 from sentinel.settings import Settings, Shape
 
@@ -33,7 +35,10 @@ class Tree:
     @property
     def look(self) -> Look:
         settings = Settings(
-            procfs=str(self.folder / "proc"), sysfs=str(self.folder / "sys"), shape=self.shape
+            procfs=str(self.folder / "proc"),
+            sysfs=str(self.folder / "sys"),
+            state_dir=str(self.folder),
+            shape=self.shape,
         )
         return Look(settings, (), Now(self.mono_s, 1_700_000_000.0), "boot", self.kept)
 
@@ -305,6 +310,37 @@ def test_a_full_table_of_connections_warns_until_it_empties(tree: Tree, used: in
 def test_a_machine_that_tracks_no_connections_is_absent(tree: Tree) -> None:
     with pytest.raises(Absent):
         conntrack.check(tree.look)
+
+
+# ---------------------------------------------------------------- as the agent runs them
+
+
+def looks(runner: CheckRunner, name: str) -> list[tuple[str, Severity]]:
+    (result,) = asyncio.run(runner.check_now([name], max_age_s=-1.0))
+    return told(list(result.findings))
+
+
+def test_a_finding_stays_for_one_clean_look_and_then_ends(tree: Tree) -> None:
+    tree.set("proc/sys/net/netfilter/nf_conntrack_max", 1000)
+    tree.set("proc/sys/net/netfilter/nf_conntrack_count", 950)
+    runner = CheckRunner(tree.look.settings)
+    found = [("conntrack-full", Severity.WARNING)]
+    assert looks(runner, "conntrack") == found
+    tree.set("proc/sys/net/netfilter/nf_conntrack_count", 10)
+    assert looks(runner, "conntrack") == found  # it may flap around its limit
+    assert looks(runner, "conntrack") == []
+
+
+def test_a_lost_memory_is_still_known_and_not_counted_twice_after_a_restart_of_the_agent(tree: Tree) -> None:
+    modules(tree, 0, 1)
+    first = CheckRunner(tree.look.settings)
+    found = [("memory-uncorrected", Severity.FATAL)]
+    assert looks(first, "edac") == found
+    second = CheckRunner(tree.look.settings)
+    second.restore(first.snapshot())
+    assert looks(second, "edac") == found
+    (finding,) = second.book.active("edac")
+    assert finding.count == 1
 
 
 def test_this_machines_own_files_are_read() -> None:
