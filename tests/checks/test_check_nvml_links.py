@@ -48,6 +48,15 @@ def test_many_replays_warn_and_few_do_not(sample: Any, cards: Any) -> None:
     assert sample.until(12) == {}
 
 
+def test_a_counter_that_started_again_hides_nothing_that_comes_after(sample: Any, cards: Any) -> None:
+    cards.set(gpu0_replays=100_000)
+    sample()
+    cards.set(gpu0_replays=3)
+    assert sample.until(1.5) == {}
+    cards.set(gpu0_replays=500)
+    assert "497 replays" in sample.until(1.5)[FIRST, "pcie-replays"].evidence[0]
+
+
 def test_an_nvlink_that_went_down_is_fatal(sample: Any, cards: Any) -> None:
     sample()
     cards.set(gpu1_link2=0)

@@ -66,6 +66,16 @@ def test_memory_in_use_that_no_process_is_listed_for_is_told_when_it_lasts(
     assert sample.until(2) == {}
 
 
+def test_the_processes_of_an_old_driver_are_asked_by_its_own_function(
+    sample: Any, machine: Any, nvml: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(check_module, "INIT_PID_NAMESPACE", os.readlink("/proc/self/ns/pid"))
+    machine.add_pci("0000:18:00.0")
+    scenario = nvml("0000:18:00.0", old_driver=True)
+    scenario.set(gpu0_processes=f"4194303:{1 << 30}")
+    assert "1024 MiB of pid 4194303" in sample.until(2)[FIRST, "gpu-orphan-memory"].evidence[0]
+
+
 def test_in_a_pid_namespace_of_its_own_nvmls_pids_mean_nothing(
     sample: Any, cards: Any, monkeypatch: Any
 ) -> None:
