@@ -1,11 +1,11 @@
 """GPUs that are not on the PCI bus: fewer than expected, or gone since this boot; errors that it counts (AER)."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 from sentinel.checks.base import Absent, Look
 from sentinel.checks.gpus import Gpu, inventory
+from sentinel.checks.nic_aer import parse_total
 from sentinel.checks.shape import expected, judged
 from sentinel.core.model import Component, Finding, Severity
 from sentinel.settings import Shape
@@ -13,7 +13,6 @@ from sentinel.settings import Shape
 WINDOW_S = 600.0
 CORRECTABLE_WARN = 80  # in the window: as many as replays that are told, 8 a minute
 
-_TOTAL = re.compile(r"^TOTAL_ERR_\w+ (\d+)$", re.M)
 # file -> code, severity, action, what it says; most first
 AER = {
     "aer_dev_fatal": (
@@ -35,12 +34,6 @@ AER = {
         "The GPU's PCIe link corrects many errors",
     ),
 }
-
-
-def parse_aer(text: str) -> int | None:
-    """The sum of a kernel's aer_dev_* file, in its last line: "TOTAL_ERR_COR 12". None: nothing to read there."""
-    found = _TOTAL.search(text)
-    return int(found[1]) if found else None
 
 
 def _read(path: Path) -> str:
@@ -133,7 +126,7 @@ def check(look: Look) -> list[Finding]:
     found += judge_count(len(seen), shape)
     aer: dict[str, dict[str, list[Any]]] = look.kept.setdefault("aer", {})
     for gpu in present:
-        read = {file: parse_aer(_read(folder / gpu.pci / file)) for file in AER}
+        read = {file: parse_total(_read(folder / gpu.pci / file)) for file in AER}
         totals = {file: total for file, total in read.items() if total is not None}
         found += judge_aer(gpu, totals, aer.setdefault(gpu.pci, {}), look.now.mono_s)
     return found

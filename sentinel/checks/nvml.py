@@ -189,7 +189,7 @@ def judge_card(
         *judge_heat(card),
         *judge_throttling(card, peers, limits),
         *judge_pace(card, peers),
-        *judge_pcie(card, limits),
+        *judge_pcie(card, peers, limits),
         *judge_nvlink(card, usual_links),
         *judge_fabric(card, bool(peers)),
         *judge_set_up(card),
@@ -203,8 +203,9 @@ def _pasts(look: Look) -> dict[str, Past]:
         pasts = look.kept["pasts"] = {}
         for entity, saved in look.kept.get("saved", {}).items():
             pasts[entity] = Past()
-            pasts[entity].ecc_uncorrected = saved["ecc_uncorrected"]
-            pasts[entity].nvlinks = set(saved["nvlinks"])
+            pasts[entity].ecc_uncorrected = saved.get("ecc_uncorrected")
+            pasts[entity].nvlinks = set(saved.get("nvlinks", ()))
+            pasts[entity].pcie_best = tuple(saved.get("pcie_best", (0, 0)))
     return pasts
 
 
@@ -250,7 +251,11 @@ def _judge(sample: Sample, look: Look, on_pci: Sequence[str]) -> list[Finding]:
     for card in cards:
         card.past.keep(card.device, look.now.mono_s)
     look.kept["saved"] = {
-        entity: {"ecc_uncorrected": past.ecc_uncorrected, "nvlinks": sorted(past.nvlinks)}
+        entity: {
+            "ecc_uncorrected": past.ecc_uncorrected,
+            "nvlinks": sorted(past.nvlinks),
+            "pcie_best": list(past.pcie_best),
+        }
         for entity, past in _pasts(look).items()
     }
     look.kept["measures"] = measures(cards)

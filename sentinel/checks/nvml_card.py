@@ -52,6 +52,7 @@ class Past:
         self.shown: set[str] = set()  # codes that a lower limit keeps up
         self.busy: deque[tuple[float, float, float, float | None]] = deque()  # time, clock, power, tensor
         self.nvlinks: set[int] = set()  # that were active in this boot
+        self.pcie_best = (0, 0)  # width and generation in this boot
         self.xid = 0
         self.xid_s = 0.0
 

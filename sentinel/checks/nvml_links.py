@@ -1,5 +1,7 @@
 """Judges what connects a card: PCIe, NVLink, and the fabric of NVSwitches."""
 
+from collections.abc import Sequence
+
 from sentinel.checks.nvml_card import WINDOW_S, Card
 from sentinel.checks.nvml_sample import Fabric
 from sentinel.core.model import Finding, Severity
@@ -34,13 +36,18 @@ CONFIGURATIONS = {
 }
 
 
-def judge_pcie(card: Card, limits: GpuThresholds) -> list[Finding]:
+def judge_pcie(card: Card, peers: Sequence[Card], limits: GpuThresholds) -> list[Finding]:
+    """Below the maximum is a fault where this card was better in this boot, or one of its model (`peers`) is; else
+    the slot may be built so, and it is only told."""
     device, most = card.device, card.device.identity
     below = []
     if device.pcie_width and most.pcie_width_max and device.pcie_width < most.pcie_width_max:
         below.append(f"x{device.pcie_width} of x{most.pcie_width_max}")
     if device.pcie_gen and most.pcie_gen_max and device.pcie_gen < most.pcie_gen_max:
         below.append(f"generation {device.pcie_gen} of {most.pcie_gen_max}")
+    card.past.pcie_best = _best([card.past.pcie_best, (device.pcie_width or 0, device.pcie_gen or 0)])
+    usual = _best([card.past.pcie_best, *(peer.past.pcie_best for peer in peers)])
+    was_better = (device.pcie_width or 0) < usual[0] or (device.pcie_gen or 0) < usual[1]
     found = []
     # Only under load: an idle card lowers its link to save power. What is idle says nothing, for or against.
     past, code = card.past, "pcie-link"
@@ -53,7 +60,7 @@ def judge_pcie(card: Card, limits: GpuThresholds) -> list[Finding]:
         found.append(
             card.finding(
                 code,
-                Severity.FATAL,
+                Severity.FATAL if was_better else Severity.WARNING,
                 "CHECK_PCIE",
                 "The GPU's PCIe link is below what card and slot can do, under load",
                 ", ".join(below),
@@ -74,6 +81,11 @@ def judge_pcie(card: Card, limits: GpuThresholds) -> list[Finding]:
                 )
             )
     return found
+
+
+def _best(seen: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The best width and the best generation."""
+    return max(item[0] for item in seen), max(item[1] for item in seen)
 
 
 def judge_nvlink(card: Card, usual_links: int) -> list[Finding]:

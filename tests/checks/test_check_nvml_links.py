@@ -27,6 +27,23 @@ def test_a_pcie_link_below_its_width_or_speed_under_load_is_fatal_when_it_lasts(
     assert sample() == {}
 
 
+def test_a_link_that_never_was_better_nor_any_peers_may_be_built_so_and_is_only_told(
+    sample: Any, cards: Any
+) -> None:
+    cards.set(gpus_pcie_width=8)
+    found = sample.until(2)
+    assert [finding.severity for finding in found.values()] == [Severity.WARNING, Severity.WARNING]
+    cards.set(gpu0_pcie_width=16)
+    found = sample()
+    assert list(found) == [(SECOND, "pcie-link")]
+    assert found[SECOND, "pcie-link"].severity is Severity.FATAL
+    saved = sample.kept["saved"]
+    sample.kept["child"].close()
+    sample.kept = {"saved": saved}  # another agent of this boot
+    cards.set(gpu0_pcie_width=8)
+    assert sample.until(2)[FIRST, "pcie-link"].severity is Severity.FATAL
+
+
 def test_an_idle_card_may_lower_its_link(sample: Any, cards: Any) -> None:
     cards.set(gpus_util=0, gpus_pstate=8, gpus_pcie_gen=1)
     assert sample.until(5) == {}
