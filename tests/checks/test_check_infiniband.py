@@ -386,6 +386,8 @@ def test_a_card_that_blocks_hides_no_other_card(tree: Tree) -> None:
     tree.ib("mlx5_1", B)
     look = sampler(tree)
     look.after(0)
+    tree.counter(PORT, "link_downed", 2)
+    look.after(20)
     blocked = folder / "ports/1/counters/symbol_error"
     blocked.unlink()
     os.mkfifo(blocked)
@@ -404,7 +406,8 @@ def test_a_card_that_blocks_hides_no_other_card(tree: Tree) -> None:
     while any(thread.is_alive() for thread in look.kept["stuck"].values()):
         assert not deadline.wait(0.01)
     tree.up("mlx5_1/1")
-    assert look.after(20) == []
+    tree.counter(PORT, "link_downed", 3)
+    assert look.after(20) == [(PORT, "link-flaps", "degraded")]  # it was not forgotten meanwhile
     assert "does not answer" not in look.said
 
 
