@@ -119,6 +119,15 @@ def test_a_kill_in_a_group_that_is_gone_already_is_still_told(groups: Groups) ->
     assert groups.check() == [("node", 1)]
 
 
+def test_a_flood_of_groups_is_not_walked_to_its_end(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oom, "MAX_GROUPS", 1)
+    assert groups.check() == []
+    groups.kill("kubepods.slice/pod2/main")
+    groups.kill("system.slice/sshd.service")
+    assert sum(count for _, count in groups.check()) == 2  # none is lost, whoever it was
+    assert len(groups.kept["saved"]["groups"]) < 4
+
+
 def test_a_kill_in_a_new_group_is_told_and_one_made_anew_counts_from_zero(groups: Groups) -> None:
     groups.kill("kubepods.slice/pod1", 5)
     assert groups.check() == []
