@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from sentinel.clock import boot_id, system_now
 from sentinel.core.model import CheckResult, CheckState, Finding
 from sentinel.logs.kmsg import KmsgReader, read_boot_id
 from sentinel.settings import Settings
-from tests.kernel_log import KernelLog
+from tests.kernel_log import ENVIRONMENT, KernelLog
 
 SENTINEL = (sys.executable, "-m", "sentinel")
 JOURNALD = "/lib/systemd/systemd-journald"
@@ -188,6 +189,69 @@ def test_what_is_logged_while_the_agent_is_down_is_found_once(log: KernelLog) ->
     second.restore(snapshot)
     assert counts(sample(second)) == {"XID 79": 1, "XID 48": 1, "XID 13": 2}
     second.close()
+
+
+class Agent:
+    """`sentinel agent` where the log is /dev/kmsg; a killed one is followed by the next."""
+
+    def __init__(self, log: KernelLog, folder: Path) -> None:
+        self.log, self.folder = log, folder
+        self.settings = folder / "settings.yaml"
+        self.settings.write_text("apiVersion: sentinel.dev/v1alpha1\nkind: Settings\nlisten: 127.0.0.1:0\n")
+
+    def start(self) -> None:
+        """Through exec to the end: the process id is the agent's own."""
+        self.process = subprocess.Popen(
+            self.log.command(*SENTINEL, "agent", "--settings", str(self.settings)),
+            env={**ENVIRONMENT, "SENTINEL_STATE_DIR": str(self.folder)},
+            stderr=subprocess.DEVNULL,
+        )
+
+    def knows(self) -> dict[str, int]:
+        """The Xids that it has found so far, with counts; none before it serves."""
+        try:
+            presence = json.loads((self.folder / "agent/sentinel.json").read_text())
+            if presence["pid"] != self.process.pid or not presence.get("url"):
+                return {}
+            with urllib.request.urlopen(presence["url"] + "/findings", timeout=10) as answer:
+                found = json.load(answer)["findings"]
+        except OSError:
+            return {}
+        return {finding["code"]: finding.get("count", 1) for finding in found if "XID" in finding["code"]}
+
+    def wait_until_it_knows(self, expected: dict[str, int]) -> None:
+        end_s = time.monotonic() + 30
+        while self.knows() != expected:
+            assert time.monotonic() < end_s, self.knows()
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def test_a_killed_agent_is_followed_by_one_that_loses_and_repeats_no_line(
+    shadow: KernelLog, tmp_path: Path
+) -> None:
+    agent = Agent(shadow, tmp_path)
+    state = tmp_path / "agent" / "state.json"
+    agent.start()
+    try:
+        shadow.log(xid(79), facility=1)
+        shadow.log(xid(48), xid(13))
+        agent.wait_until_it_knows({"XID 48": 1, "XID 13": 1})
+        end_s = time.monotonic() + 30
+        while not (state.exists() and b"XID 13" in state.read_bytes()):
+            assert time.monotonic() < end_s
+            time.sleep(0.02)
+        agent.kill()
+        shadow.log(xid(13), xid(95))
+        agent.start()
+        agent.wait_until_it_knows({"XID 95": 1, "XID 48": 1, "XID 13": 2})
+        shadow.log(xid(13))
+        agent.wait_until_it_knows({"XID 95": 1, "XID 48": 1, "XID 13": 3})
+    finally:
+        agent.kill()
 
 
 def test_a_sample_that_came_back_after_its_deadline_still_tells_what_happened(
