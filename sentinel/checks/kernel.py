@@ -46,7 +46,7 @@ def _findings(records: list[KmsgRecord], look: Look) -> list[Finding]:
     cgroups: dict[int, str] = {}
     found = []
     for record in records:
-        event = told.take(record.text)
+        event = told.take(record.text, record.at_us / 1e6)
         if event is None:
             continue
         age_s = max(0.0, (uptime_us - record.at_us) / 1e6)

@@ -54,7 +54,8 @@ An uncorrected-ECC count that an Xid 94 of the same card explains does not isola
 
 ## Other messages
 
-`ends`: the kernel also says when it is over.
+`ends`: the kernel also says when it is over. Links and cables that come and go within ten minutes of the boot, or of
+the driver's taking the card, are no fault; later one alone is recorded, and repeats count.
 
 {rules}
 ## Repeats

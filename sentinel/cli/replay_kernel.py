@@ -98,7 +98,7 @@ class KernelReplay:
         if not line.from_kernel:
             self.unbelieved += 1
             return
-        event = self._told.take(line.text)
+        event = self._told.take(line.text, line.uptime_s)
         if event is None:
             return
         finding = finding_of(event, self._now.wall_s, self._now.mono_s, self._book.boot_id)
@@ -131,6 +131,7 @@ class KernelReplay:
             self._book = FindingBook(f"boot {self.boots}")
             self._book.restore(state, self._now)
             self._boot_began_s = self._now.mono_s
+            self._told = KernelLog()
             self._mark_ended(BOOT)
         at_s = line.wall_s
         if at_s is None:

@@ -29,6 +29,9 @@ class KernelRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     summary: str
     source: str
     over: bool = False  # the line says that the fault of this code has ended
+    settles_s: float = (
+        0.0  # so soon after the boot, or after the driver took the device, the line means nothing
+    )
 
 
 class KernelEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -173,6 +176,7 @@ _GPU_NAMED = re.compile(rf"NVRM: The NVIDIA GPU {_ADDRESS}")
 _GPU_UUID = re.compile(rf"NVRM: GPU at (?:PCI:)?{_ADDRESS}: (?P<uuid>GPU-[0-9a-fA-F-]{{36}})")
 _OOM = re.compile(r"oom-kill:.*?[,:]task_memcg=(?P<cgroup>[^,]*),task=.*,pid=(?P<pid>\d+),uid=\d+$")
 _OLD_OOM = re.compile(r"Task in (?P<cgroup>/\S*) killed as a result of limit of ")  # until Linux 4.19
+_LOADED = re.compile(rf"mlx5_core {_ADDRESS}: firmware version: ")
 MAX_REMEMBERED = 64  # cards, and kills whose second line has not come
 
 
@@ -182,16 +186,24 @@ class KernelLog:
     def __init__(self) -> None:
         self._off_the_bus = ""  # the card whose three-line message has begun
         self._uuids: dict[str, str] = {}
-        self._cgroups: dict[
-            int | None, str
-        ] = {}  # of processes that are about to be killed; None: the next one
+        self._loaded_s: dict[str, float] = {}  # device -> when its driver took it
+        # Of processes that are about to be killed; None: of the next one.
+        self._cgroups: dict[int | None, str] = {}
 
-    def take(self, text: str) -> KernelEvent | None:
-        """The fault that this message reports, or None. Never raises on any text."""
+    def take(self, text: str, uptime_s: float | None = None) -> KernelEvent | None:
+        """The fault that this message reports, or None. Never raises on any text.
+
+        `uptime_s`: when, since the boot. None: not known, and no line is taken for part of a start.
+        """
         event = parse_kernel(text)
         if event is None:
-            self._remember(text)
+            self._remember(text, uptime_s)
             return None
+        rule = event.rule
+        if rule is not None and rule.settles_s and uptime_s is not None:
+            since_s = uptime_s - self._loaded_s.get(event.pci, 0.0)
+            if min(uptime_s, since_s) < rule.settles_s:
+                return None
         if event.kind == "xid":
             pci = event.pci or (self._off_the_bus if event.number == 79 else "")
             self._off_the_bus = ""
@@ -207,7 +219,7 @@ class KernelLog:
             return msgspec.structs.replace(event, cgroup=cgroup)
         return event
 
-    def _remember(self, text: str) -> None:
+    def _remember(self, text: str, uptime_s: float | None) -> None:
         if text.startswith("NVRM: "):
             if found := _GPU_NAMED.match(text):
                 self._off_the_bus = normal_pci(found["pci"])
@@ -218,10 +230,13 @@ class KernelLog:
             if (pid := _pid(found["pid"])) is not None:
                 self._cgroups[pid] = found["cgroup"][:MAX_TEXT]
                 _bound(self._cgroups)
+        elif uptime_s is not None and text.startswith("mlx5_core ") and (found := _LOADED.match(text)):
+            self._loaded_s[normal_pci(found["pci"])] = uptime_s
+            _bound(self._loaded_s)
         elif text.startswith("Task in /") and (found := _OLD_OOM.match(text)):
             self._cgroups[None] = found["cgroup"][:MAX_TEXT]
 
 
-def _bound(known: dict[Any, str]) -> None:
+def _bound(known: dict[Any, Any]) -> None:
     while len(known) > MAX_REMEMBERED:
         del known[next(iter(known))]

@@ -251,6 +251,18 @@ def test_a_card_has_the_uuid_that_the_driver_told() -> None:
     assert (own.uuid, other.uuid) == ("GPU-efbdfde9-5798-a6e7-4c46-12518fa15375", "")
 
 
+def test_a_link_that_goes_down_while_the_machine_or_the_driver_starts_means_nothing() -> None:
+    log = KernelLog()
+    down = "mlx5_core 0000:5c:00.0 eth0: Link down"
+    assert log.take(down, 599.0) is None
+    assert log.take(down, 601.0) is not None
+    assert log.take("mlx5_core 0000:5c:00.0: firmware version: 16.27.2048", 5000.0) is None
+    assert log.take(down, 5599.0) is None
+    assert log.take(down.replace("5c", "5d"), 5599.0) is not None
+    assert log.take(down, 5601.0) is not None
+    assert KernelLog().take(down) is not None  # no time is known
+
+
 def test_what_is_remembered_between_lines_is_bounded() -> None:
     log = KernelLog()
     for number in range(10_000):
