@@ -18,6 +18,7 @@ CLEAN_SAMPLES = 2
 MAX_FINDINGS = 4096  # 16 cards with every Xid there is are 2,800
 MAX_EVIDENCE = 6  # the first line and the newest ones
 MAX_JOBS = 8  # of one fault that are remembered: the newest
+PROGRAM = "program "  # stands for a job where only the name of the process is known
 MAX_PLACES = 256  # cards or devices for which the repeats of one code are counted
 EXPLAINED_WITHIN_S = 120.0
 # How long an event stays without a repeat; those that isolate wait for a new boot or a person longest.
@@ -161,7 +162,7 @@ class FindingBook:
         most = max(row.count for row in rows)
         past.times_mono_s += [] if told else [finding.seen_mono_s] * min(finding.count, most)
         del past.times_mono_s[:-most]
-        job = finding.job or finding.process
+        job = finding.job or (PROGRAM + finding.process if finding.process else "")
         if job:
             past.jobs.pop(job, None)
             past.jobs[job] = finding.seen_mono_s
@@ -176,6 +177,8 @@ class FindingBook:
             return len(times) >= row.count and times[-1] - times[0] <= row.within_s
         since_s = max(past.jobs.values(), default=0.0) - row.within_s
         met = [job for job, at_s in past.jobs.items() if at_s >= since_s]
+        if row.severity is Severity.FATAL:  # who tries several programs of his own proves nothing
+            met = [job for job in met if not job.startswith(PROGRAM)]
         if len(met) < row.jobs:  # in a flood of cards all of them need not be asked for each line
             return False
         # A job that meets the same fault on another card too carries it along: it speaks against no card.

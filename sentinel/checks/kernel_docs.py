@@ -61,7 +61,8 @@ the driver's taking the card, are no fault; later one alone is recorded, and rep
 ## Repeats
 
 The same fault of the same card or device, counted over restarts of the agent and of the machine. *Jobs* are different
-ones that met it on this card; a job that meets it on other cards too speaks against none.
+ones that met it on this card, told apart by their control groups, else by the names of their programs, which never
+isolate; a job that meets it on other cards too speaks against none.
 
 {repeats}
 ## How a finding ends

@@ -282,6 +282,9 @@ def test_where_no_job_is_known_the_programs_name_tells_them_apart(clock: Any) ->
     assert severities_of(book) == {"GPU 0000:18:00.0": Severity.WARNING}
     book.fold("kernel", [by_job(clock, 31, "", process="vasp_std")], clock())
     assert severities_of(book) == {"GPU 0000:18:00.0": Severity.DEGRADED}
+    for process in ("a.out", "pytest", "julia"):  # a person who tries programs: told, but it does not isolate
+        book.fold("kernel", [by_job(clock, 31, "", process=process)], clock())
+    assert severities_of(book) == {"GPU 0000:18:00.0": Severity.DEGRADED}
 
 
 def test_jobs_long_ago_do_not_count(clock: Any) -> None:
