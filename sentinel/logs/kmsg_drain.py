@@ -79,6 +79,9 @@ class Drain:
         if self._thread.is_alive():
             os.eventfd_write(self._stop_fd, 1)
             self._thread.join(timeout=1.0)
-        if not self._thread.is_alive():  # one that hangs in the kernel keeps what it uses
+        if (
+            not self._thread.is_alive() and self.wake_fd >= 0
+        ):  # one that hangs in the kernel keeps what it uses
             os.close(self.wake_fd)
             os.close(self._stop_fd)
+            self.wake_fd = self._stop_fd = -1
