@@ -447,13 +447,13 @@ def test_the_ring_is_emptied_while_everybody_else_is_busy(monkeypatch: pytest.Mo
     In ten pieces, each when the one before it was taken out: how fast that goes is for the benchmark to say.
     """
     drained: list[KmsgReader] = []
-    drain_of = kernel.Drain
 
-    def note(reader: KmsgReader) -> Drain:
-        drained.append(reader)
-        return drain_of(reader)
+    class NotedDrain(Drain):
+        def __init__(self, reader: KmsgReader) -> None:
+            drained.append(reader)
+            super().__init__(reader)
 
-    monkeypatch.setattr(kernel, "Drain", note)
+    monkeypatch.setattr(kernel, "Drain", NotedDrain)
     monkeypatch.setattr(kernel, "check", functools.partial(kernel.check, trusted=(0, 1)))
     runner = CheckRunner(Settings(), checks=[row for row in CHECKS if row.name == "kernel"])
     card = f"{time.time_ns() // 1_000_000_000 % 0xFFFF:04x}"  # what an earlier run wrote is still in the ring
