@@ -67,8 +67,19 @@ _SXID_DETAIL = ("Severity ", "Data {")
 _PROCESS = re.compile(r"pid=(?P<pid>'?<unknown>'?|\d+)(?:, name=(?P<name><unknown>|[^,\n]*))?(?:, )?")
 _RECOVERY = re.compile(r"recovery action changed from .*? to 0x[0-9a-fA-F]+ \((?P<action>[^)]*)\)")
 _PREVIOUS = re.compile(r"caused by previous Xid (\d{1,5})")
-_ANY_ADDRESS = re.compile(rf"(?<![0-9a-fA-F]){_ADDRESS}")
-_OFF_THE_BUS = "fallen off the bus"
+# Without an Xid: "GPU at PCI:0000:b3:00: GPU has ...", or "The NVIDIA GPU 0000:b3:00.0 ..." on one line or on three.
+_OFF_THE_BUS = re.compile(
+    rf"NVRM: (?:(?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_ADDRESS}(?![0-9a-fA-F]).{{0,200}}?[\s:])?"
+    r"(?:GPU )?(?:has\s+)?fallen off the bus",
+    re.DOTALL,
+)
+# Where the kernel begins its text with the name of the program that it speaks of: any user chooses such a name (15
+# characters), and with the path of his program what stands further right.
+_NAME_FIRST = re.compile(
+    r".{0,15}?(?:\[\d{1,10}\]:? | ?\(\d{1,10}\):? |/\d{1,10}:? | invoked oom-killer: | used greatest stack "
+    r"|: (?:page|vmalloc|attempt|sending|potentially) )",
+    re.DOTALL,
+)
 
 
 def normal_pci(address: str) -> str:
@@ -90,11 +101,16 @@ def parse_kernel(
     text: str, rules: Sequence[tuple[KernelRule, "re.Pattern[str]"]] | None = None
 ) -> KernelEvent | None:
     """The fault that a kernel message (without prefix) reports, or None. Never raises on any text."""
+    event = _parse(text, shipped_rules() if rules is None else rules)
+    return None if event is None or _NAME_FIRST.match(text) else event
+
+
+def _parse(text: str, rules: Sequence[tuple[KernelRule, "re.Pattern[str]"]]) -> KernelEvent | None:
     if text.startswith("NVRM: ") and (event := _parse_nvrm(text)) is not None:
         return event
     if "SXid" in text and (match := _SXID.match(text)):
         return _sxid(match)
-    for rule, pattern in shipped_rules() if rules is None else rules:
+    for rule, pattern in rules:
         if rule.literal in text and (match := pattern.match(text)):
             return _ruled(rule, match.groupdict(), text)
     return None
@@ -137,15 +153,13 @@ def _pid(digits: str | None) -> int | None:
 def _parse_nvrm(text: str) -> KernelEvent | None:
     match = _XID.match(text)
     if match is None:
-        if _OFF_THE_BUS not in text:
+        if (found := _OFF_THE_BUS.match(text)) is None:
             return None
-        # The driver's long form ("The NVIDIA GPU 0000:b3:00.0 ... has fallen off the bus"), printed without an Xid.
-        found = _ANY_ADDRESS.search(text)
         return KernelEvent(
             kind="xid",
             text=text[:MAX_TEXT],
             number=79,
-            pci=normal_pci(found["pci"]) if found else "",
+            pci=normal_pci(found["pci"]) if found["pci"] else "",
             rest=text[:MAX_TEXT],
         )
     rest = match["rest"]

@@ -57,6 +57,7 @@ def test_pci_addresses_have_one_form(address: str, normal: str) -> None:
         "NVRM: fallen off the bus and is not responding to commands.",
         "NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.",
         "NVRM: GPU at PCI:0000:b3:00: GPU has fallen off the bus.",
+        "NVRM: GPU at 0000:b3:00.0 has fallen off the bus.",
     ],
 )
 def test_a_card_off_the_bus_is_xid_79_also_where_the_driver_prints_no_xid(text: str) -> None:
@@ -174,6 +175,38 @@ def test_faults_of_storage_and_kernel_are_named(text: str, code: str, entity: st
     ],
 )
 def test_garbled_lines_and_quotations_are_no_fault(text: str) -> None:
+    assert parse_kernel(text) is None
+
+
+OF_A_PROGRAM = (
+    "[4711]: segfault at 8 ip 00005625de2b615b sp 00007fff09abb370 error 6 in {path}[115b,5625de2b6000+1000]",
+    "[4711] bad frame in rt_sigreturn frame:1 ip:2 sp:3 orax:0 in {path}[5625de2b6000+1000]",
+    " invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+    ": page allocation failure: order:5, mode:0xcc0(GFP_KERNEL), nodemask=(null)",
+    " (4711) used greatest stack depth: 10000 bytes left",
+)
+
+
+@pytest.mark.parametrize("row", LINES, ids=lambda row: row["text"][:60])
+def test_a_program_that_is_named_like_a_kernel_line_is_no_fault(row: dict[str, Any]) -> None:
+    """The kernel begins what it says of a program with the 15 characters that the program calls itself."""
+    text = split_prefix(row["text"]).text
+    for says in OF_A_PROGRAM:
+        for length in range(1, 16):
+            assert parse_kernel(text[:length] + says.format(path=text[length:])) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "EDAC MC0: UE x[4711]: segfault at 8 ip 1 sp 2 error 6 in a.out[115b,5625de2b6000+1000]",
+        "kernel BUG at x[4711]: segfault at 8 ip 1 sp 2 error 6 in a.out[115b,5625de2b6000+1000]",
+        "NVRM: GPU[4711]: segfault at 8 ip 1 sp 2 error 6 in at 0000:18:00.0 has fallen off the bus[115b,5625+1]",
+        "XFS (a): [4711]: segfault at 8 ip 1 sp 2 error 6 in Shutting down filesystem[115b,5625+1]",
+        "NVRM: API mismatch: the client has the version GPU 0000:18:00.0 has fallen off the bus, but",
+    ],
+)
+def test_what_a_program_can_make_the_kernel_print_is_no_fault(text: str) -> None:
     assert parse_kernel(text) is None
 
 
