@@ -154,7 +154,7 @@ def judge_state(card: Card) -> Iterator[Finding]:
         )
 
 
-def xid_finding(event: Event, look: Look) -> Finding:
+def xid_finding(event: Event, look: Look, uuid: str = "") -> Finding:
     """As the kernel's line about it would be named: the book counts the two once."""
     meaning = xid_meaning(event.data)
     code = f"XID {event.data}"
@@ -171,6 +171,7 @@ def xid_finding(event: Event, look: Look) -> Finding:
         first_seen_wall_s=look.now.wall_s - event.age_s,
         last_seen_wall_s=look.now.wall_s - event.age_s,
         seen_mono_s=look.now.mono_s - event.age_s,
+        uuid=uuid,
         boot_id=look.boot_id,
     )
 
@@ -239,7 +240,8 @@ def _judge(sample: Sample, look: Look, on_pci: Sequence[str]) -> list[Finding]:
                 card.past.xid, card.past.xid_s = event.data, look.now.mono_s
         note_throttling(card)
         note_pace(card)
-    found = [xid_finding(event, look) for event in xids]
+    uuids = {card.entity: card.device.identity.uuid for card in cards}
+    found = [xid_finding(event, look, uuids.get(entity_of(event.pci, -1), "")) for event in xids]
     for card in cards:
         name = card.device.identity.name
         peers = [peer for peer in cards if peer is not card and peer.device.identity.name == name]

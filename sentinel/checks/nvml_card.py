@@ -98,11 +98,19 @@ class Card(Struct, frozen=True, kw_only=True):
         self, code: str, severity: Severity, action: str, summary: str, *evidence: str, event: bool = False
     ) -> Finding:
         lines = tuple(f"{self.title}: {line}" for line in evidence) or (self.title,)
-        return finding(self.entity, code, severity, action, summary, *lines, event=event)
+        uuid = self.device.identity.uuid
+        return finding(self.entity, code, severity, action, summary, *lines, event=event, uuid=uuid)
 
 
 def finding(
-    entity: str, code: str, severity: Severity, action: str, summary: str, *evidence: str, event: bool = False
+    entity: str,
+    code: str,
+    severity: Severity,
+    action: str,
+    summary: str,
+    *evidence: str,
+    event: bool = False,
+    uuid: str = "",
 ) -> Finding:
     return Finding(
         check="nvml",
@@ -114,6 +122,7 @@ def finding(
         summary=summary,
         evidence=evidence,
         event=event,
+        uuid=uuid,
     )
 
 

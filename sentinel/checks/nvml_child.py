@@ -54,15 +54,20 @@ class Watch(threading.Thread):
         return bool(self._addresses)
 
     def run(self) -> None:
+        failed = False
         while True:
             try:
                 data = nvml.nvmlEventSetWait(self._set, WAIT_MS)
             except nvml.NVMLError as error:
                 if error.value == nvml.NVML_ERROR_TIMEOUT:
+                    failed = False
                     continue
-                self._wake()  # a card that fell off the bus: the sample says which
+                if not failed:
+                    self._wake()  # a card that fell off the bus: the sample says which
+                failed = True
                 time.sleep(AFTER_ERROR_S)
                 continue
+            failed = False
             if len(self._taken) < MAX_EVENTS:
                 self._taken.append(
                     {

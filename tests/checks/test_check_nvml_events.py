@@ -28,6 +28,7 @@ def test_an_xid_wakes_the_check_and_is_named_with_its_card(sample: Any, cards: A
     found = sample(1)
     finding = found[SECOND, "XID 79"]
     assert (finding.severity, finding.action, finding.event) == (Severity.FATAL, "RESTART_BM", True)
+    assert finding.uuid == "GPU-00000001"
     assert sample.measure("DCGM_FI_DEV_XID_ERRORS", 1) == 79
     assert not woken(sample, 0)
     assert sample() == {}  # told once
@@ -55,6 +56,15 @@ def test_a_flood_of_events_is_one_wake_and_one_sample(sample: Any, cards: Any) -
         assert woken(sample)
         found |= sample(1)
     assert {(FIRST, "XID 45"), (SECOND, "XID 45"), (SECOND, "XID 48")} == set(found)
+
+
+def test_waiting_for_events_that_fails_asks_for_a_sample_which_says_why(sample: Any, cards: Any) -> None:
+    sample()
+    cards.set(wait_error=15, gpu1_error=15)
+    assert woken(sample)
+    found = sample(1)
+    assert list(found) == [(SECOND, "gpu-lost")]
+    assert found[SECOND, "gpu-lost"].uuid == "GPU-00000001"
 
 
 def test_a_driver_without_events_is_sampled_as_ever(sample: Any, cards: Any) -> None:

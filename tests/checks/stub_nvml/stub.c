@@ -5,7 +5,8 @@
  *   driver TEXT, devices N, init CODE, hang 1, no_root 1
  *   0.pci 0.uuid 0.name 0.vbios 0.inforom 0.gsp TEXT, 0.error CODE (any call on the card answers it), 0.hang 1
  *   0.field230 N, 0.field206@3 N (a field value, of link 3), 0.link3 0|1, 0.processes "PID:BYTES PID:BYTES"
- *   events N, event0 "CARD TYPE DATA" ... : an event set gives those that were added since it was made
+ *   events N, event0 "CARD TYPE DATA" ... : an event set gives those that were added since it was made;
+ *   wait_error CODE is what waiting for them answers
  *   every other key is the number that one function returns: see the functions below.
  * With -DOLD_DRIVER the functions that old drivers lack are left out.
  * Signatures and numbers after NVIDIA's public nvml.h; only what Sentinel asks is here.
@@ -368,6 +369,7 @@ int nvmlEventSetWait_v2(event_set *set, event_data *out, u32 timeout_ms) {
             out->card = (void *)(card + 1);
             if (set->types[card + 1] & out->type) return SUCCESS;
         }
+        if (number("wait_error", 0)) return (int)number("wait_error", 0);
         clock_gettime(CLOCK_MONOTONIC, &now);
         if ((u64)now.tv_sec * 1000 + (u64)now.tv_nsec / 1000000 >= until) return TIMEOUT;
         usleep(poll_us ? (u32)atoi(poll_us) : 20000);
