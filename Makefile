@@ -38,8 +38,8 @@ COMPILE = build/lock-venv/bin/pip-compile -q --generate-hashes --allow-unsafe --
 lock: setup
 	@test -x build/lock-venv/bin/pip-compile || { .venv/bin/python -m venv build/lock-venv && \
 		build/lock-venv/bin/python -m pip install -q --disable-pip-version-check pip-tools==7.6.2; }
-	@$(COMPILE) --extra demo -o requirements.lock pyproject.toml
-	@$(COMPILE) --extra demo --extra dev -o requirements-dev.lock pyproject.toml
+	@$(COMPILE) --extra demo --extra controller -o requirements.lock pyproject.toml
+	@$(COMPILE) --extra demo --extra controller --extra dev -o requirements-dev.lock pyproject.toml
 
 clean:
 	@rm -rf .venv build dist bench-results .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
