@@ -1,0 +1,288 @@
+"""The words of the fleet as frozen records: nodes as the controller sees them, and isolations of whole nodes.
+
+Three clocks are kept apart. `mono_s` without more is the monotonic clock of the leading controller: it means nothing
+to its successor, so no record holds it. `wall_s` is that controller's Unix clock: records hold it, windows of hours
+are counted with it. `Mark` is a node's own CLOCK_BOOTTIME with its boot id, so that samples of one node are ordered
+without comparing clocks of two machines.
+"""
+
+from enum import StrEnum
+
+from msgspec import Struct, field
+
+from sentinel.core.model import CheckState, Finding, Severity
+
+QUARANTINE_TAINT = "sentinel.dev/quarantined"  # always NoSchedule: it touches no running pod
+# Value of the taint where the same write made the node unschedulable: who set that is then known from the node itself.
+CORDONED = "cordoned"
+OUT_OF_SERVICE = (
+    "node.kubernetes.io/out-of-service"  # by which a person or a fencing tool says that a node is off
+)
+
+
+class Kind(StrEnum):
+    """Why a node has a record. Each kind has an allowance of its own, and at most one open record per node."""
+
+    FAULT = "fault"  # a fatal finding
+    DISK = "disk-full"  # a disk over the administrator's threshold
+    HOLD = "hold"  # a person keeps it out (`sentinel hold NODE`)
+    SILENCE = "silence"  # unreachable: nothing is written to the node
+
+    @property
+    def isolates(self) -> bool:
+        return self is not Kind.SILENCE
+
+
+class State(StrEnum):
+    HELD = "held"  # decided, and held back by a brake: `held_by` says which
+    ACTIVE = "active"
+    RELEASED = "released"
+    OVERRIDDEN = "overridden"  # a person uncordoned it
+
+    @property
+    def open(self) -> bool:
+        return self in (State.HELD, State.ACTIVE)
+
+
+class Mode(StrEnum):
+    ENFORCE = "enforce"
+    OBSERVE = "observe"  # decided and recorded, not performed
+
+
+class Brake(StrEnum):
+    """What holds a decision back. It goes on by itself."""
+
+    NONE = ""
+    AT_A_TIME = "at-a-time"
+    PER_WINDOW = "per-window"
+    POOL_AT_A_TIME = "pool-at-a-time"
+    POOL_PER_WINDOW = "pool-per-window"
+    NETWORK_SETTLING = "network-settling"  # a moment, to see whether many nodes have it
+    NETWORK_INCIDENT = "network-incident"  # many nodes have it: one incident, not many isolations
+    PAUSED = "paused"  # `sentinel pause`
+
+
+class Repair(StrEnum):
+    """What must have been done before a node comes back."""
+
+    NONE = "none"  # its findings must be gone
+    RESET = "reset"  # of a GPU: seen by the finding's end, or by a new boot id
+    REBOOT = "reboot"  # a new boot id
+    PERSON = "person"  # a person releases it
+
+
+class EndedBy(StrEnum):
+    """How a record ended."""
+
+    NONE = ""
+    WELL = "well"  # its findings are gone, and what had to be done was done
+    PERSON = "person"
+    UNCORDONED = "uncordoned"  # a person took unschedulable or our taint away
+    NODE_GONE = "node-gone"
+    NODE_REPLACED = "node-replaced"
+    RETURNED = "returned"  # a silent node speaks again
+    DEAD = "dead"  # a silent node is proved dead, and none of its pods is left
+
+
+class Proof(StrEnum):
+    """Why pods of a silent node may be removed by force."""
+
+    NODE_GONE = "node-gone"
+    INSTANCE_GONE = "instance-gone"
+    NEW_BOOT = "new-boot-id"
+    OUT_OF_SERVICE = "out-of-service-taint"
+    PERSON = "confirm-dead"
+    POLICY = "policy"  # no proof: the job's policy says so, and names two writers as possible
+
+
+class Mark(Struct, frozen=True):
+    """An instant on a node's own clock."""
+
+    boot_id: str
+    mono_s: float
+
+    def before(self, other: "Mark") -> bool:
+        """Instants of two boots: the one that is asked about later is the newer one."""
+        return self.boot_id != other.boot_id or self.mono_s < other.mono_s
+
+
+# ---------------------------------------------------------------- the picture
+
+
+class Taint(Struct, frozen=True, omit_defaults=True):
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+
+class NodeCondition(Struct, frozen=True, omit_defaults=True):
+    type: str
+    status: str  # True | False | Unknown
+    reason: str = ""
+    message: str = ""
+
+
+class CheckPicture(Struct, frozen=True, omit_defaults=True):
+    """The newest result of one check. `at_mono_s`: of its sample, on the node's clock."""
+
+    state: CheckState
+    at_mono_s: float
+    findings: tuple[Finding, ...] = ()
+
+
+class PodPicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A pod that is bound to a node and has not ended."""
+
+    uid: str
+    namespace: str
+    name: str
+    job: str = ""
+    protected: bool = False  # belongs to a protected job
+    node_uid: str = ""  # of the node object it was bound to; "": the present one
+    boot_id: str = ""  # of the node when the pod was first seen running
+    deadline_mono_s: float | None = None  # when its job's time to save and stop is over; None: no limit
+    force_after_s: float | None = None  # the policy's `lostNode: force after`; None: only after proof
+
+
+class NodePicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One node: its object, its lease, and what its agent told."""
+
+    name: str
+    uid: str
+    pool: str = ""
+    resource_version: str = ""  # precondition of writes
+    unschedulable: bool = False
+    taints: tuple[Taint, ...] = ()
+    claims: tuple[str, ...] = ()  # others that say, by annotations or labels, that they keep it cordoned
+    conditions: tuple[NodeCondition, ...] = ()  # only those types that Sentinel writes
+    api_boot_id: str = ""  # status.nodeInfo.bootID: by the kubelet
+    instance_gone: bool = False  # the provider says that the machine behind it is gone
+    lease_mono_s: float | None = None  # when a renewal of the kubelet's lease was last seen
+    agent_mono_s: float | None = None  # when the agent was last heard; None: not since we lead
+    boot_id: str = ""  # of the agent's reports
+    boots: tuple[str, ...] = ()  # earlier ones: a report of them comes late
+    sequence: int = -1  # of the newest report
+    told_mono_s: float = 0.0  # the node's clock in it
+    checks: dict[str, CheckPicture] = field(default_factory=dict)
+    pods: tuple[PodPicture, ...] = ()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(finding for check in self.checks.values() for finding in check.findings)
+
+    @property
+    def mark(self) -> Taint | None:
+        """Sentinel's own taint."""
+        return next((taint for taint in self.taints if taint.key == QUARANTINE_TAINT), None)
+
+
+class OrderKind(StrEnum):
+    RELEASE = "release"
+    HOLD = "hold"
+    CONFIRM_DEAD = "confirm-dead"
+
+
+class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a person asked for. It stands in the picture until it was done; `id` keeps it from being done twice."""
+
+    id: str
+    kind: OrderKind
+    node: str
+    by: str = ""
+    why: str = ""
+
+
+class FleetPicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    nodes: dict[str, NodePicture]
+    epoch: int = 0  # of our leadership
+    complete: bool = False  # every node was listed: one that is missing is gone
+    watching_since_mono_s: float = (
+        0.0  # since when leases are watched without a gap: leading, and the API answers
+    )
+    paused: str = ""  # by whom or why; "": not paused
+    orders: tuple[Order, ...] = ()
+
+
+# ---------------------------------------------------------------- the record
+
+
+class Needs(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What must hold before the node comes back: for people, and for the machine."""
+
+    sentence: str
+    repair: Repair = Repair.NONE
+    well_for_s: float = 0.0  # its findings must be gone for so long, on the node's clock
+
+
+class Wrote(Struct, frozen=True, omit_defaults=True):
+    """What Sentinel itself set on the node, as the node showed it."""
+
+    taint: bool = False
+    unschedulable: bool = False
+
+
+class Ignored(Struct, frozen=True, omit_defaults=True):
+    """A finding that a person chose to live with: it acts again only when it occurs anew."""
+
+    key: tuple[str, str, str]
+    severity: Severity
+    count: int = 1
+    boot_id: str = ""
+
+
+class Removal(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Pods that were removed by force."""
+
+    at_wall_s: float
+    pods: tuple[str, ...]  # uids
+    proof: Proof
+    mode: Mode = Mode.ENFORCE
+
+
+class StoryLine(Struct, frozen=True, omit_defaults=True):
+    wall_s: float
+    state: State
+    reason: str
+    sentence: str
+
+
+class NodeQuarantine(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One isolation of one node, or one silence of it. The record that `fleet_record.step` moves."""
+
+    id: str  # NODE-0001
+    kind: Kind
+    node: str
+    node_uid: str
+    pool: str = ""
+    mode: Mode = Mode.ENFORCE
+    state: State
+    held_by: Brake = Brake.NONE
+    reason: str = ""  # of the present state: a Reason
+    sentence: str = ""
+    severity: Severity = Severity.INFO
+    findings: tuple[Finding, ...] = ()
+    needs: Needs
+    running_there: tuple[str, ...] = ()  # "job NAMESPACE/NAME", "pod NAMESPACE/NAME"
+    since_wall_s: float = 0.0  # when it was decided
+    acted_wall_s: float = (
+        0.0  # when the node was isolated; 0: not yet, or the record was made anew from the node
+    )
+    boot_id: str = ""  # at isolation
+    sampled: Mark = Mark("", 0.0)  # the newest sample that showed its findings
+    well_from: Mark | None = None  # the first sample since then that shows none of them
+    wrote: Wrote = Wrote()
+    repeats: int = 0  # earlier isolations of this node within the window of repeat offenders
+    orders: tuple[str, ...] = ()  # ids of the persons' orders that this record has followed
+    by: str = ""  # the person who ordered the last of them
+    ignored: tuple[Ignored, ...] = ()  # of an ended record: see Ignored
+    removals: tuple[Removal, ...] = ()
+    confirmed_dead: bool = False  # a person said so
+    ended_wall_s: float | None = None
+    ended_by: EndedBy = EndedBy.NONE
+    epoch: int = 0
+    story: tuple[StoryLine, ...] = ()
+
+    @property
+    def isolating(self) -> bool:
+        """Is its node kept out of service by Sentinel?"""
+        return self.state is State.ACTIVE and self.mode is Mode.ENFORCE and self.kind.isolates
