@@ -60,6 +60,17 @@ class Past(Struct):
     times_mono_s: list[float] = []  # the newest ones
     jobs: dict[str, float] = {}  # job -> when it last met the fault
 
+    def note(self, finding: Finding, rows: Iterable[RepeatRow]) -> None:
+        """One more line: an occurrence, or so many as it speaks of, or part of one that is known."""
+        most = max(row.count for row in rows)
+        apart_s = max(row.apart_s for row in rows)
+        times = min(finding.count, most)
+        if apart_s:
+            known = any(abs(finding.seen_mono_s - at_s) < apart_s for at_s in self.times_mono_s)
+            times = 0 if known else 1
+        self.times_mono_s += [finding.seen_mono_s] * times
+        del self.times_mono_s[:-most]
+
 
 class BookState(Struct, frozen=True, omit_defaults=True):
     """What survives a restart of the agent. Times are CLOCK_BOOTTIME of the boot `boot_id`."""
@@ -148,9 +159,9 @@ class FindingBook:
         if self._repeats is None:  # the table is not loaded before the first event
             table: dict[str, list[RepeatRow]] = {}
             for row in severities().repeats:
-                table.setdefault(row.code, []).append(row)
+                table.setdefault(row.code or row.bucket, []).append(row)
             self._repeats = table
-        return self._repeats.get(finding.code, [])
+        return self._repeats.get(finding.code) or self._repeats.get(finding.action, [])
 
     def _note(self, key: Key, finding: Finding, rows: list[RepeatRow], told: bool) -> None:
         places = self._past.setdefault(finding.code, {})
@@ -159,9 +170,8 @@ class FindingBook:
             past = places[key] = Past()
             if len(places) > MAX_PLACES:
                 del places[next(iter(places))]
-        most = max(row.count for row in rows)
-        past.times_mono_s += [] if told else [finding.seen_mono_s] * min(finding.count, most)
-        del past.times_mono_s[:-most]
+        if not told:
+            past.note(finding, rows)
         job = finding.job or (PROGRAM + finding.process if finding.process else "")
         if job:
             past.jobs.pop(job, None)
@@ -170,7 +180,7 @@ class FindingBook:
                 del past.jobs[next(iter(past.jobs))]
 
     def _repeats_enough(self, key: Key, row: RepeatRow) -> bool:
-        places = self._past[row.code]
+        places = self._past[key[2]]
         past = places[key]
         if not row.jobs:
             times = sorted(past.times_mono_s)[-row.count :]

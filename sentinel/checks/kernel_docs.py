@@ -62,7 +62,8 @@ the driver's taking the card, are no fault; later one alone is recorded, and rep
 
 The same fault of the same card or device, counted over restarts of the agent and of the machine. *Jobs* are different
 ones that met it on this card, told apart by their control groups, else by the names of their programs, which never
-isolate; a job that meets it on other cards too speaks against none.
+isolate; a job that meets it on other cards too speaks against none. *Apart*: one error may print a line for each
+channel, link or command that it hit; lines closer together than this are one occurrence.
 
 {repeats}
 ## How a finding ends
@@ -120,7 +121,9 @@ def markdown() -> str:
             ("NVIDIA's action", "severity", "why"),
             [
                 (
-                    row.immediate + (f" → {row.action}" if row.action else "") or "none",
+                    (row.immediate or "none")
+                    + (f", then {row.investigatory}" if row.investigatory != "*" else "")
+                    + (f" → {row.action}" if row.action else ""),
                     row.severity,
                     row.reason,
                 )
@@ -140,13 +143,14 @@ def markdown() -> str:
         ),
         rules=_table(("code", "component", "means", "severity", "action", "ends"), _rules()),
         repeats=_table(
-            ("fault", "becomes", "from", "within", "why"),
+            ("fault", "becomes", "from", "within", "apart", "why"),
             [
                 (
-                    f"`{row.code}`",
+                    f"`{row.code}`" if row.code else f"any other {row.bucket}",
                     row.severity,
                     f"{row.jobs} jobs" if row.jobs else f"{row.count} times",
                     _time(row.within_s),
+                    _time(row.apart_s) if row.apart_s else "",
                     row.reason,
                 )
                 for row in tables.repeats

@@ -47,14 +47,20 @@ class RecoveryRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class RepeatRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`jobs`: so many different jobs must have met the fault on this card. `action` "": that of the fault stays."""
+    """Either `code`, or `bucket`: every code with that action that has no rows of its own.
 
-    code: str
+    `jobs`: so many different jobs must have met the fault on this card. Lines less than `apart_s` apart tell of one
+    occurrence. `action` "": that of the fault stays.
+    """
+
     within_s: float
     severity: Severity
     reason: str
+    code: str = ""
+    bucket: str = ""
     count: int = 1
     jobs: int = 0
+    apart_s: float = 0.0
     action: str = ""
 
 

@@ -5,6 +5,7 @@ memory); the earliest root among log lines and deaths by signal; what symptoms h
 known. Lines that only tell of others' deaths (cascades) never win over a root.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 
 from msgspec import structs
@@ -25,21 +26,26 @@ from sentinel.core.model import (
 from sentinel.core.signals import TimingSignal, names
 from sentinel.core.triage_case import (
     CLASS_OF_SYMPTOM,
+    WINDOW_S,
     Case,
     Why,
     class_of_finding,
     finding_clause,
     rows_in_order,
 )
-from sentinel.core.triage_disk import by_full_disk, by_hanging_mount, named_disk
+from sentinel.core.triage_disk import (
+    by_full_disk,
+    by_hanging_mount,
+    by_stuck_process,
+    named_disk,
+    named_mount,
+)
+from sentinel.core.triage_gpu import bears, by_hardware, by_program_or_gpu, overrides, rank_of
 from sentinel.core.triage_rows import AGREED, FailureClass, Row, same_entity
 from sentinel.core.triage_words import worded
 
 __all__ = ["AGREED", "FailureClass", "triage"]
 
-# A root may lie this long before the death that it explains: NCCL's watchdog waits 600 s by default
-# before it kills the ranks that are left, and then needs time for its own reports.
-WINDOW_S = 900.0
 # Lines and exits this close belong to one event: a poll of the log, the teardown of a rank.
 MOMENT_S = 2.0
 # An exception this soon after a message that others are gone is about that.
@@ -97,104 +103,26 @@ def triage(
 
 
 def _explain(case: Case) -> Why:
-    hardware = _hardware(case) if case.symptom is not Symptom.STARVED else None
+    hardware = by_hardware(case) if case.symptom is not Symptom.STARVED else None
     root = _earliest_root(case) if case.lost or case.symptom is Symptom.HANG else None
-    if hardware is not None and (root is None or _overrides(hardware, root, case)):
+    if hardware is not None and (root is None or overrides(hardware, root, case)):
         return hardware
     if root is not None:
-        return named_disk(root, case)
+        return _killed_worker(root, case) or named_disk(root, case)
     if case.lost:
         if all(_terminated(e) for e in case.lost):
             return _by_exit(case)
-        return _by_program_or_gpu(case) or _by_symptoms(case) or _by_exit(case)
+        why = by_program_or_gpu(case) or _by_symptoms(case)
+        return named_mount(why, case) if why is not None else _by_exit(case)
     if case.signal is not None:
         if case.symptom is Symptom.HANG and (why := by_hanging_mount(case, case.signal)):
+            return why
+        if case.symptom is Symptom.HANG and (why := by_stuck_process(case, case.signal)):
             return why
         if case.symptom is Symptom.HANG and case.signal.rank is None and (why := _by_symptoms(case)):
             return why
         return _by_signal(case, case.signal)
     return hardware or _by_finding(case)
-
-
-def _rank_of(finding: Finding, case: Case) -> int | None:
-    """The rank that a finding is about: by pid, else by the GPU that it uses. None: not this job's."""
-    if finding.pid is not None:
-        for rank, pid in case.pids.items():
-            if pid == finding.pid:
-                return rank
-    users = [rank for rank, entity in case.entities.items() if same_entity(entity, finding.entity)]
-    dead = [e.rank for e in case.lost if e.rank in users]
-    return dead[0] if dead else min(users, default=None)
-
-
-def _hardware(case: Case) -> Why | None:
-    """A fatal or degraded finding, or a code that a class claims, about what this job uses."""
-    best: tuple[tuple[int, float], Why] | None = None
-    for finding in case.findings:
-        cls, phrase = class_of_finding(finding, case.failures)
-        claimed = finding.code in cls.codes and finding.severity.order >= Severity.WARNING.order
-        if cls.role != "root" or cls.restart is Restartable.ONCE:
-            continue  # may be the program's own doing, or blames nobody
-        if finding.component != "gpu" or not (claimed or finding.severity.order >= Severity.DEGRADED.order):
-            continue
-        rank = _rank_of(finding, case)
-        if rank is None or not _bears(finding, rank, case):
-            continue
-        why = Why(
-            cls=cls,
-            rank=rank,
-            entity=finding.entity,
-            finding=finding,
-            code=finding.code,
-            clause=finding_clause(finding, phrase),
-        )
-        order = (-finding.severity.order, finding.first_seen_wall_s)
-        if best is None or order < best[0]:
-            best = (order, why)
-    return best[1] if best else None
-
-
-def _recent(finding: Finding, case: Case) -> bool:
-    """An event by when it came; a sample, which is seen again and again, by when it was first seen."""
-    if finding.event:
-        return finding.seen_mono_s >= case.moment_s - WINDOW_S
-    return case.now.wall_s - finding.first_seen_wall_s <= WINDOW_S
-
-
-def _bears(finding: Finding, rank: int, case: Case) -> bool:
-    """Whether a finding can have to do with this incident at all.
-
-    A fatal fault (off the bus, reset needed) lasts until the GPU or the node starts anew. A lesser sample
-    with which the job has lived for long explains at most the end of the rank on that very GPU.
-    """
-    if finding.severity is Severity.FATAL or _recent(finding, case):
-        return True
-    return not finding.event and (not case.lost or case.exit_of(rank) is not None)
-
-
-def _overrides(hardware: Why, root: Why, case: Case) -> bool:
-    """Fresh and hard evidence beats any text; a standing sample only an unclear end on the same GPU."""
-    finding = hardware.finding
-    assert finding is not None
-    hard = finding.severity is Severity.FATAL or finding.event or finding.code in hardware.cls.codes
-    if hard and _recent(finding, case):
-        return True
-    if root.cls.restart is Restartable.NO:
-        return False
-    return finding.severity is Severity.FATAL or hardware.rank == root.rank
-
-
-def _by_program_or_gpu(case: Case) -> Why | None:
-    """The driver stopped a rank's kernel, which may be the program's own fault, and its log is silent."""
-    for finding in case.findings:
-        cls, phrase = class_of_finding(finding, case.failures)
-        rank = _rank_of(finding, case)
-        ambiguous = cls.role == "root" and cls.restart is Restartable.ONCE
-        if not ambiguous or rank is None or case.exit_of(rank) is None or not _recent(finding, case):
-            continue
-        clause = finding_clause(finding, phrase)
-        return Why(cls=cls, rank=rank, entity=finding.entity, finding=finding, clause=clause)
-    return None
 
 
 def _earliest_root(case: Case) -> Why | None:
@@ -238,6 +166,20 @@ def _named_by_oom(exit_: RankExit, case: Case) -> bool:
     pid = case.pids.get(exit_.rank)
     codes = case.failures["host-oom"].codes
     return pid is not None and any(f.pid == pid and f.code in codes for f in case.findings)
+
+
+def _killed_worker(why: Why, case: Case) -> Why | None:
+    """A data loader that died because the kernel killed its worker for memory: its line names that pid."""
+    if why.cls.id != "dataloader":
+        return None
+    told = " ".join(row.match.line for row in case.rows if row.match.rank == why.rank and row.cls is why.cls)
+    pids = set(re.findall(r"\d+", told))
+    cls = case.failures["host-oom"]
+    for finding in case.findings:
+        if finding.pid is not None and str(finding.pid) in pids and finding.code in cls.codes:
+            clause = finding_clause(finding, "")
+            return structs.replace(why, cls=cls, finding=finding, code=finding.code, clause=clause)
+    return None
 
 
 def _roots(case: Case) -> list[Row]:
@@ -289,7 +231,7 @@ def _class_of_death(exit_: RankExit, failures: Mapping[str, FailureClass]) -> Fa
 
 def _entity_if_unclear(cls: FailureClass, rank: int, case: Case) -> str:
     """Where it happened: only a second time tells whether it stays with the GPU or goes with the job."""
-    unclear = cls.restart is Restartable.ONCE and cls.cause is Cause.UNKNOWN
+    unclear = cls.restart is Restartable.ONCE and cls.cause in (Cause.UNKNOWN, Cause.USER_CODE)
     return case.entities.get(rank, "") if unclear or cls.cause is Cause.GPU else ""
 
 
@@ -370,8 +312,8 @@ def _by_signal(case: Case, signal: TimingSignal) -> Why:
             or signal.symptom is Symptom.STARVED
         ):
             continue
-        rank = _rank_of(finding, case)
-        if rank is None or signal.rank not in (None, rank) or not _bears(finding, rank, case):
+        rank = rank_of(finding, case)
+        if rank is None or signal.rank not in (None, rank) or not bears(finding, rank, case):
             continue
         note = f"{finding_clause(finding, '')}."
         its = class_of_finding(finding, case.failures)[0]
@@ -390,7 +332,7 @@ def _by_finding(case: Case) -> Why:
     cls, phrase = class_of_finding(worst, case.failures)
     return Why(
         cls=cls,
-        rank=_rank_of(worst, case),
+        rank=rank_of(worst, case),
         entity=worst.entity,
         finding=worst,
         code=worst.code,

@@ -4,12 +4,16 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from sentinel.core.model import Failure, Finding, LogMatch, Now, RankExit, Symptom
+from sentinel.core.model import Component, Failure, Finding, LogMatch, Now, RankExit, Symptom
 from sentinel.core.signals import TimingSignal
 from sentinel.core.triage_rows import FailureClass, Row
 
 # A line's own time is believed when it is this close to when the line was read: not another time zone.
 STAMP_TRUST_S = 600.0
+
+# A root may lie this long before the death that it explains: NCCL's watchdog waits 600 s by default
+# before it kills the ranks that are left, and then needs time for its own reports.
+WINDOW_S = 900.0
 
 CLASS_OF_SYMPTOM = {
     Symptom.HANG: "hang",
@@ -51,6 +55,13 @@ class Case(Struct, frozen=True, kw_only=True):
 
     def of(self, *roles: str) -> list[Row]:
         return [row for row in self.rows if row.cls.role in roles]
+
+
+def recent(finding: Finding, case: Case) -> bool:
+    """An event by when it came; a sample, which is seen again and again, by when it was first seen."""
+    if finding.event:
+        return finding.seen_mono_s >= case.moment_s - WINDOW_S
+    return case.now.wall_s - finding.first_seen_wall_s <= WINDOW_S
 
 
 class Why(Struct, frozen=True, kw_only=True):
@@ -104,9 +115,14 @@ def _stamp_mono_s(match: LogMatch, now: Now) -> float | None:
 
 
 def class_of_finding(finding: Finding, failures: Mapping[str, FailureClass]) -> tuple[FailureClass, str]:
+    """The class that claims a finding, and the phrase for it: by code, by kind of code, by action, by component."""
+    for code in (finding.code, f"{finding.code.partition(' ')[0]} *"):
+        for cls in failures.values():
+            if code in cls.codes:
+                return cls, cls.codes[code]
     for cls in failures.values():
-        if finding.code in cls.codes:
-            return cls, cls.codes[finding.code]
+        if finding.component is Component.GPU and finding.action in cls.actions:
+            return cls, ""
     for cls in failures.values():
         if finding.component in cls.components:
             return cls, ""

@@ -6,10 +6,12 @@ from msgspec import structs
 
 from sentinel.core.model import Cause, Component, Finding, RankExit, Severity
 from sentinel.core.signals import TimingSignal
-from sentinel.core.triage_case import CLASS_OF_SYMPTOM, Case, Why, class_of_finding, finding_clause
+from sentinel.core.triage_case import CLASS_OF_SYMPTOM, Case, Why, class_of_finding, finding_clause, recent
 
 FULL, BROKEN = "storage-full", "storage-io"
-HANGS = ("mount-hangs", "nfs-not-responding", "lustre-lost")  # by our own calls, and by the kernel's word
+# By our own calls, and by the kernel's word.
+HANGS = ("mount-hangs", "nfs-not-responding", "lustre-lost", "ceph-hung", "ceph-evicted")
+STUCK, DRIVER_STUCK = "hung-task", "d-state-nvidia"
 SIGBUS = 7  # a page of a file in memory (of a data loader in /dev/shm) for which there was no room
 
 
@@ -27,6 +29,8 @@ def named_disk(why: Why, case: Case) -> Why:
     finding = _standing(case, lambda item: _is_full(item, case))
     if finding is None and why.cls.id == BROKEN:
         finding = _standing(case, lambda item: item.component is Component.DISK)
+        # The rank itself told of an error: then a milder one that the kernel told just now is the same.
+        finding = finding or _standing(case, lambda item: _broke_now(item, case), Severity.WARNING)
     return why if finding is None else _because(why, finding, case)
 
 
@@ -41,14 +45,45 @@ def by_full_disk(case: Case, rank: int) -> Why | None:
 
 def by_hanging_mount(case: Case, signal: TimingSignal) -> Why | None:
     """A job that hangs while a file system that it needs does, or, less sure, while some file server does."""
-    hanging = [item for item in case.findings if item.code in HANGS and _counts(item)]
-    if not hanging:
+    finding = _hanging(case)
+    if finding is None:
         return None
-    finding = min(hanging, key=lambda item: HANGS.index(item.code))
     cls = case.failures[CLASS_OF_SYMPTOM[signal.symptom]]
+    return _with_note(
+        Why(cls=structs.replace(cls, cause=Cause.STORAGE), rank=signal.rank, finding=finding), finding
+    )
+
+
+def named_mount(why: Why, case: Case) -> Why:
+    """Ranks that waited for one that waits for its storage, as at a checkpoint, and gave up."""
+    finding = _hanging(case) if why.cls.role == "symptom" else None
+    if finding is None:
+        return why
+    cls = structs.replace(why.cls, cause=Cause.STORAGE)
+    return _with_note(structs.replace(why, cls=cls, finding=finding), finding)
+
+
+def by_stuck_process(case: Case, signal: TimingSignal) -> Why | None:
+    """A rank that the kernel says is stuck in it, or a driver in which processes are stuck."""
+    ranks = {pid: rank for rank, pid in case.pids.items()}
+    for finding in case.findings:
+        stuck = finding.code == STUCK and finding.pid in ranks
+        if (stuck or finding.code == DRIVER_STUCK) and _counts(finding):
+            cls = structs.replace(case.failures[CLASS_OF_SYMPTOM[signal.symptom]], cause=Cause.NODE)
+            rank = ranks[finding.pid] if stuck and finding.pid is not None else signal.rank
+            return _with_note(Why(cls=cls, rank=rank, finding=finding), finding)
+    return None
+
+
+def _hanging(case: Case) -> Finding | None:
+    hanging = [item for item in case.findings if item.code in HANGS and _counts(item)]
+    return min(hanging, key=lambda item: HANGS.index(item.code), default=None)
+
+
+def _with_note(why: Why, finding: Finding) -> Why:
     named = finding.entity in finding.summary
-    note = f"{'' if named else f'{finding.entity}: '}{finding.summary}."
-    return Why(cls=structs.replace(cls, cause=Cause.STORAGE), rank=signal.rank, finding=finding, note=note)
+    said = f"{'' if named else f'{finding.entity}: '}{finding.summary}."
+    return structs.replace(why, note=f"{why.note} {said}".strip())
 
 
 def _because(why: Why, finding: Finding, case: Case) -> Why:
@@ -68,13 +103,20 @@ def _counts(finding: Finding) -> bool:
     return finding.severity.order >= Severity.DEGRADED.order
 
 
+def _broke_now(finding: Finding, case: Case) -> bool:
+    event = finding.event and recent(finding, case)
+    return event and class_of_finding(finding, case.failures)[0].id == BROKEN
+
+
 def _is_full(finding: Finding, case: Case) -> bool:
     return finding.code in case.failures[FULL].codes
 
 
-def _standing(case: Case, fits: Callable[[Finding], bool]) -> Finding | None:
+def _standing(
+    case: Case, fits: Callable[[Finding], bool], least: Severity = Severity.DEGRADED
+) -> Finding | None:
     """A finding that keeps jobs off: the one whose path a rank named, else the worst, else the newest."""
-    found = [item for item in case.findings if fits(item) and _counts(item)]
+    found = [item for item in case.findings if fits(item) and item.severity.order >= least.order]
     lines = [row.match.line for row in case.rows if row.cls.id in (FULL, BROKEN)]
 
     def order(item: Finding) -> tuple[int, int, float]:

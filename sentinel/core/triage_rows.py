@@ -69,7 +69,8 @@ class FailureClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     sentence: str
     advice: str
     source: str
-    codes: dict[str, str] = {}  # finding codes that mean this class -> a phrase after the entity, or ""
+    codes: dict[str, str] = {}  # finding codes ("SXID *": of a kind) that mean this class -> a phrase, or ""
+    actions: tuple[str, ...] = ()  # GPU findings with these actions whose code no class claims
     components: tuple[str, ...] = ()  # findings of these components whose code no class claims
     signals: tuple[int, ...] = ()  # a rank killed by one of these signals
     exit_codes: tuple[int, ...] = ()
@@ -160,6 +161,7 @@ def problems_of(table: Mapping[str, FailureClass]) -> list[str]:
     for cls in table.values():
         for key in (
             *cls.codes,
+            *cls.actions,
             *(f"signal {n}" for n in cls.signals),
             *(f"exit code {n}" for n in cls.exit_codes),
         ):

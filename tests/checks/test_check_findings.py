@@ -14,7 +14,7 @@ from sentinel.checks.findings import (
     BookState,
     FindingBook,
 )
-from sentinel.checks.xid import finding_of, severities
+from sentinel.checks.xid import RepeatRow, finding_of, severities
 from sentinel.core.model import Component, Finding, Now, Severity
 from sentinel.logs.kernel import parse_kernel
 
@@ -250,7 +250,7 @@ def severities_of(book: FindingBook) -> dict[str, Severity]:
     return {finding.entity: finding.severity for finding in book.active()}
 
 
-@pytest.mark.parametrize("number", [13, 31, 43])
+@pytest.mark.parametrize("number", [13, 31, 43, 32, 68, 39])
 def test_what_may_be_the_programs_is_the_cards_when_different_jobs_meet_it_there(
     number: int, clock: Any
 ) -> None:
@@ -316,35 +316,70 @@ def test_a_person_who_ends_a_fault_ends_its_count_too(clock: Any) -> None:
     assert severities_of(book) == {"GPU 0000:18:00.0": Severity.WARNING}
 
 
-def test_every_row_of_repeat_escalates_at_its_number_within_its_time(clock: Any) -> None:
-    for row in severities().repeats:
-        for spread, escalates in ((row.within_s, True), (row.within_s * 1.5 + 10, False)):
-            book = FindingBook(BOOT)
-            times = max(row.count, row.jobs)
-            for index in range(times):
-                if index == times - 1:
-                    clock.mono_s += spread
-                seen = clock()
-                book.add(
-                    [
-                        Finding(
-                            check="kernel",
-                            component=Component.GPU,
-                            entity="it",
-                            code=row.code,
-                            severity=Severity.INFO,
-                            action="IGNORE",
-                            summary="x",
-                            event=True,
-                            seen_mono_s=seen.mono_s,
-                            job=f"job {index}",
-                        )
-                    ],
-                    seen,
-                )
-                assert index == times - 1 or book.active()[0].severity.order < row.severity.order
-            assert (book.active()[0].severity is row.severity) == escalates, row
-            assert (row.reason in book.active()[0].summary) == escalates
+def counted(clock: Any, code: str, action: str = "IGNORE", job: str = "") -> Finding:
+    return Finding(
+        check="kernel",
+        component=Component.GPU,
+        entity="it",
+        code=code,
+        severity=Severity.INFO,
+        action=action,
+        summary="x",
+        event=True,
+        seen_mono_s=clock().mono_s,
+        job=job,
+    )
+
+
+@pytest.mark.parametrize(
+    "row", severities().repeats, ids=lambda row: f"{row.code or row.bucket}-{row.severity}"
+)
+def test_every_row_of_repeat_escalates_at_its_number_within_its_time(row: RepeatRow, clock: Any) -> None:
+    for spread, escalates in ((row.within_s, True), (row.within_s * 1.5 + 10, False)):
+        book, times, first_s = FindingBook(BOOT), max(row.count, row.jobs), clock.mono_s
+        for index in range(times):
+            last = index == times - 1
+            clock.mono_s = first_s + (spread if last else index * row.apart_s)
+            book.add([counted(clock, row.code or "XID 39", row.bucket or "IGNORE", f"job {index}")], clock())
+            assert last or book.active()[0].severity.order < row.severity.order
+        assert (book.active()[0].severity is row.severity) == escalates
+        assert (row.reason in book.active()[0].summary) == escalates
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in severities().repeats if row.apart_s], ids=lambda row: row.code
+)
+def test_lines_that_one_error_prints_at_once_are_one_occurrence(row: RepeatRow, clock: Any) -> None:
+    """An error prints a line for each channel, link or command that it hits: also out of order, also as a count."""
+    book = FindingBook(BOOT)
+    for index in range(20):
+        clock.mono_s += row.apart_s / 50 * (-1 if index % 3 else 1)
+        many = msgspec.structs.replace(counted(clock, row.code), count=5)
+        book.add([many], clock())
+    assert book.active()[0].severity is Severity.INFO
+    assert book.active()[0].count == 100
+
+
+def test_a_storm_that_never_pauses_is_many_occurrences(clock: Any) -> None:
+    book = FindingBook(BOOT)
+    for _ in range(200):
+        clock.mono_s += 1
+        book.add([xid(clock, 94)], clock())
+    assert book.active()[0].severity is Severity.FATAL
+
+
+def test_a_third_contained_error_of_one_card_within_a_day_isolates_it(clock: Any) -> None:
+    book = FindingBook(BOOT)
+    told = []
+    for _ in range(3):
+        clock.mono_s += 3600
+        book.add([xid(clock, 94)], clock())
+        told.append((book.active()[0].severity, book.active()[0].action))
+    assert told == [
+        (Severity.WARNING, "RESTART_APP"),
+        (Severity.DEGRADED, "RESTART_APP"),
+        (Severity.FATAL, "RUN_DIAGNOSTICS"),
+    ]
 
 
 def test_a_line_that_speaks_of_many_counts_as_many(clock: Any) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -154,15 +155,92 @@ def test_a_contained_memory_error_is_the_gpus_though_only_a_warning() -> None:
     assert v.sentence.startswith("Rank 1 was lost: GPU 0000:11:00.0 contained an uncorrectable memory error")
 
 
-@pytest.mark.parametrize("number", [13, 31, 43])
-def test_errors_that_may_be_the_programs_are_ambiguous(number: int) -> None:
+@pytest.mark.parametrize("number", [13, 31, 43, 32, 69])
+def test_what_one_jobs_kernels_do_wrong_is_the_programs_and_tried_once_more(number: int) -> None:
     v = verdict([ended(2)], [], [xid(number, 2, Severity.WARNING, pid=4002)])
-    assert (v.failure, v.restart, v.budget, v.entity) == (
+    assert (v.failure, v.cause, v.scope, v.restart, v.budget, v.entity) == (
         "illegal-access",
+        Cause.USER_CODE,
+        "job",
         Restartable.ONCE,
         Budget.JOB,
         GPUS[2],
     )
+
+
+def test_an_exception_of_an_engine_may_be_the_programs_or_the_gpus() -> None:
+    v = verdict([ended(2)], [], [xid(39, 2, Severity.WARNING, action="RESTART_APP")])
+    assert (v.failure, v.cause, v.scope, v.restart) == (
+        "gpu-exception",
+        Cause.UNKNOWN,
+        "job",
+        Restartable.ONCE,
+    )
+    assert "XID 39" in v.sentence
+
+
+@pytest.mark.parametrize("number", [13, 31, 43])
+@pytest.mark.parametrize("severity", [Severity.DEGRADED, Severity.FATAL])
+def test_the_same_error_under_different_jobs_is_the_cards(number: int, severity: Severity) -> None:
+    shared = xid(number, 2, severity, action="RUN_DIAGNOSTICS")
+    for matches in ([], [line("illegal-access", 2)], [line("segfault", 2)]):
+        v = verdict([ended(2)], matches, [shared])
+        assert (v.cause, v.scope, v.restart, v.budget) == (
+            Cause.GPU,
+            "node",
+            Restartable.YES,
+            Budget.INFRASTRUCTURE,
+        )
+        assert (v.rank, v.entity) == (2, GPUS[2])
+    assert verdict([ended(2)], [line("import-error", 2)], [shared]).failure == "import-error"
+    assert verdict(findings=[shared]).cause is Cause.GPU  # a job that still runs is moved off the card
+
+
+def test_a_clean_up_after_a_card_fell_off_the_bus_is_that() -> None:
+    """The clean-up may be told first, for every process and often; the card is the one that is gone."""
+    cleanups = [
+        xid(45, rank, Severity.INFO, first_seen_wall_s=WALL_S - 9, pid=4000 + rank, count=500)
+        for rank in range(8)
+    ]
+    v = verdict([ended(rank, 1999.0) for rank in range(8)], [], [*cleanups, xid(79, 6)])
+    assert (v.rank, v.failure, v.entity) == (6, "gpu-hardware", GPUS[6])
+    assert "XID 79" in v.sentence
+    assert "XID 45" not in v.sentence
+
+
+@pytest.mark.parametrize(
+    ("code", "severity"),
+    [("XID 109", Severity.FATAL), ("XID 74", Severity.WARNING), ("XID 171", Severity.WARNING)],
+)
+def test_a_fault_that_only_a_gpu_can_have_is_the_gpus(code: str, severity: Severity) -> None:
+    v = verdict([ended(1)], [], [xid(0, 1, severity, code=code)])
+    assert (v.cause, v.scope, v.budget, v.entity) == (Cause.GPU, "node", Budget.INFRASTRUCTURE, GPUS[1])
+
+
+@pytest.mark.parametrize("severity", [Severity.INFO, Severity.WARNING])
+def test_what_asks_for_support_or_for_nothing_explains_no_end(severity: Severity) -> None:
+    for action in ("CONTACT_SUPPORT", "IGNORE"):
+        v = verdict([ended(1)], [], [xid(61, 1, severity, action=action)])
+        assert (v.failure, v.cause) == ("unknown", Cause.UNKNOWN)
+
+
+def switch(severity: Severity = Severity.FATAL) -> Finding:
+    return xid(
+        0, 0, severity, entity="NVSwitch 0000:c3:00.0", code="SXID 24007", summary="SXID 24007: sourcetrack"
+    )
+
+
+def test_a_broken_switch_is_the_fault_of_every_rank_that_speaks_over_it() -> None:
+    told = [line("nccl-abort", rank) for rank in range(8)]
+    v = verdict([ended(rank) for rank in range(8)], told, [switch()])
+    assert (v.failure, v.cause, v.scope, v.rank) == ("nvlink", Cause.GPU, "node", None)
+    assert v.entity == "NVSwitch 0000:c3:00.0"
+    assert v.sentence.startswith("Ranks 0-7 were lost: NVSwitch 0000:c3:00.0: SXID 24007")
+
+
+def test_a_switch_that_only_complains_or_that_a_lone_rank_does_not_use_explains_nothing() -> None:
+    assert verdict([ended(0)], [], [switch(Severity.WARNING)]).cause is Cause.UNKNOWN
+    assert verdict([ended(0)], [], [switch()], size=1).cause is Cause.UNKNOWN
 
 
 def test_a_clean_up_of_the_driver_blames_nobody() -> None:
@@ -488,6 +566,94 @@ def test_a_job_that_hangs_while_a_mount_does_waits_for_that() -> None:
     assert told.sentence == v.sentence  # the mount that the job needs, before a server that it may not
     assert "filer: " in verdict(signal=hang, findings=[disk("nfs-not-responding", "filer")]).sentence
     assert verdict(signal=hang).cause is Cause.UNKNOWN
+
+
+def kernel_word(code: str, entity: str, severity: Severity, **more: object) -> Finding:
+    given: dict[str, object] = {
+        "check": "kernel",
+        "component": Component.DISK,
+        "entity": entity,
+        "code": code,
+        "severity": severity,
+        "action": "CHECK_STORAGE",
+        "summary": f"what {code} means",
+        "evidence": (f"a line about {entity}",),
+        "event": True,
+        "first_seen_wall_s": WALL_S - 5,
+        "seen_mono_s": 1995.0,
+    }
+    return Finding(**(given | more))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "code", ["mount-hangs", "nfs-not-responding", "lustre-lost", "ceph-hung", "ceph-evicted"]
+)
+def test_each_file_system_that_does_not_answer_explains_a_hang(code: str) -> None:
+    v = verdict(signal=timing(Symptom.HANG), findings=[kernel_word(code, "filer", Severity.DEGRADED)])
+    assert (v.failure, v.cause) == ("hang", Cause.STORAGE)
+    assert "filer" in v.sentence
+    assert any("a line about filer" in text for text in v.evidence)
+
+
+def test_ranks_that_gave_up_waiting_while_a_file_server_did_not_answer_waited_for_that() -> None:
+    told = [line("nccl-timeout", rank) for rank in range(1, 8)]
+    silent = kernel_word("nfs-not-responding", "filer", Severity.DEGRADED)
+    v = verdict([ended(rank, signal=6) for rank in range(1, 8)], told, [silent])
+    assert (v.failure, v.cause, v.rank) == ("nccl-timeout", Cause.STORAGE, 0)
+    assert "filer: what nfs-not-responding means." in v.sentence
+    over = verdict([ended(rank, signal=6) for rank in range(1, 8)], told)
+    assert over.cause is Cause.UNKNOWN
+    fault = verdict([ended(3)], [line("cuda-oom", 3)], [silent])
+    assert fault.failure == "cuda-oom", "it explains nothing that a rank says better"
+
+
+@pytest.mark.parametrize("code", ["nfs-timed-out", "io-error", "nvme-timeout", "fs-writeback"])
+def test_an_io_error_of_a_rank_names_what_the_kernel_said_about_it_just_now(code: str) -> None:
+    said = [line("storage-io", 0, text="OSError: [Errno 5] Input/output error: '/data/x'")]
+    v = verdict([ended(0)], said, [kernel_word(code, "filer", Severity.WARNING)])
+    assert (v.failure, v.cause) == ("storage-io", Cause.STORAGE)
+    assert "filer" in v.sentence
+    old = verdict([ended(0)], said, [kernel_word(code, "filer", Severity.WARNING, seen_mono_s=10.0)])
+    assert "filer" not in old.sentence
+    assert verdict([ended(0)], [], [kernel_word(code, "filer", Severity.WARNING)]).failure == "unknown"
+
+
+def test_a_rank_that_is_stuck_in_the_kernel_explains_a_hang() -> None:
+    stuck = kernel_word(
+        "hung-task", "pid 4003 (python)", Severity.DEGRADED, component=Component.KERNEL, pid=4003
+    )
+    v = verdict(signal=timing(Symptom.HANG), findings=[stuck])
+    assert (v.failure, v.cause, v.rank) == ("hang", Cause.NODE, 3)
+    assert "pid 4003 (python)" in v.sentence
+    foreign = msgspec.structs.replace(stuck, pid=77)
+    assert verdict(signal=timing(Symptom.HANG), findings=[foreign]).cause is Cause.UNKNOWN
+    filer = kernel_word("nfs-not-responding", "filer", Severity.DEGRADED)
+    assert verdict(signal=timing(Symptom.HANG), findings=[stuck, filer]).cause is Cause.STORAGE
+
+
+def test_processes_stuck_in_the_gpus_driver_explain_a_hang() -> None:
+    driver = disk("d-state-nvidia", "NVIDIA driver")
+    v = verdict(signal=timing(Symptom.HANG), findings=[driver])
+    assert (v.cause, v.rank) == (Cause.NODE, None)
+    assert "NVIDIA driver" in v.sentence
+
+
+def test_a_data_loader_whose_worker_the_kernel_killed_ran_out_of_memory() -> None:
+    said = [
+        line("dataloader", 2, text="RuntimeError: DataLoader worker (pid 5011) is killed by signal: Killed.")
+    ]
+    killed = kernel_word(
+        "oom-kill", "pid 5011 (python)", Severity.WARNING, component=Component.SYSTEM, pid=5011, job="slurm 7"
+    )
+    v = verdict([ended(2)], said, [killed])
+    assert (v.failure, v.cause, v.rank) == ("host-oom", Cause.HOST_MEMORY, 2)
+    assert "pid 5011 (python)" in v.sentence
+    assert verdict([ended(2)], said, [msgspec.structs.replace(killed, pid=501)]).failure == "dataloader"
+
+
+def test_a_kill_for_memory_of_another_job_explains_nothing() -> None:
+    foreign = kernel_word("oom-kill", "pid 99 (java)", Severity.WARNING, component=Component.SYSTEM, pid=99)
+    assert verdict([ended(2, signal=9)], [], [foreign]).failure == "killed"
 
 
 # ---------------------------------------------------------------- the ambiguous
