@@ -100,8 +100,9 @@ def look_at(family: Family, look: Look, read: Reader, *other_tools: str) -> list
             raise Unknown(f"{len(on_pci)} {family.noun} on the PCI bus but no {family.tool}")
         cards, problems = _cards(family, look.kept, path, read)
     except CommandHangs as hang:
+        still = hang.stuck is not None and hang.stuck is look.kept.get("stuck")
         look.kept["stuck"] = hang.stuck
-        raise Unknown(str(hang), (*found, _hangs(family, hang))) from None
+        raise Unknown(str(hang), (*found, _hangs(family, hang, still))) from None
     except NotUnderstood as error:
         raise Unknown(f"{path} is not understood (another version?): {error}", tuple(found)) from None
     except Unknown as unknown:
@@ -146,14 +147,14 @@ def _cards(family: Family, kept: dict[str, Any], path: str, read: Reader) -> tup
     return read(tool, kept.setdefault("static", {})), tool.problems
 
 
-def _hangs(family: Family, hang: CommandHangs) -> Finding:
-    """One that SIGKILL cannot end waits inside the driver: only a restart of the machine gets it out."""
+def _hangs(family: Family, hang: CommandHangs, still: bool) -> Finding:
+    """One that SIGKILL has not ended at the next look waits inside the driver: only a restart gets it out."""
     return Finding(
         check=family.check,
         component=Component.GPU,
         entity=f"{family.noun} driver",
         code="accelerator-tool-hangs",
-        severity=Severity.FATAL if hang.stuck else Severity.DEGRADED,
+        severity=Severity.FATAL if still else Severity.DEGRADED,
         action="RESTART_BM",
         summary=f"{family.tool} does not answer: the cards are not known to be healthy",
         evidence=(str(hang),),

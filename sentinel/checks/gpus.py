@@ -1,5 +1,7 @@
 """The NVIDIA GPUs of this machine in PCI order, which is CUDA's order under CUDA_DEVICE_ORDER=PCI_BUS_ID."""
 
+import errno
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -8,6 +10,8 @@ from msgspec import Struct
 NVIDIA_VENDOR = "0x10de"
 # PCI class codes: VGA controller, 3D controller. NVSwitches are bridges (0x0680) and are not listed.
 GPU_CLASSES = ("0x0300", "0x0302")
+# It is not the card that refuses: nothing can be told of it.
+_NOT_THE_CARDS_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class Gpu(Struct, frozen=True):
@@ -23,26 +27,29 @@ class Gpu(Struct, frozen=True):
 def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace").strip()
-    except OSError:  # a card that just left the bus, or EINVAL
+    except OSError as error:  # a card that just left the bus, or EINVAL
+        if error.errno in _NOT_THE_CARDS_ERRORS:
+            raise
         return ""
 
 
 def pci_addresses(sysfs: str) -> list[str]:
-    """All functions on the PCI bus in order; [] where sysfs has none."""
+    """All functions on the PCI bus in order; [] where sysfs has none. Raises OSError where that cannot be told."""
     try:
-        return sorted(entry.name for entry in Path(sysfs, "bus/pci/devices").iterdir())
-    except OSError:
+        return sorted(os.listdir(f"{sysfs}/bus/pci/devices"))
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
 def pci_functions(sysfs: str, vendor: str, classes: tuple[str, ...]) -> list[str]:
-    """Addresses of one maker's functions of these classes, in order."""
+    """Addresses of one maker's functions of these classes, in order; without virtual ones, which are for guests."""
     devices = Path(sysfs, "bus/pci/devices")
     return [
         address
         for address in pci_addresses(sysfs)
         if _read(devices / address / "vendor") == vendor
         and _read(devices / address / "class").startswith(classes)
+        and not os.path.lexists(devices / address / "physfn")
     ]
 
 
@@ -51,6 +58,44 @@ def inventory(sysfs: str = "/sys") -> tuple[Gpu, ...]:
     devices = Path(sysfs, "bus/pci/devices")
     found = pci_functions(sysfs, NVIDIA_VENDOR, GPU_CLASSES)
     return tuple(Gpu(address.lower(), _read(devices / address / "device")) for address in found)
+
+
+def driver_of(sysfs: str, pci: str) -> str:
+    """The kernel's driver that has the function; "" where none has."""
+    try:
+        return os.path.basename(os.readlink(f"{sysfs}/bus/pci/devices/{pci}/driver"))
+    except OSError:
+        return ""
+
+
+def given_away(sysfs: str, pci: str) -> bool:
+    """Whether another driver than NVIDIA's has the card: vfio-pci for a guest, nouveau for a screen."""
+    driver = driver_of(sysfs, pci)
+    return driver != "" and not driver.startswith("nvidia")
+
+
+def hidden(sysfs: str, procfs: str, pci: str, contained: bool) -> bool:
+    """Whether NVIDIA's driver has the card but we may not use it: a container or a job was given others.
+
+    `contained`: we are in a container, whose /dev has only what it was given; elsewhere a card that never started may
+    have no device file.
+    """
+    if not driver_of(sysfs, pci).startswith("nvidia"):
+        return False
+    lines = _read(Path(procfs, "driver/nvidia/gpus", pci, "information")).splitlines()
+    minor = next((line.partition(":")[2].strip() for line in lines if line.startswith("Device Minor")), "")
+    if not minor:
+        return True  # a container's /proc names only the cards that it was given
+    try:
+        # As NVML does it; where a control group forbids the device this is what says so.
+        os.close(os.open(f"{procfs}/self/root/dev/nvidia{minor}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+    except PermissionError:
+        return True
+    except FileNotFoundError:
+        return contained
+    except OSError:  # the card's own answer
+        pass
+    return False
 
 
 def usable(gpus: Iterable[Gpu], excluded: Iterable[str]) -> tuple[tuple[int, Gpu], ...]:

@@ -9,7 +9,7 @@ import msgspec
 
 from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.child import ChildBroke, ChildHangs, LineChild
-from sentinel.checks.gpus import inventory
+from sentinel.checks.gpus import given_away, hidden, inventory
 from sentinel.checks.nvml_card import Card, Past, entity_of, finding
 from sentinel.checks.nvml_heat import judge_heat, judge_pace, judge_throttling, note_pace, note_throttling
 from sentinel.checks.nvml_links import judge_fabric, judge_nvlink, judge_pcie
@@ -17,18 +17,21 @@ from sentinel.checks.nvml_measures import measures
 from sentinel.checks.nvml_memory import judge_memory, judge_orphans
 from sentinel.checks.nvml_node import judge_alike, judge_count, judge_expected, judge_set_up, judge_twins
 from sentinel.checks.nvml_sample import Device, Event, Sample
-from sentinel.checks.shape import expected
+from sentinel.checks.shape import expected, in_time
 from sentinel.checks.xid import recovery_meaning, xid_meaning
 from sentinel.core.model import Component, Finding, Severity
 
 START_DEADLINE_S = 30.0  # without persistence mode the driver first wakes every card
 CALL_DEADLINE_S = 10.0  # a healthy sample of 8 cards takes well under 1 s
-HANG_FATAL_S = 120.0  # an NVML that hangs so long does not come back without a restart
+# An NVML that hangs so long does not come back without a restart; one that wakes its cards at a boot may take a minute,
+# in which it cannot be killed either.
+HANG_FATAL_S = 120.0
 # NVML lists cards as they were when it was started: a new child sees the new state. Only where persistence mode
 # is on, since else a card that nobody uses is put to sleep and woken again for it.
 RENEW_S = 600.0
 XID_EVENT = 0x8
 LIB_RM_VERSION_MISMATCH = 18
+OPEN_WAIT_S = 2.0
 INIT_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel; elsewhere NVML's pids are not ours
 LIBRARY = "libnvidia-ml.so.1"
 # Isolated, with our own root: modules in the current directory or a PYTHONPATH, which are the job's, stay out.
@@ -75,7 +78,7 @@ def _ask(look: Look) -> Sample:
         return msgspec.json.decode(line, type=Sample)
     except ChildHangs as hang:
         since_s = look.kept.setdefault("hangs_since_s", look.now.mono_s)
-        lasting = hang.unkillable or look.now.mono_s - since_s >= HANG_FATAL_S
+        lasting = look.now.mono_s - since_s >= HANG_FATAL_S
         severity = Severity.FATAL if lasting else Severity.WARNING
         summary = "NVIDIA's driver does not answer"
         raise Unknown(
@@ -96,9 +99,17 @@ def _sample(look: Look, on_pci: Sequence[str]) -> Sample:
     if missing and missing != kept.get("missing") and kept["started_s"] != look.now.mono_s:
         kept["child"].stop()
         sample = _ask(look)
+    if missing != kept.get("missing"):
+        kept["hidden"] = {entity for entity in missing if _is_hidden(look, entity)}
     kept["missing"] = missing
     kept["renewable"] = all(device.identity.persistence == 1 for device in sample.devices)
     return sample
+
+
+def _is_hidden(look: Look, entity: str) -> bool:
+    """Asked once for each card that is missing: a broken one tries to start whenever it is opened."""
+    sysfs, procfs, pci = look.settings.sysfs, look.settings.procfs, entity.removeprefix("GPU ")
+    return bool(in_time(lambda: hidden(sysfs, procfs, pci, not _sees_processes(look)), OPEN_WAIT_S))
 
 
 def _named(devices: Sequence[Device], on_pci: Sequence[str]) -> list[Device]:
@@ -246,7 +257,7 @@ def _judge(sample: Sample, look: Look, on_pci: Sequence[str]) -> list[Finding]:
         name = card.device.identity.name
         peers = [peer for peer in cards if peer is not card and peer.device.identity.name == name]
         found += judge_card(card, peers, look, gone if sees_processes else None)
-    found += judge_count(sample.devices, on_pci)
+    found += judge_count(sample.devices, [card for card in on_pci if card not in look.kept["hidden"]])
     found += judge_expected(sample.devices, sample.driver, look.settings.shape)
     found += judge_twins(sample.devices)
     found += judge_alike(cards)
@@ -274,13 +285,16 @@ def _detail(sample: Sample, look: Look) -> str:
         said.append(f"driver {sample.driver} does not have {', '.join(sample.missing)}")
     if sample.denied:
         said.append(f"needs root: {', '.join(sample.denied)}")
+    if look.kept["hidden"]:
+        said.append(f"not ours to use, so not looked at: {', '.join(sorted(look.kept['hidden']))}")
     if not _sees_processes(look):
         said.append("not in the host's pid namespace: memory that no living process holds is not seen")
     return "; ".join(said)
 
 
 def check(look: Look) -> list[Finding]:
-    on_pci = [gpu.entity for gpu in inventory(look.settings.sysfs)]
+    sysfs = look.settings.sysfs
+    on_pci = [gpu.entity for gpu in inventory(sysfs) if not given_away(sysfs, gpu.pci)]
     if not on_pci and not find_library():
         raise Absent("no NVIDIA GPU on the PCI bus and no NVML library")
     sample = _sample(look, on_pci)

@@ -183,10 +183,10 @@ def _information(settings: Settings) -> list[dict[str, str]]:
             found.append({key.strip(): value.strip() for key, _, value in lines})
         return found
 
-    return _in_time(work, DRIVER_WAIT_S) or []
+    return in_time(work, DRIVER_WAIT_S) or []
 
 
-def _in_time(work: Callable[[], Any], seconds: float) -> Any:
+def in_time(work: Callable[[], Any], seconds: float) -> Any:
     """The result of `work`, None where it takes longer: a read that blocks in the driver cannot be ended."""
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(work()), name="driver-files", daemon=True)
@@ -200,7 +200,7 @@ def _driver_version(procfs: Path) -> str | None:
     # "NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build  (dvs-builder@...)".
     found = re.search(
         r"Kernel Module.*?\s(\d+\.\d+(\.\d+)?)\s",
-        _in_time(lambda: _read(procfs / "driver/nvidia/version"), DRIVER_WAIT_S) or "",
+        in_time(lambda: _read(procfs / "driver/nvidia/version"), DRIVER_WAIT_S) or "",
     )
     return found[1] if found else None
 

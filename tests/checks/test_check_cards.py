@@ -205,7 +205,7 @@ def test_a_tool_that_hangs_in_the_kernel_is_fatal_and_gets_no_second_one_beside_
     starts = one.machine.folder / "starts"
     one.runner._running[one.family.check].kept["sample_s"] = 0.2
     one.script(f"echo >> {starts}; echo x > {frozen}/file")
-    assert one.found() == {"accelerator-tool-hangs": Severity.FATAL}
+    assert one.found() == {"accelerator-tool-hangs": Severity.DEGRADED}  # it may only be slow to end
     assert one.found() == {"accelerator-tool-hangs": Severity.FATAL}
     assert starts.read_text() == "\n"
     one.runner._running[one.family.check].kept.pop("sample_s")

@@ -1,6 +1,9 @@
 """GPUs by sysfs: their order, which to leave out, and one that left the bus."""
 
+import resource
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -67,6 +70,32 @@ def test_a_card_whose_files_are_empty_or_missing_is_no_error(machine: Any) -> No
     (folder / "device").unlink()
     (machine.add_pci("0000:2a:00.0") / "class").write_text("")
     assert [gpu.pci for gpu in inventory(str(machine.sysfs))] == ["0000:18:00.0"]
+
+
+def test_virtual_functions_are_no_cards_of_the_host(four_cards: Any) -> None:
+    (four_cards.add_pci("0000:18:00.4") / "physfn").symlink_to("../0000:18:00.0")
+    assert len(inventory(str(four_cards.sysfs))) == 4
+
+
+def test_that_no_file_can_be_opened_takes_no_card_off_the_bus(four_cards: Any, clock: Any) -> None:
+    kept: dict[str, Any] = {}
+    look = Look(four_cards.settings, (), clock(), "boot", kept)
+    assert gpu_pci.check(look) == []
+    with no_more_descriptors(), pytest.raises(OSError, match="Too many open files"):
+        gpu_pci.check(look)
+    with no_more_descriptors(), pytest.raises(OSError, match="Too many open files"):
+        looks(four_cards, clock, {}, Shape(name="h100", source="manifest", gpus=4))
+    assert gpu_pci.check(look) == []
+
+
+@contextmanager
+def no_more_descriptors() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def looks(machine: Any, clock: Any, kept: dict[str, Any], shape: Shape) -> list[Any]:

@@ -12,6 +12,9 @@ import pytest
 
 from sentinel.checks import nvml as check_module
 from sentinel.checks.base import Absent, Unknown
+from sentinel.checks.child import LineChild
+from sentinel.checks.gpus import hidden
+from sentinel.checks.nvml import INIT_PID_NAMESPACE
 from sentinel.core.model import Severity
 
 FIRST, SECOND = "0000:18:00.0", "0000:2a:00.0"
@@ -81,6 +84,76 @@ def test_a_card_on_the_bus_that_the_driver_does_not_list_is_fatal(
     assert sample() == {}
 
 
+@pytest.fixture
+def bound(sample: Any, cards: Any, machine: Any, tmp_path: Path) -> Path:
+    """Both cards have NVIDIA's driver; the tree is what /proc shows of a process in the host's own namespaces."""
+    proc = tmp_path / "proc"
+    (proc / "self/ns").mkdir(parents=True)
+    (proc / "self/ns/pid").symlink_to(INIT_PID_NAMESPACE)
+    (proc / "self/root/dev").mkdir(parents=True)
+    for minor, pci in enumerate((FIRST, SECOND)):
+        bind(machine, pci, "nvidia")
+        information = proc / "driver/nvidia/gpus" / pci / "information"
+        information.parent.mkdir(parents=True)
+        information.write_text(f"Model: \t\t NVIDIA H100 80GB HBM3\nDevice Minor: \t {minor}\n")
+        (proc / f"self/root/dev/nvidia{minor}").touch()
+    sample.settings["procfs"] = str(proc)
+    return proc
+
+
+def bind(machine: Any, pci: str, driver: str) -> None:
+    link = machine.sysfs / "bus/pci/devices" / pci / "driver"
+    link.unlink(missing_ok=True)
+    link.symlink_to(f"../../../bus/pci/drivers/{driver}")
+
+
+def test_a_card_that_the_driver_has_and_we_may_use_but_is_not_listed_is_fatal(
+    sample: Any, cards: Any, bound: Path
+) -> None:
+    cards.set(devices=1)
+    assert sample()[f"GPU {SECOND}", "gpu-missing"].severity is Severity.FATAL
+    (bound / "self/root/dev/nvidia1").unlink()  # on the host a card that never started has no device file
+    assert sample()[f"GPU {SECOND}", "gpu-missing"].severity is Severity.FATAL
+
+
+@pytest.mark.parametrize("without", ["self/root/dev/nvidia1", f"driver/nvidia/gpus/{SECOND}/information"])
+def test_cards_that_a_container_was_not_given_are_not_missing(
+    sample: Any, cards: Any, bound: Path, without: str
+) -> None:
+    """As in a pod with one of the node's cards, where `sentinel check` is its init container."""
+    (bound / "self/ns/pid").unlink()
+    (bound / "self/ns/pid").symlink_to("pid:[4026532999]")
+    (bound / without).unlink()
+    cards.set(devices=1)
+    assert sample() == {}
+    assert f"not ours to use, so not looked at: GPU {SECOND}" in sample.kept["detail"]
+
+
+def test_a_card_that_the_jobs_control_group_forbids_is_not_missing(machine: Any, bound: Path) -> None:
+    """As in a job step of Slurm, which has all device files and may open some."""
+    os.chmod(bound / "self/root/dev/nvidia1", 0)
+    if os.geteuid() == 0:  # whom only a control group can forbid it
+        assert not hidden(str(machine.sysfs), str(bound), SECOND, False)
+        for folder in (bound, *bound.parents):
+            if folder.stat().st_uid == 0 and folder.name.startswith(("pytest", "test", "popen")):
+                folder.chmod(0o755)
+    child = os.fork()
+    if child == 0:
+        if os.geteuid() == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+        os._exit(hidden(str(machine.sysfs), str(bound), SECOND, False))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def test_a_card_that_was_given_to_a_guest_is_not_missing(sample: Any, cards: Any, machine: Any) -> None:
+    bind(machine, SECOND, "vfio-pci")
+    cards.set(devices=1)
+    assert sample() == {}
+    (machine.sysfs / "bus/pci/devices" / SECOND / "driver").unlink()
+    assert sample()[f"GPU {SECOND}", "gpu-missing"].severity is Severity.FATAL
+
+
 def test_a_hang_is_a_finding_the_child_is_killed_and_the_next_one_answers(
     sample: Any, cards: Any, clock: Any
 ) -> None:
@@ -98,6 +171,23 @@ def test_a_hang_is_a_finding_the_child_is_killed_and_the_next_one_answers(
     sample.kept["call_deadline_s"] = 20.0
     assert sample() == {}
     assert sample.child_pid not in (None, child)
+
+
+def test_a_child_that_cannot_be_killed_at_once_is_fatal_only_when_that_lasts(
+    sample: Any, cards: Any, clock: Any, frozen: Path
+) -> None:
+    """A driver that wakes its cards at a boot answers late, and is not killed before it is done."""
+    child = LineChild(["sh", "-c", f"read line; echo x > {frozen}/file"])
+    sample.kept.update(child=child, call_deadline_s=0.3)
+    assert sample.hang().severity is Severity.WARNING
+    found = sample.hang()
+    assert (found.severity, "cannot be killed" in found.evidence[0]) == (Severity.WARNING, True)
+    clock.mono_s += 120
+    assert sample.hang().severity is Severity.FATAL
+    subprocess.run(["fsfreeze", "-u", str(frozen)], check=True)
+    child.close()
+    sample.kept.clear()
+    assert sample() == {}
 
 
 def test_an_old_driver_without_the_newer_functions_is_no_fault(
