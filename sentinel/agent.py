@@ -1,7 +1,7 @@
 """The agent of one node: follows the logs of its ranks, tells of their ends, passes on what checks find."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -74,6 +74,7 @@ class Agent:
         metrics: Metrics,
         output: Output,
         look: Look,
+        read_kernel_log: Callable[[], Awaitable[object]],
         load_positions: Callable[[str], dict[tuple[int, int], bytes]],
         save_positions: Callable[[dict[tuple[str, int, int], bytes]], None],
         poll_s: float = POLL_S,
@@ -86,6 +87,7 @@ class Agent:
         self._metrics = metrics
         self._output = output
         self._look = look
+        self._read_kernel_log = read_kernel_log
         self._load_positions = load_positions
         self._save_positions = save_positions
         self._poll_s = poll_s
@@ -145,11 +147,12 @@ class Agent:
         if now.mono_s - self._positions_saved_s >= SAVE_POSITIONS_S:
             self.save_positions()
 
-    def drain(self, job: str, rank: int | None = None) -> None:
-        """Read the logs of a job (or of one ended rank) to their end and report."""
-        self._report(self._clock(), *self._drained(job, rank))
+    async def drain(self, job: str) -> None:
+        """Read the kernel's log, and those of a job, to their end and report."""
+        await self._read_kernel_log()
+        self._report(self._clock(), *self._drained(job))
 
-    def _drained(self, job: str, rank: int | None) -> tuple[list[RankReport], list[LogMatch]]:
+    def _drained(self, job: str, rank: int | None = None) -> tuple[list[RankReport], list[LogMatch]]:
         now = self._clock()
         reports: list[RankReport] = []
         matches: list[LogMatch] = []

@@ -116,9 +116,11 @@ class FakeLink:
     def __init__(self) -> None:
         self.drained: list[str] = []
         self.followed: list[tuple[int, int]] = []  # (incarnation, ranks)
+        self.told_in_the_end: Callable[[], None] = lambda: None
 
-    def drain(self, job: str) -> None:
+    async def drain(self, job: str) -> None:
         self.drained.append(job)
+        self.told_in_the_end()
 
     def follow(self, job: ProtectedJob, ranks: list[RankProcess]) -> None:
         self.followed.append((job.incarnation, len(ranks)))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sentinel.cluster.base import Room, StopOutcome
-from sentinel.core.model import JobState, Phase, Policy, Restart, Stage
+from sentinel.core.model import Component, JobState, Phase, Policy, Restart, Stage
 from sentinel.core.recovery import START_TRIES
 from sentinel.effects import perform
 from sentinel.errors import PermanentError, TemporaryError
@@ -366,6 +366,20 @@ def test_what_our_own_stop_ends_is_no_evidence(tmp_path: Path) -> None:
         await world.phase(Phase.VERIFYING)
         assert ours == {0: True, 1: False}
         assert world.incident.verdict.rank == 1
+
+    play(tmp_path, scene)
+
+
+def test_what_the_kernel_wrote_of_a_dead_rank_is_in_the_verdict_however_late_it_is_read(
+    tmp_path: Path,
+) -> None:
+    async def scene(world: World) -> None:
+        killed = gpu_fault("pid 101", component=Component.SYSTEM, code="oom-kill", action="", pid=101)
+        world.link.told_in_the_end = lambda: world.checks(killed)
+        world.steps(41, 42)
+        world.ends(1)
+        await world.phase(Phase.VERIFYING)
+        assert world.incident.verdict.cause == "host memory"
 
     play(tmp_path, scene)
 

@@ -40,6 +40,7 @@ LIVE_S = 1.0
 FLUSH_MAIL_S = 15.0
 # A mail's child takes a core for a third of a second, just when the new ranks want to start: it comes after them.
 MAIL_AFTER_S = 1.0
+KERNEL_LOG_S = 0.5
 SERVICE_PAUSE_S = 1.0  # before a service that broke begins again
 SAVE_CHECKS_S = 10.0
 MIN_STUCK_AFTER_S = 2.0
@@ -132,6 +133,7 @@ class Session:
             metrics=self._metrics,
             output=terminal.output,
             look=cluster.look,
+            read_kernel_log=self._read_kernel_log,
             load_positions=store.positions,
             save_positions=lambda positions: store.save(positions=positions),
         )
@@ -521,6 +523,11 @@ class Session:
             return await self._checks.check_now(names, max_age_s)
         except KeyError as error:
             raise TemporaryError(f"unknown check {error}") from None
+
+    async def _read_kernel_log(self) -> None:
+        """Whom the memory killer killed stands there before the process is gone. A hung check delays no restart."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._checks.check_anew("kernel"), KERNEL_LOG_S)
 
     def _wake_mail(self) -> None:
         if self._notifier is not None:

@@ -27,8 +27,8 @@ START_SETTLES_S = 10.0  # how long a stop waits for a start that was already ord
 class NodeLink(Protocol):
     """What the controller asks of the agents."""
 
-    def drain(self, job: str) -> None:
-        """Read the logs of the job to their end and report."""
+    async def drain(self, job: str) -> None:
+        """Read the logs of the job, and those of the kernels under it, to their end and report."""
 
     def follow(self, job: ProtectedJob, ranks: list[RankProcess]) -> None:
         """These ranks belong to the job's running incarnation."""
@@ -170,7 +170,7 @@ class Performer:
         outcome = await self._cluster.stop(job.name, incident.incarnation, effect.grace_s)
         if not outcome.gone:
             return recovery.StopStuck(outcome.stuck, stacks)
-        self._node.drain(job.name)
+        await self._node.drain(job.name)
         return recovery.StopEnded(self._plan(picture, incident), stacks, picture.timing.last_step)
 
     def _plan(self, picture: JobPicture, incident: Incident) -> recovery.Plan:
