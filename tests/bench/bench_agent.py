@@ -54,7 +54,8 @@ assert len(rules.rules) >= 60
 node = NodeAgent(settings, folder, settings_file=None, paths=(), say=say)
 logs = Agent(
     socket.gethostname(), boot_id(), system_now, lambda report: None, lambda job: rules,
-    metrics=node.metrics, output=lambda rank, data: None, look=lambda job, incarnation: {}, read_kernel_log=asyncio.Event().wait,
+    metrics=node.metrics, output=lambda rank, data: None, look=lambda job, incarnation: {},
+    read_kernel_log=asyncio.Event().wait,
     load_positions=lambda job: {}, save_positions=lambda positions: None, poll_s=0.5,
 )
 
