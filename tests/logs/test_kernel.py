@@ -228,6 +228,20 @@ def test_every_row_of_the_kernel_table_names_a_line_and_its_source() -> None:
         assert id(rule) in met, f"no line for {rule.code}: {rule.pattern}"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["[Hardware Error]: event severity: fatal", "[Hardware Error]: System Fatal error."],
+)
+def test_what_the_firmware_kept_of_an_earlier_boot_isolates_no_node(text: str) -> None:
+    """The machine was repaired since, and some firmware tells the same at every boot."""
+    event = parse_kernel(text)
+    assert event is not None
+    assert finding_of(event, 0.0, 0.0, "boot").severity is not Severity.FATAL
+    current = parse_kernel("{1}[Hardware Error]: event severity: fatal")
+    assert current is not None
+    assert finding_of(current, 0.0, 0.0, "boot").severity is Severity.FATAL
+
+
 def test_what_ends_a_fault_is_a_row_of_its_own_code() -> None:
     begins = {rule.code for rule, _ in shipped_rules() if not rule.over}
     assert {rule.code for rule, _ in shipped_rules() if rule.over} <= begins
