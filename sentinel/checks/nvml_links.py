@@ -130,8 +130,9 @@ def _link_errors(card: Card) -> list[Finding]:
     assert links is not None
     grown: dict[str, float] = {}
     span_s = 0.0
+    counted = sorted((*links.nvlink_active, *links.nvlink_inactive))  # totals of other links are no growth
     for kind, total in links.nvlink_errors.items():
-        growth = card.past.grown(f"nvlink {kind}", links.at_s, total)
+        growth = card.past.grown(f"nvlink {kind} of {counted}", links.at_s, total)
         grown[kind], span_s = growth.grown, growth.span_s
     if grown.get("recovery_failed", 0) > 0:
         return [

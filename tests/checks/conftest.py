@@ -144,9 +144,11 @@ class Scenario:
         self.values |= {f"event{count}": f"{card} {kind} {data}", "events": count + 1}
         self._write()
 
-    def field(self, card: int, field: int, value: int, link: int = 0) -> None:
-        """An NVML field value of a link."""
+    def field(self, card: int, field: int, value: int | None, link: int = 0) -> None:
+        """An NVML field value of a link; None: it tells none."""
         self.values[f"{card}.field{field}@{link}"] = value
+        if value is None:
+            del self.values[f"{card}.field{field}@{link}"]
         self._write()
 
     def _write(self) -> None:

@@ -137,6 +137,22 @@ def test_a_failed_recovery_of_an_nvlink_is_fatal(sample: Any, cards: Any) -> Non
     assert sample.until(12) == {}
 
 
+def test_a_link_that_tells_nothing_for_a_while_has_no_new_errors(sample: Any, cards: Any) -> None:
+    for link in range(4):
+        cards.field(0, 214, link, link)  # failed recoveries of long ago
+    sample()
+    cards.field(0, 214, None, link=3)
+    assert sample.until(1.5) == {}
+    cards.field(0, 214, 3, link=3)
+    assert sample.until(1.5) == {}
+    cards.set(gpu0_field91=3)  # the driver lists one link less
+    assert list(sample.until(1.5)) == [(FIRST, "nvlink-missing")]
+    cards.set(gpu0_field91=4)
+    assert sample.until(1.5) == {}
+    cards.field(0, 214, 4, link=3)
+    assert sample.until(1.5)[FIRST, "nvlink-recovery-failed"].severity is Severity.FATAL
+
+
 def test_flit_crc_errors_count_only_at_a_high_rate(sample: Any, cards: Any) -> None:
     cards.set(gpus_field38=0)
     sample()
