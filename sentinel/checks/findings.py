@@ -192,7 +192,13 @@ class FindingBook:
         if len(met) < row.jobs:  # in a flood of cards all of them need not be asked for each line
             return False
         # A job that meets the same fault on another card too carries it along: it speaks against no card.
-        elsewhere = {job for other, there in places.items() if other != key for job in there.jobs}
+        elsewhere = {
+            job: at_s for other, there in places.items() if other != key for job, at_s in there.jobs.items()
+        }
+        if row.severity is Severity.FATAL and any(
+            at_s >= since_s for job, at_s in elsewhere.items() if job not in past.jobs
+        ):
+            return False  # other jobs meet it on other cards, as those of one array do: it is not this card's own
         return len([job for job in met if job not in elsewhere]) >= row.jobs
 
     # ---------------------------------------------------------------- ends
@@ -289,7 +295,9 @@ class FindingBook:
             if state.boot_id != self.boot_id:
                 if not _outlives_a_boot(finding):
                     continue
-                finding = msgspec.structs.replace(finding, seen_mono_s=finding.seen_mono_s + moved_s)
+                # Not later than now: a wall clock that was put right in between would keep it for ever.
+                seen_mono_s = min(finding.seen_mono_s + moved_s, now.mono_s)
+                finding = msgspec.structs.replace(finding, seen_mono_s=seen_mono_s)
             if finding.key not in self._entries:
                 entry = self._entries[finding.key] = _Entry(finding, 0, finding.key in repeated)
                 entry.tell(finding)

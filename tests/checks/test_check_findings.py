@@ -275,6 +275,21 @@ def test_a_job_that_meets_it_on_several_cards_speaks_against_none(clock: Any) ->
     assert set(severities_of(book).values()) == {Severity.WARNING}
 
 
+def test_many_jobs_that_meet_it_on_many_cards_isolate_none(clock: Any) -> None:
+    """As an array of jobs with one card each, whose program has a fault."""
+    book = FindingBook(BOOT)
+    for number in range(32):
+        pci = f"0000:{16 + number % 8:02x}:00"
+        clock.mono_s += 60
+        book.fold("kernel", [by_job(clock, 31, f"slurm {number}", pci)], clock())
+        assert Severity.FATAL not in severities_of(book).values()
+    assert len(severities_of(book)) == 8
+    clock.mono_s += 2 * 86_400
+    for number in range(40, 43):  # and later on one card alone
+        book.fold("kernel", [by_job(clock, 31, f"slurm {number}", "0000:10:00")], clock())
+    assert severities_of(book)["GPU 0000:10:00.0"] is Severity.FATAL
+
+
 def test_where_no_job_is_known_the_programs_name_tells_them_apart(clock: Any) -> None:
     book = FindingBook(BOOT)
     for process in ("python3", "python3", "python3"):
@@ -447,6 +462,19 @@ def test_what_outlives_a_boot_still_ends_by_time(clock: Any) -> None:
     assert [finding.code for finding in again.active()] == ["io-error"]
     clock.mono_s += KEPT_S[Severity.WARNING] + 1
     again.fold("kernel", [], clock())
+    assert again.active() == ()
+
+
+def test_a_wall_clock_that_begins_at_1970_keeps_nothing_for_ever(clock: Any) -> None:
+    """A machine without a battery for its clock asks the time only after the agent has begun."""
+    book = FindingBook(BOOT)
+    book.fold("kernel", [rule(clock, "I/O error, dev sda, sector 1 op 0x0:(READ) flags 0x0")], clock())
+    now = Now(30.0, 30.0)
+    again = FindingBook("boot-2")
+    again.restore(book.state(), now)
+    assert len(again.active()) == 1
+    later_s = now.mono_s + KEPT_S[Severity.WARNING] + 1
+    again.fold("kernel", [], Now(later_s, clock().wall_s))
     assert again.active() == ()
 
 
