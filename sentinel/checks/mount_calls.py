@@ -10,7 +10,7 @@ from typing import Any
 
 from sentinel.checks.base import Look
 from sentinel.checks.child import ChildBroke, ChildHangs, LineChild
-from sentinel.checks.mounts import Mount, Target, holding, resolve
+from sentinel.checks.mounts import Mount, Target, holding, of_pod, resolve
 from sentinel.core.model import Component, Finding, Severity
 
 DEADLINE_S = 5.0
@@ -117,7 +117,9 @@ def judge_calls(
 def _hangs(target: Target, said: str, needed: bool, lasted_s: float) -> Finding:
     severity = Severity.WARNING
     if needed:
-        severity = Severity.FATAL if lasted_s >= LASTING_S else Severity.DEGRADED
+        # A pod's own dead server must not take the nodes that it runs on out of service.
+        lasting = lasted_s >= LASTING_S and (target.watched or not of_pod(target.mount))
+        severity = Severity.FATAL if lasting else Severity.DEGRADED
     server = f" from {target.mount.source}" if target.mount.network else ""
     return Finding(
         check="disk",

@@ -147,7 +147,7 @@ def targets(settings: Settings, paths: Sequence[str], mounts: Sequence[Mount]) -
     asked = {limits.path: limits for limits in settings.disk.mounts}
     watched = [holding(resolve(os.path.abspath(path), mounts), mounts) for path in paths]
     needed = [_if_there(path, mounts) for path in NEEDED_PATHS]
-    needed += [mount for mount in mounts if mount.point in asked or _of_pod(mount)]
+    needed += [mount for mount in mounts if mount.point in asked or of_pod(mount)]
     others = sorted(
         (mount for mount in mounts if mount.network or mount.holds_data),
         key=lambda mount: (mount.root != "/", len(mount.point), mount.point),
@@ -168,7 +168,8 @@ def _if_there(path: str, mounts: Sequence[Mount]) -> Mount | None:
     return mount if mount is not None and (mount.network or os.path.lexists(path)) else None
 
 
-def _of_pod(mount: Mount) -> bool:
+def of_pod(mount: Mount) -> bool:
+    """A volume that one pod asked for: whoever wrote its manifest chose the server."""
     return mount.network and mount.point.startswith(PODS)
 
 

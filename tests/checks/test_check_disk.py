@@ -21,6 +21,7 @@ from sentinel.checks import disk, memory
 from sentinel.checks.base import Look, Unknown
 from sentinel.checks.child import LineChild
 from sentinel.checks.memory import parse_meminfo, parse_pressure
+from sentinel.checks.mount_calls import judge_calls
 from sentinel.checks.mounts import Mount, holding, on_network, parse_mountinfo, resolve, targets
 from sentinel.checks.runner import CheckRunner
 from sentinel.cluster.local.machine import LocalMachine
@@ -347,6 +348,20 @@ def test_a_silent_server_of_a_mount_that_nothing_needs_isolates_nothing(
     assert look() == [("mount-hangs", "warning")]
     look.clock.mono_s += 1000.0
     assert look() == [("mount-hangs", "warning")]
+
+
+@pytest.mark.parametrize(("paths", "severity"), [((), "degraded"), (("volume",), "fatal")])
+def test_the_dead_server_of_a_pods_own_volume_isolates_only_who_watches_it(
+    paths: tuple[str, ...], severity: str, clock: HandClock
+) -> None:
+    point = "/var/lib/kubelet/pods/1/volumes/k~nfs/v"
+    watched = tuple(point for _ in paths)
+    mounts = parse_mountinfo(MOUNTINFO)
+    chosen = targets(Settings(), watched, mounts)
+    look = Look(Settings(), watched, clock(), "boot", {})
+    since_s = {point: clock().mono_s - 1000.0}
+    (found,), _ = judge_calls(look, chosen, mounts, {f"stat {point}": {"hangs_s": 1000.0}}, since_s)
+    assert (found.code, found.severity.value) == ("mount-hangs", severity)
 
 
 def test_a_write_that_hangs_is_found_where_statvfs_answers(
