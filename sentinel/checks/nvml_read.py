@@ -161,7 +161,7 @@ def _nvlink_errors(ask: Ask, handle: Any, links: list[int]) -> dict[str, int]:
     for kind, field in kinds:  # one call for all links of a kind; older cards have none of these
         values = ask.fields(handle, [(field, link) for link in links])
         told = [value for value in values if value is not None]
-        if len(told) == len(values):  # a link that does not tell this time must not look like new errors the next time
+        if len(told) == len(values):  # a link that is silent now must not look like new errors the next time
             errors[kind] = sum(told)
     return errors
 
