@@ -3,9 +3,10 @@
 import difflib
 import re
 import signal
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import re2
 from pydantic import BeforeValidator, StrictBool, StrictStr
@@ -21,6 +22,10 @@ PRECHECKS = ("gpu", "nic", "disk", "system", "kernel")  # components that have c
 ACTIVITIES = (*ACTIVITY_LIMIT_S, "saved")
 UNCATCHABLE = ("SIGKILL", "SIGSTOP")
 MAX_PATTERN = 1000
+_DURATION_SHAPE = r"([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+"
+_NAME_SHAPE = r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?"
+_EMAIL_SHAPE = r"[^@\s,;<>]{1,64}@[^@\s,;<>]{1,190}"
+_ANYTHING = {"x-kubernetes-preserve-unknown-fields": True}  # a number or a word: OpenAPI knows no such type
 _PATTERN_BYTES = 1 << 20  # of compiled program; more is a pattern made to hurt
 
 
@@ -33,12 +38,22 @@ class Meaning:
         self.none = f"`{none}`" if none else ""
 
 
+class Checked(BeforeValidator):
+    """A validator that also says, in OpenAPI's words, what its values look like: what an API server can check."""
+
+    shape: dict[str, Any]
+
+    def __init__(self, check: Callable[[Any], Any], **shape: Any) -> None:
+        super().__init__(check)
+        object.__setattr__(self, "shape", shape)  # the base is frozen
+
+
 def refuse(expected: str) -> PydanticCustomError:
     """The error of a value, told by what was expected."""
     return PydanticCustomError("sentinel", "{expected}", {"expected": expected})
 
 
-def duration(least_s: float = 0.0, most_s: float = YEAR_S) -> BeforeValidator:
+def duration(least_s: float = 0.0, most_s: float = YEAR_S) -> Checked:
     def check(value: object) -> float:
         try:
             seconds = parse_duration(value)
@@ -48,10 +63,10 @@ def duration(least_s: float = 0.0, most_s: float = YEAR_S) -> BeforeValidator:
             raise refuse(f"{DURATION}, between {least_s:g}s and {most_s:g}s")
         return seconds
 
-    return BeforeValidator(check)
+    return Checked(check, type="string", maxLength=64, pattern=f"^{_DURATION_SHAPE}$")
 
 
-def size(least_bytes: int = 0) -> BeforeValidator:
+def size(least_bytes: int = 0) -> Checked:
     def check(value: object) -> int:
         try:
             count = parse_size(value)
@@ -61,28 +76,29 @@ def size(least_bytes: int = 0) -> BeforeValidator:
             raise refuse(f"{SIZE}, at least {least_bytes} bytes")
         return count
 
-    return BeforeValidator(check)
+    pattern = r"^[0-9]+(\.[0-9]+)?([kKMGT]|[KMGT]i)B?$"
+    return Checked(check, type="string", maxLength=64, pattern=pattern)
 
 
-def number(above: float, most: float) -> BeforeValidator:
+def number(above: float, most: float) -> Checked:
     def check(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= most:
             raise refuse(f"a number above {above:g}, at most {most:g}")
         return float(value)
 
-    return BeforeValidator(check)
+    return Checked(check, type="number", minimum=above, exclusiveMinimum=True, maximum=most)
 
 
-def whole(least: int, most: int) -> BeforeValidator:
+def whole(least: int, most: int) -> Checked:
     def check(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise refuse(f"a whole number from {least} to {most}")
         return value
 
-    return BeforeValidator(check)
+    return Checked(check, type="integer", minimum=least, maximum=most)
 
 
-def one_of(*allowed: str) -> BeforeValidator:
+def one_of(*allowed: str) -> Checked:
     def check(value: object) -> str:
         # YAML reads a bare `off` as false.
         if value is False and "off" in allowed:
@@ -91,7 +107,7 @@ def one_of(*allowed: str) -> BeforeValidator:
             raise refuse("one of " + ", ".join(allowed))
         return value
 
-    return BeforeValidator(check)
+    return Checked(check, type="string", enum=list(allowed))
 
 
 def _signal(value: object) -> str:
@@ -166,16 +182,14 @@ def _command(value: object) -> tuple[str, ...]:
 
 def _email(value: object) -> str:
     # Control characters would let an address write mail headers.
-    ok = isinstance(value, str) and re.fullmatch(r"[^@\s,;<>]{1,64}@[^@\s,;<>]{1,190}", value)
+    ok = isinstance(value, str) and re.fullmatch(_EMAIL_SHAPE, value)
     if not ok or not str(value).isprintable():
         raise refuse("a mail address like owner@example.com")
     return str(value)
 
 
 def _name(value: object) -> str:
-    if not isinstance(value, str) or not re.fullmatch(
-        r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", value, re.ASCII
-    ):
+    if not isinstance(value, str) or not re.fullmatch(_NAME_SHAPE, value, re.ASCII):
         raise refuse("a name of 1 to 63 of a-z, 0-9, '-' and '.', a letter or digit first and last")
     return value
 
@@ -265,29 +279,45 @@ def _auto_or_duration(value: object) -> float | None:
 
 Text = Annotated[StrictStr, Meaning("text")]
 YesNo = Annotated[StrictBool, Meaning("true or false")]
-Signal = Annotated[str, BeforeValidator(_signal), Meaning("signal name")]
-Pattern = Annotated[str, BeforeValidator(_pattern), Meaning("regular expression (RE2)")]
+Signal = Annotated[
+    str, Checked(_signal, type="string", maxLength=16, pattern="^SIG[A-Z0-9]+$"), Meaning("signal name")
+]
+Pattern = Annotated[
+    str,
+    Checked(_pattern, type="string", minLength=1, maxLength=MAX_PATTERN),
+    Meaning("regular expression (RE2)"),
+]
 PlainPattern = Annotated[str, BeforeValidator(_plain_pattern), Meaning("regular expression")]
 ErrorLimits = Annotated[dict[str, float], BeforeValidator(_error_limits), Meaning("counter: number")]
-Email = Annotated[str, BeforeValidator(_email)]
+Email = Annotated[str, Checked(_email, type="string", pattern=f"^{_EMAIL_SHAPE}$")]
 Emails = Annotated[tuple[Email, ...], Meaning("list of addresses")]
-Name = Annotated[str, BeforeValidator(_name), Meaning("name")]
+Name = Annotated[str, Checked(_name, type="string", pattern=f"^{_NAME_SHAPE}$"), Meaning("name")]
 AbsolutePath = Annotated[str, BeforeValidator(_absolute), Meaning("path")]
 AbsolutePaths = Annotated[tuple[AbsolutePath, ...], Meaning("list of paths")]
-JobPath = Annotated[str, BeforeValidator(_job_path), Meaning("path or glob")]
+JobPath = Annotated[
+    str, Checked(_job_path, type="string", minLength=1, maxLength=1000), Meaning("path or glob")
+]
 Listen = Annotated[str, BeforeValidator(_listen), Meaning("HOST:PORT")]
 Url = Annotated[str, BeforeValidator(_url), Meaning("URL")]
-FailureClass = Annotated[str, BeforeValidator(_failure), Meaning("failure class or activity:NAME")]
+FailureClass = Annotated[
+    str,
+    Checked(_failure, type="string", minLength=1, maxLength=100),
+    Meaning("failure class or activity:NAME"),
+]
 Components = Annotated[
     tuple[Annotated[str, one_of(*PRECHECKS)], ...], Meaning(f"list of {', '.join(PRECHECKS)}")
 ]
-OffOrRatio = Annotated[float | None, BeforeValidator(_off_or_ratio), Meaning("number or off")]
+OffOrRatio = Annotated[float | None, Checked(_off_or_ratio, **_ANYTHING), Meaning("number or off")]
 AutoOrDuration = Annotated[
-    float | None, BeforeValidator(_auto_or_duration), Meaning("auto or duration", "duration", "auto")
+    float | None,
+    Checked(_auto_or_duration, type="string", maxLength=64, pattern=f"^(auto|{_DURATION_SHAPE})$"),
+    Meaning("auto or duration", "duration", "auto"),
 ]
 Command = Annotated[tuple[str, ...], BeforeValidator(_command), Meaning("list of texts")]
 Texts = Annotated[tuple[StrictStr, ...], Meaning("list of names")]
-RuleId = Annotated[str, BeforeValidator(_rule_id), Meaning("name")]
+RuleId = Annotated[
+    str, Checked(_rule_id, type="string", pattern="^[a-z0-9][a-z0-9-]{0,62}$"), Meaning("name")
+]
 Duration = Annotated[float, duration(), Meaning("duration", "duration")]
 PositiveDuration = Annotated[float, duration(1.0), Meaning("duration, at least 1s", "duration")]
 Size = Annotated[int, size(), Meaning("size", "size")]

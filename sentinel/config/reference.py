@@ -70,7 +70,7 @@ def _kind(field: FieldInfo, section: type[Section] | None, place: str) -> str:
     if section is not None:
         text = f"[{place}](#{place.lower().replace('.', '')})"
         return f"list of {text}" if get_origin(field.annotation) is tuple else text
-    meaning = _meaning(field)
+    meaning = meaning_of(field)
     if meaning:
         return meaning.name
     inner = [one for argument in get_args(field.annotation) for one in getattr(argument, "__metadata__", ())]
@@ -80,7 +80,7 @@ def _kind(field: FieldInfo, section: type[Section] | None, place: str) -> str:
     return "mapping of text to text" if get_origin(field.annotation) is dict else "text"
 
 
-def _meaning(field: FieldInfo) -> Meaning | None:
+def meaning_of(field: FieldInfo) -> Meaning | None:
     return next((one for one in field.metadata if isinstance(one, Meaning)), None)
 
 
@@ -92,13 +92,13 @@ def _default(schema: type[Section], name: str, field: FieldInfo, is_section: boo
     if is_section:
         return "in force" if isinstance(default, msgspec.Struct) else ""
     if default is None or default is msgspec.NODEFAULT:
-        meaning = _meaning(field)
+        meaning = meaning_of(field)
         return meaning.none if meaning else ""
-    return f"`{_written(default, field)}`"
+    return f"`{written_default(default, field)}`"
 
 
-def _written(default: Any, field: FieldInfo) -> str:
-    meaning = _meaning(field)
+def written_default(default: Any, field: FieldInfo) -> str:
+    meaning = meaning_of(field)
     if isinstance(default, bool):
         return "true" if default else "false"
     if isinstance(default, tuple):
