@@ -89,8 +89,8 @@ def check(look: Look) -> list[Finding]:
     except OSError as error:  # a container's filter
         problems.append(f"adjtimex: {error.strerror}; in a container it needs CAP_SYS_TIME")
     try:
-        current = (folder / "current_clocksource").read_text().strip()
-        found += judge_source(current, (folder / "available_clocksource").read_text().strip())
+        current = (folder / "current_clocksource").read_text(errors="replace").strip()
+        found += judge_source(current, (folder / "available_clocksource").read_text(errors="replace").strip())
     except OSError as error:
         problems.append(f"{folder}: {error.strerror}")
     if problems:

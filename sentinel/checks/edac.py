@@ -44,7 +44,7 @@ def read_counters(sysfs: Path) -> list[Counter]:
             placed = [sum_ + (count or 0) for sum_, count in zip(placed, counts, strict=True)]
             name = f"{controller.name} {module.name}"
             try:
-                label = (module / "dimm_label").read_text().strip()
+                label = (module / "dimm_label").read_text(errors="replace").strip()
             except OSError:
                 label = ""
             counters.append(Counter(f"{name} ({label})" if label else name, counts[0] or 0, counts[1] or 0))

@@ -15,7 +15,7 @@ def check(look: Look) -> list[Finding]:
     unreadable = ""
     for policy in sorted(folder.glob("policy[0-9]*")):
         try:
-            governors[(policy / "scaling_governor").read_text().strip()] += 1
+            governors[(policy / "scaling_governor").read_text(errors="replace").strip()] += 1
         except OSError as error:
             unreadable = f"{policy.name}/scaling_governor: {error.strerror}"
     if not governors:

@@ -154,7 +154,7 @@ def answers(address: tuple[str, int], deadline_s: float = 1.0) -> str:
 def has_nvswitches(sysfs: Path) -> bool:
     def read(path: Path) -> str:
         try:
-            return path.read_text().strip()
+            return path.read_text(errors="replace").strip()
         except OSError:
             return ""
 

@@ -192,6 +192,13 @@ def test_files_that_a_driver_does_not_have_or_answers_with_an_error_do_not_break
     assert ("memory-uncorrected", Severity.FATAL) in told(edac.check(tree.look))
 
 
+def test_a_label_of_the_firmware_may_be_any_bytes(tree: Tree) -> None:
+    modules(tree, 0, 0)
+    (tree.folder / MC / "dimm5/dimm_label").write_bytes(b"DIMM\xb05\n")
+    tree.set(f"{MC}/dimm5/dimm_ue_count", 1)
+    assert ("memory-uncorrected", Severity.FATAL) in told(edac.check(tree.look))
+
+
 def test_a_machine_without_edac_is_absent(tree: Tree) -> None:
     with pytest.raises(Absent):
         edac.check(tree.look)
