@@ -1,9 +1,10 @@
 """GPUs that are not on the PCI bus: fewer than expected, or gone since this boot; errors that it counts (AER)."""
 
+import os
 from pathlib import Path
 from typing import Any
 
-from sentinel.checks.base import Absent, Look
+from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.gpus import Gpu, inventory
 from sentinel.checks.nic_aer import parse_total
 from sentinel.checks.shape import expected, judged
@@ -109,19 +110,21 @@ def check(look: Look) -> list[Finding]:
     if not seen and not shape.gpus:
         raise Absent("no NVIDIA GPU on the PCI bus")
     look.kept["detail"] = "" if shape.gpus is not None else expected(shape, "gpus")
-    here = {gpu.pci for gpu in present}
     folder = Path(look.settings.sysfs, "bus/pci/devices")
+    if seen and not folder.is_dir():
+        raise Unknown(f"{folder} is not there: is sysfs mounted? {len(seen)} GPUs were seen there in this boot")
+    silent = sorted(seen.keys() - {gpu.pci for gpu in present})
+    gone = [pci for pci in silent if not os.path.lexists(folder / pci)]
     found = [
         _finding(
-            Gpu(pci, device).entity,
+            Gpu(pci, seen[pci]).entity,
             "gpu-vanished",
             Severity.FATAL,
             "RESTART_BM",
             "The GPU was on the PCI bus and is no longer",
-            f"{folder / pci} is gone; {len(here)} of {len(seen)} GPUs are left",
+            f"{folder / pci} is gone; {len(seen) - len(gone)} of {len(seen)} GPUs are left",
         )
-        for pci, device in sorted(seen.items())
-        if pci not in here
+        for pci in gone
     ]
     found += judge_count(len(seen), shape)
     aer: dict[str, dict[str, list[Any]]] = look.kept.setdefault("aer", {})
@@ -129,4 +132,6 @@ def check(look: Look) -> list[Finding]:
         read = {file: parse_total(_read(folder / gpu.pci / file)) for file in AER}
         totals = {file: total for file, total in read.items() if total is not None}
         found += judge_aer(gpu, totals, aer.setdefault(gpu.pci, {}), look.now.mono_s)
+    if unread := sorted(set(silent) - set(gone)):
+        raise Unknown(f"on the PCI bus, but their files cannot be read: {', '.join(unread)}", tuple(found))
     return found

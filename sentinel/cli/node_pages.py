@@ -53,7 +53,7 @@ def findings(agent: "NodeAgent") -> Answer:
         "boot_id": agent.runner.boot_id,
         "version": __version__,
         "at_wall_s": now.wall_s,
-        "healthy": not agent.health.problems(agent.health.now_s(), agent.runner.late(now)),
+        "agent_healthy": not agent.health.problems(agent.health.now_s(), agent.runner.late(now)),
         "findings": agent.runner.book.active(),
         "dropped": agent.runner.book.dropped,
         "checks": [_check(result, now) for result in agent.runner.results()],

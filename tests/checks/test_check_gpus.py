@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from sentinel.checks import gpu_pci
-from sentinel.checks.base import Absent, Look
+from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.gpus import cuda_environment, inventory, usable
 from sentinel.core.model import Severity
 from sentinel.settings import Shape
@@ -86,6 +86,34 @@ def test_that_no_file_can_be_opened_takes_no_card_off_the_bus(four_cards: Any, c
     with no_more_descriptors(), pytest.raises(OSError, match="Too many open files"):
         looks(four_cards, clock, {}, Shape(name="h100", source="manifest", gpus=4))
     assert gpu_pci.check(look) == []
+
+
+@pytest.mark.parametrize("file", ["vendor", "class"])
+def test_a_card_whose_files_say_nothing_is_unknown_and_not_gone(
+    four_cards: Any, clock: Any, file: str
+) -> None:
+    kept: dict[str, Any] = {}
+    look = Look(four_cards.settings, (), clock(), "boot", kept)
+    assert gpu_pci.check(look) == []
+    path = four_cards.sysfs / "bus/pci/devices/0000:2a:00.0" / file
+    text = path.read_text()
+    path.write_text("")
+    with pytest.raises(Unknown, match="0000:2a:00.0") as unknown:
+        gpu_pci.check(look)
+    assert unknown.value.findings == ()
+    path.write_text(text)
+    assert gpu_pci.check(look) == []
+
+
+def test_a_machine_whose_sysfs_is_not_mounted_any_more_has_not_lost_its_cards(
+    four_cards: Any, clock: Any
+) -> None:
+    kept: dict[str, Any] = {}
+    look = Look(four_cards.settings, (), clock(), "boot", kept)
+    assert gpu_pci.check(look) == []
+    four_cards.sysfs.rename(four_cards.folder / "elsewhere")
+    with pytest.raises(Unknown, match="is sysfs mounted"):
+        gpu_pci.check(look)
 
 
 @contextmanager
