@@ -42,7 +42,7 @@ def expected(shape: Shape, field: str) -> str:
     """What is expected of one field, and on whose word: "expected 8: learnt, not confirmed"."""
     value = getattr(shape, field)
     if value is None:
-        return f"expected {field}: not set"
+        return f"expected {_alias(field)}: not set"
     told = (
         ", ".join(value) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else value
     )

@@ -171,10 +171,12 @@ def summary(results: list[CheckResult], code: int) -> str:
         (severity.value, sum(one.severity is severity for one in findings)) for severity in reversed(Severity)
     ]
     states = (CheckState.OK, CheckState.UNKNOWN, CheckState.ABSENT)
-    counts += [
-        (f"checks {state.value}", sum(result.state is state for result in results)) for state in states
-    ]
-    return f"{WORDS[code]}: {', '.join(f'{count} {name}' for name, count in counts if count)}\n"
+    for state in states:
+        count = sum(result.state is state for result in results)
+        counts.append((f"check{'s' if count > 1 else ''} {state.value}", count))
+    absent = bool(results) and all(result.state is CheckState.ABSENT for result in results)
+    verdict = "nothing of it is on this machine" if absent and not findings else WORDS[code]
+    return f"{verdict}: {', '.join(f'{count} {name}' for name, count in counts if count)}\n"
 
 
 def _rows(results: Iterable[CheckResult]) -> Iterable[tuple[int, tuple[str, str, str, str]]]:
@@ -189,7 +191,15 @@ def _rows(results: Iterable[CheckResult]) -> Iterable[tuple[int, tuple[str, str,
             what = f"{finding.entity} {finding.code}"
             # A warning outranks an unknown check, as in what needs to be done; an info does not.
             bad = finding.severity.order + (1 if finding.severity is not Severity.INFO else 0)
-            yield bad, (what, finding.severity.value, f"{finding.summary}{evidence}{times}", finding.action)
+            yield bad, (what, finding.severity.value, f"{finding.summary}{evidence}{times}", _to_do(finding.action))
+
+
+def _to_do(action: str) -> str:
+    """The action's name, and in words where the table of actions has them."""
+    from sentinel.checks.xid import actions
+
+    row = actions().get(action)
+    return f"{action}: {row.do}" if row is not None else action
 
 
 def _line(cells: Iterable[str], widths: Iterable[int]) -> str:

@@ -52,7 +52,7 @@ def test_the_exit_code_tells_the_worst(results: list[CheckResult], code: int) ->
 def test_the_table_says_what_state_evidence_and_what_to_do_without_control_characters() -> None:
     text = table([result(CheckState.FOUND, Severity.FATAL), result(CheckState.ABSENT)])
     assert "GPU 0000:18:00.0 XID 0   fatal" in text
-    assert "-> RESET_GPU" in text
+    assert "-> RESET_GPU: reset the GPU when nothing runs on it" in text
     assert "absent" in text
     assert "\x1b" not in text
 
@@ -77,7 +77,9 @@ def test_the_worst_stands_first_and_the_last_line_sums_up() -> None:
     shown = [word for line in table(results).splitlines() for word in line.split() if word in states]
     assert shown == states
     told = summary(results, 2)
-    assert told == "critical: 1 fatal, 1 warning, 1 checks unknown, 1 checks absent\n"
+    assert told == "critical: 1 fatal, 1 warning, 1 check unknown, 1 check absent\n"
+    # What is absent is neither healthy nor broken, and is not called so.
+    assert summary(results[:1] * 2, 0) == "nothing of it is on this machine: 2 checks absent\n"
 
 
 def test_what_is_learnt_is_confirmed_by_a_second_command(

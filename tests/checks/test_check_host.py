@@ -90,7 +90,7 @@ def test_what_nobody_confirmed_is_only_told(tree: Tree) -> None:
 
 def test_an_inventory_that_nothing_is_expected_of_says_so(tree: Tree) -> None:
     assert with_memory(tree, 8, "0-1") == []
-    assert tree.kept["detail"] == "8.0 GiB, 2 CPUs; expected memory_gib: not set; expected cpus: not set"
+    assert tree.kept["detail"] == "8.0 GiB, 2 CPUs; expected memoryGib: not set; expected cpus: not set"
 
 
 @pytest.mark.parametrize(("ranges", "count"), [("0", 1), ("0-127", 128), ("0-3,8-11,15\n", 9), ("", 0)])

@@ -42,7 +42,7 @@ def expecting(ports: int, rate_gbps: float | None = None) -> Shape:
 def test_a_machine_without_cards_is_absent_and_says_that_nothing_was_expected(tree: Tree) -> None:
     look = sampler(tree)
     assert look.after(0) == []
-    assert look.said == "absent: no InfiniBand or RoCE card; expected ib_ports: not set"
+    assert look.said == "absent: no InfiniBand or RoCE card; expected ibPorts: not set"
 
 
 def test_no_card_where_some_are_expected_is_a_failure_and_no_absence(tree: Tree) -> None:
@@ -65,7 +65,7 @@ def test_healthy_ports_without_an_expectation_say_that_it_is_not_set(tree: Tree)
     tree.ib("mlx5_0", A)
     look = sampler(tree)
     assert look.after(0) == []
-    assert "expected ib_ports: not set" in look.said
+    assert "expected ibPorts: not set" in look.said
 
 
 @pytest.mark.parametrize("layer", ["InfiniBand", "Ethernet"])
