@@ -98,7 +98,7 @@ def test_a_card_whose_files_say_nothing_is_unknown_and_not_gone(
     path = four_cards.sysfs / "bus/pci/devices/0000:2a:00.0" / file
     text = path.read_text()
     path.write_text("")
-    with pytest.raises(Unknown, match="0000:2a:00.0") as unknown:
+    with pytest.raises(Unknown, match="2a:00") as unknown:
         gpu_pci.check(look)
     assert unknown.value.findings == ()
     path.write_text(text)
