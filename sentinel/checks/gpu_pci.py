@@ -112,7 +112,9 @@ def check(look: Look) -> list[Finding]:
     look.kept["detail"] = "" if shape.gpus is not None else expected(shape, "gpus")
     folder = Path(look.settings.sysfs, "bus/pci/devices")
     if seen and not folder.is_dir():
-        raise Unknown(f"{folder} is not there: is sysfs mounted? {len(seen)} GPUs were seen there in this boot")
+        raise Unknown(
+            f"{folder} is not there: is sysfs mounted? {len(seen)} GPUs were seen there in this boot"
+        )
     silent = sorted(seen.keys() - {gpu.pci for gpu in present})
     gone = [pci for pci in silent if not os.path.lexists(folder / pci)]
     found = [

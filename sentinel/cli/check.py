@@ -191,7 +191,10 @@ def _rows(results: Iterable[CheckResult]) -> Iterable[tuple[int, tuple[str, str,
             what = f"{finding.entity} {finding.code}"
             # A warning outranks an unknown check, as in what needs to be done; an info does not.
             bad = finding.severity.order + (1 if finding.severity is not Severity.INFO else 0)
-            yield bad, (what, finding.severity.value, f"{finding.summary}{evidence}{times}", _to_do(finding.action))
+            yield (
+                bad,
+                (what, finding.severity.value, f"{finding.summary}{evidence}{times}", _to_do(finding.action)),
+            )
 
 
 def _to_do(action: str) -> str:
