@@ -13,8 +13,6 @@ from msgspec import Struct, field
 from sentinel.core.model import CheckState, Finding, Severity
 
 QUARANTINE_TAINT = "sentinel.dev/quarantined"  # always NoSchedule: it touches no running pod
-# Value of the taint where the same write made the node unschedulable: who set that is then known from the node itself.
-CORDONED = "cordoned"
 OUT_OF_SERVICE = (
     "node.kubernetes.io/out-of-service"  # by which a person or a fencing tool says that a node is off
 )
@@ -115,6 +113,25 @@ class Taint(Struct, frozen=True, omit_defaults=True):
     effect: str = "NoSchedule"
 
 
+class NodeMark(Struct, frozen=True):
+    """What the value of Sentinel's taint says, as `0007` or `0007.cordoned`.
+
+    `number`: of the record that the node was marked for (0: not readable). `cordoned`: the same request made the node
+    unschedulable, so the node itself tells who did, whatever became of the record.
+    """
+
+    number: int
+    cordoned: bool
+
+    @classmethod
+    def of(cls, taint: Taint) -> "NodeMark":
+        number, _, word = taint.value.partition(".")
+        return cls(int(number) if number.isdecimal() else 0, word == "cordoned")
+
+    def taint(self) -> Taint:
+        return Taint(QUARANTINE_TAINT, f"{self.number:04d}{'.cordoned' if self.cordoned else ''}")
+
+
 class NodeCondition(Struct, frozen=True, omit_defaults=True):
     type: str
     status: str  # True | False | Unknown
@@ -138,10 +155,13 @@ class PodPicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     job: str = ""
     protected: bool = False  # belongs to a protected job
-    node_uid: str = ""  # of the node object it was bound to; "": the present one
-    boot_id: str = ""  # of the node when the pod was first seen running
     deadline_mono_s: float | None = None  # when its job's time to save and stop is over; None: no limit
     force_after_s: float | None = None  # the policy's `lostNode: force after`; None: only after proof
+
+    @property
+    def id(self) -> str:
+        """The uid is the precondition of a deletion."""
+        return f"{self.namespace}/{self.name}/{self.uid}"
 
 
 class NodePicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -159,10 +179,11 @@ class NodePicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
     instance_gone: bool = False  # the provider says that the machine behind it is gone
     lease_mono_s: float | None = None  # when a renewal of the kubelet's lease was last seen
     agent_mono_s: float | None = None  # when the agent was last heard; None: not since we lead
-    boot_id: str = ""  # of the agent's reports
-    boots: tuple[str, ...] = ()  # earlier ones: a report of them comes late
-    sequence: int = -1  # of the newest report
-    told_mono_s: float = 0.0  # the node's clock in it
+    boot_id: str = ""  # of the agent's newest report
+    booted_wall_s: float = (
+        0.0  # when that boot began, by the node's wall clock: tells a late report of an older boot
+    )
+    told_mono_s: float = 0.0  # the node's clock in the newest report
     checks: dict[str, CheckPicture] = field(default_factory=dict)
     pods: tuple[PodPicture, ...] = ()
 
@@ -171,9 +192,9 @@ class NodePicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return tuple(finding for check in self.checks.values() for finding in check.findings)
 
     @property
-    def mark(self) -> Taint | None:
+    def mark(self) -> NodeMark | None:
         """Sentinel's own taint."""
-        return next((taint for taint in self.taints if taint.key == QUARANTINE_TAINT), None)
+        return next((NodeMark.of(taint) for taint in self.taints if taint.key == QUARANTINE_TAINT), None)
 
 
 class OrderKind(StrEnum):
@@ -190,6 +211,7 @@ class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
     node: str
     by: str = ""
     why: str = ""
+    seen_wall_s: float = float("inf")  # when this leader first saw it: what is isolated later is not meant
 
 
 class FleetPicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -201,6 +223,12 @@ class FleetPicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
     )
     paused: str = ""  # by whom or why; "": not paused
     orders: tuple[Order, ...] = ()
+    # Pods that are bound to nodes that are not there.
+    orphans: dict[str, tuple[PodPicture, ...]] = field(default_factory=dict)
+
+    def pods_of(self, node: str) -> tuple[PodPicture, ...]:
+        there = self.nodes.get(node)
+        return (*(there.pods if there is not None else ()), *self.orphans.get(node, ()))
 
 
 # ---------------------------------------------------------------- the record
@@ -224,8 +252,10 @@ class Wrote(Struct, frozen=True, omit_defaults=True):
 class Ignored(Struct, frozen=True, omit_defaults=True):
     """A finding that a person chose to live with: it acts again only when it occurs anew."""
 
+    check: str
     key: tuple[str, str, str]
     severity: Severity
+    event: bool = False
     count: int = 1
     boot_id: str = ""
 
@@ -234,7 +264,7 @@ class Removal(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Pods that were removed by force."""
 
     at_wall_s: float
-    pods: tuple[str, ...]  # uids
+    pods: tuple[str, ...]  # PodPicture.id
     proof: Proof
     mode: Mode = Mode.ENFORCE
 
@@ -262,7 +292,7 @@ class NodeQuarantine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     severity: Severity = Severity.INFO
     findings: tuple[Finding, ...] = ()
     needs: Needs
-    running_there: tuple[str, ...] = ()  # "job NAMESPACE/NAME", "pod NAMESPACE/NAME"
+    running_there: tuple[str, ...] = ()  # "job JOB, pod NAMESPACE/NAME"
     since_wall_s: float = 0.0  # when it was decided
     acted_wall_s: float = (
         0.0  # when the node was isolated; 0: not yet, or the record was made anew from the node
@@ -275,12 +305,19 @@ class NodeQuarantine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     orders: tuple[str, ...] = ()  # ids of the persons' orders that this record has followed
     by: str = ""  # the person who ordered the last of them
     ignored: tuple[Ignored, ...] = ()  # of an ended record: see Ignored
+    pods: tuple[str, ...] = ()  # of a silent node: its protected pods when it went silent
     removals: tuple[Removal, ...] = ()
     confirmed_dead: bool = False  # a person said so
     ended_wall_s: float | None = None
     ended_by: EndedBy = EndedBy.NONE
     epoch: int = 0
     story: tuple[StoryLine, ...] = ()
+
+    @property
+    def number(self) -> int:
+        """Of the records of its node; 0 where the id was not made here."""
+        number = self.id.rpartition("-")[2]
+        return int(number) if number.isdecimal() else 0
 
     @property
     def isolating(self) -> bool:

@@ -1,0 +1,178 @@
+"""The brakes: how many nodes may be isolated, how many jobs stopped, how many nodes' pods removed by force. Pure.
+
+Everything is counted from records, so that a new leader counts the same. A brake re-arms by itself: what stands ends,
+what was done leaves the window.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from sentinel.core.fleet_model import Brake, FleetPicture, Kind, Mode, NodeQuarantine, State
+from sentinel.core.fleet_settings import Allowance, FleetSettings
+from sentinel.core.model import Component, Finding, Now, Severity
+
+
+class Act(Struct, frozen=True):
+    """Something that counts. `standing`: it lasts (an isolation), so it also counts at a time."""
+
+    pool: str
+    at_wall_s: float  # when it was begun; 0: not by us
+    mode: Mode = Mode.ENFORCE
+    standing: bool = False
+
+
+class Tally:
+    """The acts of one kind, counted in all and per pool.
+
+    What was only observed takes no room from what is enforced; what is observed counts both, as if all were enforced.
+    """
+
+    def __init__(
+        self,
+        whole: Allowance,
+        per_pool: Allowance,
+        sizes: Mapping[str, int],
+        acts: Iterable[Act],
+        now: Now,
+    ) -> None:
+        self._whole = whole
+        self._per_pool = per_pool
+        self._sizes = sizes
+        self._all = sum(sizes.values())
+        self._now = now
+        self._counts: Counter[tuple[Mode, str, str]] = Counter()
+        for act in acts:
+            self.add(act)
+
+    def add(self, act: Act) -> None:
+        for mode in Mode:
+            if mode is Mode.ENFORCE and act.mode is Mode.OBSERVE:
+                continue
+            if act.standing:
+                self._counts[mode, "standing", ""] += 1
+                self._counts[mode, "standing in", act.pool] += 1
+            # A time to come is of a clock that was set back: it counts.
+            if act.at_wall_s > self._now.wall_s - self._whole.window_s and act.at_wall_s:
+                self._counts[mode, "begun", ""] += 1
+            if act.at_wall_s > self._now.wall_s - self._per_pool.window_s and act.at_wall_s:
+                self._counts[mode, "begun in", act.pool] += 1
+
+    def brake(self, pool: str, mode: Mode) -> Brake:
+        """What holds one more back; NONE: there is room."""
+        whole, per_pool, counts = self._whole, self._per_pool, self._counts
+        size = self._sizes.get(pool, 0)
+        if whole.at_a_time and counts[mode, "standing", ""] >= whole.at_a_time.of(self._all):
+            return Brake.AT_A_TIME
+        if per_pool.at_a_time and counts[mode, "standing in", pool] >= per_pool.at_a_time.of(size):
+            return Brake.POOL_AT_A_TIME
+        if counts[mode, "begun", ""] >= whole.per_window.of(self._all):
+            return Brake.PER_WINDOW
+        if counts[mode, "begun in", pool] >= per_pool.per_window.of(size):
+            return Brake.POOL_PER_WINDOW
+        return Brake.NONE
+
+
+def sizes(picture: FleetPicture) -> dict[str, int]:
+    """Nodes of each pool."""
+    return dict(Counter(node.pool for node in picture.nodes.values()))
+
+
+def isolations(
+    kind: Kind,
+    records: Iterable[NodeQuarantine],
+    picture: FleetPicture,
+    settings: FleetSettings,
+    now: Now,
+) -> Tally:
+    """Isolations for findings, or those for full disks. What a person holds is his own doing and counts nowhere."""
+    whole, per_pool = (
+        (settings.disks, settings.pool_disks)
+        if kind is Kind.DISK
+        else (settings.isolations, settings.pool_isolations)
+    )
+    acts = (
+        Act(record.pool, record.acted_wall_s, record.mode, record.state is State.ACTIVE)
+        for record in records
+        if record.kind is kind and (record.acted_wall_s or record.state is State.ACTIVE)
+    )
+    return Tally(whole, per_pool, sizes(picture), acts, now)
+
+
+def removals(
+    records: Iterable[NodeQuarantine], picture: FleetPicture, settings: FleetSettings, now: Now
+) -> Tally:
+    """Removals by force: one for each node and time."""
+    acts = (
+        Act(record.pool, removal.at_wall_s, removal.mode) for record in records for removal in record.removals
+    )
+    return Tally(settings.removals, settings.pool_removals, sizes(picture), acts, now)
+
+
+def stops(acts: Iterable[Act], picture: FleetPicture, settings: FleetSettings, now: Now) -> Tally:
+    """Stops of jobs that still step. `acts`: those stops, from the records of jobs."""
+    return Tally(settings.stops, settings.pool_stops, sizes(picture), acts, now)
+
+
+# ---------------------------------------------------------------- network incidents
+
+
+def network_codes(findings: Iterable[Finding]) -> frozenset[str]:
+    """The codes of a node that is to be isolated for its network alone; empty: for something else too."""
+    worst = [finding for finding in findings if finding.severity is Severity.FATAL]
+    if any(finding.component is not Component.NIC for finding in worst):
+        return frozenset()
+    return frozenset(finding.code for finding in worst)
+
+
+class NetworkIncident(Struct, frozen=True):
+    """Many nodes with one network finding: one incident. Starts of jobs wait while it lasts."""
+
+    code: str
+    nodes: tuple[str, ...]
+
+
+def network_incidents(
+    nodes: Mapping[str, frozenset[str]],
+    records: Iterable[NodeQuarantine],
+    settings: FleetSettings,
+    now: Now,
+) -> tuple[NetworkIncident, ...]:
+    """`nodes`: those that are to be isolated now, with their network codes (see network_codes).
+
+    Nodes that are held back for their network count however long ago; nodes that were isolated for it count for
+    `network_window_s`: those that wait for a new card since last week are no part of it.
+    """
+    having: dict[str, set[str]] = {}
+    for node, codes in nodes.items():
+        for code in codes:
+            having.setdefault(code, set()).add(node)
+    for record in records:
+        recent = abs(now.wall_s - record.since_wall_s) <= settings.network_window_s
+        if record.kind is Kind.FAULT and (
+            record.state is State.HELD or (record.state is State.ACTIVE and recent)
+        ):
+            for code in network_codes(record.findings):
+                having.setdefault(code, set()).add(record.node)
+    return tuple(
+        NetworkIncident(code, tuple(sorted(names)))
+        for code, names in sorted(having.items())
+        if len(names) >= settings.network_nodes
+    )
+
+
+def network_brake(
+    codes: frozenset[str],
+    since_wall_s: float,
+    incidents: Iterable[NetworkIncident],
+    settings: FleetSettings,
+    now: Now,
+) -> Brake:
+    """What holds a node back that has only network findings."""
+    if not codes:
+        return Brake.NONE
+    if any(incident.code in codes for incident in incidents):
+        return Brake.NETWORK_INCIDENT
+    waited_s = now.wall_s - since_wall_s  # negative: the clock was set back, which must not hold it for hours
+    return Brake.NETWORK_SETTLING if 0 <= waited_s < settings.network_settle_s else Brake.NONE

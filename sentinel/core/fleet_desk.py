@@ -1,0 +1,74 @@
+"""What one round of decisions works on: the picture, the records as they will be, and the decisions so far. Pure."""
+
+from collections.abc import Mapping
+
+from sentinel.core import fleet_brakes as brakes
+from sentinel.core.fleet_brakes import Tally
+from sentinel.core.fleet_events import Decision, Event
+from sentinel.core.fleet_marks import by_node
+from sentinel.core.fleet_model import FleetPicture, Kind, Mode, NodeQuarantine, State
+from sentinel.core.fleet_record import step
+from sentinel.core.fleet_settings import FleetSettings
+from sentinel.core.model import Now
+
+
+class Desk:
+    """Decisions are applied to the records at once: what is released early in a round makes room later in it."""
+
+    def __init__(
+        self,
+        picture: FleetPicture,
+        records: Mapping[str, NodeQuarantine],
+        settings: FleetSettings,
+        now: Now,
+    ) -> None:
+        self.picture = picture
+        self.settings = settings
+        self.now = now
+        self.records = dict(records)
+        self.decisions: list[Decision] = []
+        self._of = {
+            name: {record.id: record for record in own} for name, own in by_node(records.values()).items()
+        }
+        self._tallies: dict[str, Tally] = {}
+
+    def of(self, node: str) -> tuple[NodeQuarantine, ...]:
+        return tuple(self._of.get(node, {}).values())
+
+    def open(self, node: str, kind: Kind) -> NodeQuarantine | None:
+        return next((record for record in self.of(node) if record.kind is kind and record.state.open), None)
+
+    def put(self, node: str, record: str, event: Event) -> NodeQuarantine:
+        """Decide `event` for the record of that id."""
+        moved, _ = step(self.records.get(record), event, self.now, self.picture.epoch)
+        self.records[record] = self._of.setdefault(node, {})[record] = moved
+        self.decisions.append(Decision(node, record, event))
+        return moved
+
+    def next_id(self, node: str) -> str:
+        """Numbers go on from the records of the node, and from the mark on it, whose record may be missing."""
+        there = self.picture.nodes.get(node)
+        mark = there.mark if there is not None else None
+        last = max((record.number for record in self.of(node)), default=0)
+        return f"{node}-{max(last, mark.number if mark is not None else 0) + 1:04d}"
+
+    def mode(self, pool: str) -> Mode:
+        return self.settings.mode_of(pool)
+
+    def isolations(self, kind: Kind) -> Tally:
+        """Counted once a round, after its releases."""
+        if kind.value not in self._tallies:
+            self._tallies[kind.value] = brakes.isolations(
+                kind, self.records.values(), self.picture, self.settings, self.now
+            )
+        return self._tallies[kind.value]
+
+    def removals(self) -> Tally:
+        if "removals" not in self._tallies:
+            self._tallies["removals"] = brakes.removals(
+                self.records.values(), self.picture, self.settings, self.now
+            )
+        return self._tallies["removals"]
+
+    def held(self) -> list[NodeQuarantine]:
+        return [record for record in self.records.values() if record.state is State.HELD]

@@ -1,0 +1,214 @@
+"""What is decided about nodes (events of their records), why (Reason), and what is to be performed (effects)."""
+
+from enum import StrEnum
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from sentinel.core.fleet_model import (
+    Brake,
+    EndedBy,
+    Ignored,
+    Kind,
+    Mark,
+    Mode,
+    Needs,
+    Proof,
+    Removal,
+    Wrote,
+)
+from sentinel.core.model import Finding, Severity
+
+
+class Reason(StrEnum):
+    """Why something was decided: also the reason of node events and conditions."""
+
+    FATAL_FINDING = "FatalFinding"
+    DISK_FULL = "DiskFull"
+    HELD_BY_PERSON = "HeldByPerson"
+    MARK_FOUND = "MarkFound"  # the node has our taint, and its record is missing
+    BRAKED = "Braked"
+    NETWORK_INCIDENT = "NetworkIncident"
+    NETWORK_SETTLING = "NetworkSettling"
+    PAUSED = "Paused"
+    ROOM_AGAIN = "RoomAgain"
+    FOUND_MORE = "FoundMore"
+    FOUND_AGAIN = "FoundAgain"
+    MARK_SEEN = "MarkSeen"
+    FINDINGS_GONE = "FindingsGone"
+    RELEASED = "Released"
+    NOT_NEEDED = "NotNeeded"  # what was held back ended by itself
+    RELEASED_BY_PERSON = "ReleasedByPerson"
+    UNCORDONED = "Uncordoned"
+    TAINT_REMOVED = "TaintRemoved"
+    NODE_GONE = "NodeGone"
+    NODE_REPLACED = "NodeReplaced"
+    NODE_RECREATED = "NodeRecreated"
+    OCCURRENCES = "Occurrences"  # which findings stand that a person chose to live with
+    AGENT_SILENT = "AgentSilent"
+    UNREACHABLE = "Unreachable"
+    UNFENCED = "Unfenced"
+    REMOVAL_BRAKED = "RemovalBraked"
+    REMOVED_BY_FORCE = "RemovedByForce"
+    SPEAKS_AGAIN = "SpeaksAgain"
+    DEAD = "Dead"
+
+
+# ---------------------------------------------------------------- events
+
+
+class Said(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    reason: Reason
+    sentence: str  # could stand in an e-mail
+
+
+class Open(Said, frozen=True, kw_only=True, omit_defaults=True, tag=True):
+    """The first event of every record. `held_by`: decided, but a brake holds it back."""
+
+    id: str
+    kind: Kind
+    node: str
+    node_uid: str
+    pool: str
+    mode: Mode
+    needs: Needs
+    held_by: Brake = Brake.NONE
+    severity: Severity = Severity.INFO
+    findings: tuple[Finding, ...] = ()
+    running_there: tuple[str, ...] = ()
+    boot_id: str = ""
+    sampled: Mark = Mark("", 0.0)
+    repeats: int = 0
+    order: str = ""
+    by: str = ""
+    pods: tuple[str, ...] = ()
+    adopted: bool = False  # the node is isolated already: made anew from its mark
+
+
+class HeldBack(Said, frozen=True, kw_only=True, tag=True):
+    brake: Brake
+    mode: Mode
+
+
+class Isolate(Said, frozen=True, kw_only=True, tag=True):
+    """There is room now, or what was only observed is enforced from now on."""
+
+    mode: Mode
+    running_there: tuple[str, ...] = ()
+
+
+class Found(Said, frozen=True, kw_only=True, tag=True):
+    """Other findings than the record knows, or the same ones again after they seemed to be gone."""
+
+    severity: Severity
+    findings: tuple[Finding, ...]
+    needs: Needs
+    sampled: Mark
+
+
+class Well(Said, frozen=True, kw_only=True, tag=True):
+    """All its checks looked again and found nothing."""
+
+    since: Mark
+
+
+class Marked(Said, frozen=True, kw_only=True, tag=True):
+    """The node shows what Sentinel wrote."""
+
+    wrote: Wrote
+
+
+class Moved(Said, frozen=True, kw_only=True, tag=True):
+    """The same machine has a new node object, or a person's hold goes over to its successor."""
+
+    node_uid: str
+    boot_id: str
+
+
+class Noted(Said, frozen=True, kw_only=True, tag=True):
+    """What is known of a silent node has changed. `order`: a person said that it is dead."""
+
+    brake: Brake = Brake.NONE
+    order: str = ""
+    by: str = ""
+
+
+class Removed(Said, frozen=True, kw_only=True, tag=True):
+    removal: Removal
+
+
+class End(Said, frozen=True, kw_only=True, omit_defaults=True, tag=True):
+    ended_by: EndedBy
+    ignored: tuple[Ignored, ...] = ()
+    order: str = ""
+    by: str = ""
+
+
+class Remember(Said, frozen=True, kw_only=True, tag=True):
+    """Which findings a person still lives with."""
+
+    ignored: tuple[Ignored, ...]
+
+
+Event: TypeAlias = (
+    Open | HeldBack | Isolate | Found | Well | Marked | Moved | Noted | Removed | End | Remember
+)
+
+
+class Decision(Struct, frozen=True):
+    """One event for the record `record` of `node`."""
+
+    node: str
+    record: str
+    event: Event
+
+    @property
+    def reason(self) -> Reason:
+        return self.event.reason
+
+    @property
+    def sentence(self) -> str:
+        return self.event.sentence
+
+
+# ---------------------------------------------------------------- effects: idempotent, performed after the save
+
+
+class DoMark(Struct, frozen=True, tag=True):
+    """Make the node's taint and `unschedulable` what the records say: `fleet_marks.write` tells how."""
+
+    node: str
+
+
+class DoConditions(Struct, frozen=True, tag=True):
+    """Make the node's conditions what the records say: `fleet_conditions.writes` tells which."""
+
+    node: str
+
+
+class DoEvent(Struct, frozen=True, tag=True):
+    """An event on the node: best effort, the record's story holds the same."""
+
+    node: str
+    node_uid: str
+    reason: str
+    message: str
+    warning: bool
+
+
+class DoTell(Struct, frozen=True, tag=True):
+    """Tell the administrators. Equal keys are one message."""
+
+    key: str
+    sentence: str
+
+
+class DoRemove(Struct, frozen=True, tag=True):
+    """Delete these pods with no grace. `pods`: NAMESPACE/NAME/UID."""
+
+    node: str
+    pods: tuple[str, ...]
+    proof: Proof
+
+
+Effect: TypeAlias = DoMark | DoConditions | DoEvent | DoTell | DoRemove

@@ -1,0 +1,148 @@
+"""One node: is it still the same, what does it show of what Sentinel wrote, what do its findings say? Pure."""
+
+from sentinel.core import fleet_release as release
+from sentinel.core import fleet_words as words
+from sentinel.core.fleet_desk import Desk
+from sentinel.core.fleet_events import Found, Marked, Moved, Reason, Remember
+from sentinel.core.fleet_isolate import Candidate, end, opening, worst
+from sentinel.core.fleet_model import EndedBy, Kind, Mark, Mode, NodePicture, NodeQuarantine, State, Wrote
+from sentinel.core.model import Finding
+
+FOR_FINDINGS = (Kind.FAULT, Kind.DISK)
+
+
+def gone(desk: Desk, name: str) -> None:
+    if not desk.picture.complete:
+        return
+    for record in desk.of(name):
+        if record.state.open and record.kind in FOR_FINDINGS:
+            sentence = f"The isolation of node {name} has ended: the node is gone from the cluster."
+            end(desk, record, Reason.NODE_GONE, sentence, EndedBy.NODE_GONE)
+
+
+def same_object(desk: Desk, node: NodePicture) -> None:
+    """A node object of the same name: the same machine (by its boot id) stays isolated, another one begins anew."""
+    boot_id = node.boot_id or node.api_boot_id
+    for record in desk.of(node.name):
+        if not record.state.open or not record.kind.isolates or record.node_uid == node.uid:
+            continue
+        since = record.well_from
+        boots = {record.boot_id, record.sampled.boot_id, since.boot_id if since is not None else ""} - {""}
+        if record.kind is Kind.HOLD or boot_id in boots:
+            sentence = f"Node {node.name} has a new node object: what was decided about it goes on."
+            event = Moved(
+                reason=Reason.NODE_RECREATED, sentence=sentence, node_uid=node.uid, boot_id=record.boot_id
+            )
+            desk.put(node.name, record.id, event)
+        elif boot_id:
+            sentence = f"The isolation of node {node.name} has ended: another machine has its name now."
+            end(desk, record, Reason.NODE_REPLACED, sentence, EndedBy.NODE_REPLACED)
+
+
+def marks(desk: Desk, node: NodePicture) -> None:
+    """What the node shows of what Sentinel wrote. What is missing there was taken away by a person."""
+    isolating = [record for record in desk.of(node.name) if record.isolating and record.node_uid == node.uid]
+    mark = node.mark
+    if not isolating:
+        if mark is not None and all(record.number != mark.number for record in desk.of(node.name)):
+            _adopt(desk, node, mark.number)
+        return
+    if mark is not None and all(record.number != mark.number for record in isolating):
+        return  # of a record that has ended: it will be replaced
+    written = [record for record in isolating if record.wrote.taint]
+    uncordoned = mark is not None and mark.cordoned and not node.unschedulable
+    if (written and mark is None) or uncordoned:
+        reason = Reason.UNCORDONED if uncordoned else Reason.TAINT_REMOVED
+        did = "uncordoned it" if uncordoned else "took Sentinel's taint away"
+        left = " It is still unschedulable." if node.unschedulable else ""
+        for record in isolating:
+            sentence = (
+                f"The isolation of node {node.name} has ended: a person {did}. "
+                f"What isolated it acts again only when it occurs anew.{left}"
+            )
+            end(desk, record, reason, sentence, EndedBy.UNCORDONED)
+    elif mark is not None:
+        for record in isolating:
+            if not record.wrote.taint:
+                wrote = Wrote(taint=True, unschedulable=mark.cordoned)
+                sentence = f"Node {node.name} shows Sentinel's taint."
+                desk.put(
+                    node.name, record.id, Marked(reason=Reason.MARK_SEEN, sentence=sentence, wrote=wrote)
+                )
+
+
+def _adopt(desk: Desk, node: NodePicture, number: int) -> None:
+    """The node is marked and its record is missing: it was deleted. What stands keeps the node out."""
+    faults = release.standing(node, Kind.FAULT)
+    kind = Kind.DISK if not faults and release.standing(node, Kind.DISK) else Kind.FAULT
+    if desk.open(node.name, kind) is not None:
+        return  # held back: what is decided about it decides about the mark
+    sentence = (
+        f"Node {node.name} has Sentinel's taint, and its record was deleted: it was made anew. "
+        f"`sentinel release {node.name}` is the way to bring it back."
+    )
+    event = opening(
+        desk,
+        Candidate(kind, node, faults or release.standing(node, kind), None),
+        Mode.ENFORCE,
+        Reason.MARK_FOUND,
+        sentence,
+        id=f"{node.name}-{number:04d}" if number else desk.next_id(node.name),
+        adopted=True,
+    )
+    desk.put(node.name, event.id, event)
+
+
+def findings(desk: Desk, node: NodePicture) -> list[Candidate]:
+    """Goes on with what is open, and gives what is to be isolated."""
+    for ended in desk.of(node.name):
+        if ended.ignored and (left := release.remembered(ended, node)) != ended.ignored:
+            sentence = f"{len(left)} findings of node {node.name} are still lived with."
+            desk.put(
+                node.name,
+                ended.id,
+                Remember(reason=Reason.OCCURRENCES, sentence=sentence, ignored=left),
+            )
+    candidates: list[Candidate] = []
+    if not desk.of(node.name) and not any(check.findings for check in node.checks.values()):
+        return candidates  # most nodes, most of the time
+    for kind in FOR_FINDINGS:
+        found = release.acting(release.standing(node, kind), desk.of(node.name))
+        record = desk.open(node.name, kind)
+        if record is None:
+            if found:
+                candidates.append(Candidate(kind, node, found, None))
+        elif record.node_uid == node.uid:
+            record = _go_on(desk, record, node, found)
+            waits = record.state is State.HELD or (
+                record.mode is Mode.OBSERVE and desk.mode(node.pool) is Mode.ENFORCE
+            )
+            if found and record.state.open and waits:
+                candidates.append(Candidate(kind, node, found, record))
+    return candidates
+
+
+def _go_on(
+    desk: Desk, record: NodeQuarantine, node: NodePicture, found: tuple[Finding, ...]
+) -> NodeQuarantine:
+    if not found:
+        follows = release.judge(record, node, found).event
+        return record if follows is None else desk.put(node.name, record.id, follows)
+    known = {finding.key for finding in record.findings}
+    fresh = [finding for finding in found if finding.key not in known]
+    if not fresh and record.well_from is None:
+        return record
+    now_there = {finding.key for finding in found}
+    every = (*found, *(finding for finding in record.findings if finding.key not in now_there))
+    needs = release.needs(record.kind, every, record.repeats, desk.settings)
+    again = "" if fresh else " again"
+    sentence = f"Node {node.name} has {words.findings(fresh or found)}{again}."
+    event = Found(
+        reason=Reason.FOUND_MORE if fresh else Reason.FOUND_AGAIN,
+        sentence=sentence,
+        severity=worst(every),
+        findings=every,
+        needs=needs,
+        sampled=release.sampled(node, found) if node.boot_id else Mark("", 0.0),
+    )
+    return desk.put(node.name, record.id, event)

@@ -1,0 +1,262 @@
+"""The record of one isolated (or silent) node: a pure state machine.
+
+`step(record, event, now, epoch) -> (record, effects)`. TRANSITIONS is the whole machine: an event that has no row for
+the state raises, and so does a handler that ends in a state its row does not name. The caller saves the new record
+before it performs the effects. What a crash left undone is seen by comparing nodes with records (fleet_marks).
+
+    decided, and there is room:    → active → released
+    decided, and a brake is full:  → held → active → released
+    a person uncordons the node:   → active → overridden
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from msgspec import structs
+
+from sentinel.core.fleet_events import (
+    DoConditions,
+    DoEvent,
+    DoMark,
+    DoRemove,
+    DoTell,
+    Effect,
+    End,
+    Event,
+    Found,
+    HeldBack,
+    Isolate,
+    Marked,
+    Moved,
+    Noted,
+    Open,
+    Reason,
+    Remember,
+    Removed,
+    Said,
+    Well,
+)
+from sentinel.core.fleet_model import (
+    Brake,
+    EndedBy,
+    Mode,
+    NodeQuarantine,
+    State,
+    StoryLine,
+    Wrote,
+)
+from sentinel.core.model import Now
+
+__all__ = ["MAX_STORY", "TRANSITIONS", "Result", "UnexpectedEvent", "step"]
+
+MAX_STORY = 100  # lines: a node that goes on and off for months must not grow its record without end
+
+Result: TypeAlias = tuple[NodeQuarantine, tuple[Effect, ...]]
+
+
+class UnexpectedEvent(Exception):
+    """The machine has no row for this event in this state: a bug, or the record was changed by somebody else."""
+
+
+def _told(record: NodeQuarantine, event: Said, now: Now, state: State, **changes: object) -> NodeQuarantine:
+    """The record in `state`, with one more line of its story."""
+    story = record.story
+    if len(story) >= MAX_STORY:
+        story = story[: MAX_STORY // 2] + story[-(MAX_STORY // 2) + 1 :]
+    line = StoryLine(now.wall_s, state, event.reason.value, event.sentence)
+    return structs.replace(
+        record,
+        state=state,
+        reason=event.reason.value,
+        sentence=event.sentence,
+        story=(*story, line),
+        **changes,
+    )
+
+
+def _saying(
+    record: NodeQuarantine, event: Said, *, tell: bool = True, warning: bool = True
+) -> tuple[Effect, ...]:
+    """A node event, and a message. All nodes of one network incident share one message."""
+    effects: list[Effect] = [
+        DoEvent(record.node, record.node_uid, event.reason.value, event.sentence, warning)
+    ]
+    if tell:
+        effects.append(DoTell(_key(record, event), event.sentence))
+    return tuple(effects)
+
+
+def _key(record: NodeQuarantine, event: Said) -> str:
+    if event.reason is Reason.NETWORK_INCIDENT:
+        return f"network-incident/{','.join(sorted({finding.code for finding in record.findings}))}"
+    return f"{record.id}/{event.reason.value}"
+
+
+def _changing(record: NodeQuarantine) -> tuple[Effect, ...]:
+    """What may differ on the node now. Nothing is written for what is only observed."""
+    if record.mode is Mode.OBSERVE:
+        return ()
+    return (
+        (DoMark(record.node), DoConditions(record.node))
+        if record.kind.isolates
+        else (DoConditions(record.node),)
+    )
+
+
+# ---------------------------------------------------------------- handlers
+
+
+def _open(record: None, event: Open, now: Now) -> Result:
+    state = State.HELD if event.held_by else State.ACTIVE
+    new = NodeQuarantine(
+        id=event.id,
+        kind=event.kind,
+        node=event.node,
+        node_uid=event.node_uid,
+        pool=event.pool,
+        mode=event.mode,
+        state=state,
+        held_by=event.held_by,
+        severity=event.severity,
+        findings=event.findings,
+        needs=event.needs,
+        running_there=event.running_there,
+        since_wall_s=now.wall_s,
+        acted_wall_s=0.0 if event.held_by or event.adopted else now.wall_s,
+        boot_id=event.boot_id,
+        sampled=event.sampled,
+        repeats=event.repeats,
+        orders=(event.order,) if event.order else (),
+        by=event.by,
+        pods=event.pods,
+    )
+    new = _told(new, event, now, state)
+    settling = event.held_by is Brake.NETWORK_SETTLING  # said when it is known what it is
+    return new, (*_changing(new), *(() if settling else _saying(new, event)))
+
+
+def _held_back(record: NodeQuarantine, event: HeldBack, now: Now) -> Result:
+    """Also from active: what was observed is to be enforced now, and there is no room."""
+    record = _told(record, event, now, State.HELD, held_by=event.brake, mode=event.mode, acted_wall_s=0.0)
+    return record, (*_changing(record), *_saying(record, event))
+
+
+def _isolate(record: NodeQuarantine, event: Isolate, now: Now) -> Result:
+    record = _told(
+        record,
+        event,
+        now,
+        State.ACTIVE,
+        held_by=Brake.NONE,
+        mode=event.mode,
+        acted_wall_s=now.wall_s,
+        running_there=event.running_there,
+    )
+    return record, (*_changing(record), *_saying(record, event))
+
+
+def _found(record: NodeQuarantine, event: Found, now: Now) -> Result:
+    record = _told(
+        record,
+        event,
+        now,
+        record.state,
+        severity=event.severity,
+        findings=event.findings,
+        needs=event.needs,
+        sampled=event.sampled,
+        well_from=None,
+    )
+    return record, (*_changing(record), *_saying(record, event, tell=False))
+
+
+def _well(record: NodeQuarantine, event: Well, now: Now) -> Result:
+    return _told(record, event, now, record.state, well_from=event.since), ()
+
+
+def _marked(record: NodeQuarantine, event: Marked, now: Now) -> Result:
+    return structs.replace(record, wrote=event.wrote), ()
+
+
+def _moved(record: NodeQuarantine, event: Moved, now: Now) -> Result:
+    record = _told(
+        record, event, now, record.state, node_uid=event.node_uid, boot_id=event.boot_id, wrote=Wrote()
+    )
+    return record, (*_changing(record), *_saying(record, event))
+
+
+def _noted(record: NodeQuarantine, event: Noted, now: Now) -> Result:
+    changes: dict[str, object] = {"held_by": event.brake}
+    if event.order:
+        changes |= {"orders": (*record.orders, event.order), "by": event.by, "confirmed_dead": True}
+    record = _told(record, event, now, record.state, **changes)
+    return record, (*_changing(record), *_saying(record, event))
+
+
+def _removed(record: NodeQuarantine, event: Removed, now: Now) -> Result:
+    removal = event.removal
+    record = _told(record, event, now, record.state, held_by=Brake.NONE, removals=(*record.removals, removal))
+    effects = _saying(record, event)
+    if removal.mode is Mode.ENFORCE:
+        effects = (DoRemove(record.node, removal.pods, removal.proof), *effects)
+    return record, effects
+
+
+def _end(record: NodeQuarantine, event: End, now: Now) -> Result:
+    overridden = event.ended_by is EndedBy.UNCORDONED
+    quiet = record.held_by is Brake.NETWORK_SETTLING  # nothing was said of it
+    record = _told(
+        record,
+        event,
+        now,
+        State.OVERRIDDEN if overridden else State.RELEASED,
+        held_by=Brake.NONE,
+        ended_wall_s=now.wall_s,
+        ended_by=event.ended_by,
+        ignored=event.ignored,
+        orders=(*record.orders, event.order) if event.order else record.orders,
+        by=event.by or record.by,
+    )
+    return record, (*_changing(record), *(() if quiet else _saying(record, event, warning=overridden)))
+
+
+def _remember(record: NodeQuarantine, event: Remember, now: Now) -> Result:
+    return structs.replace(record, ignored=event.ignored), ()
+
+
+Handler: TypeAlias = Callable[..., Result]
+S = State
+
+# (state, event) -> (handler, states it may lead to). None: there is no record yet.
+TRANSITIONS: dict[tuple[State | None, type], tuple[Handler, tuple[State, ...]]] = {
+    (None, Open): (_open, (S.HELD, S.ACTIVE)),
+    (S.HELD, HeldBack): (_held_back, (S.HELD,)),
+    (S.HELD, Isolate): (_isolate, (S.ACTIVE,)),
+    (S.HELD, Found): (_found, (S.HELD,)),
+    (S.HELD, Moved): (_moved, (S.HELD,)),
+    (S.HELD, End): (_end, (S.RELEASED,)),
+    (S.ACTIVE, Marked): (_marked, (S.ACTIVE,)),
+    (S.ACTIVE, Found): (_found, (S.ACTIVE,)),
+    (S.ACTIVE, Well): (_well, (S.ACTIVE,)),
+    (S.ACTIVE, Isolate): (_isolate, (S.ACTIVE,)),
+    (S.ACTIVE, HeldBack): (_held_back, (S.HELD,)),
+    (S.ACTIVE, Moved): (_moved, (S.ACTIVE,)),
+    (S.ACTIVE, Noted): (_noted, (S.ACTIVE,)),
+    (S.ACTIVE, Removed): (_removed, (S.ACTIVE,)),
+    (S.ACTIVE, End): (_end, (S.RELEASED, S.OVERRIDDEN)),
+    (S.RELEASED, Remember): (_remember, (S.RELEASED,)),
+    (S.OVERRIDDEN, Remember): (_remember, (S.OVERRIDDEN,)),
+}
+
+
+def step(record: NodeQuarantine | None, event: Event, now: Now, epoch: int) -> Result:
+    """Move `record` (None: there is none yet) by one event. Raises UnexpectedEvent where TRANSITIONS has no row."""
+    state = None if record is None else record.state
+    row = TRANSITIONS.get((state, type(event)))
+    if row is None:
+        raise UnexpectedEvent(f"{type(event).__name__} in state {state}")
+    handler, targets = row
+    moved, effects = handler(record, event, now)
+    if moved.state not in targets:
+        raise UnexpectedEvent(f"{handler.__name__} led to {moved.state}, which its row does not name")
+    return structs.replace(moved, epoch=epoch), effects

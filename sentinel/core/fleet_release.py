@@ -1,0 +1,199 @@
+"""Which findings isolate a node, and what must hold before it comes back. Pure.
+
+Silence is not health: only samples that are newer than the isolation count, ordered by the node's own clock.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from sentinel.core import fleet_words as words
+from sentinel.core.fleet_events import End, Reason, Well
+from sentinel.core.fleet_model import (
+    EndedBy,
+    Ignored,
+    Kind,
+    Mark,
+    Needs,
+    NodePicture,
+    NodeQuarantine,
+    Repair,
+    State,
+)
+from sentinel.core.fleet_settings import FleetSettings
+from sentinel.core.model import CheckState, Finding, Now, Severity
+
+# Full for this node alone; a full file server (network-disk-space) is full for every node.
+DISK_CODES = frozenset({"disk-space", "disk-inodes"})
+_REPAIR_ORDER = (Repair.NONE, Repair.RESET, Repair.REBOOT, Repair.PERSON)
+_LOOKED = (CheckState.OK, CheckState.FOUND)  # absent is no health either: the card may have left the bus
+
+
+def standing(node: NodePicture, kind: Kind) -> tuple[Finding, ...]:
+    """The findings for which this node is isolated: fatal ones, or disks over the administrator's threshold."""
+    if kind is Kind.FAULT:
+        found = [finding for finding in node.findings if finding.severity is Severity.FATAL]
+    elif kind is Kind.DISK:
+        found = [
+            finding
+            for finding in node.findings
+            if finding.code in DISK_CODES and finding.severity is Severity.DEGRADED
+        ]
+    else:
+        found = []
+    return tuple(sorted(found, key=lambda finding: (finding.first_seen_wall_s, finding.key)))
+
+
+def sampled(node: NodePicture, found: Iterable[Finding]) -> Mark:
+    """The newest sample among the checks that show these findings, on the node's clock."""
+    times = [
+        node.checks[name].at_mono_s for name in {finding.check for finding in found} if name in node.checks
+    ]
+    return Mark(node.boot_id, max(times, default=node.told_mono_s))
+
+
+def needs(kind: Kind, found: Sequence[Finding], repeats: int, settings: FleetSettings) -> Needs:
+    if kind is Kind.HOLD:
+        return Needs(sentence=words.needs(Repair.PERSON, 0.0), repair=Repair.PERSON)
+    if kind is Kind.DISK:
+        well_for_s = settings.disk_release_after_s
+        sentence = f"the disk must be under its threshold for {words.minutes(well_for_s)}"
+        return Needs(sentence=sentence, well_for_s=well_for_s)
+    repair = max(
+        (settings.repairs.get(finding.action, Repair.NONE) for finding in found),
+        key=_REPAIR_ORDER.index,
+        default=Repair.NONE,
+    )
+    if repeats + 1 >= settings.repeat_limit:
+        sentence = (
+            f"a person must release it: it was isolated {repeats + 1} times within "
+            f"{settings.repeat_window_s / 86400:g} days"
+        )
+        return Needs(sentence=sentence, repair=Repair.PERSON, well_for_s=settings.release_after_s)
+    sentence = words.needs(repair, settings.release_after_s)
+    return Needs(sentence=sentence, repair=repair, well_for_s=settings.release_after_s)
+
+
+def repeats(records: Iterable[NodeQuarantine], settings: FleetSettings, now: Now) -> int:
+    """How often this node was isolated for findings within the window. `records`: of this node."""
+    since_wall_s = now.wall_s - settings.repeat_window_s
+    return sum(record.kind is Kind.FAULT and record.acted_wall_s > since_wall_s for record in records)
+
+
+# ---------------------------------------------------------------- is it well?
+
+
+class Judgement(Struct, frozen=True):
+    """`event`: what follows now, if anything. `sentence`: what is still waited for."""
+
+    sentence: str
+    event: Well | End | None = None
+
+
+def judge(record: NodeQuarantine, node: NodePicture, found: Sequence[Finding]) -> Judgement:
+    """May this node come back? `node` must be of the record's node object; `found`: what isolates it now."""
+    if record.needs.repair is Repair.PERSON and record.state is State.ACTIVE:
+        return Judgement(record.needs.sentence)
+    if found:
+        return Judgement(f"{words.findings(found)} stands")
+    if unseen := _unseen(record, node):
+        return Judgement(unseen)
+    if record.state is State.HELD:
+        sentence = f"Node {record.node} stays in service: {words.findings(record.findings)} ended by itself."
+        return Judgement("", End(reason=Reason.NOT_NEEDED, sentence=sentence, ended_by=EndedBy.WELL))
+    if record.needs.repair is Repair.REBOOT and node.boot_id == record.boot_id:
+        return Judgement("the node must be restarted")
+    here = Mark(node.boot_id, node.told_mono_s)
+    since = record.well_from
+    if since is None or since.boot_id != here.boot_id:
+        sentence = (
+            f"The findings of node {record.node} are gone. It comes back when they stay gone for "
+            f"{words.minutes(record.needs.well_for_s)}."
+        )
+        return Judgement("", Well(reason=Reason.FINDINGS_GONE, sentence=sentence, since=here))
+    left_s = record.needs.well_for_s - (here.mono_s - since.mono_s)
+    if left_s > 0:
+        return Judgement(f"its findings must stay gone for {words.minutes(round(left_s))} more")
+    sentence = (
+        f"Node {record.node} is back in service: nothing of what isolated it ({words.findings(record.findings)}) "
+        f"was seen for {words.minutes(record.needs.well_for_s)}."
+    )
+    return Judgement("", End(reason=Reason.RELEASED, sentence=sentence, ended_by=EndedBy.WELL))
+
+
+def _unseen(record: NodeQuarantine, node: NodePicture) -> str:
+    """Which of the checks that began the isolation has not looked again since; "": all have."""
+    if not node.boot_id or not node.checks:
+        return "nothing was heard of its agent yet"
+    for name in sorted({finding.check for finding in record.findings}):
+        result = node.checks.get(name)
+        if result is None:
+            return f"the check {name} has not reported yet"
+        if result.state not in _LOOKED:
+            return f"the check {name} cannot look ({result.state.value})"
+        if not record.sampled.before(Mark(node.boot_id, result.at_mono_s)):
+            return f"the check {name} has not looked again yet"
+    return ""
+
+
+# ---------------------------------------------------------------- what a person chose to live with
+
+
+def ignoring(record: NodeQuarantine, node: NodePicture | None) -> tuple[Ignored, ...]:
+    """What stands while a person ends this isolation: it acts again only when it occurs anew."""
+    found = {finding.key: finding for finding in record.findings if not _reported(node, finding.check)}
+    if node is not None:
+        found |= {finding.key: finding for finding in standing(node, record.kind)}
+    return tuple(
+        Ignored(
+            check=finding.check,
+            key=finding.key,
+            severity=finding.severity,
+            event=finding.event,
+            count=finding.count,
+            boot_id=finding.boot_id,
+        )
+        for _, finding in sorted(found.items())
+    )
+
+
+def _reported(node: NodePicture | None, check: str) -> bool:
+    return node is not None and check in node.checks
+
+
+def acting(found: Iterable[Finding], records: Iterable[NodeQuarantine]) -> tuple[Finding, ...]:
+    """Those findings that no person chose to live with, or that have occurred anew since."""
+    ignored = [one for record in records for one in record.ignored]
+    return tuple(
+        finding
+        for finding in found
+        if not any(one.key == finding.key and _same(one, finding) for one in ignored)
+    )
+
+
+def _same(ignored: Ignored, finding: Finding) -> bool:
+    if finding.severity.order > ignored.severity.order:
+        return False
+    return not finding.event or (finding.boot_id == ignored.boot_id and finding.count <= ignored.count)
+
+
+def remembered(record: NodeQuarantine, node: NodePicture) -> tuple[Ignored, ...]:
+    """What is left of `record.ignored`: what was seen to be gone acts when it comes again."""
+    found = {finding.key: finding for finding in standing(node, record.kind)}
+    left = []
+    for one in record.ignored:
+        check = node.checks.get(one.check)
+        finding = found.get(one.key)
+        if finding is None and check is not None and check.state in _LOOKED:
+            continue
+        if finding is not None and finding.event and finding.count < one.count:
+            one = Ignored(  # the agent has lost its book and counts anew
+                check=one.check,
+                key=one.key,
+                severity=one.severity,
+                event=True,
+                count=finding.count,
+                boot_id=one.boot_id,
+            )
+        left.append(one)
+    return tuple(left)

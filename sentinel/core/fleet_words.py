@@ -1,0 +1,64 @@
+"""Sentences about nodes, for e-mails, node events and conditions."""
+
+from collections.abc import Sequence
+
+from sentinel.core.fleet_model import Brake, Mode, NodePicture, Repair
+from sentinel.core.model import Finding
+
+MAX_NAMED = 3
+
+BRAKES = {
+    Brake.AT_A_TIME: "as many nodes as are allowed at a time are out of service already",
+    Brake.PER_WINDOW: "as many nodes as are allowed within the window were taken out of service already",
+    Brake.POOL_AT_A_TIME: "as many nodes of its pool as are allowed at a time are out of service already",
+    Brake.POOL_PER_WINDOW: "as many nodes of its pool as are allowed within the window were taken out already",
+    Brake.NETWORK_SETTLING: "for a moment it is waited whether other nodes have the same network finding",
+    Brake.NETWORK_INCIDENT: "many nodes have the same network finding, so it is the network and not the nodes",
+    Brake.PAUSED: "Sentinel is paused",
+}
+_REPAIRS = {
+    Repair.NONE: "",
+    Repair.RESET: "the GPU must be reset, or the node restarted; then ",
+    Repair.REBOOT: "the node must be restarted; then ",
+}
+
+
+def findings(found: Sequence[Finding]) -> str:
+    """The worst few in words, and how many more."""
+    if not found:
+        return "findings that are not known any more"
+    named = [f"{finding.code} of {finding.entity} ({finding.summary})" for finding in found[:MAX_NAMED]]
+    more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+    return ", ".join(named) + more
+
+
+def minutes(seconds: float) -> str:
+    return f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"
+
+
+def needs(repair: Repair, well_for_s: float) -> str:
+    if repair is Repair.PERSON:
+        return "a person must release it"
+    return f"{_REPAIRS[repair]}no such finding may stand for {minutes(well_for_s)}"
+
+
+def isolated(node: str, found: Sequence[Finding], mode: Mode) -> str:
+    was = "was taken" if mode is Mode.ENFORCE else "would have been taken (observe mode)"
+    return f"Node {node} {was} out of service: {findings(found)}. No running pod was touched."
+
+
+def held(node: str, found: Sequence[Finding], brake: Brake) -> str:
+    return f"Node {node} stays in service for now, though it has {findings(found)}: {BRAKES[brake]}."
+
+
+def running_there(node: NodePicture) -> tuple[str, ...]:
+    """What a person will ask first: whose work is on this node."""
+    return tuple(
+        sorted(
+            f"{'job ' + pod.job + ', ' if pod.job else ''}pod {pod.namespace}/{pod.name}" for pod in node.pods
+        )
+    )
+
+
+def pods(count: int) -> str:
+    return f"{count} pod{'' if count == 1 else 's'}"
