@@ -1,10 +1,10 @@
 """Block devices by what sysfs says: errors that their driver counted, drives that died or went, degraded RAID."""
 
-import os
 from pathlib import Path
 
-from sentinel.checks.base import Absent, Look
+from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.nvme import drives, read_text
+from sentinel.checks.sysfs import names
 from sentinel.core.model import Component, Finding, Severity
 
 RESETTING_SAMPLES = 3  # a controller is reset within seconds; longer, it does not come back
@@ -80,18 +80,18 @@ def _controllers(
 
 def check(look: Look) -> list[Finding]:
     root = Path(look.settings.sysfs, "block")
-    try:
-        names = [name for name in sorted(os.listdir(root)) if not name.startswith(_PSEUDO)]
-    except OSError:
-        names = []
     saved = look.kept.get("saved", {})
     before_drives: dict[str, str] = saved.get("drives", {})
-    there = drives(look.settings.sysfs)
-    if not names and not there and not before_drives:
+    try:
+        disks = [name for name in names(str(root)) if not name.startswith(_PSEUDO)]
+        there = drives(look.settings.sysfs)
+    except OSError as error:
+        raise Unknown(f"{error.filename}: {error.strerror}") from None
+    if not disks and not there and not before_drives:
         raise Absent("no block device")
     found: list[Finding] = []
     errors: dict[str, int] = {}
-    for name in names:
+    for name in disks:
         count, more = _errors(root / name, name, saved.get("errors", {}).get(name))
         if count is not None:
             errors[name] = count

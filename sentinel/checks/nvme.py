@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from sentinel.checks.base import Absent, Look, Measure, Unknown
 from sentinel.checks.command import CommandHangs, run
+from sentinel.checks.sysfs import names
 from sentinel.core.model import Component, Finding, Severity
 
 COMMAND_S = 5.0
@@ -29,6 +30,15 @@ _WARNINGS = (
     (0x04, "nvme-unreliable", Severity.DEGRADED, "The drive calls itself unreliable: too many media errors"),
     (0x08, "nvme-read-only", Severity.DEGRADED, "The drive takes no more writes"),
     (0x10, "nvme-backup", Severity.WARNING, "What keeps the drive's cache when power fails has failed"),
+)
+
+
+# Volumes of clouds that show as drives, and are taken away whenever their pod moves.
+VOLUMES = (
+    "Amazon Elastic Block Store",
+    "nvme_card-pd",  # Google's; "nvme_card" is a local drive
+    "MSFT NVMe Accelerator",
+    "Alibaba Cloud Elastic Block Storage",
 )
 
 
@@ -67,9 +77,9 @@ def parse_health(text: bytes) -> Health:
     return health
 
 
-def _number(log: Mapping[str, Any], *names: str) -> int | None:
+def _number(log: Mapping[str, Any], *keys: str) -> int | None:
     """A count; versions of nvme-cli print large ones as text, and flags as an object with their `value`."""
-    value = next((log[name] for name in names if name in log), None)
+    value = next((log[key] for key in keys if key in log), None)
     if isinstance(value, dict):
         value = value.get("value")
     try:
@@ -130,16 +140,16 @@ def _finding(
 
 
 def drives(sysfs: str) -> dict[str, str]:
-    """NVMe controllers on the PCI bus, with their serial numbers: those of file servers wear out elsewhere."""
+    """NVMe controllers on the PCI bus, with their serial numbers: those of file servers wear out elsewhere.
+
+    Raises OSError where they cannot be listed.
+    """
     folder = Path(sysfs, "class/nvme")
-    try:
-        names = sorted(os.listdir(folder))[:MAX_DRIVES]
-    except OSError:
-        return {}
     return {
         name: read_text(folder / name / "serial") or name
-        for name in names
+        for name in names(str(folder))[:MAX_DRIVES]
         if read_text(folder / name / "transport") in ("pcie", "")
+        and not read_text(folder / name / "model").startswith(VOLUMES)
     }
 
 
@@ -174,7 +184,10 @@ def read_health(drive: str) -> Health:
 
 
 def check(look: Look) -> list[Finding]:
-    there = drives(look.settings.sysfs)
+    try:
+        there = drives(look.settings.sysfs)
+    except OSError as error:
+        raise Unknown(f"{error.filename}: {error.strerror}") from None
     if not there:
         raise Absent("no NVMe drive on the PCI bus")
     before: dict[str, int] = look.kept.get("saved", {})
@@ -205,7 +218,7 @@ def check(look: Look) -> list[Finding]:
     look.kept["saved"] = after
     look.kept["measures"] = tuple(measures)
     if unread:
-        text = "; ".join(f"{', '.join(names)}: {why}" for why, names in unread.items())
+        text = "; ".join(f"{', '.join(silent)}: {why}" for why, silent in unread.items())
         raise Unknown(
             f"wear and media errors are not seen (root and /dev/nvme* are needed): {text}", tuple(found)
         )

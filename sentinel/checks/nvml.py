@@ -17,6 +17,7 @@ from sentinel.checks.nvml_measures import measures
 from sentinel.checks.nvml_memory import judge_memory, judge_orphans
 from sentinel.checks.nvml_node import judge_alike, judge_count, judge_expected, judge_set_up, judge_twins
 from sentinel.checks.nvml_sample import Device, Event, Sample
+from sentinel.checks.proc_scan import in_hosts_pid_namespace
 from sentinel.checks.shape import expected, in_time
 from sentinel.checks.xid import recovery_meaning, xid_meaning
 from sentinel.core.model import Component, Finding, Severity
@@ -32,7 +33,6 @@ RENEW_S = 600.0
 XID_EVENT = 0x8
 LIB_RM_VERSION_MISMATCH = 18
 OPEN_WAIT_S = 2.0
-INIT_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel; elsewhere NVML's pids are not ours
 LIBRARY = "libnvidia-ml.so.1"
 # Isolated, with our own root: modules in the current directory or a PYTHONPATH, which are the job's, stay out.
 _ROOT = str(Path(__file__).resolve().parents[2])
@@ -109,7 +109,11 @@ def _sample(look: Look, on_pci: Sequence[str]) -> Sample:
 def _is_hidden(look: Look, entity: str) -> bool:
     """Asked once for each card that is missing: a broken one tries to start whenever it is opened."""
     sysfs, procfs, pci = look.settings.sysfs, look.settings.procfs, entity.removeprefix("GPU ")
-    return bool(in_time(lambda: hidden(sysfs, procfs, pci, not _sees_processes(look)), OPEN_WAIT_S))
+    return bool(
+        in_time(
+            lambda: hidden(sysfs, procfs, pci, not in_hosts_pid_namespace(look.settings.procfs)), OPEN_WAIT_S
+        )
+    )
 
 
 def _named(devices: Sequence[Device], on_pci: Sequence[str]) -> list[Device]:
@@ -233,16 +237,11 @@ def _cards(sample: Sample, look: Look) -> list[Card]:
     return list(cards.values())
 
 
-def _sees_processes(look: Look) -> bool:
-    """In a pid namespace of its own NVML's pids are not ours, and it lists no processes of others."""
-    return os.path.realpath(os.path.join(look.settings.procfs, "self/ns/pid")).endswith(INIT_PID_NAMESPACE)
-
-
 def _judge(sample: Sample, look: Look, on_pci: Sequence[str]) -> list[Finding]:
     def gone(pid: int) -> bool:
         return not os.path.exists(os.path.join(look.settings.procfs, str(pid)))
 
-    sees_processes = _sees_processes(look)
+    sees_processes = in_hosts_pid_namespace(look.settings.procfs)  # elsewhere NVML's pids are not ours
     cards = _cards(sample, look)
     xids = [event for event in sample.events if event.kind == XID_EVENT]
     for card in cards:
@@ -287,7 +286,7 @@ def _detail(sample: Sample, look: Look) -> str:
         said.append(f"needs root: {', '.join(sample.denied)}")
     if look.kept["hidden"]:
         said.append(f"not ours to use, so not looked at: {', '.join(sorted(look.kept['hidden']))}")
-    if not _sees_processes(look):
+    if not in_hosts_pid_namespace(look.settings.procfs):
         said.append("not in the host's pid namespace: memory that no living process holds is not seen")
     return "; ".join(said)
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 # Default soft limit of descriptors is 1,024: a process with fewer than this is not near any usual limit.
 MANY_FDS = 800
 PF_KTHREAD = 0x00200000  # include/linux/sched.h
+INIT_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel
 
 
 class Process(Struct, frozen=True, gc=False):
@@ -47,6 +48,11 @@ def parse_stat(data: bytes) -> Process:
         threads=int(fields[17]),
         started_ticks=int(fields[19]),
     )
+
+
+def in_hosts_pid_namespace(procfs: str) -> bool:
+    """Whether /proc shows the processes of the whole machine, and not only those of a container."""
+    return os.path.realpath(os.path.join(procfs, "self/ns/pid")).endswith(INIT_PID_NAMESPACE)
 
 
 def scan(procfs: str) -> Scan:

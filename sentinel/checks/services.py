@@ -16,6 +16,7 @@ from msgspec import Struct
 from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.command import CommandHangs, run
 from sentinel.checks.gpus import NVIDIA_VENDOR
+from sentinel.checks.proc_scan import in_hosts_pid_namespace
 from sentinel.checks.shape import expected, judged
 from sentinel.core.model import Component, Finding, Severity
 from sentinel.settings import Shape
@@ -225,14 +226,21 @@ def check(look: Look) -> list[Finding]:
     named = [unit.removesuffix(".service") for unit in shape.services or ()]
     names = list(dict.fromkeys([*named, *KNOWN]))
     try:
-        services = ask_systemd(names, procfs) or find_processes(names, procfs, look.kept, look.now.mono_s)
+        asked = ask_systemd(names, procfs)
+        services = asked or find_processes(names, procfs, look.kept, look.now.mono_s)
     except OSError as error:
         raise Unknown(f"{procfs}: {error.strerror}") from None
-    wanted = set(named) if shape.services is not None else {item.name for item in services if item.installed}
-    if has_nvswitches(Path(look.settings.sysfs)):
+    seen = {item.name for item in services if item.installed}
+    sees_all = asked is not None or in_hosts_pid_namespace(str(procfs))
+    if shape.services is not None and not sees_all and not seen.issuperset(named):
+        missing = ", ".join(name for name in named if name not in seen)
+        raise Unknown(f"in a process namespace of its own, where the node's services are not seen: {missing}")
+    wanted = set(named) if shape.services is not None else seen
+    if sees_all and has_nvswitches(Path(look.settings.sysfs)):
         wanted.add(FABRIC_MANAGER)
     if not wanted:
-        raise Absent(f"none of {', '.join(KNOWN)} is installed; {expected(shape, 'services')}")
+        where = "is installed" if sees_all else "runs in this container"
+        raise Absent(f"none of {', '.join(KNOWN)} {where}; {expected(shape, 'services')}")
     told = ", ".join(sorted(wanted))
     look.kept["detail"] = told if shape.services is not None else f"{told}; {expected(shape, 'services')}"
     found = judge_down(_down(services, wanted, look.kept), shape)

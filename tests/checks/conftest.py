@@ -1,8 +1,10 @@
 """Stand-ins for hardware: a stub libnvidia-ml.so.1, a sysfs tree, a file of kernel records, a clock."""
 
 import os
+import resource
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,17 @@ HEALTHY: dict[str, Any] = {
     "gpus_gpm5": 60,
     "gpus_gpm10": 40,
 }
+
+
+@contextmanager
+def no_more_descriptors() -> Iterator[None]:
+    """No file can be opened, as in a process that leaks them."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 class HandClock:

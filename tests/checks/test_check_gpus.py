@@ -1,9 +1,6 @@
 """GPUs by sysfs: their order, which to leave out, and one that left the bus."""
 
-import resource
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -14,6 +11,7 @@ from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.gpus import cuda_environment, inventory, usable
 from sentinel.core.model import Severity
 from sentinel.settings import Shape
+from tests.checks.conftest import no_more_descriptors
 
 
 @pytest.fixture
@@ -114,16 +112,6 @@ def test_a_machine_whose_sysfs_is_not_mounted_any_more_has_not_lost_its_cards(
     four_cards.sysfs.rename(four_cards.folder / "elsewhere")
     with pytest.raises(Unknown, match="is sysfs mounted"):
         gpu_pci.check(look)
-
-
-@contextmanager
-def no_more_descriptors() -> Iterator[None]:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def looks(machine: Any, clock: Any, kept: dict[str, Any], shape: Shape) -> list[Any]:

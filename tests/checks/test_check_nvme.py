@@ -13,7 +13,7 @@ from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.nvme import ToolFailed, parse_health
 from sentinel.checks.table import select
 from sentinel.core.model import Finding, Severity
-from tests.checks.conftest import HandClock, Machine
+from tests.checks.conftest import HandClock, Machine, no_more_descriptors
 
 # Captured: `nvme smart-log -o json` of nvme-cli 1 (the test of a Prometheus exporter of its output; shortened).
 NVME_CLI = {
@@ -253,6 +253,22 @@ def test_a_drive_that_has_gone_is_told_once(node: Node) -> None:
     assert node.look(block.check) == []
     folder.rename(node.machine.folder / "gone")
     assert node.look(block.check) == [("nvme1", "nvme-gone", "degraded")]
+    assert node.look(block.check) == []
+
+
+def test_a_volume_of_a_cloud_that_is_taken_away_is_no_drive_that_failed(node: Node) -> None:
+    node.add("nvme0")
+    (node.add("nvme1") / "model").write_text("Amazon Elastic Block Store              \n")
+    assert node.look(block.check) == []
+    (node.machine.sysfs / "class/nvme/nvme1").rename(node.machine.folder / "detached")
+    assert node.look(block.check) == []
+
+
+def test_that_no_folder_can_be_listed_takes_no_drive_away(node: Node) -> None:
+    node.add("nvme0")
+    assert node.look(block.check) == []
+    with no_more_descriptors(), pytest.raises(Unknown, match="Too many open files"):
+        node.look(block.check)
     assert node.look(block.check) == []
 
 

@@ -14,7 +14,7 @@ from sentinel.checks import nvml as check_module
 from sentinel.checks.base import Absent, Unknown
 from sentinel.checks.child import LineChild
 from sentinel.checks.gpus import hidden
-from sentinel.checks.nvml import INIT_PID_NAMESPACE
+from sentinel.checks.proc_scan import INIT_PID_NAMESPACE
 from sentinel.core.model import Severity
 
 FIRST, SECOND = "0000:18:00.0", "0000:2a:00.0"

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from typing import Any
 
-from sentinel.checks import nvml as check_module
+from sentinel.checks import proc_scan
 from sentinel.core.model import Severity
 
 FIRST, SECOND = "GPU 0000:18:00.0", "GPU 0000:2a:00.0"
@@ -38,7 +38,7 @@ def test_memory_of_a_process_that_is_gone_is_told_when_it_lasts(
 ) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    monkeypatch.setattr(check_module, "INIT_PID_NAMESPACE", os.readlink("/proc/self/ns/pid"))
+    monkeypatch.setattr(proc_scan, "INIT_PID_NAMESPACE", os.readlink("/proc/self/ns/pid"))
     cards.set(gpu0_processes=f"{ended.pid}:{1 << 30}", gpu1_processes=f"{os.getpid()}:{1 << 30}")
     assert sample() == {}
     assert sample() == {}
@@ -52,7 +52,7 @@ def test_memory_of_a_process_that_is_gone_is_told_when_it_lasts(
 def test_memory_in_use_that_no_process_is_listed_for_is_told_when_it_lasts(
     sample: Any, cards: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(check_module, "INIT_PID_NAMESPACE", os.readlink("/proc/self/ns/pid"))
+    monkeypatch.setattr(proc_scan, "INIT_PID_NAMESPACE", os.readlink("/proc/self/ns/pid"))
     cards.set(gpu1_memory_used=20 << 30)
     sample()
     sample()
@@ -69,7 +69,7 @@ def test_memory_in_use_that_no_process_is_listed_for_is_told_when_it_lasts(
 def test_the_processes_of_an_old_driver_are_asked_by_its_own_function(
     sample: Any, machine: Any, nvml: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(check_module, "INIT_PID_NAMESPACE", os.readlink("/proc/self/ns/pid"))
+    monkeypatch.setattr(proc_scan, "INIT_PID_NAMESPACE", os.readlink("/proc/self/ns/pid"))
     machine.add_pci("0000:18:00.0")
     scenario = nvml("0000:18:00.0", old_driver=True)
     scenario.set(gpu0_processes=f"4194303:{1 << 30}")
@@ -79,7 +79,7 @@ def test_the_processes_of_an_old_driver_are_asked_by_its_own_function(
 def test_in_a_pid_namespace_of_its_own_nvmls_pids_mean_nothing(
     sample: Any, cards: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(check_module, "INIT_PID_NAMESPACE", "pid:[1]")
+    monkeypatch.setattr(proc_scan, "INIT_PID_NAMESPACE", "pid:[1]")
     cards.set(gpu0_processes=f"4194303:{1 << 30}", gpu1_memory_used=20 << 30)
     assert sample.until(3) == {}
     assert "not in the host's pid namespace" in sample.kept["detail"]

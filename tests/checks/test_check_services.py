@@ -12,6 +12,7 @@ import pytest
 
 from sentinel.checks import services
 from sentinel.checks.base import Absent, Look, Unknown
+from sentinel.checks.proc_scan import INIT_PID_NAMESPACE
 from sentinel.checks.services import parse_show
 from sentinel.core.model import Finding, Now, Severity
 from sentinel.settings import Settings, Shape
@@ -35,11 +36,17 @@ class Node:
         self.folder = folder
         self.machine = machine
         self.procfs = folder / "proc"
-        self.procfs.mkdir()
+        (self.procfs / "self/ns").mkdir(parents=True)
+        self.namespace(INIT_PID_NAMESPACE)
         self.shape = Shape()
         self.kept: dict[str, Any] = {}
         self.mono_s = 1000.0
         self.units: dict[str, str] = {}
+
+    def namespace(self, name: str) -> None:
+        link = self.procfs / "self/ns/pid"
+        link.unlink(missing_ok=True)
+        link.symlink_to(name)
 
     def systemd(self, monkeypatch: pytest.MonkeyPatch, command: str = 'cat "$0.out"') -> None:
         (self.procfs / "self/root/run/systemd/system").mkdir(parents=True)
@@ -160,6 +167,19 @@ def test_nvswitches_need_the_fabric_manager(booted: Node) -> None:
     assert booted.told() == [("service nvidia-fabricmanager", "service-down", Severity.DEGRADED)]
     booted.unit("nvidia-fabricmanager", "active", "running")
     assert booted.check() == []
+
+
+def test_a_container_that_sees_no_service_of_the_node_calls_none_down(node: Node) -> None:
+    """As in the init container of a pod: the NVSwitches are in its /sys, the fabric manager is not in its /proc."""
+    node.machine.add_pci("0000:07:00.0", pci_class="0x068000", device="0x22a3")
+    assert node.told() == [("service nvidia-fabricmanager", "service-down", Severity.DEGRADED)]
+    node.namespace("pid:[4026532999]")
+    node.kept.clear()
+    with pytest.raises(Absent, match="in this container"):
+        node.check()
+    node.shape = Shape(source="manifest", services=("kubelet.service",))
+    with pytest.raises(Unknown, match=r"not seen: kubelet"):
+        node.check()
 
 
 def test_a_systemd_that_does_not_answer_is_unknown(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
