@@ -6,7 +6,8 @@ own clock. Exit codes: 0 read, whether there were faults or not; 1 a file cannot
 """
 
 import argparse
-import sys
+import io
+import os
 import time
 import zlib
 from collections.abc import Iterable
@@ -16,11 +17,13 @@ from msgspec import Struct
 
 from sentinel.checks.findings import FindingBook, Key
 from sentinel.checks.xid import actions, catalogue, finding_of
+from sentinel.cli.replay_open import NoLog, open_log
 from sentinel.cli.tables import complain, put, table
 from sentinel.core.model import Component, Finding, Now, Severity
 from sentinel.logs.kernel import KernelLog
-from sentinel.logs.kernel_file import NotALog, SavedLine, saved_lines, unpacked
+from sentinel.logs.kernel_file import GZIP, NotALog, SavedLine, saved_lines, unpacked
 from sentinel.logs.kernel_prefix import KernelLine
+from sentinel.notify.text import count
 from sentinel.web.words import printable
 
 USAGE = 64
@@ -214,10 +217,11 @@ def main(args: argparse.Namespace) -> int:
         return USAGE
     replay = KernelReplay()
     notes: list[str] = []
-    bad = [why for path in args.kernel if (why := _read(path, replay, notes))]
+    bad = [f"{path}: {why}" for path in args.kernel if (why := _read(path, replay, notes))]
     if not replay.known and not replay.seen and not bad:
         forms = "dmesg, syslog, and what journalctl prints (short, json, export)"
-        bad.append(f"{', '.join(args.kernel)}: no line of a kernel log; read are {forms}")
+        why = f"no line of a kernel log; read are {forms}" if replay.lines else "empty"
+        bad.append(f"{', '.join(args.kernel)}: {why}")
     for why in bad:
         complain(why)
     if bad and not replay.seen:
@@ -237,33 +241,36 @@ def main(args: argparse.Namespace) -> int:
 
 def _read(path: str, replay: KernelReplay, notes: list[str]) -> str:
     """Replay one file; returns why it cannot be read, "" where it was."""
+    before, known = replay.lines, replay.known
     try:
-        file = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
-        with file:
-            before = replay.lines
-            known = replay.known
-            for saved in saved_lines(unpacked(file), time.time()):  # type: ignore[arg-type]
+        with open_log(path) as file:
+            binary = b"\0" in file.peek()
+            for saved in saved_lines(unpacked(file), time.time()):
                 replay.take(saved)
             if replay.lines == before:
                 notes.append(f"{path}: empty")
-            elif replay.known == known and b"\0" in _head(path):
-                return f"{path}: binary, not a log"
-    except IsADirectoryError:
-        return f"{path}: a folder; name the logs in it"
+            elif replay.known == known and binary:
+                return "binary, not a log"
+            elif _cut_off(file):
+                notes.append(f"{path}: ends in the middle of a line, which may be cut off")
     except EOFError:
         notes.append(f"{path}: cut off; what could be unpacked was read")
     except zlib.error as error:
-        return f"{path}: damaged: {error}"
-    except (NotALog, OSError) as error:
-        return f"{path}: {getattr(error, 'strerror', None) or error}"
+        return f"damaged: {error}"
+    except (NoLog, NotALog, OSError) as error:
+        return str(getattr(error, "strerror", None) or error)
     return ""
 
 
-def _head(path: str) -> bytes:
-    if path == "-":
-        return b"\0"
-    with open(path, "rb") as file:
-        return file.read(4096)
+def _cut_off(file: io.BufferedReader) -> bool:
+    """A plain file whose last line has no end: of `..., 79` may be left `..., 7`."""
+    if not file.seekable():
+        return False
+    file.seek(0)
+    if file.peek(2).startswith(GZIP):
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
 
 
 # ---------------------------------------------------------------- for people and for programs
@@ -276,11 +283,12 @@ def as_json(answer: Answer) -> str:
 def as_text(answer: Answer) -> str:
     """A table of all faults, then what each of those that matter means."""
     boots = f", {answer.boots} boots" if answer.boots > 1 else ""
-    head = [f"{', '.join(answer.files)}: {answer.lines:,} lines{boots}, {len(answer.faults)} distinct faults"]
+    told = f"{count(answer.lines, 'line')}{boots}, {count(len(answer.faults), 'distinct fault')}"
+    head = [f"{', '.join(answer.files)}: {told}"]
     if answer.unbelieved:
-        head.append(f"{answer.unbelieved:,} lines of other programs were not believed")
+        head.append(f"not believed, because other programs wrote them: {count(answer.unbelieved, 'line')}")
     if answer.not_shown:
-        head.append(f"{answer.not_shown:,} lines of further faults are not shown")
+        head.append(f"not shown: {count(answer.not_shown, 'line')} about further faults")
     head += answer.notes
     if not answer.faults:
         return "\n".join([*head, "No fault."]) + "\n"

@@ -32,7 +32,7 @@ _VERBOSE = re.compile(r"[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\S* \S+ \[s=
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 _BOOT_LINE = re.compile(r"-- (?:Boot [0-9a-f]{32}|Reboot) --$")
 _FIRST_OF_BOOT = "Linux version "
-_KEPT_FIELDS = ("MESSAGE", "_TRANSPORT", "__REALTIME_TIMESTAMP", "_BOOT_ID")
+_KEPT_FIELDS = ("MESSAGE", "_TRANSPORT", "SYSLOG_FACILITY", "__REALTIME_TIMESTAMP", "_BOOT_ID")
 
 
 class NotALog(Exception):

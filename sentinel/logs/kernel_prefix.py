@@ -24,13 +24,21 @@ class KernelLine(Struct, frozen=True):
 
 
 _LEVEL = re.compile(r"<(\d{1,3})>")
-_DECODED = re.compile(r"(\w+) *: *\w+ *: (?=\[|\d{4}-)")  # dmesg -x: "kern  :err   : [...] text"
+# dmesg -x: "kern  :err   : [...] text", with -t "kern  :err   : text"
+_DECODED = re.compile(
+    r"(kern|user|mail|daemon|auth|syslog|lpr|news|uucp|cron|authpriv|ftp|res\d|local[0-7]) *"
+    r":(?:emerg|alert|crit|err|warn|notice|info|debug) *: "
+)
 _KMSG = re.compile(r"(\d+),(\d+),(\d+),[^;]*;")
-_UPTIME = re.compile(r"\[ *(\d+\.\d+)(?: <[ \d.]+>)?\](?:\[ *[TC]\d+\])? ?")
+_UPTIME = re.compile(r"\[ *(\d+\.\d+)(?: <[ \d.]+>)?\] ?")
+_CALLER = re.compile(r" ?\[ *[TC]\d+\] ?")  # of a kernel that tells the thread or processor (PRINTK_CALLER)
 _RELATIVE = re.compile(
     r"\[(?:<? *[+ ]?\d+\.\d+>?|[A-Z][a-z]{2} ?\d{1,2} \d\d:\d\d)\] "
 )  # dmesg -H: no time of its own
-_CTIME = re.compile(r"\[([A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\] ?")
+# dmesg -T, and with the name of a time zone (which says too little: local time) `log -T` of crash.
+_CTIME = re.compile(
+    r"\[([A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d )(?:[A-Z+-][\w+-]{1,5} )?(\d{4})\] ?"
+)
 _ISO = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?) ")
 _FULL = re.compile(
     r"[A-Z][a-z]{2} (\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?) (\S+) "
@@ -41,8 +49,10 @@ _RFC5424 = re.compile(
     r'(?:-|(?:\[(?:[^\]"]|"(?:[^"\\]|\\.)*")*\])+)(?: \ufeff?|$)'
 )
 _SYSLOG = re.compile(r"([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?) ")
-_HOST_AND_TAG = re.compile(r"\S+ ([^\s:\[]+)(?:\[\d+\])?: ")  # "node7 kernel: ", "node7 sshd[42]: "
-_KERNEL_TAG = re.compile(r"(?:[\w.:-]+ ){0,2}kernel: ")  # with a host, and with the "kern.err" of busybox
+# "node7 kernel: ", "node7 sshd[42]: ", and of busybox "node7 auth.info sshd[42]: "
+_HOST_AND_TAG = re.compile(r"\S+ (?:\w+\.\w+ )?[^\s:\[]+(?:\[\d+\])?: ")
+# With a host, and with the "kern.err" of busybox. A host's name ends in no colon: that is another program's tag.
+_KERNEL_TAG = re.compile(r"(?:[\w.:-]*[\w.-] )?(?:kern\.\w+ )?kernel: ")
 
 
 def _iso_seconds(stamp: str) -> float | None:
@@ -88,7 +98,9 @@ def journal_entry(entry: Mapping[str, object]) -> KernelLine | None:
     return KernelLine(
         text=message,
         wall_s=int(stamp) / 1e6 if stamp.isascii() and stamp.isdigit() else None,
-        from_kernel=entry.get("_TRANSPORT", "kernel") == "kernel",
+        # What users write into the kernel's log has its transport too, but not its facility.
+        from_kernel=entry.get("_TRANSPORT", "kernel") == "kernel"
+        and str(entry.get("SYSLOG_FACILITY", 0)) == "0",
         boot_id=str(entry.get("_BOOT_ID", "")),
     )
 
@@ -115,6 +127,8 @@ def split_prefix(line: str, now_wall_s: float | None = None) -> KernelLine:
     `now_wall_s` tells the year of classic syslog stamps. A line with no known prefix is returned whole.
     """
     line = line.rstrip("\r\n")
+    if line.startswith("data: {"):  # journalctl -o json-sse
+        line = line.removeprefix("data: ")
     if line.startswith("{") and (entry := _journal_json(line)):
         return entry
     if match := _KMSG.match(line):
@@ -139,13 +153,15 @@ def split_prefix(line: str, now_wall_s: float | None = None) -> KernelLine:
         line = line[match.end() :]
     if uptime_s is None:
         uptime_s, line = _uptime(line)
+    if match := _CALLER.match(line):
+        line = line[match.end() :]
     return KernelLine(line, wall_s, uptime_s, from_kernel, len(line) < len(whole))
 
 
 def _date(line: str, now_wall_s: float | None) -> tuple[float | None, bool, str]:
     """Take a date off: (wall clock, whether host and tag follow, the rest)."""
     if match := _CTIME.match(line):
-        return _ctime_seconds(match[1]), False, line[match.end() :]
+        return _ctime_seconds(match[1] + match[2]), False, line[match.end() :]
     if match := _ISO.match(line):  # dmesg writes a comma before the fraction, syslog and the journal a point
         return _iso_seconds(match[1]), "," not in match[1], line[match.end() :]
     if match := _FULL.match(line):

@@ -3,6 +3,8 @@
 What is expected here was written beside NVIDIA's catalogue and by hand; nothing of it is read from rules/.
 """
 
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +12,12 @@ import pytest
 from sentinel.checks import kernel
 from sentinel.checks.base import Look
 from sentinel.checks.findings import KEPT_S, BookState, FindingBook
-from sentinel.checks.xid import actions, catalogue, finding_of
+from sentinel.checks.xid import actions, catalogue, finding_of, recovery_meaning, severities
 from sentinel.core.model import Cause, Component, Finding, Now, RankExit, Severity, Verdict
 from sentinel.core.triage import triage
 from sentinel.failures import failure_classes
-from sentinel.logs.kernel import KernelLog
+from sentinel.logs.kernel import KernelLog, shipped_rules
+from sentinel.logs.kernel_prefix import split_prefix
 from sentinel.rules import data_dir
 
 CARD, OTHER = "0000:18:00.0", "0000:2a:00.0"
@@ -103,6 +106,64 @@ SWITCH_WARNINGS = (
     "10001 10002 10003 10004 10005 11012 11021 11022 11023 12021 12023 12030 15008 15011 19049 19055 19057 19059 19062 "
     "19065 19068 19071 20001 20009 20012 22013 24001 24002 24003"
 )
+
+
+# What rules/kernel.toml adds to NVIDIA's numbers. Only what is proved isolates.
+MESSAGES = {
+    "fatal": {
+        "RESTART_BM": "kernel-panic pcie-fatal nic-commands-lost nic-health",
+        "CHECK_MEMORY": "memory-uncorrected memory-poisoned machine-check hardware-error",
+        "REPLACE_NIC": "nic-hardware",
+    },
+    "degraded": {
+        "RESTART_BM": "soft-lockup hard-lockup kernel-oops pcie-not-recovered",
+        "CHECK_STORAGE_OR_DRIVER": "hung-task",
+        "RAISE_LIMIT": "files-limit",
+        "CHECK_MEMORY": "machine-check-logged hardware-error-recoverable",
+        "CHECK_FILE_SYSTEM": "fs-shutdown fs-error journal-abort",
+        "CHECK_DISK": "nvme-down raid-disk-failed",
+        "CHECK_STORAGE": "nfs-not-responding nfs-lock-lost lustre-lost ceph-hung ceph-evicted",
+        "CHECK_COOLING": "nic-temperature",
+    },
+    "warning": {
+        "ADD_MEMORY": "oom-kill",
+        "RAISE_LIMIT": "pids-limit conntrack-full",
+        "RESTART_BM": "rcu-stall",
+        "CHECK_MEMORY": "kernel-bad-page",
+        "CHECK_PCIE": "pcie-uncorrected pcie-slot-down nic-pcie-limited",
+        "CHECK_COOLING": "cpu-throttled",
+        "CONTACT_SUPPORT": "gpu-init-failed",
+        "CHECK_DISK": "fs-writeback fs-checksum nvme-timeout io-error",
+        "CHECK_STORAGE": "nfs-timed-out",
+        "CHECK_MECHANICALS": "nic-power",
+        "CHECK_NIC": "nic-queue-timeout",
+    },
+    "info": {
+        "CHECK_MEMORY": "memory-corrected machine-check-corrected hardware-error-corrected",
+        "CHECK_PCIE": "pcie-corrected",
+        "CHECK_CABLE": "nic-cable nic-link-down",
+    },
+}
+# (code, so many, this far apart in seconds) become what; one fewer, or further apart, do not.
+REPEATS = [
+    ("memory-corrected", 10, 3600, "warning"),
+    ("machine-check-corrected", 10, 3600, "warning"),
+    ("hardware-error-corrected", 10, 3600, "warning"),
+    ("pcie-corrected", 10, 300, "warning"),
+    ("pcie-uncorrected", 3, 3600, "degraded"),
+    ("pcie-slot-down", 3, 3600, "degraded"),
+    ("rcu-stall", 3, 600, "degraded"),
+    ("fs-writeback", 2, 3600, "degraded"),
+    ("nvme-timeout", 3, 600, "degraded"),
+    ("io-error", 10, 300, "degraded"),
+    ("nfs-timed-out", 3, 60, "degraded"),
+    ("nic-link-down", 3, 3600, "degraded"),
+    ("nic-cable", 3, 3600, "degraded"),
+    ("XID 74", 3, 3600, "degraded"),
+    ("XID 63", 8, 3600, "warning"),
+    ("XID 94", 2, 3600, "degraded"),
+    ("XID 94", 3, 3600, "fatal"),
+]
 
 
 def finding(text: str) -> Finding:
@@ -225,6 +286,57 @@ def test_no_number_is_rebooted_or_reset_for_that_nvidia_ignores_or_only_restarts
         assert finding(line(number)).severity is Severity.FATAL
 
 
+@pytest.mark.parametrize(
+    ("value", "severity", "action"),
+    [
+        (0, "info", "IGNORE"),
+        (1, "fatal", "RESET_GPU"),
+        (2, "fatal", "RESTART_BM"),
+        (3, "degraded", "DRAIN_P2P"),
+        (4, "degraded", "DRAIN_AND_RESET"),
+        (5, "degraded", "RECOVER_IMEX_DOMAIN"),
+        (6, "fatal", "RESET_GPU"),
+        (7, "fatal", "RESTART_BM"),
+        (8, "warning", "CONTACT_SUPPORT"),
+    ],
+)
+def test_the_drivers_recovery_action_is_followed(value: int, severity: str, action: str) -> None:
+    meaning = recovery_meaning(value=value)
+    assert (meaning.severity.value, meaning.action) == (severity, action)
+
+
+@pytest.mark.parametrize(
+    ("failure", "numbers"),
+    [
+        ("gpu-ecc", (48, 64, 94, 95, 140, 171, 172)),
+        ("nvlink", (74, 136, 144, 145, 146, 147, 148, 149, 150, 155)),
+        ("gpu-hardware", (46, 54, 62, 79, 109, 119, 120, 143, 151, 158)),
+        ("illegal-access", (13, 31, 43)),
+        ("gpu-exception", (8, 39, 68)),
+    ],
+)
+def test_a_jobs_verdict_names_the_kind_of_fault(failure: str, numbers: tuple[int, ...]) -> None:
+    assert {verdict(finding(line(number))).failure for number in numbers} == {failure}
+
+
+def test_every_other_message_has_the_severity_and_the_action_that_is_expected() -> None:
+    """Of each code the real lines that are kept, and a line of each row there is."""
+    expected = {
+        code: (severity, action)
+        for severity, by_action in MESSAGES.items()
+        for action, codes in by_action.items()
+        for code in codes.split()
+    }
+    assert {rule.code for rule, _ in shipped_rules()} == set(expected)
+    seen = set()
+    for row in tomllib.loads((Path(__file__).parents[1] / "logs/kernel_lines.toml").read_text())["line"]:
+        if row.get("code") and not row.get("over"):
+            found = finding(split_prefix(row["text"]).text)
+            assert (found.severity.value, found.action) == expected[row["code"]], row["text"]
+            seen.add(row["code"])
+    assert seen == set(expected)
+
+
 # ---------------------------------------------------------------- folding
 
 
@@ -342,6 +454,38 @@ def test_repeats_of_one_card_escalate_as_is_said(number: int, every_s: float, be
         book.fold("kernel", [finding_of(event, now.wall_s, now.mono_s, "boot")], now)
         told.append(book.active()[0].severity.value)
     assert told == becomes
+
+
+@pytest.mark.parametrize(("code", "count", "apart_s", "becomes"), REPEATS)
+def test_so_many_of_one_device_within_so_long_and_no_fewer_become_worse(
+    code: str, count: int, apart_s: float, becomes: str
+) -> None:
+    def after(times: int, apart_s: float) -> Severity:
+        book = FindingBook("boot")
+        for index in range(times):
+            now = later(index * apart_s)
+            found = Finding(
+                check="kernel",
+                component=Component.SYSTEM,
+                entity="it",
+                code=code,
+                severity=Severity.INFO,
+                action="IGNORE",
+                summary="it",
+                event=True,
+                seen_mono_s=now.mono_s,
+            )
+            book.add([found], now)
+        return book.active()[0].severity
+
+    assert after(count, apart_s).value == becomes
+    assert after(count - 1, apart_s).order < Severity(becomes).order
+    assert after(count, 100_000).order < Severity(becomes).order
+
+
+def test_no_repeat_is_counted_that_is_not_expected() -> None:
+    told = {(row.code, row.severity.value) for row in severities().repeats if row.code and not row.jobs}
+    assert told == {(code, becomes) for code, _, _, becomes in REPEATS}
 
 
 def test_errors_of_different_cards_are_no_repeats() -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from sentinel.cli import main
+from sentinel.cli.replay_open import NoLog, open_log
 
 BOOTED_S = 1_725_018_000.0  # 2024-08-30 11:40:00 UTC
 KERNEL, USER = 0, 1
@@ -84,7 +86,8 @@ def entry(at: float, who: int, text: str) -> dict[str, str]:
         "__CURSOR": "s=1;i=2",
         "__REALTIME_TIMESTAMP": str(micro(at)),
         "_BOOT_ID": "9a4b",
-        "_TRANSPORT": "kernel" if who == KERNEL else "stdout",
+        "_TRANSPORT": "kernel" if at % 2 or who == KERNEL else "stdout",  # users reach the kernel's log too
+        "SYSLOG_FACILITY": str(who),
         "MESSAGE": text,
     }
 
@@ -105,6 +108,10 @@ FORMS: dict[str, Callable[[float, int, str], str]] = {
     "dmesg -r": lambda at, who, text: f"<{who << 3 | 3}>[{at:12.6f}] {text}",
     "dmesg -x": lambda at, who, text: f"{'user' if who else 'kern'}  :err   : [{at:12.6f}] {text}",
     "dmesg -d": lambda at, who, text: f"<{who << 3 | 3}>[{at:12.6f} <    0.000015>] {text}",
+    "dmesg with callers": lambda at, who, text: f"<{who << 3 | 3}>[{at:12.6f}][{f'T{who}':>6}] {text}",
+    "dmesg -T -x with callers": lambda at, who, text: (
+        f"{'user' if who else 'kern'}  :err   : [{local(at, '%a %b %e %H:%M:%S %Y')}] [T{who:05d}] {text}"
+    ),
     "dmesg -T -x": lambda at, who, text: (
         f"{'user' if who else 'kern'}  :err   : [{local(at, '%a %b %e %H:%M:%S %Y')}] {text}"
     ),
@@ -138,6 +145,28 @@ FORMS: dict[str, Callable[[float, int, str], str]] = {
         f"\x1b[32m<{who << 3 | 3}>[{at:12.6f}] \x1b[0m\x1b[33m{text[:5]}\x1b[0m{text[5:]}\r"
     ),
     "journal json": lambda at, who, text: json.dumps(entry(at, who, text)),
+    "journal json-seq": lambda at, who, text: "\x1e" + json.dumps(entry(at, who, text)),
+    "journal json-sse": lambda at, who, text: f"data: {json.dumps(entry(at, who, text))}\n",
+    "journal short-iso-precise": lambda at, who, text: (
+        f"{wall(at).strftime('%Y-%m-%dT%H:%M:%S.%f')}+0000 node7 {tag(who)}: {text}"
+    ),
+    "journal in colours": lambda at, who, text: (
+        f"{wall(at).strftime('%Y-%m-%dT%H:%M:%S')}+0000 node7 {tag(who)}: "
+        f"\x1b[0;1;31m\x1b[0;1;39m\x1b[0;1;31m{text}\x1b[0m"
+    ),
+    "rfc3164 with uptime": lambda at, who, text: (
+        f"{local(at, '%b %e %H:%M:%S')} node7 {tag(who)}: "
+        + (f"[{at:12.6f}] " if who == KERNEL else "")
+        + text
+    ),
+    "rsyslog iso with uptime": lambda at, who, text: (
+        f"{wall(at).isoformat(timespec='microseconds')} node7 {tag(who)}: "
+        + (f"[{at:12.6f}] " if who == KERNEL else "")
+        + text
+    ),
+    "busybox": lambda at, who, text: (
+        f"{local(at, '%b %e %H:%M:%S')} node7 {'kern.err' if who == KERNEL else 'user.err'} {tag(who)}: {text}"
+    ),
     "journal json-pretty": lambda at, who, text: json.dumps(entry(at, who, text), indent=8).replace(
         '":', '" :'
     ),
@@ -145,7 +174,16 @@ FORMS: dict[str, Callable[[float, int, str], str]] = {
 DATED = {
     form
     for form in FORMS
-    if form not in ("dmesg", "dmesg -r", "dmesg -x", "dmesg -d", "dmesg in colours", "/dev/kmsg")
+    if form
+    not in (
+        "dmesg",
+        "dmesg -r",
+        "dmesg -x",
+        "dmesg -d",
+        "dmesg in colours",
+        "dmesg with callers",
+        "/dev/kmsg",
+    )
 }
 
 
@@ -197,10 +235,74 @@ def test_every_line_format_tells_the_same_faults(form: str, tmp_path: Path, run:
     assert killed["job"] == "pod 95387fa4-da9c-11e7-9d36-5254b24cbf5e"
     assert (killed["pid"], killed["process"]) == (28438, "java")
     assert by_code["XID 13"]["uuid"] == "GPU-efbdfde9-5798-a6e7-4c46-12518fa15375"
-    if form in DATED and "3164" not in form and form != "journal short":  # those tell no year
+    if (
+        form in DATED and form not in ("journal short", "busybox") and "3164" not in form
+    ):  # those tell no year
         assert off["first_wall_s"] == BOOTED_S + 900
     if form not in DATED:
         assert off["last_uptime_s"] == 900.0
+
+
+UNTOLD = FAULTS | {("GPU 0000:3f:00.0", "XID 79"): ("fatal", "RESTART_BM", 1, "")}  # no word of who wrote it
+
+
+@pytest.mark.parametrize(
+    ("options", "faults"),
+    [
+        ("", UNTOLD),
+        ("-r", FAULTS),
+        ("-x", FAULTS),
+        ("-x -t", FAULTS),
+        ("-x -d", FAULTS),
+        ("-T", UNTOLD),
+        ("-T -x", FAULTS),
+        ("-T -x --color=always", FAULTS),
+        ("-H --nopager", UNTOLD),
+        ("-H --nopager --color=always -x", FAULTS),
+        ("--time-format iso", UNTOLD),
+        ("--time-format iso -x --color=always", FAULTS),
+        ("--time-format delta", UNTOLD),
+        ("--time-format reltime -x", FAULTS),
+        ("--time-format notime", UNTOLD),
+        ("-J", UNTOLD),
+        ("-J -x", FAULTS),
+    ],
+)
+def test_what_dmesg_itself_prints_is_read_with_all_its_options(
+    options: str, faults: object, tmp_path: Path, run: Run
+) -> None:
+    saved = write(tmp_path, "".join(FORMS["dmesg -r"](*line) + "\n" for line in STORY), "raw")
+    printed = subprocess.run(
+        ["dmesg", "-F", str(saved), *options.split()], capture_output=True, check=True, timeout=60
+    )
+    assert told(run(write(tmp_path, printed.stdout))) == faults
+
+
+@pytest.mark.parametrize(
+    "stamp", ["Fri Aug 30 11:55:00 2024", "Fri Aug 30 11:55:00 UTC 2024", "Fri Aug 30 11:55:00 -03 2024"]
+)
+def test_the_log_of_a_crashed_kernel_is_read(stamp: str, tmp_path: Path, run: Run) -> None:
+    """`log -T` of crash and vmcore-dmesg: as dmesg, with the name of a time zone."""
+    (fault,) = run(write(tmp_path, f"[{stamp}] {STORY[-1][2]}\n"))["faults"]
+    assert (fault["code"], fault["entity"]) == ("XID 79", "GPU 0000:44:00.0")
+    assert datetime.fromtimestamp(fault["first_wall_s"]).isoformat() == "2024-08-30T11:55:00"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "Aug 30 11:43:09 node7 python: kernel: {}",
+        "Aug 30 11:43:09 node7 python[42]: kernel: {}",
+        "Aug 30 11:43:09 node7 user.err kernel: {}",
+        "2024-08-30T11:43:09.000000+00:00 node7 python: kernel: {}",
+        '{{"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "1", "SYSLOG_IDENTIFIER": "x", "MESSAGE": "{}"}}',
+        "__CURSOR=s\n_TRANSPORT=kernel\nSYSLOG_FACILITY=1\nMESSAGE={}\n",
+    ],
+)
+def test_who_calls_himself_the_kernel_is_not_believed(form: str, tmp_path: Path, run: Run) -> None:
+    answer = run(write(tmp_path, form.format(STORY[-1][2]) + "\n"))
+    assert told(answer) == {}
+    assert answer["unbelieved"] == 1
 
 
 def test_an_export_of_the_journal_and_dmesgs_json_are_read_too(tmp_path: Path, run: Run) -> None:
@@ -316,6 +418,77 @@ def test_what_is_no_kernel_log_is_refused_with_a_reason(
 ) -> None:
     assert main(["replay", "--kernel", str(write(tmp_path, content))]) == 1
     assert says in capsys.readouterr().err.lower()
+
+
+def test_a_file_that_ends_in_the_middle_of_a_line_says_so(tmp_path: Path, run: Run) -> None:
+    """Of "79" may be left "7"."""
+    answer = run(write(tmp_path, "[    1.000000] NVRM: Xid (PCI:0000:3f:00): 7"))
+    assert [fault["code"] for fault in answer["faults"]] == ["XID 7"]
+    assert any("may be cut off" in note for note in answer["notes"])
+    assert run(write(tmp_path, "[    1.000000] NVRM: Xid (PCI:0000:3f:00): 79\n"))["notes"] == []
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n\n"])
+def test_an_empty_file_is_no_healthy_log(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", "--kernel", str(write(tmp_path, content))]) == 1
+    assert "kern.log: empty" in capsys.readouterr().err
+
+
+def test_a_line_of_a_megabyte_hides_no_other(tmp_path: Path, run: Run) -> None:
+    long = "x" * (1 << 20)
+    text = "\n".join(
+        [
+            f"[    1.000000] {long}",
+            "[    2.000000] NVRM: Xid (PCI:0000:3f:00): 46",
+            f"[    3.000000] NVRM: Xid (PCI:0000:40:00): 79, {long}",
+        ]
+    )
+    assert set(told(run(write(tmp_path, text)))) == {
+        ("GPU 0000:3f:00.0", "XID 46"),
+        ("GPU 0000:40:00.0", "XID 79"),
+    }
+
+
+def test_a_pipe_is_waited_for_and_one_into_which_nothing_is_written_is_given_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(NoLog, match="nothing was written"):
+        open_log(str(pipe), 0.01, 0.05)
+    assert f"{pipe}: nothing comes; still waiting" in capsys.readouterr().err
+    writer = subprocess.Popen(["/bin/sh", "-c", f"sleep 0.1; echo it > {pipe}"])
+    with open_log(str(pipe), 0.01, 60.0) as file:
+        assert file.read() == b"it\n"
+    assert writer.wait(60) == 0
+    assert "still waiting" in capsys.readouterr().err
+
+
+def test_a_shells_pipe_of_a_file_that_is_no_log_is_refused_and_not_read_twice(tmp_path: Path) -> None:
+    path = write(tmp_path, bytes(range(256)) * 64)
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m sentinel replay --kernel <(cat {path})"],
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, b"binary, not a log" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("path", ["/dev/kmsg", "/proc/kmsg", "/dev/zero"])
+def test_what_never_ends_is_refused(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "--kernel", path]) == 1
+    assert "it never ends" in capsys.readouterr().err
+
+
+def test_a_closed_standard_input_is_told(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{sys.executable} -m sentinel replay --kernel - <&-"],
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (1, b"sentinel: -: standard input is closed\n")
 
 
 def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

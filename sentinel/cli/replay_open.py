@@ -1,0 +1,61 @@
+"""Opens a saved log: a file, standard input, a pipe. What never ends is refused, and who waits for a pipe is told."""
+
+import io
+import os
+import select
+import stat
+import sys
+import time
+
+from sentinel.cli.tables import complain
+
+NOTICE_S = 3.0  # a pipe into which nothing was written for so long is mentioned
+GIVE_UP_S = 30.0  # and one with a name is given up: a fifo that nobody serves
+
+
+class NoLog(Exception):
+    """Nothing can be read there; the message says why and what to do instead."""
+
+
+def open_log(path: str, notice_s: float = NOTICE_S, give_up_s: float = GIVE_UP_S) -> io.BufferedReader:
+    """Raises OSError, and NoLog for what is no saved log."""
+    if path == "-":
+        if sys.stdin is None:
+            raise NoLog("standard input is closed")
+        file: io.BufferedReader = sys.stdin.buffer  # type: ignore[assignment]
+        if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+            _wait(file.fileno(), "standard input", notice_s, None)
+        return file
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise NoLog("a folder; name the logs in it")
+    if stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
+        raise NoLog("no file")
+    endless = stat.S_ISCHR(mode) and os.path.realpath(path) != os.devnull
+    if endless or os.path.realpath(path) == "/proc/kmsg":
+        raise NoLog(
+            "it never ends; save what it holds first (dmesg -r > FILE), or see `sentinel check kernel`"
+        )
+    # Opening a fifo waits for its writer; without waiting, poll tells when there is one.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if stat.S_ISFIFO(mode):
+            _wait(descriptor, path, notice_s, give_up_s)
+        os.set_blocking(descriptor, True)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _wait(descriptor: int, name: str, notice_s: float, give_up_s: float | None) -> None:
+    """Until something was written, or the writer has gone."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    begun_s = time.monotonic()
+    if poll.poll(notice_s * 1000):
+        return
+    complain(f"{name}: nothing comes; still waiting")
+    left_s = None if give_up_s is None else max(0.0, begun_s + give_up_s - time.monotonic()) * 1000
+    if not poll.poll(left_s):
+        raise NoLog(f"a pipe into which nothing was written for {give_up_s:g} s")
