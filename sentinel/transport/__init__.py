@@ -1,0 +1,1 @@
+"""How agents and the controller speak: docs/transport.md."""

@@ -1,0 +1,202 @@
+"""The agent's side: finds the leader, tells it everything once, then changes, and keeps what nobody took.
+
+One connection at a time. What `send` gets is on disk before it is sent, and leaves the disk when the leader
+has it.
+"""
+
+import asyncio
+import os
+import random
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from sentinel.clock import Clock, system_now
+from sentinel.core.model import Report
+from sentinel.transport.channel import Channel, ChannelError, Refused, resolve
+from sentinel.transport.credentials import CredentialError, TokenFile, Trust
+from sentinel.transport.dialogue import ANSWER_S, MAX_SLOW_DOWN_S, Dialogue, Status, decode
+from sentinel.transport.epoch import EpochFile
+from sentinel.transport.spool import MAX_BYTES, Kind, Spool
+from sentinel.transport.standing import Standing, fit, is_event, is_urgent, pieces
+from sentinel.transport.wire import (
+    HELLO_PATH,
+    PROTOCOL_MAX,
+    PROTOCOL_MIN,
+    Hello,
+    Orders,
+    Welcome,
+    encoder,
+)
+
+log = structlog.get_logger(__name__)
+
+FIRST_PAUSE_S = 0.5
+MAX_PAUSE_S = 15.0
+HINTS = 3  # leaders' addresses followed in a row, before all addresses are tried again
+
+_welcome = msgspec.msgpack.Decoder(Welcome)
+
+
+class ClientSettings(Struct, frozen=True, kw_only=True):
+    """`addresses`: HOST:PORT of each controller, or of a headless service that stands for both."""
+
+    node: str
+    boot_id: str
+    addresses: tuple[str, ...]
+    token_path: str
+    bundle_path: str  # certificates of the controller's authority
+    folder: str  # for spool and epoch: its own
+    version: str = ""
+    protocols: tuple[int, int] = (PROTOCOL_MIN, PROTOCOL_MAX)
+    spool_bytes: int = MAX_BYTES
+
+
+class Client:
+    """`run` is a task of its owner; `send` never waits and may be called before. `on_orders` gets all orders
+    whenever they have changed, on the event loop."""
+
+    def __init__(
+        self, settings: ClientSettings, on_orders: Callable[[Orders], None], *, clock: Clock = system_now
+    ) -> None:
+        self.status = Status()
+        self.spool = Spool(
+            os.path.join(settings.folder, "spool"), settings.boot_id, max_bytes=settings.spool_bytes
+        )
+        self._settings = settings
+        self._clock = clock
+        self._standing = Standing()
+        self._epoch = EpochFile(settings.folder)
+        self._trust = Trust(settings.bundle_path)
+        self._token = TokenFile(settings.token_path)
+        self._dialogue = Dialogue(
+            self.spool,
+            self.status,
+            self._epoch,
+            self._full,
+            on_orders,
+            self._token.changed,
+        )
+
+    # ------------------------------------------------------------ what the agent calls
+
+    def send(self, report: Report) -> None:
+        """Tell the controller what of this it does not know yet: at once if it is urgent."""
+        news = self._standing.fold(report)
+        if news is None:
+            return
+        for piece in pieces(news):
+            fitting, lost = fit(piece)
+            kind = Kind.EVENT if is_event(fitting) else Kind.PROGRESS
+            self.spool.dropped[kind] += lost
+            self.spool.append(kind, encoder.encode(fitting))
+        if is_urgent(news):
+            self._dialogue.hurry()
+
+    def forget(self, job: str) -> None:
+        """The job is none of this node any more: full reports no longer name it."""
+        self._standing.forget(job)
+
+    def forget_check(self, check: str) -> None:
+        self._standing.forget_check(check)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            await self._run()
+        finally:
+            self.status.address = ""
+            self.spool.close()
+
+    # ------------------------------------------------------------ finding the leader
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        failures = 0
+        while True:
+            greeted = self.status.connections
+            wait_s = 0.0
+            hint, hints = "", 0
+            addresses = deque(await resolve(self._settings.addresses))
+            while hint or addresses:
+                address, hint = hint or addresses.popleft(), ""
+                try:
+                    await self._serve(address)
+                except Refused as refused:
+                    self._trouble(address, str(refused))
+                    refusal = refused.refusal
+                    wait_s = max(wait_s, refusal.slow_down_s)
+                    if refusal.leader and refusal.leader != address and hints < HINTS:
+                        hint, hints = refusal.leader, hints + 1
+                except ChannelError as error:
+                    self._trouble(address, str(error))
+                if self.status.connections != greeted:
+                    break
+            lasted = self.status.connections != greeted and self.status.lasted_s > MAX_PAUSE_S
+            failures = 0 if lasted else failures + 1
+            most_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 10))
+            pause_s = random.uniform(most_s / 4, most_s) + min(wait_s, MAX_SLOW_DOWN_S) * random.uniform(
+                1.0, 1.5
+            )
+            pause_s = max(pause_s, self._dialogue.pause_until_s - loop.time())
+            await asyncio.sleep(pause_s)
+
+    def _trouble(self, address: str, problem: str) -> None:
+        if problem != self.status.problem:
+            log.warning("controller_unreachable", address=address, problem=problem)
+        self.status.problem = problem
+
+    # ------------------------------------------------------------ one connection
+
+    async def _serve(self, address: str) -> None:
+        """Speak with one controller until that ends. Raises Refused, ChannelError."""
+        try:
+            token = self._token.read()
+        except CredentialError as error:
+            raise ChannelError(str(error)) from None
+        channel = await Channel.open(address, self._trust)
+        try:
+            welcome = await self._greet(channel, token)
+            loop_s = asyncio.get_running_loop().time()
+            self.status.address, self.status.since_s, self.status.heard_s = address, loop_s, loop_s
+            self.status.problem, self.status.protocol = "", welcome.protocol
+            self.status.connections += 1
+            log.info("controller_reached", address=address, epoch=welcome.epoch, protocol=welcome.protocol)
+            self._dialogue.begin(welcome)
+            await self._dialogue.run(channel)
+        finally:
+            self.status.address = ""
+            ended_s = asyncio.get_running_loop().time()
+            self.status.lasted_s, self.status.since_s = ended_s - self.status.since_s, ended_s
+            await channel.close()
+
+    async def _greet(self, channel: Channel, token: str) -> Welcome:
+        settings = self._settings
+        hello = Hello(
+            node=settings.node,
+            boot_id=settings.boot_id,
+            session=self.spool.session,
+            protocol_min=settings.protocols[0],
+            protocol_max=settings.protocols[1],
+            version=settings.version,
+            epoch=self._epoch.value,
+        )
+        await channel.send(HELLO_PATH, encoder.encode(hello), token=token, answer_s=ANSWER_S)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                body = await channel.read()
+        except TimeoutError:
+            raise ChannelError("the controller does not answer") from None
+        welcome = decode(_welcome, body)
+        if not settings.protocols[0] <= welcome.protocol <= settings.protocols[1]:
+            raise ChannelError(
+                f"the controller chose protocol {welcome.protocol}, which this agent does not speak"
+            )
+        self._dialogue.obey(welcome.epoch)
+        return welcome
+
+    def _full(self, max_bytes: int) -> Report:
+        return self._standing.full(self._settings.node, self._settings.boot_id, self._clock(), max_bytes)

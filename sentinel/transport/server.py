@@ -1,0 +1,341 @@
+"""The controller's side: who may speak, what of it is new, and what each agent shall do.
+
+Everything runs on one event loop. `take` gets each report once (at least once after a change of leader) and
+in the order of its agent; an acknowledgement goes out after `take` has returned, or after what it returned
+was awaited. What is bounded stands in limits.py.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+import structlog
+
+from sentinel.transport.auth import Authenticator, Denied, Why
+from sentinel.transport.batches import Taker
+from sentinel.transport.connection import Connection, Refuse
+from sentinel.transport.http11 import Request
+from sentinel.transport.limits import Limits
+from sentinel.transport.node import Guest, Node
+from sentinel.transport.roster import Roster, greet
+from sentinel.transport.wire import (
+    HELLO_PATH,
+    PROTOCOL_MAX,
+    PROTOCOL_MIN,
+    REPORT_EVERY_S,
+    REPORT_PATH,
+    Ack,
+    Arrived,
+    Batch,
+    Orders,
+    Reason,
+    Refusal,
+    Welcome,
+    encoder,
+)
+
+log = structlog.get_logger(__name__)
+
+SWEEP_S = 5.0
+BACKLOG = 1024
+SAID_EVERY_S = 60.0  # a node that is refused again and again is named so often in the log
+NO_ORDERS = Orders()
+
+
+class Server:
+    """Begins as a standby; `lead` and `stand_by` are called as leadership comes and goes.
+
+    `orders` is asked for each request and must be quick; `orders_changed` lets an answer that is held go at
+    once. `uid_of`: the uid of a node as the controller knows it, "" if it does not.
+    """
+
+    def __init__(
+        self,
+        *,
+        authenticator: Authenticator,
+        tls: Callable[[], ssl.SSLContext],
+        take: Callable[[Arrived], Awaitable[None] | None],
+        orders: Callable[[str], Orders] = lambda node: NO_ORDERS,
+        uid_of: Callable[[str], str] = lambda node: "",
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+        protocols: tuple[int, int] = (PROTOCOL_MIN, PROTOCOL_MAX),
+        report_every_s: float = REPORT_EVERY_S,
+        version: str = "",
+    ) -> None:
+        self.limits = limits
+        self.bytes_in_flight = 0
+        self.counts: dict[str, int] = {}
+        self.told_epoch = 0  # the highest that an agent has told: above ours, somebody has led after us
+        self._authenticator = authenticator
+        self._context = tls
+        self._taker = Taker(take, limits)
+        self._orders = orders
+        self._protocols = protocols
+        self._report_every_s = report_every_s
+        self._version = version
+        self._epoch: int | None = None
+        self._leader = ""
+        self._roster = Roster(limits, uid_of, self._say)
+        self._connections: dict[Connection, None] = {}
+        self._strangers: dict[Connection, None] = {}  # oldest first
+        self._said_s: dict[tuple[str, str], float] = {}
+        self._listener: asyncio.Server | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------ life
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen, and return the port. Raises OSError."""
+        self._loop = asyncio.get_running_loop()
+        self._listener = await self._loop.create_server(
+            lambda: Connection(self, self._loop), host, port, backlog=BACKLOG
+        )
+        self._sweeping = self._loop.create_task(self._sweep())
+        bound: int = self._listener.sockets[0].getsockname()[1]
+        return bound
+
+    async def close(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._connections):
+            connection.close()
+        await asyncio.sleep(0)
+        for connection in list(self._connections):
+            connection.abort()
+
+    def lead(self, epoch: int) -> None:
+        """From now on this server takes reports and gives orders. Agents come with Hello and a full report."""
+        self._epoch, self._leader = epoch, ""
+        self._taker.epoch = epoch
+        for node in self._roster.nodes.values():  # what an earlier leadership took may not be in the picture
+            node.taken.clear()
+
+    def stand_by(self, leader: str) -> None:
+        """From now on agents are sent to `leader` (HOST:PORT; "": nobody knows), those that are connected too."""
+        self._epoch, self._leader = None, leader
+        self._taker.epoch = None
+        for node in self._roster.nodes.values():
+            for connection in list(node.connections):
+                connection.close()
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """By name: what is known of each agent that has said Hello."""
+        return self._roster.nodes
+
+    @property
+    def connected(self) -> int:
+        return len(self._connections) - len(self._strangers)
+
+    @property
+    def tls(self) -> ssl.SSLContext:
+        return self._context()
+
+    def orders_changed(self, node: str) -> None:
+        """Answer an agent that waits, if its orders are others now."""
+        known = self._roster.nodes.get(node)
+        for connection in list(known.connections) if known else ():
+            guest: Guest = connection.guest
+            if guest.held is not None and self._orders(node).version != guest.orders:
+                self.before_next(connection)
+
+    # ------------------------------------------------------------ connections
+
+    def opened(self, connection: Connection) -> None:
+        self._connections[connection] = None
+        self._strangers[connection] = None
+        if len(self._strangers) > self.limits.strangers or len(self._connections) > self.limits.connections:
+            oldest = next(iter(self._strangers))
+            self._count("strangers-closed")
+            del self._strangers[oldest]
+            oldest.abort()
+
+    def closed(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+        self._strangers.pop(connection, None)
+        guest: Guest | None = connection.guest
+        if guest is not None:
+            self._end_hold(guest)
+            self._roster.leave(connection)
+
+    def broken(self, connection: Connection, what: str) -> None:
+        self._count("broken")
+        self._say("connection_broken", _who(connection), what)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now_s = self._loop.time()
+            for connection in [c for c in self._strangers if now_s - c.last_s > self.limits.authenticate_s]:
+                self.broken(connection, "no good token in time")
+                self._strangers.pop(connection, None)
+                connection.abort()
+            for connection in [c for c in self._connections if now_s - c.last_s > self.limits.idle_s]:
+                self.broken(connection, "silent for too long")
+                connection.abort()
+            self._roster.forget(now_s)
+            self._said_s = {key: at_s for key, at_s in self._said_s.items() if now_s - at_s < SAID_EVERY_S}
+
+    # ------------------------------------------------------------ who asks
+
+    def admit(self, connection: Connection, request: Request) -> Coroutine[Any, Any, None] | None:
+        if self._epoch is None:
+            text = "this controller stands by" if self._leader else "no controller leads now"
+            refusal = Refusal(reason=Reason.NOT_LEADING, text=text, leader=self._leader)
+            raise Refuse(refusal, close=True)
+        guest: Guest | None = connection.guest
+        if request.token is None:
+            if guest is None:
+                raise Refuse(_unknown(Why.NO_TOKEN, "no token was shown"), close=True)
+            if not self._authenticator.valid(guest.until_s):
+                raise Refuse(_unknown(Why.EXPIRED, "the token that was shown has expired"), close=True)
+            return None
+        identity = self._authenticator.known(request.token)
+        if identity is None:
+            return self._identify(connection, request.token)
+        self._roster.seat(connection, identity, self._loop.time())
+        self._strangers.pop(connection, None)
+        return None
+
+    async def _identify(self, connection: Connection, token: str) -> None:
+        try:
+            identity = await self._authenticator.identify(token)
+        except Denied as denied:
+            if denied.why is Why.REVIEW_UNAVAILABLE:
+                refusal = Refusal(reason=Reason.REVIEW_UNAVAILABLE, text=denied.text, slow_down_s=5.0)
+                raise Refuse(refusal, close=True) from None
+            raise Refuse(_unknown(denied.why, denied.text), close=True) from None
+        self._roster.seat(connection, identity, self._loop.time())
+        self._strangers.pop(connection, None)
+
+    # ------------------------------------------------------------ what is asked
+
+    def handle(
+        self, connection: Connection, request: Request, body: bytes
+    ) -> Coroutine[Any, Any, bytes | None] | bytes | None:
+        guest: Guest = connection.guest
+        node = guest.node
+        node.requests += 1
+        now_s = self._loop.time()
+        wait_s = node.bucket.take(now_s, self.limits.requests_per_s, self.limits.requests_burst)
+        if wait_s:
+            connection.rest(wait_s)
+            text = f"more than {self.limits.requests_per_s:g} requests a second"
+            raise Refuse(Refusal(reason=Reason.TOO_OFTEN, text=text, slow_down_s=wait_s))
+        if request.path == REPORT_PATH:
+            if guest.epoch != self._epoch:
+                raise Refuse(Refusal(reason=Reason.SAY_HELLO, text="say hello first"))
+            node.heard_s = now_s
+            batch, damaged = self._taker.read(body)
+            return self._taker.take(guest, batch, damaged, lambda ack: self._reply(connection, batch, ack))
+        if request.path == HELLO_PATH:
+            return self._greet(guest, body, now_s)
+        raise Refuse(Refusal(reason=Reason.BAD_REQUEST, text="there is nothing at this path"))
+
+    def _greet(self, guest: Guest, body: bytes, now_s: float) -> bytes:
+        node, epoch = guest.node, self._epoch
+        assert epoch is not None  # else it had not been admitted
+        hello, protocol = greet(body, node.name, epoch, self._protocols, self._told)
+        guest.boot_id, guest.session, guest.epoch = hello.boot_id[:64], hello.session[:64], epoch
+        guest.orders, guest.reached = "", 0
+        node.boot_id, node.uid, node.protocol, node.heard_s = guest.boot_id, guest.uid, protocol, now_s
+        node.version = hello.version[:64]
+        return encoder.encode(
+            Welcome(
+                protocol=protocol,
+                epoch=epoch,
+                report_every_s=self._report_every_s,
+                slow_down_s=self._slow_down_s(),
+                max_body_bytes=self.limits.body_bytes,
+                version=self._version,
+            )
+        )
+
+    def _told(self, epoch: int) -> None:
+        self.told_epoch = max(self.told_epoch, epoch)
+
+    def _slow_down_s(self) -> float:
+        """Above half of what may be on its way, agents are asked to leave pauses."""
+        return 2.0 if self.bytes_in_flight > self.limits.bytes_in_flight / 2 else 0.0
+
+    # ------------------------------------------------------------ answers
+
+    def _reply(self, connection: Connection, batch: Batch, ack: Ack) -> bytes | None:
+        """The answer to a batch; None: it is held until there is something to say, or somebody asks again."""
+        guest: Guest = connection.guest
+        guest.orders = batch.orders
+        orders = self._orders(guest.node.name)
+        slow_down_s = max(ack.slow_down_s, self._slow_down_s())
+        new = orders.version != batch.orders
+        if not new and not ack.refused and not slow_down_s and batch.hold_s > 0:
+            guest.held = ack
+            hold_s = min(batch.hold_s, self.limits.hold_s)
+            guest.timer = self._loop.call_later(hold_s, self.before_next, connection)
+            return None
+        return self._encode(guest, ack, slow_down_s)
+
+    def before_next(self, connection: Connection) -> None:
+        """Let go of an answer that is held."""
+        guest: Guest | None = connection.guest
+        if guest is None or guest.held is None:
+            return
+        ack = guest.held
+        self._end_hold(guest)
+        connection.answer(self._encode(guest, ack, self._slow_down_s()))
+
+    def _encode(self, guest: Guest, ack: Ack, slow_down_s: float) -> bytes:
+        orders = self._orders(guest.node.name)
+        return encoder.encode(
+            Ack(
+                epoch=guest.epoch,
+                sequence=ack.sequence,
+                refused=ack.refused,
+                slow_down_s=slow_down_s,
+                orders=orders if orders.version != guest.orders else None,
+            )
+        )
+
+    def _end_hold(self, guest: Guest) -> None:
+        guest.held = None
+        if isinstance(guest.timer, asyncio.TimerHandle):
+            guest.timer.cancel()
+        guest.timer = None
+
+    # ------------------------------------------------------------ what went wrong
+
+    def refused(self, connection: Connection, refusal: Refusal) -> None:
+        self._count(refusal.reason)
+        guest: Guest | None = connection.guest
+        if guest is not None:
+            guest.node.refuse(refusal.reason)
+        if refusal.reason not in (Reason.NOT_LEADING, Reason.SAY_HELLO):
+            self._say("request_refused", _who(connection), refusal.reason, text=refusal.text)
+
+    def failed(self, connection: Connection, error: Exception) -> Refusal:
+        self._count("exceptions")
+        log.error("request_failed", node=_who(connection), exc_info=error)
+        return Refusal(reason=Reason.NOT_TAKEN, text="the controller failed on this request", slow_down_s=5.0)
+
+    def _count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def _say(self, event: str, who: str, what: str, **more: str) -> None:
+        """Name who does it, once a minute."""
+        now_s = self._loop.time()
+        if now_s - self._said_s.get((who, what), -SAID_EVERY_S) < SAID_EVERY_S or len(self._said_s) > 10_000:
+            return
+        self._said_s[who, what] = now_s
+        log.warning(event, who=who, what=what, **more)
+
+
+def _who(connection: Connection) -> str:
+    guest: Guest | None = connection.guest
+    return guest.node.name if guest is not None else connection.peer
+
+
+def _unknown(why: Why, text: str) -> Refusal:
+    return Refusal(reason=Reason.NOT_AUTHENTICATED, text=f"{why.value}: {text}")
