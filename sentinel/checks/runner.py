@@ -328,7 +328,11 @@ class CheckRunner:
             except RuntimeError:  # the loop is closed: nobody waits any more
                 pass
 
-        threading.Thread(target=work, name=f"check-{running.row.name}", daemon=True).start()
+        try:
+            threading.Thread(target=work, name=f"check-{running.row.name}", daemon=True).start()
+        except RuntimeError as error:  # a limit of processes, or no memory: nothing was looked at
+            sample.detail = str(error)
+            finish()
         return sample
 
 

@@ -89,7 +89,7 @@ def look(settings: "Settings", args: argparse.Namespace) -> int:
         document = {"exit": code, "checks": msgspec.to_builtins(results)}
         put(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
     else:
-        wide = sys.stdout.isatty() or "COLUMNS" in os.environ
+        wide = (sys.stdout and sys.stdout.isatty()) or "COLUMNS" in os.environ
         put(
             table(results, shutil.get_terminal_size().columns if wide else None)
             + "\n"

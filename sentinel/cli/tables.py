@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from typing import TextIO
 
 from sentinel.web.words import printable, width
 
@@ -33,7 +34,9 @@ def pairs(items: Iterable[tuple[str, str]]) -> list[str]:
 
 def put(text: str) -> None:
     """Write to stdout whatever its encoding is. Raises BrokenPipeError when nobody reads."""
-    stream = sys.stdout
+    stream: TextIO | None = sys.stdout
+    if stream is None:  # closed by who wants only the exit code
+        return
     encoding = getattr(stream, "encoding", None) or "utf-8"
     stream.write(text.encode(encoding, "replace").decode(encoding))
     stream.flush()

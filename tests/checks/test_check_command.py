@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,15 @@ def test_the_worst_stands_first_and_the_last_line_sums_up() -> None:
     assert told == "critical: 1 fatal, 1 warning, 1 check unknown, 1 check absent\n"
     # What is absent is neither healthy nor broken, and is not called so.
     assert summary(results[:1] * 2, 0) == "nothing of it is on this machine: 2 checks absent\n"
+
+
+def test_who_only_wants_the_exit_code_may_close_its_output(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sentinel", "check", "fragmentation"]
+    environment = {**os.environ, "SENTINEL_STATE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, env=environment
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_what_is_learnt_is_confirmed_by_a_second_command(
