@@ -281,9 +281,12 @@ class CheckRunner:
                 stats.timeouts += 1
                 log.warning("check_hangs", check=row.name, deadline_s=row.deadline_s)
             running.stuck = sample
+            running.kept.pop("unfinished", None)  # there is nothing to go on with before it comes back
             self.book.add([hang], now)
             return self._publish(running, CheckState.UNKNOWN, f"no answer within {row.deadline_s:g} s", now)
         stats.exceptions += sample.raised
+        if sample.raised:
+            running.kept.pop("unfinished", None)
         self.book.clear(hang.key)
         found = [_stamped(finding, now, self.boot_id) for finding in sample.findings]
         if sample.state is CheckState.UNKNOWN:

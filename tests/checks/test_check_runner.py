@@ -105,6 +105,51 @@ def test_a_check_that_raises_is_unknown_counted_and_hurts_no_other(machine: Any,
     assert runner.stats["bug"].exceptions == 1
 
 
+def test_a_check_whose_thread_cannot_be_started_is_unknown(machine: Any, row: Any) -> None:
+    async def story() -> tuple[CheckResult, CheckResult]:
+        runner = CheckRunner(machine.settings, checks=[row("probe", lambda look: [])])
+        before = threading.stack_size(1 << 46)  # more than there is: as at a limit of processes or of memory
+        try:
+            (first,) = await runner.check_now(max_age_s=-1)
+        finally:
+            threading.stack_size(before)
+        (second,) = await runner.check_now(max_age_s=-1)
+        return first, second
+
+    first, second = asyncio.run(story())
+    assert (first.state, first.detail) == (CheckState.UNKNOWN, "can't start new thread")
+    assert second.state is CheckState.OK
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_check_that_had_more_to_say_is_not_asked_without_a_pause_when_it_breaks(
+    machine: Any, row: Any, hangs: bool
+) -> None:
+    blocked = threading.Event()
+    samples: list[CheckResult] = []
+
+    def probe(look: Look) -> list[Finding]:
+        if not look.kept.get("unfinished"):
+            look.kept["unfinished"] = True
+            return []
+        if hangs:
+            blocked.wait()
+        raise RuntimeError("it broke")
+
+    async def story() -> None:
+        await until(lambda: CheckState.UNKNOWN in [result.state for result in samples])
+        samples.clear()
+        await asyncio.sleep(0.2)
+
+    rows = [row("probe", probe, interval_s=60.0, deadline_s=0.05)]
+    runner = CheckRunner(machine.settings, checks=rows, on_result=samples.append)
+    try:
+        asyncio.run(while_running(runner, story))
+    finally:
+        blocked.set()
+    assert samples == []
+
+
 def test_an_unknown_sample_ends_no_finding(machine: Any, row: Any) -> None:
     answers: list[Any] = [[broken()]]
 
