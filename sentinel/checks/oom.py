@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from sentinel.checks.base import Look, Unknown
+from sentinel.checks.storable import storable
 from sentinel.core.model import Component, Finding, Severity
 
 MAX_GROUPS = 20_000
@@ -37,7 +38,7 @@ def walk(root: Path) -> dict[str, int]:
             if name in files:
                 try:
                     text = Path(folder, name).read_text()
-                    counts[folder.removeprefix(str(root)) or "/"] = count_of(text)
+                    counts[storable(folder.removeprefix(str(root))) or "/"] = count_of(text)
                 except (OSError, ValueError):
                     pass
         if len(counts) >= MAX_GROUPS:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from sentinel.checks.base import Absent, Check, CheckFunction, Look, Measure, Unknown
 from sentinel.checks.findings import BookState, FindingBook
 from sentinel.checks.shape import with_shape
+from sentinel.checks.storable import in_text, storable
 from sentinel.checks.table import all_checks, select
 from sentinel.clock import Clock, boot_id, system_now
 from sentinel.core.model import CheckResult, CheckState, Component, Finding, Now, Severity
@@ -305,7 +306,7 @@ class CheckRunner:
             check=name,
             state=state,
             findings=findings,
-            detail=detail,
+            detail=storable(detail),
             took_s=running.stats.last_took_s,
             at_mono_s=now.mono_s,
         )
@@ -363,6 +364,7 @@ def _call(running: _Running, look: Look, sample: _Sample) -> None:
 
 def _stamped(finding: Finding, now: Now, boot: str) -> Finding:
     """Sampled findings are seen now; events bring their own times."""
+    finding = in_text(finding)
     if finding.event and finding.seen_mono_s:
         return finding
     return msgspec.structs.replace(

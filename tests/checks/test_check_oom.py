@@ -112,6 +112,18 @@ def test_the_deepest_group_is_named_and_not_those_above_it(groups: Groups) -> No
     assert groups.check() == []
 
 
+def test_a_group_may_be_named_in_any_bytes(groups: Groups) -> None:
+    """As one that was delegated to a user: what is kept must still be saved."""
+    name = os.fsdecode(b"user.slice/\xff")
+    groups.make(name)
+    groups.check()
+    groups.kill(name)
+    assert groups.check() == [("cgroup /user.slice/\\udcff", 1)]
+    assert msgspec.json.encode(groups.kept["saved"])
+    groups.kill(name)
+    assert groups.check() == [("cgroup /user.slice/\\udcff", 1)]
+
+
 def test_a_kill_in_a_group_that_is_gone_already_is_still_told(groups: Groups) -> None:
     assert groups.check() == []
     groups.total += 1

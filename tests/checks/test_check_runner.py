@@ -9,6 +9,7 @@ import types
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from sentinel.checks.base import Absent, Check, CheckFunction, Look, Unknown
@@ -167,6 +168,25 @@ def test_an_unknown_sample_ends_no_finding(machine: Any, row: Any) -> None:
     result = asyncio.run(story())
     assert result.state is CheckState.UNKNOWN
     assert [finding.code for finding in result.findings] == ["broken"]
+
+
+def test_names_that_are_no_text_can_be_told_and_kept(machine: Any, row: Any) -> None:
+    """As of a control group, which a user whom one was delegated names as he likes."""
+    name = b"/user.slice/\xff".decode(errors="surrogateescape")
+
+    def probe(look: Look) -> list[Finding]:
+        found = msgspec.structs.replace(broken(name), evidence=(f"killed in {name}",), cgroup=name)
+        raise Unknown(f"no more of {name}", (found, msgspec.structs.replace(found, code="e", event=True)))
+
+    async def story() -> tuple[CheckResult, bytes]:
+        runner = CheckRunner(machine.settings, checks=[row("probe", probe)])
+        (result,) = await runner.check_now()
+        return result, runner.snapshot()
+
+    result, snapshot = asyncio.run(story())
+    assert {finding.entity for finding in result.findings} == {"/user.slice/\\udcff"}
+    assert b"killed in /user.slice/" in msgspec.json.encode(result)
+    assert b"/user.slice/" in snapshot
 
 
 def test_a_check_that_never_answers_is_a_finding_until_it_answers(machine: Any, row: Any) -> None:
