@@ -352,14 +352,18 @@ def _weigh_history(case: Case, why: Why) -> Why:
         return why
     elsewhere = [f for f in past if f.entity and why.entity and not same_entity(f.entity, why.entity)]
     step = max((s for s in case.last_steps.values() if s is not None), default=None)
+    unplaced = not why.entity or not past[-1].entity
+    own = why.cls.cause is Cause.USER_CODE  # against its GPU speaks only what other jobs met there
     if elsewhere:
         note = f"The same happened on {elsewhere[-1].entity}: it follows the job."
-    elif (not why.entity or not past[-1].entity) and _came_further(step, past[-1].step):
+    elif (unplaced or own) and _came_further(step, past[-1].step):
         return why
-    elif not why.entity or not past[-1].entity:
+    elif unplaced:
         note = "The same happened before, and no hardware is known to be at fault."
     elif step is not None and past[-1].step == step:
         note = f"The same happened before at the same iteration {step}: it follows the program."
+    elif own:
+        note = f"The same happened before on {why.entity}, and to no other job there: it follows the program."
     else:
         # The GPU, not the program: this row of the table no longer fits in cause, scope and cost.
         cls = structs.replace(

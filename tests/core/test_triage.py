@@ -680,6 +680,20 @@ def test_an_ambiguous_failure_on_the_same_gpu_is_the_gpus() -> None:
     assert (v.budget, v.entity) == (Budget.INFRASTRUCTURE, GPUS[2])
 
 
+def test_what_a_programs_own_kernels_do_twice_on_one_gpu_is_the_programs_unless_it_came_further() -> None:
+    """Only what other jobs met on the card speaks against it, and that is in the finding."""
+    own = xid(31, 2, Severity.WARNING)
+    before = [past("illegal-access", GPUS[2], step=250)]
+    v = verdict([ended(2)], findings=[own], history=before, steps={2: 100})
+    assert (v.restart, v.cause, v.scope) == (Restartable.NO, Cause.USER_CODE, "job")
+    assert "no other job" in v.sentence
+    further = verdict([ended(2)], findings=[own], history=before, steps={2: 900})
+    assert (further.restart, further.cause) == (Restartable.ONCE, Cause.USER_CODE)
+    shared = xid(31, 2, Severity.DEGRADED)
+    v = verdict([ended(2)], findings=[shared], history=before, steps={2: 100})
+    assert (v.restart, v.cause, v.scope) == (Restartable.YES, Cause.GPU, "node")
+
+
 def test_an_ambiguous_failure_at_the_very_same_iteration_is_the_programs() -> None:
     v = verdict([ended(2, signal=11)], history=[past("segfault", GPUS[2], step=250)], steps={2: 250})
     assert (v.restart, v.cause) == (Restartable.NO, Cause.USER_CODE)

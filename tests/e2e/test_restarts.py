@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -154,6 +155,31 @@ def test_a_job_comes_back_smaller_without_a_broken_gpu_and_grows_when_it_is_well
     until(lambda: len(box.starts) == 5)
     assert {s["env"]["WORLD_SIZE"] for s in box.starts[3:]} == {"2"}
     assert "CUDA_VISIBLE_DEVICES" not in box.starts[4]["env"]
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+
+
+def test_what_the_driver_tells_of_a_ranks_own_kernel_is_the_programs_and_tried_once_more(
+    box: Box, two_cards: Path
+) -> None:
+    """NVIDIA's Xid 31, and the 45 of the clean-up after it, which alone blames nobody."""
+    job = box.run(*train("--save-every", "1"), policy=box.policy(restart={"maxRestarts": 5}))
+    for number in (1, 2):
+        box.stepping(incarnation=number)
+        (pid,) = box.ranks(1).values()
+        with two_cards.open("a") as log:
+            for offset, code in enumerate((45, 31)):
+                at_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+                text = f"NVRM: Xid (PCI:{CARDS[0][:-2]}): {code}, pid={pid}, name=python3, Ch 00000008"
+                log.write(f"4,{10 * number + offset},{at_us},-;{text}\n")
+        box.order(0, "exit 1")
+        if number == 1:
+            first = box.phase("Recovered").verdict
+            assert (first.cause, first.failure, first.scope) == ("user code", "illegal-access", "job")
+            assert "XID 31" in first.sentence
+            assert any("NVRM: Xid" in line for line in first.evidence)
+    box.stepping(incarnation=3)  # it had come further than the first time
+    assert box.phase("Recovered", at_least=2).verdict.cause == "user code"
     job.send(signal.SIGINT)
     assert job.code() == 130
 
