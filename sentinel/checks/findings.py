@@ -15,6 +15,7 @@ from sentinel.checks.xid import RepeatRow, actions, severities
 from sentinel.core.model import Finding, Now, Severity
 
 CLEAN_SAMPLES = 2
+STALE_S = 600.0  # what a stopped agent saw so long ago ends with the first clean sample
 MAX_FINDINGS = 4096  # 16 cards with every Xid there is are 2,800
 MAX_EVIDENCE = 6  # the first line and the newest ones
 MAX_JOBS = 8  # of one fault that are remembered: the newest
@@ -299,7 +300,9 @@ class FindingBook:
                 seen_mono_s = min(finding.seen_mono_s + moved_s, now.mono_s)
                 finding = msgspec.structs.replace(finding, seen_mono_s=seen_mono_s)
             if finding.key not in self._entries:
-                entry = self._entries[finding.key] = _Entry(finding, 0, finding.key in repeated)
+                stale = not finding.event and now.mono_s - finding.seen_mono_s > STALE_S
+                clean = CLEAN_SAMPLES - 1 if stale else 0
+                entry = self._entries[finding.key] = _Entry(finding, clean, finding.key in repeated)
                 entry.tell(finding)
                 self._order[finding.severity][finding.key] = None
         for key, past in state.past:

@@ -218,6 +218,18 @@ def test_what_is_known_survives_a_restart_of_the_agent(clock: Any) -> None:
     assert again.active("kernel")[0].severity is Severity.DEGRADED
 
 
+def test_one_clean_sample_ends_what_an_agent_saw_that_stopped_long_ago(clock: Any) -> None:
+    """As for `sentinel check`, which looks once, beside the state of an agent that is not run any more."""
+    book = FindingBook(BOOT)
+    book.fold("disk", [msgspec.structs.replace(full_disk(), seen_mono_s=clock.mono_s)], clock())
+    for stopped_s, left in ((60.0, 1), (86_400.0, 0)):
+        clock.mono_s += stopped_s
+        again = after_restart(book, clock)
+        assert len(again.active()) == 1  # where it cannot be looked it stands
+        again.fold("disk", [], clock())
+        assert len(again.active()) == left
+
+
 def test_a_new_boot_ends_what_the_last_one_knew(clock: Any) -> None:
     book = FindingBook(BOOT)
     book.fold("kernel", [xid(clock, 79)], clock())
