@@ -218,10 +218,7 @@ def _pasts(look: Look) -> dict[str, Past]:
     if pasts is None:
         pasts = look.kept["pasts"] = {}
         for entity, saved in look.kept.get("saved", {}).items():
-            pasts[entity] = Past()
-            pasts[entity].ecc_uncorrected = saved.get("ecc_uncorrected")
-            pasts[entity].nvlinks = set(saved.get("nvlinks", ()))
-            pasts[entity].pcie_best = tuple(saved.get("pcie_best", (0, 0)))
+            pasts[entity] = Past.restored(saved)
     return pasts
 
 
@@ -262,14 +259,7 @@ def _judge(sample: Sample, look: Look, on_pci: Sequence[str]) -> list[Finding]:
     found += judge_alike(cards)
     for card in cards:
         card.past.keep(card.device, look.now.mono_s)
-    look.kept["saved"] = {
-        entity: {
-            "ecc_uncorrected": past.ecc_uncorrected,
-            "nvlinks": sorted(past.nvlinks),
-            "pcie_best": list(past.pcie_best),
-        }
-        for entity, past in _pasts(look).items()
-    }
+    look.kept["saved"] = {entity: past.saved() for entity, past in _pasts(look).items()}
     look.kept["measures"] = measures(cards)
     return found
 

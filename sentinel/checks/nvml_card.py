@@ -1,6 +1,7 @@
 """One card as the judges see it: its newest sample, what was before, and the helper that makes a finding of it."""
 
 from collections import deque
+from typing import Any
 
 from msgspec import Struct
 
@@ -55,6 +56,26 @@ class Past:
         self.pcie_best = (0, 0)  # width and generation in this boot
         self.xid = 0
         self.xid_s = 0.0
+
+    @classmethod
+    def restored(cls, saved: dict[str, Any]) -> "Past":
+        """As an earlier agent of this boot left it with `saved`."""
+        past = cls()
+        past.ecc_uncorrected = saved.get("ecc_uncorrected")
+        past.nvlinks = set(saved.get("nvlinks", ()))
+        past.pcie_best = tuple(saved.get("pcie_best", (0, 0)))
+        past.since_s = dict(saved.get("since_s", {}))
+        past.shown = set(saved.get("shown", ()))
+        return past
+
+    def saved(self) -> dict[str, Any]:
+        return {
+            "ecc_uncorrected": self.ecc_uncorrected,
+            "nvlinks": sorted(self.nvlinks),
+            "pcie_best": list(self.pcie_best),
+            "since_s": self.since_s,
+            "shown": sorted(self.shown),
+        }
 
     def keep(self, device: Device, now_s: float) -> None:
         """Make `device` what was before. A card that does not answer leaves what was known."""

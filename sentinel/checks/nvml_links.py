@@ -9,6 +9,9 @@ from sentinel.settings import GpuThresholds
 
 # Under load without a break: a link that trains again, or a card that just woke, is below its speed for a moment.
 PCIE_PROVED_AFTER_S = 60.0
+NVLINK_PROVED_AFTER_S = (
+    60.0  # at a second reading: a driver that was loaded anew brings its links up one by one
+)
 NVLINK_ERRORS_WARN = 5
 CRC_FLITS_PER_S = 100.0  # DCGM: the driver's makers say that only such rates of flit CRC errors matter
 # The fabric manager takes minutes to bring the fabric up after a boot.
@@ -101,11 +104,16 @@ def _inactive(card: Card, usual_links: int) -> list[Finding]:
     assert links is not None
     down = sorted(card.past.nvlinks & set(links.nvlink_inactive))
     card.past.nvlinks |= set(links.nvlink_active)
+    lasts_s = card.past.lasts_s("nvlink-down", card.now_s, bool(down))
     if down:
+        fabric = card.device.fabric
+        joining = fabric is not None and fabric.state not in (0, COMPLETED)
         return [
             card.finding(
                 "nvlink-down",
-                Severity.FATAL,
+                Severity.FATAL
+                if lasts_s >= (FABRIC_SETTLES_S if joining else NVLINK_PROVED_AFTER_S)
+                else Severity.WARNING,
                 "RESET_GPU",
                 "An NVLink that was active is not any more",
                 f"links {', '.join(map(str, down))}; {len(links.nvlink_active)} are active",

@@ -1,5 +1,6 @@
 """PCIe, NVLink and fabric of GPUs as NVML tells of them."""
 
+import json
 from typing import Any
 
 import pytest
@@ -77,8 +78,9 @@ def test_a_counter_that_started_again_hides_nothing_that_comes_after(sample: Any
 def test_an_nvlink_that_went_down_is_fatal(sample: Any, cards: Any) -> None:
     sample()
     cards.set(gpu1_link2=0)
-    found = sample.until(1.5)
-    finding = found[SECOND, "nvlink-down"]
+    finding = sample.until(1.0)[SECOND, "nvlink-down"]
+    assert finding.severity is Severity.WARNING
+    finding = sample.until(1.5)[SECOND, "nvlink-down"]
     assert finding.severity is Severity.FATAL
     assert "links 2; 3 are active" in finding.evidence[0]
     cards.set(gpu1_link2=1)
@@ -92,6 +94,27 @@ def test_an_nvlink_that_went_down_while_no_agent_ran_is_seen(sample: Any, cards:
     sample.kept = {"saved": saved}
     cards.set(gpu1_link2=0)
     assert (SECOND, "nvlink-down") in sample()
+
+
+def test_nvlinks_are_waited_for_while_a_driver_that_was_loaded_anew_joins_the_fabric(
+    sample: Any, cards: Any
+) -> None:
+    sample()
+    cards.set(gpu1_link2=0, gpu1_fabric_state=2)
+    assert sample.until(4.5)[SECOND, "nvlink-down"].severity is Severity.WARNING
+    assert sample.until(2)[SECOND, "nvlink-down"].severity is Severity.FATAL
+
+
+def test_what_lasts_goes_on_over_a_restart_of_the_agent(sample: Any, cards: Any) -> None:
+    cards.set(gpu0_fabric_state=2, gpu1_pcie_width=8)
+    sample.until(6)
+    saved = json.loads(json.dumps(sample.kept["saved"]))
+    sample.kept["child"].close()
+    sample.kept = {"saved": saved}
+    cards.set(gpu1_util=0, gpu1_pstate=8)  # an idle link says nothing, for or against
+    found = sample()
+    assert found[FIRST, "fabric-not-up"].severity is Severity.FATAL
+    assert found[SECOND, "pcie-link"].severity is Severity.FATAL
 
 
 def test_fewer_nvlinks_than_the_peers_from_the_start_are_told(sample: Any, cards: Any) -> None:
