@@ -17,7 +17,6 @@ log = structlog.get_logger(__name__)
 
 # A record on which the controller fails is tried so often; then it is given up, so that the agent's others arrive.
 TRIES = 5
-AGAIN_S = 1.0
 
 _batch = msgspec.msgpack.Decoder(Batch)
 _raw_batch = msgspec.msgpack.Decoder(RawBatch)
@@ -68,9 +67,9 @@ class Taker:
         """Hand over what is new and reply. Raises Refuse."""
         node = guest.node
         if node.taking:
-            raise Refuse(_not_taken("the controller is still with this node's last records"))
+            raise self._not_taken("the controller is still with this node's last records")
         if batch.after > guest.reached:
-            raise Refuse(_not_taken("what was sent before was not taken"))
+            raise self._not_taken("what was sent before was not taken")
         for _ in damaged:
             node.refuse(Reason.BAD_BODY)
         if damaged:
@@ -139,7 +138,7 @@ class Taker:
             waiting = self._take(arrived)
         except Exception as error:  # boundary: as above
             log.error("full_report_failed", node=node.name, exc_info=error)
-            raise Refuse(_not_taken("the controller could not take the full report")) from None
+            raise self._not_taken("the controller could not take the full report") from None
         guest.full_after = batch.full_after
         if waiting is not None:
             works.append((0, waiting))
@@ -158,7 +157,7 @@ class Taker:
             async with asyncio.timeout(self._limits.take_s):
                 done = await asyncio.gather(*(work for _, work in works), return_exceptions=True)
         except TimeoutError:
-            raise Refuse(_not_taken("the controller did not take the records in time")) from None
+            raise self._not_taken("the controller did not take the records in time") from None
         finally:
             guest.node.taking = False
         for (sequence, _), error in zip(works, done, strict=True):
@@ -168,7 +167,7 @@ class Taker:
                 raise error
             if sequence == 0:
                 log.error("full_report_failed", node=guest.node.name, exc_info=error)
-                raise Refuse(_not_taken("the controller could not take the full report"))
+                raise self._not_taken("the controller could not take the full report")
             if self._give_up(guest, sequence, error):
                 refused += (sequence,)
                 continue
@@ -187,16 +186,19 @@ class Taker:
         if reached > last:
             node.took(guest.boot_id, guest.session, reached)
         elif failed:
-            raise Refuse(_not_taken("the controller could not take the record"))
+            raise self._not_taken("the controller could not take the record")
         guest.reached = max(guest.reached, reached)
         return reply(
             Ack(
                 epoch=guest.epoch,
                 sequence=max(reached, last),
                 refused=refused,
-                slow_down_s=AGAIN_S if failed else 0.0,
+                slow_down_s=self._limits.again_s if failed else 0.0,
             )
         )
+
+    def _not_taken(self, text: str) -> Refuse:
+        return Refuse(Refusal(reason=Reason.NOT_TAKEN, text=text, slow_down_s=self._limits.again_s))
 
     def _give_up(self, guest: Guest, sequence: int, error: Exception) -> bool:
         """Whether the controller has failed on this record often enough."""
@@ -218,7 +220,3 @@ def _read(raw: msgspec.Raw) -> Report | None:
         return _report.decode(raw)
     except (msgspec.DecodeError, RecursionError):
         return None
-
-
-def _not_taken(text: str) -> Refusal:
-    return Refusal(reason=Reason.NOT_TAKEN, text=text, slow_down_s=AGAIN_S)

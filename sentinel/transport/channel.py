@@ -15,7 +15,6 @@ from sentinel.transport.credentials import CredentialError, Trust
 from sentinel.transport.http11 import BadHead
 from sentinel.transport.wire import CONTENT_TYPE, MAX_ANSWER_BYTES, SERVER_NAME, Refusal
 
-CONNECT_S = 5.0
 CLOSE_S = 1.0
 
 log = structlog.get_logger(__name__)
@@ -46,12 +45,12 @@ class Channel:
         self._deadlines: deque[float] = deque()
 
     @classmethod
-    async def open(cls, address: str, trust: Trust) -> "Channel":
+    async def open(cls, address: str, trust: Trust, connect_s: float) -> "Channel":
         """Connect to HOST:PORT. Raises ChannelError."""
         host, _, port = address.rpartition(":")
         try:
             context = trust.context()
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(connect_s):
                 reader, writer = await asyncio.open_connection(
                     host.strip("[]"),
                     int(port),

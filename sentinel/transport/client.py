@@ -18,7 +18,7 @@ from sentinel.clock import Clock, system_now
 from sentinel.core.model import Report
 from sentinel.transport.channel import Channel, ChannelError, Refused, resolve
 from sentinel.transport.credentials import CredentialError, TokenFile, Trust
-from sentinel.transport.dialogue import ANSWER_S, MAX_SLOW_DOWN_S, Dialogue, Status, decode
+from sentinel.transport.dialogue import MAX_SLOW_DOWN_S, Dialogue, Status, decode
 from sentinel.transport.epoch import EpochFile
 from sentinel.transport.spool import MAX_BYTES, Kind, Spool
 from sentinel.transport.standing import Standing, fit, is_event, is_urgent, pieces
@@ -53,6 +53,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     version: str = ""
     protocols: tuple[int, int] = (PROTOCOL_MIN, PROTOCOL_MAX)
     spool_bytes: int = MAX_BYTES
+    answer_s: float = 5.0  # for a connection, and for an answer; one that is held may take so much longer
 
 
 class Client:
@@ -79,6 +80,7 @@ class Client:
             self._full,
             on_orders,
             self._token.changed,
+            settings.answer_s,
         )
 
     # ------------------------------------------------------------ what the agent calls
@@ -157,7 +159,7 @@ class Client:
             token = self._token.read()
         except CredentialError as error:
             raise ChannelError(str(error)) from None
-        channel = await Channel.open(address, self._trust)
+        channel = await Channel.open(address, self._trust, self._settings.answer_s)
         try:
             welcome = await self._greet(channel, token)
             loop_s = asyncio.get_running_loop().time()
@@ -184,9 +186,9 @@ class Client:
             version=settings.version,
             epoch=self._epoch.value,
         )
-        await channel.send(HELLO_PATH, encoder.encode(hello), token=token, answer_s=ANSWER_S)
+        await channel.send(HELLO_PATH, encoder.encode(hello), token=token, answer_s=settings.answer_s)
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(settings.answer_s):
                 body = await channel.read()
         except TimeoutError:
             raise ChannelError("the controller does not answer") from None

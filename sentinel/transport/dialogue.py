@@ -34,7 +34,6 @@ from sentinel.transport.wire import (
 log = structlog.get_logger(__name__)
 
 MAX_SLOW_DOWN_S = 60.0
-ANSWER_S = 5.0  # for an answer that is not held; above it by so much for one that is
 WINDOW = 2  # requests on their way: one that waits, and one that does not
 
 T = TypeVar("T")
@@ -72,6 +71,7 @@ class Dialogue:
         full: Callable[[int], Report],
         on_orders: Callable[[Orders], None],
         new_token: Callable[[], str | None],
+        answer_s: float,
     ) -> None:
         self.pause_until_s = 0.0
         self._spool = spool
@@ -80,6 +80,7 @@ class Dialogue:
         self._full = full  # the full report in at most so many bytes
         self._on_orders = on_orders
         self._new_token = new_token
+        self._answer_s = answer_s
         self._wake = asyncio.Event()
         self._urgent = False
         self._orders = ""  # version in force
@@ -178,7 +179,7 @@ class Dialogue:
         self._after = last or self._after
         self._sent.append(_Sent(last, len(records), full))
         await channel.send(
-            REPORT_PATH, encoder.encode(batch), token=self._new_token(), answer_s=hold_s + ANSWER_S
+            REPORT_PATH, encoder.encode(batch), token=self._new_token(), answer_s=hold_s + self._answer_s
         )
 
     # ------------------------------------------------------------ answers
@@ -215,7 +216,7 @@ class Dialogue:
                 self._on_orders(ack.orders)
             except Exception:  # boundary: what the agent makes of its orders must not end the connection
                 log.exception("orders_failed", version=ack.orders.version)
-                self._slow_down(ANSWER_S)  # they come again
+                self._slow_down(self._answer_s)  # they come again
             else:
                 self._orders = ack.orders.version
 
@@ -232,7 +233,7 @@ class Dialogue:
             raise refused
         log.warning("report_refused", reason=refusal.reason, text=refusal.text)
         self._again = True
-        self._slow_down(max(refusal.slow_down_s, 1.0))
+        self._slow_down(refusal.slow_down_s or 1.0)
         self._wake.set()
 
     def _slow_down(self, pause_s: float) -> None:

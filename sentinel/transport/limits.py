@@ -20,6 +20,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     idle_s: float = 120.0  # between two requests of a connection
     hold_s: float = 30.0  # the longest that an answer is held back
     take_s: float = 10.0  # for the controller to take the records of a request
+    again_s: float = 1.0  # until an agent sends again what the controller could not take
+    sweep_s: float = 5.0  # how often connections that are silent for too long are looked for
     nodes: int = 100_000  # that are remembered
     forget_s: float = 3600.0  # a node that is not connected and was not heard for so long
 

@@ -37,7 +37,6 @@ from sentinel.transport.wire import (
 
 log = structlog.get_logger(__name__)
 
-SWEEP_S = 5.0
 BACKLOG = 1024
 SAID_EVERY_S = 60.0  # a node that is refused again and again is named so often in the log
 NO_ORDERS = Orders()
@@ -168,7 +167,7 @@ class Server:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(SWEEP_S)
+            await asyncio.sleep(self.limits.sweep_s)
             now_s = self._loop.time()
             for connection in [c for c in self._strangers if now_s - c.last_s > self.limits.authenticate_s]:
                 self.broken(connection, "no good token in time")

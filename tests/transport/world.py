@@ -189,7 +189,7 @@ class Raw:
         self.channel: Channel
 
     async def connect(self) -> "Raw":
-        self.channel = await Channel.open(f"127.0.0.1:{self.port}", Trust(str(self.world.bundle)))
+        self.channel = await Channel.open(f"127.0.0.1:{self.port}", Trust(str(self.world.bundle)), 10.0)
         return self
 
     async def post(self, path: str, body: bytes, token: str | None = None) -> bytes:

@@ -1,0 +1,362 @@
+"""Agents that say too much, too often or nonsense: refused, slowed, counted, named, and no harm to the others."""
+
+import asyncio
+import os
+import ssl
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+
+from sentinel.transport.channel import ChannelError, Refused
+from sentinel.transport.limits import Bucket, Limits
+from sentinel.transport.wire import Ack, Arrived, Batch, Dropped, Numbered, Reason, Refusal, encoder
+from tests.transport.world import Raw as Agent
+from tests.transport.world import World, finding, go, report, until
+
+FAST = Limits(requests_per_s=1000.0, requests_burst=1000.0)
+
+
+def limits(**more: Any) -> Limits:
+    return msgspec.structs.replace(FAST, **more)
+
+
+async def plain(world: World, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A TLS connection that says whatever a test wants."""
+    context = ssl.create_default_context(cafile=str(world.bundle))
+    return await asyncio.open_connection(
+        "127.0.0.1", port, ssl=context, server_hostname="sentinel-controller"
+    )
+
+
+async def refusal_of(reader: asyncio.StreamReader) -> Refusal:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    return msgspec.msgpack.decode(await reader.readexactly(length), type=Refusal)
+
+
+async def others_are_served(world: World, port: int) -> None:
+    """Another agent's fatal finding arrives while all this goes on."""
+    before = len(world.numbered("node-well"))
+    agent = await Agent(world, port, "node-well", session=os.urandom(4).hex()).connect()
+    await agent.hello()
+    await agent.report(Batch(records=(Numbered(1, report(finding(), node="node-well")),)))
+    assert len(world.numbered("node-well")) == before + 1
+    await agent.channel.close()
+
+
+def test_a_huge_body_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            server, port = await world.serve()
+            agent = await Agent(world, port).connect()
+            await agent.hello()
+            reader, writer = agent.channel._reader, agent.channel._writer
+            writer.write(b"POST /report HTTP/1.1\r\nContent-Length: 10000000000\r\n\r\n" + b"x" * 1000)
+            said = await refusal_of(reader)
+            assert said.reason == Reason.TOO_LARGE
+            assert "10000000000 bytes; at most 1048576" in said.text
+            assert await reader.read() == b""  # and the connection ends
+            assert server.nodes["node-1"].refused == {Reason.TOO_LARGE: 1}
+            await until(lambda: server.bytes_in_flight == 0)
+            await others_are_served(world, port)
+
+    go(story())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\xc1", os.urandom(5000), b"\x81" * 100_000, b"\x91" * 500_000, b"null", encoder.encode([1])],
+)
+def test_a_garbage_body_is_refused_and_the_next_one_is_read(tmp_path: Path, body: bytes) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            server, port = await world.serve()
+            agent = await Agent(world, port).connect()
+            await agent.hello()
+            with pytest.raises(Refused, match="BadBody"):
+                await agent.post("/report", body)
+            assert server.nodes["node-1"].refused == {Reason.BAD_BODY: 1}
+            await agent.report(Batch(records=(Numbered(1, report()),)))
+            assert len(world.numbered()) == 1
+
+    go(story())
+
+
+def test_one_damaged_record_is_left_out_counted_and_not_sent_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            server, port = await world.serve()
+            agent = await Agent(world, port).connect()
+            await agent.hello()
+            good = msgspec.to_builtins(report(finding()))
+            bad = {**good, "checks": [{"check": "x", "state": "purple"}]}
+            batch = {"records": [[1, good], [2, bad], [3, good], [4, "what"], [5, {}]]}
+            ack = msgspec.msgpack.decode(await agent.report(batch), type=Ack)
+            assert (ack.sequence, ack.refused) == (5, (2, 4, 5))
+            assert [a.sequence for a in world.numbered()] == [1, 3]
+            assert server.nodes["node-1"].refused == {Reason.BAD_BODY: 3}
+
+    go(story())
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /report HTTP/1.1\r\n\r\n",
+        b"POST /report HTTP/2\r\n\r\n",
+        b"POST /report HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /report HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"POST /report HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST /report HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        b"POST /report HTTP/1.1\r\nno colon\r\n\r\n",
+        b"POST /report HTTP/1.1\r\nA : b\r\n\r\n",
+        b"POST /report HTTP/1.1\r\nAuthorization: Basic abc\r\n\r\n",
+        b"\r\n\r\n",
+        b"\xff\xfe\x00 b c\r\n\r\n",
+        b"POST / HTTP/1.1\r\nX: " + b"y" * 40_000,
+    ],
+)
+def test_what_is_not_our_http_is_refused_and_ends_the_connection(tmp_path: Path, head: bytes) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            _, port = await world.serve()
+            reader, writer = await plain(world, port)
+            writer.write(head)
+            assert (await refusal_of(reader)).reason in (Reason.BAD_REQUEST, Reason.TOO_LARGE)
+            assert await reader.read() == b""
+            await others_are_served(world, port)
+
+    go(story())
+
+
+def test_what_is_not_tls_is_hung_up_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            server, port = await world.serve()
+            for junk in (b"POST / HTTP/1.1\r\n\r\n", os.urandom(1000), b"\x16\x03\x01\x02\x00" + b"x" * 600):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(junk)
+                try:
+                    await reader.read()  # an alert, then the end
+                except ConnectionResetError:
+                    pass
+                writer.close()
+            assert server.counts["broken"] == 3
+            await others_are_served(world, port)
+
+    go(story())
+
+
+def test_a_hundred_reports_a_second_of_one_node_are_slowed_counted_and_named(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            server, port = await world.serve(limits=Limits(requests_per_s=10.0, requests_burst=5.0))
+            said: list[Any] = []
+            structlog.configure(processors=[lambda _, __, event: said.append(event) or "x"])
+            try:
+                agent = await Agent(world, port).connect()
+                await agent.hello()
+                began_s = time.monotonic()
+                for number in range(1, 31):  # sent without waiting, as by a program run wild
+                    batch = Batch(records=(Numbered(number, report(finding())),), after=number - 1)
+                    await agent.channel.send("/report", encoder.encode(batch), token=None, answer_s=30.0)
+                served = asyncio.create_task(others_are_served(world, port))
+                answers: list[str] = []
+                for _ in range(30):
+                    try:
+                        await agent.channel.read()
+                        answers.append("taken")
+                    except Refused as refused:
+                        answers.append("closed" if refused.closed else refused.refusal.reason)
+                took_s = time.monotonic() - began_s
+                await served
+            finally:
+                structlog.reset_defaults()
+            assert answers.count("taken") == 4  # the burst, less the Hello
+            assert set(answers[4:]) <= {Reason.TOO_OFTEN, Reason.NOT_TAKEN}
+            # What came after one that was refused did not hide it:
+            assert [a.sequence for a in world.numbered()] == [1, 2, 3, 4]
+            refused_often = server.nodes["node-1"].refused[Reason.TOO_OFTEN]
+            assert refused_often >= 1
+            # The flood had to wait: it was read no faster than the node's rate.
+            assert took_s > 0.8 * answers.count(Reason.TOO_OFTEN) / 10.0
+            assert {"node-1"} == {
+                e["who"] for e in said if e["event"] == "request_refused" and e["what"] == "TooOften"
+            }
+
+    go(story())
+
+
+def test_an_agent_that_is_told_to_slow_down_loses_nothing_by_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            server, port = await world.serve(limits=Limits(requests_per_s=20.0, requests_burst=2.0))
+            agent = world.client(port)
+            world.run(agent)
+            for step in range(60):
+                agent.send(report(finding(f"XID {step}"), check=f"c{step}"))
+                await asyncio.sleep(0.01)
+            await until(lambda: agent.spool.waiting == 0 and agent.status.heard_s)
+            await until(lambda: len(world.numbered()) == 60)
+            assert server.nodes["node-1"].refused.get(Reason.TOO_OFTEN, 0) >= 1
+
+    go(story())
+
+
+def test_bodies_on_their_way_are_bounded_all_nodes_together(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            server, port = await world.serve(limits=limits(bytes_in_flight=1 << 20, body_s=60.0))
+            agents = []
+            for k in range(3):  # each begins a body and does not end it
+                agent = await Agent(world, port, f"node-{k}").connect()
+                await agent.hello()
+                agent.channel._writer.write(
+                    b"POST /report HTTP/1.1\r\nContent-Length: 500000\r\n\r\n" + b"x" * 400_000
+                )
+                agents.append(agent)
+            said = await refusal_of(agents[2].channel._reader)
+            assert said.reason == Reason.OVERLOADED
+            assert said.slow_down_s > 0
+            assert server.bytes_in_flight <= (1 << 20) + 500_000
+            await others_are_served(world, port)
+            for agent in agents:
+                await agent.channel.close()
+            await until(lambda: server.bytes_in_flight == 0)
+
+    go(story())
+
+
+def test_a_body_that_does_not_come_and_a_stranger_who_says_nothing_are_hung_up_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            server, port = await world.serve(
+                limits=limits(body_s=0.2, authenticate_s=0.2, idle_s=0.6, sweep_s=0.05)
+            )
+            silent, kept = await asyncio.open_connection("127.0.0.1", port)
+            shaken, kept_too = await plain(world, port)
+            slow = await Agent(world, port, "node-slow").connect()
+            await slow.hello()
+            slow.channel._writer.write(b"POST /report HTTP/1.1\r\nContent-Length: 500\r\n\r\nx")
+            idle = await Agent(world, port, "node-idle").connect()
+            await idle.hello()
+            assert await silent.read() == b""
+            assert await shaken.read() == b""
+            assert await slow.channel._reader.read() == b""
+            assert await idle.channel._reader.read() == b""
+            await until(lambda: not server._connections)
+            assert server.counts["broken"] == 4
+            kept.close()
+            kept_too.close()
+
+    go(story())
+
+
+def test_a_node_has_few_connections_and_strangers_are_few_in_all(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            server, port = await world.serve(limits=limits(connections_per_node=2, strangers=10))
+            mine = [await Agent(world, port).connect() for _ in range(3)]
+            for agent in mine:
+                await agent.hello()
+            await until(lambda: len(server.nodes["node-1"].connections) == 2)
+            with pytest.raises((Refused, ChannelError)):
+                await mine[0].report(Batch())  # the oldest went
+            strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(50)]
+            await until(lambda: len(server._strangers) <= 10)
+            await others_are_served(world, port)  # the newest is let in
+            for _, writer in strangers:
+                writer.close()
+
+    go(story())
+
+
+def test_a_record_on_which_the_controller_fails_is_tried_again_then_given_up_and_keeps_no_other_back(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            tries = 0
+
+            def take(arrived: Arrived) -> None:
+                nonlocal tries
+                if not arrived.full and arrived.report.checks[0].check == "poison":
+                    tries += 1
+                    raise RuntimeError("a defect")
+                world.take(arrived)
+
+            server, port = await world.serve(take=take, limits=limits(again_s=0.05))
+            agent = world.client(port)
+            for check in ("before", "poison", "after"):
+                agent.send(report(finding(), check=check))
+            world.run(agent)
+            await until(lambda: agent.spool.waiting == 0 and agent.status.heard_s, 40.0)
+            assert [a.report.checks[0].check for a in world.numbered()] == ["before", "after"]
+            assert tries == 5
+            assert server.nodes["node-1"].refused["GivenUp"] == 1
+            assert agent.status.refused == 1
+
+    go(story())
+
+
+def test_a_controller_that_cannot_save_now_gets_the_record_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            broken, tries = True, 0
+
+            async def save(arrived: Arrived) -> None:
+                nonlocal tries
+                tries += not arrived.full
+                await asyncio.sleep(0)
+                if broken and not arrived.full:
+                    raise OSError("the API server is away")
+                world.take(arrived)
+
+            _, port = await world.serve(take=save, limits=limits(again_s=0.05))
+            agent = world.client(port)
+            world.run(agent)
+            await until(world.full)
+            agent.send(report(finding()))
+            await until(lambda: tries > 1)
+            assert agent.spool.waiting == 1
+            broken = False
+            await until(lambda: agent.spool.waiting == 0)
+            assert len(world.numbered()) == 1
+
+    go(story())
+
+
+def test_a_controller_that_never_finishes_saving_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            _, port = await world.serve(take=lambda arrived: asyncio.sleep(600), limits=limits(take_s=0.2))
+            agent = await Agent(world, port).connect()
+            await agent.hello()
+            with pytest.raises(Refused, match="in time"):
+                await agent.report(Batch(records=(Numbered(1, report()),)))
+
+    go(story())
+
+
+def test_the_controller_hears_what_an_agent_had_to_drop(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            server, port = await world.serve()
+            agent = await Agent(world, port).connect()
+            await agent.hello()
+            await agent.report(Batch(dropped=Dropped(progress=7, events=2)))
+            assert server.nodes["node-1"].dropped == Dropped(7, 2)
+
+    go(story())
+
+
+def test_a_bucket_lets_through_its_burst_then_its_rate() -> None:
+    bucket = Bucket(3.0, 0.0)
+    assert [bucket.take(0.0, 2.0, 3.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
+    assert bucket.take(0.5, 2.0, 3.0) == 0.0
+    assert bucket.take(100.0, 2.0, 3.0) == 0.0
+    assert bucket.level == 2.0
