@@ -6,21 +6,19 @@ lines about one fault is one finding with a count, and beyond MAX_FINDINGS disti
 and oldest goes, counted.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 from msgspec import Struct
 
-from sentinel.checks.xid import RepeatRow, actions, severities
+from sentinel.checks.repeats import Key, Past, Repeats
+from sentinel.checks.xid import RepeatRow, actions
 from sentinel.core.model import Finding, Now, Severity
 
 CLEAN_SAMPLES = 2
 STALE_S = 600.0  # what a stopped agent saw so long ago ends with the first clean sample
 MAX_FINDINGS = 4096  # 16 cards with every Xid there is are 2,800
 MAX_EVIDENCE = 6  # the first line and the newest ones
-MAX_JOBS = 8  # of one fault that are remembered: the newest
-PROGRAM = "program "  # stands for a job where only the name of the process is known
-MAX_PLACES = 256  # cards or devices for which the repeats of one code are counted
 EXPLAINED_WITHIN_S = 120.0
 # How long an event stays without a repeat; those that isolate wait for a new boot or a person longest.
 KEPT_S = {
@@ -33,8 +31,7 @@ KEPT_S = {
 ECHO = "nvml"
 # The newest line replaces what was known: the driver takes its own request back ("... to 0x0 (None)").
 LATEST_WINS = frozenset({"XID 154"})
-
-Key = tuple[str, str, str]
+NOTHING = "IGNORE"
 
 
 class _Entry(Struct):
@@ -53,24 +50,6 @@ class _Entry(Struct):
             return self.echoes <= self.lines
         self.lines += finding.count
         return self.lines <= self.echoes
-
-
-class Past(Struct):
-    """When a fault that [[repeat]] counts came, and under which jobs: this outlives the finding."""
-
-    times_mono_s: list[float] = []  # the newest ones
-    jobs: dict[str, float] = {}  # job -> when it last met the fault
-
-    def note(self, finding: Finding, rows: Iterable[RepeatRow]) -> None:
-        """One more line: an occurrence, or so many as it speaks of, or part of one that is known."""
-        most = max(row.count for row in rows)
-        apart_s = max(row.apart_s for row in rows)
-        times = min(finding.count, most)
-        if apart_s:
-            known = any(abs(finding.seen_mono_s - at_s) < apart_s for at_s in self.times_mono_s)
-            times = 0 if known else 1
-        self.times_mono_s += [finding.seen_mono_s] * times
-        del self.times_mono_s[:-most]
 
 
 class BookState(Struct, frozen=True, omit_defaults=True):
@@ -93,9 +72,8 @@ class FindingBook:
         self._entries: dict[Key, _Entry] = {}
         # The keys of each severity, the one that was quiet longest first: what must go is found at once.
         self._order: dict[Severity, dict[Key, None]] = {severity: {} for severity in Severity}
-        self._past: dict[str, dict[Key, Past]] = {}  # by code
+        self._repeats = Repeats()
         self._wall_ahead_s = 0.0
-        self._repeats: Mapping[str, list[RepeatRow]] | None = None
 
     def fold(self, check: str, found: Iterable[Finding], now: Now) -> None:
         """Take in one complete sample of `check`: what it shows, and by its absence what it no longer shows."""
@@ -132,9 +110,9 @@ class FindingBook:
                 self._drop(key)
             return
         told = entry is not None and entry.tell(finding)
-        rows = self._rows(finding)
+        rows = self._repeats.rows(finding)
         if rows:
-            self._note(key, finding, rows, told)
+            self._repeats.note(finding, rows, told)
         if entry is None:
             if finding.event and now.mono_s - finding.seen_mono_s > KEPT_S[finding.severity]:
                 return  # an old line, read for the first time
@@ -144,63 +122,15 @@ class FindingBook:
             entry.tell(finding)
         else:
             entry.clean = 0
+            if finding.code in LATEST_WINS and finding.action == NOTHING:
+                self._repaired(finding, entry.finding.action)
             self._order[entry.finding.severity].pop(key, None)
             entry.finding = (_told_twice if told else _merge)(entry.finding, finding)
         for row in rows:
-            if row.severity.order > entry.finding.severity.order and self._repeats_enough(key, row):
+            if row.severity.order > entry.finding.severity.order and self._repeats.enough(key, row):
                 entry.finding = _escalate(entry.finding, row)
                 entry.repeated = True
         self._order[entry.finding.severity][key] = None
-
-    # ---------------------------------------------------------------- repeats
-
-    def _rows(self, finding: Finding) -> list[RepeatRow]:
-        if not finding.event:
-            return []
-        if self._repeats is None:  # the table is not loaded before the first event
-            table: dict[str, list[RepeatRow]] = {}
-            for row in severities().repeats:
-                table.setdefault(row.code or row.bucket, []).append(row)
-            self._repeats = table
-        return self._repeats.get(finding.code) or self._repeats.get(finding.action, [])
-
-    def _note(self, key: Key, finding: Finding, rows: list[RepeatRow], told: bool) -> None:
-        places = self._past.setdefault(finding.code, {})
-        past = places.get(key)
-        if past is None:
-            past = places[key] = Past()
-            if len(places) > MAX_PLACES:
-                del places[next(iter(places))]
-        if not told:
-            past.note(finding, rows)
-        job = finding.job or (PROGRAM + finding.process if finding.process else "")
-        if job:
-            past.jobs.pop(job, None)
-            past.jobs[job] = finding.seen_mono_s
-            while len(past.jobs) > MAX_JOBS:
-                del past.jobs[next(iter(past.jobs))]
-
-    def _repeats_enough(self, key: Key, row: RepeatRow) -> bool:
-        places = self._past[key[2]]
-        past = places[key]
-        if not row.jobs:
-            times = sorted(past.times_mono_s)[-row.count :]
-            return len(times) >= row.count and times[-1] - times[0] <= row.within_s
-        since_s = max(past.jobs.values(), default=0.0) - row.within_s
-        met = [job for job, at_s in past.jobs.items() if at_s >= since_s]
-        if row.severity is Severity.FATAL:  # who tries several programs of his own proves nothing
-            met = [job for job in met if not job.startswith(PROGRAM)]
-        if len(met) < row.jobs:  # in a flood of cards all of them need not be asked for each line
-            return False
-        # A job that meets the same fault on another card too carries it along: it speaks against no card.
-        elsewhere = {
-            job: at_s for other, there in places.items() if other != key for job, at_s in there.jobs.items()
-        }
-        if row.severity is Severity.FATAL and any(
-            at_s >= since_s for job, at_s in elsewhere.items() if job not in past.jobs
-        ):
-            return False  # other jobs meet it on other cards, as those of one array do: it is not this card's own
-        return len([job for job in met if job not in elsewhere]) >= row.jobs
 
     # ---------------------------------------------------------------- ends
 
@@ -225,9 +155,17 @@ class FindingBook:
             if finding.event and now.mono_s - finding.seen_mono_s > KEPT_S[finding.severity]:
                 self._drop(key)
 
+    def _repaired(self, word: Finding, action: str) -> None:
+        """The driver asked for `action` (a reset) and now says that it was done: so ended what needed just that."""
+        for key, entry in list(self._entries.items()):
+            finding = entry.finding
+            same = finding.event and finding.entity == word.entity and finding.code != word.code
+            if same and finding.action == action and finding.seen_mono_s <= word.seen_mono_s:
+                self._drop(key)
+
     def clear(self, key: Key) -> bool:
         """A person says that it is over, and its repeats are forgotten. False: there is no such finding."""
-        self._past.get(key[2], {}).pop(key, None)
+        self._repeats.forget(key)
         if key not in self._entries:
             return False
         self._drop(key)
@@ -275,7 +213,7 @@ class FindingBook:
             self.boot_id,
             tuple(entry.finding for entry in self._entries.values()),
             tuple(key for key, entry in self._entries.items() if entry.repeated),
-            tuple(item for places in self._past.values() for item in places.items()),
+            self._repeats.state(),
             self.dropped,
             self._wall_ahead_s,
         )
@@ -305,10 +243,7 @@ class FindingBook:
                 entry = self._entries[finding.key] = _Entry(finding, clean, finding.key in repeated)
                 entry.tell(finding)
                 self._order[finding.severity][finding.key] = None
-        for key, past in state.past:
-            times = [at_s + moved_s for at_s in past.times_mono_s]
-            jobs = {job: at_s + moved_s for job, at_s in past.jobs.items()}
-            self._past.setdefault(key[2], {}).setdefault(key, Past(times, jobs))
+        self._repeats.restore(state.past, moved_s)
 
 
 def _outlives_a_boot(finding: Finding) -> bool:

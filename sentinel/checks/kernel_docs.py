@@ -72,6 +72,7 @@ Repeats are folded: one finding with a count, first and last time. At most {most
 the mildest and oldest goes, and is counted. An event ends
 
 - when the kernel says so,
+- when the driver takes its own request back (Xid 154 to None): with it what asked for the same, a reset, of this card,
 - when a person says so,
 - with a new boot, if that is the repair or would show the fault again (the table below says which),
 - by time without a repeat: {kept}.

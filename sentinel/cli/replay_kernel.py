@@ -15,7 +15,8 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import Struct
 
-from sentinel.checks.findings import FindingBook, Key
+from sentinel.checks.findings import LATEST_WINS, NOTHING, FindingBook
+from sentinel.checks.repeats import Key
 from sentinel.checks.xid import actions, catalogue, finding_of
 from sentinel.cli.replay_open import NoLog, open_log
 from sentinel.cli.tables import complain, put, table
@@ -115,6 +116,8 @@ class KernelReplay:
                 known.ended = known.ended or OVER
             return
         self._note(stands or finding, finding.count, line, known)
+        if finding.code in LATEST_WINS and finding.action == NOTHING:
+            self._mark_ended(OVER)
 
     def _note(self, finding: Finding, count: int, line: KernelLine, known: Seen | None) -> None:
         if known is None:

@@ -9,11 +9,10 @@ from sentinel.checks.findings import (
     CLEAN_SAMPLES,
     KEPT_S,
     MAX_FINDINGS,
-    MAX_JOBS,
-    MAX_PLACES,
     BookState,
     FindingBook,
 )
+from sentinel.checks.repeats import MAX_JOBS, MAX_PLACES
 from sentinel.checks.xid import RepeatRow, finding_of, severities
 from sentinel.core.model import Component, Finding, Now, Severity
 from sentinel.logs.kernel import parse_kernel
@@ -143,6 +142,37 @@ def test_the_driver_takes_its_recovery_action_back(clock: Any) -> None:
     assert book.active()[0].severity is Severity.FATAL
     book.fold("kernel", [done], clock())
     assert book.active()[0].severity is Severity.INFO
+
+
+def recovery(clock: Any, was: str, now: str, pci: str = "0000:18:00") -> Finding:
+    return xid(clock, 154, pci, f"GPU recovery action changed from 0x1 ({was}) to 0x0 ({now})")
+
+
+def test_a_reset_of_the_card_ends_what_asked_for_it_on_that_card_and_nothing_else(clock: Any) -> None:
+    book = FindingBook(BOOT)
+    for pci in ("0000:18:00", "0000:2a:00"):
+        book.add([xid(clock, 119, pci), xid(clock, 13, pci), xid(clock, 79, pci)], clock())
+        book.add([recovery(clock, "None", "GPU Reset Required", pci)], clock())
+    clock.mono_s += 60
+    book.add([recovery(clock, "GPU Reset Required", "None")], clock())
+    assert {(item.entity[-7:], item.code) for item in book.active()} == {
+        ("18:00.0", "XID 13"),
+        ("18:00.0", "XID 79"),  # needs the machine to start again
+        ("18:00.0", "XID 154"),
+        ("2a:00.0", "XID 13"),
+        ("2a:00.0", "XID 79"),
+        ("2a:00.0", "XID 154"),
+        ("2a:00.0", "XID 119"),
+    }
+    book.add([xid(clock, 119)], clock())
+    assert "XID 119" in {item.code for item in book.active() if item.severity is Severity.FATAL}
+
+
+def test_a_driver_that_never_asked_for_a_reset_ends_nothing_by_asking_for_none(clock: Any) -> None:
+    book = FindingBook(BOOT)
+    book.add([xid(clock, 119), recovery(clock, "None", "None")], clock())
+    book.add([recovery(clock, "None", "None")], clock())
+    assert "XID 119" in {item.code for item in book.active()}
 
 
 def test_a_milder_line_of_the_same_fault_does_not_hide_the_worse_one(clock: Any) -> None:

@@ -356,6 +356,19 @@ def test_a_new_boot_ends_what_it_repairs_and_keeps_the_rest(tmp_path: Path, run:
     }
 
 
+def test_a_reset_that_the_driver_tells_ends_what_asked_for_it(tmp_path: Path, run: Run) -> None:
+    said = "NVRM: Xid (PCI:0000:cb:00): 154, GPU recovery action changed from {} to {}"
+    asked, nothing = "0x1 (GPU Reset Required)", "0x0 (None)"
+    lines = [
+        "NVRM: Xid (PCI:0000:cb:00): 119, pid=7, name=a, Timeout after 6s of waiting for RPC response",
+        said.format(nothing, asked),
+        said.format(asked, nothing),
+    ]
+    text = "".join(f"[{at + 1:12.6f}] {line}\n" for at, line in enumerate(lines))
+    ends = {fault["code"]: fault["ended_by"] for fault in run(write(tmp_path, text))["faults"]}
+    assert ends == {"XID 119": "the kernel says so", "XID 154": ""}
+
+
 def test_several_files_are_one_log(tmp_path: Path, run: Run) -> None:
     lines = [FORMS["rsyslog iso"](*line) + "\n" for line in STORY]
     older, newer = write(tmp_path, "".join(lines[:4]), "1"), write(tmp_path, "".join(lines[4:]), "0")
