@@ -1,6 +1,6 @@
 # The two commands of the README: `make demo` and `make test`. Both install what they need first.
 
-.PHONY: demo test chaos lint bench setup test-setup lock clean
+.PHONY: demo test chaos cluster lint bench setup test-setup lock clean
 .DEFAULT_GOAL := demo
 MAKEFLAGS += --no-print-directory
 
@@ -15,6 +15,10 @@ test: test-setup
 # Kills Sentinel at 2000 instants instead of the 200 of `make test`. `make chaos kills=500 seed=7`.
 chaos: test-setup
 	@CHAOS_KILLS=$(or $(kills),2000) CHAOS_SEED=$(seed) .venv/bin/python -m pytest tests/chaos $(args)
+
+# A real Kubernetes control plane, one real node and some fake ones, until Ctrl-C. Prints how to look at it.
+cluster: test-setup
+	@.venv/bin/python -m tests.rig
 
 lint: setup
 	@.venv/bin/ruff check .

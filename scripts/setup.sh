@@ -70,12 +70,18 @@ install_python_side() {
 # command:package of what tests use; a C compiler builds the stand-in for NVIDIA's library.
 install_test_tools() {
     local missing=() pair
-    for pair in cc:gcc mkfs.ext4:e2fsprogs fsfreeze:util-linux losetup:mount grep:grep; do
+    for pair in cc:gcc mkfs.ext4:e2fsprogs fsfreeze:util-linux losetup:mount grep:grep ip:iproute2 \
+        containerd:containerd runc:runc busybox:busybox-static; do
         PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%:*}" >/dev/null || missing+=("${pair#*:}")
     done
     if ! [ -e /usr/include/stdlib.h ]; then missing+=(libc6-dev); fi
+    if ! [ -e /usr/lib/cni/bridge ]; then missing+=(containernetworking-plugins); fi
     if [ ${#missing[@]} -gt 0 ]; then apt_install "${missing[@]}"; fi
 }
 
 install_python_side
-if [ "${1:-}" = test ]; then install_test_tools; fi
+if [ "${1:-}" = test ]; then
+    install_test_tools
+    # Kubernetes' programs for the test cluster (docs/test-rig.md): some minutes the first time.
+    $venv/bin/python -m tests.rig.binaries
+fi

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+pytest_plugins = ["tests.rig.fixtures"]
 REPO = Path(__file__).parent.parent
 
 

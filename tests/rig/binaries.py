@@ -1,0 +1,216 @@
+"""The programs of the test cluster: built once from the pinned Go module beside this file, kept outside the checkout.
+
+`python -m tests.rig.binaries` builds what is missing (`scripts/setup.sh test` does that); tests only look.
+`KUBEBUILDER_ASSETS` is looked in first, as the field does.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+MODULES = Path(__file__).parent / "go"
+KUBERNETES = "v1.34.4"  # that of go.mod; a test compares them. The programs say it as their own version.
+# Folder of a Go module -> its programs: name -> package.
+PROGRAMS = {
+    MODULES: {
+        "etcd": "go.etcd.io/etcd/server/v3",
+        "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+        "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+        "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+        "kubectl": "k8s.io/kubernetes/cmd/kubectl",
+        "kubelet": "k8s.io/kubernetes/cmd/kubelet",
+    },
+    MODULES / "kwok": {
+        "kwok": "sigs.k8s.io/kwok/cmd/kwok"
+    },  # does not compile with the libraries of the others
+}
+_VERSION = "k8s.io/component-base/version"
+FLAGS = (
+    "-trimpath",
+    "-buildvcs=false",
+    "-mod=readonly",
+    f"-ldflags=-s -w -X {_VERSION}.gitVersion={KUBERNETES} -X {_VERSION}.gitTreeState=clean",
+)
+
+
+class CannotBuild(Exception):
+    """What is missing on this machine, in words for a person."""
+
+
+class NotBuilt(Exception):
+    """The programs are not there, and a test is no place to build them."""
+
+
+def cache_root() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sentinel" / "test-rig"
+
+
+def _own_version(path: Path) -> str:
+    """go1.26.8 of `go version`; "none" where there is no Go."""
+    try:
+        done = subprocess.run(
+            [path, "env", "GOVERSION"], cwd=MODULES, capture_output=True, text=True, timeout=600
+        )
+    except OSError:
+        return "none"
+    return done.stdout.strip() or "none"
+
+
+def find_go() -> Path:
+    found = shutil.which("go", path=f"{os.environ.get('PATH', '')}:/usr/local/go/bin:/usr/lib/go/bin")
+    if not found:
+        raise CannotBuild(
+            "Go is missing: the programs of the test cluster are built from their modules. Install Go 1.24 or newer"
+            f" (https://go.dev/dl), or name a folder in KUBEBUILDER_ASSETS that has {', '.join(shipped().names)}"
+        )
+    return Path(found)
+
+
+@dataclass(frozen=True)
+class Binaries:
+    """Programs of some Go modules. `modules`: folder of a module -> name of the program -> package of its main."""
+
+    modules: Mapping[Path, Mapping[str, str]]
+    cache: Path
+
+    @property
+    def names(self) -> list[str]:
+        return [name for packages in self.modules.values() for name in packages]
+
+    def key(self) -> str:
+        """Changes with everything that the programs are made of."""
+        digest = hashlib.sha256()
+        for module, packages in self.modules.items():
+            for path in (module / "go.mod", module / "go.sum"):
+                digest.update(path.read_bytes() if path.exists() else b"")
+            digest.update(repr((FLAGS, sorted(packages.items()))).encode())
+        return digest.hexdigest()[:20]
+
+    @property
+    def folder(self) -> Path:
+        return self.cache / self.key()
+
+    def path(self, name: str) -> Path:
+        """The program; never builds it, raises NotBuilt."""
+        found = self._find(name)
+        if not found:
+            raise NotBuilt(
+                f"{name} of the test cluster is not built: run `scripts/setup.sh test` (minutes, once)"
+            )
+        return found
+
+    def _find(self, name: str) -> Path | None:
+        assets = os.environ.get("KUBEBUILDER_ASSETS")
+        if assets and os.access(Path(assets) / name, os.X_OK):
+            return Path(assets) / name
+        return self.folder / name if self._whole(name) else None
+
+    def missing(self) -> list[str]:
+        return [name for name in self.names if not self._find(name)]
+
+    def _whole(self, name: str) -> bool:
+        """A program counts only with the size that its build noted: a copy cut short by a full disk does not."""
+        try:
+            sizes = json.loads((self.folder / "sizes.json").read_text())
+            path = self.folder / name
+            return os.access(path, os.X_OK) and path.stat().st_size == sizes.get(name)
+        except (OSError, ValueError, AttributeError):
+            return False
+
+    def build(self) -> None:
+        """Builds what is missing, under a lock, and moves it into place whole. Raises CannotBuild."""
+        if not self.missing():
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise CannotBuild(f"cannot write the cache {self.cache}: {e}. XDG_CACHE_HOME moves it.") from None
+        with self._lock():
+            missing = self.missing()  # another run may have built them while we waited
+            if missing:
+                go = find_go()
+                _say(f"building {', '.join(missing)} with {_own_version(go)}; some minutes, once")
+                started = time.monotonic()
+                with tempfile.TemporaryDirectory(dir=self.folder, prefix="building.") as partial:
+                    for module, packages in self.modules.items():
+                        wanted = {name: package for name, package in packages.items() if name in missing}
+                        if wanted:
+                            _compile(go, module, wanted, Path(partial))
+                            self._place(Path(partial), wanted)
+                _say(f"built in {time.monotonic() - started:.0f} s, kept in {self.folder}")
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        with open(self.folder / "lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _say("another run builds the test cluster's programs; waiting for it")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in self.folder.glob("building.*"):  # of a build that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            yield
+
+    def _place(self, built: Path, packages: Mapping[str, str]) -> None:
+        """The note of sizes comes last: what it does not name was not built to its end."""
+        for name, package in packages.items():
+            os.replace(built / _go_names(package), self.folder / name)
+        sizes = {
+            name: (self.folder / name).stat().st_size for name in self.names if (self.folder / name).exists()
+        }
+        (built / "sizes.json").write_text(json.dumps(sizes, indent=1))
+        os.replace(built / "sizes.json", self.folder / "sizes.json")
+
+
+def _compile(go: Path, module: Path, packages: Mapping[str, str], target: Path) -> None:
+    command = ["nice", "-n", "19", str(go), "build", *FLAGS, "-o", f"{target}/", *packages.values()]
+    done = subprocess.run(
+        command,
+        cwd=module,
+        env={**os.environ, "CGO_ENABLED": "0"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        lines = [line for line in done.stdout.splitlines() if not line.startswith("go: downloading")]
+        raise CannotBuild(f"`go build` in {module} failed ({done.returncode}):\n" + "\n".join(lines[-20:]))
+
+
+def _go_names(package: str) -> str:
+    """What `go build` calls the program of a package: its last element that is no major version."""
+    parts = package.split("/")
+    return parts[-2] if parts[-1][:1] == "v" and parts[-1][1:].isdigit() else parts[-1]
+
+
+def _say(text: str) -> None:
+    print(f"setup: {text}", file=sys.stderr, flush=True)
+
+
+def shipped() -> Binaries:
+    """The programs that this project pins."""
+    return Binaries(PROGRAMS, cache_root())
+
+
+def main() -> int:
+    try:
+        shipped().build()
+    except CannotBuild as e:
+        print(f"setup: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

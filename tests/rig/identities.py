@@ -1,0 +1,72 @@
+"""Who may speak to the API server: its certificate authority, its users, and the kubeconfig files that name them."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import trustme
+
+
+class Identities:
+    """One certificate authority for servers and clients; files below `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._folder = folder
+        self._ca = trustme.CA()
+        self.ca = folder / "ca.pem"
+        self._ca.cert_pem.write_to_path(str(self.ca))
+
+    def server(self, name: str, *hosts: str) -> tuple[Path, Path]:
+        """Certificate and key of a server with these names and addresses."""
+        return self._write(name, self._ca.issue_cert(*hosts))
+
+    def user(self, user: str, group: str) -> tuple[Path, Path]:
+        """Certificate and key of a user of the API server, in one group."""
+        name = user.replace(":", "-")
+        # Without a name of a host trustme's certificates have an empty critical extension, which Go refuses.
+        return self._write(
+            name, self._ca.issue_cert("rig.invalid", common_name=user, organization_name=group)
+        )
+
+    def key_pair(self, name: str) -> Path:
+        """A private key, for signing service accounts' tokens."""
+        path = self._folder / f"{name}.key"
+        self._ca.issue_cert(name).private_key_pem.write_to_path(str(path))
+        return path
+
+    def _write(self, name: str, leaf: trustme.LeafCert) -> tuple[Path, Path]:
+        certificate, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
+        key.touch(0o600)
+        leaf.private_key_pem.write_to_path(str(key))
+        leaf.cert_chain_pems[0].write_to_path(str(certificate))
+        return certificate, key
+
+    def kubeconfig(
+        self, path: Path, url: str, *, token: str = "", files: tuple[Path, Path] | None = None
+    ) -> Path:
+        """A kubeconfig file (JSON is YAML) with all data in it. The server is verified as "kubernetes"."""
+        user: dict[str, Any] = {"token": token}
+        if files:
+            user = {"client-certificate-data": _base64(files[0]), "client-key-data": _base64(files[1])}
+        cluster = {
+            "server": url,
+            "certificate-authority-data": _base64(self.ca),
+            "tls-server-name": "kubernetes",
+        }
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "rig", "cluster": cluster}],
+            "users": [{"name": "rig", "user": user}],
+            "contexts": [{"name": "rig", "context": {"cluster": "rig", "user": "rig"}}],
+            "current-context": "rig",
+        }
+        path.touch(0o600)
+        path.write_text(json.dumps(document, indent=1))
+        return path
+
+
+def _base64(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()

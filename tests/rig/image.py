@@ -1,0 +1,63 @@
+"""The one image of the rig: busybox and nothing else, made here because nothing is downloaded."""
+
+import hashlib
+import io
+import json
+import platform
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+from tests.rig.processes import RigError
+
+IMAGE = "docker.io/rig/busybox:1"  # in a pod `rig/busybox:1` with imagePullPolicy: Never
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def make_image(path: Path) -> Path:
+    """Writes the image as `docker save` does, for `ctr images import`. Its command sleeps, as a sandbox needs."""
+    busybox = shutil.which("busybox", path="/bin:/usr/bin:/usr/local/bin")
+    if (
+        not busybox
+        or b"interpreter" in subprocess.run(["file", busybox], capture_output=True, check=False).stdout
+    ):
+        raise RigError("a static busybox is missing: apt-get install busybox-static")
+    layer = _layer(Path(busybox))
+    config = {
+        "architecture": ARCHITECTURES[platform.machine()],
+        "os": "linux",
+        "config": {"Cmd": ["/bin/sleep", "infinity"], "Env": ["PATH=/bin"], "WorkingDir": "/"},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]
+    with tarfile.open(path, "w") as image:
+        _add(image, "layer.tar", layer)
+        _add(image, "config.json", json.dumps(config).encode())
+        _add(image, "manifest.json", json.dumps(manifest).encode())
+    return path
+
+
+def _layer(busybox: Path) -> bytes:
+    commands = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as layer:
+        for folder, mode in (("bin", 0o755), ("etc", 0o755), ("root", 0o700), ("tmp", 0o1777)):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, mode
+            layer.addfile(entry)
+        _add(layer, "bin/busybox", busybox.read_bytes(), 0o755)
+        _add(layer, "etc/passwd", b"root:x:0:0:root:/root:/bin/sh\n")
+        _add(layer, "etc/group", b"root:x:0:\n")
+        for command in commands:
+            if command != "busybox":
+                link = tarfile.TarInfo(f"bin/{command}")
+                link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+                layer.addfile(link)
+    return out.getvalue()
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes, mode: int = 0o644) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(data), mode
+    archive.addfile(entry, io.BytesIO(data))

@@ -1,0 +1,97 @@
+"""Fake nodes by the thousand: kwok plays their kubelets as stages.yaml says."""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.rig.api import Object
+from tests.rig.control_plane import ControlPlane
+from tests.rig.processes import Daemon
+
+STAGES = Path(__file__).with_name("stages.yaml")
+FAKE = "kwok.x-k8s.io/node"
+EXIT = "test-rig/exit"
+GPU = "nvidia.com/gpu"
+WRITERS = 8
+
+
+class Kwok:
+    """One kwok for one control plane. It looks after nodes that `nodes` made, and after pods on them."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.rig, self._plane = plane.rig, plane
+        self.daemon: Daemon = plane.rig.daemon(
+            "kwok",
+            plane.binaries.path("kwok"),
+            f"--kubeconfig={plane.user_kubeconfig('kwok', 'system:masters')}",
+            f"--config={STAGES}",
+            f"--manage-nodes-with-annotation-selector={FAKE}=fake",
+            "--node-ip=198.18.255.254",  # reserved for benchmarks: nobody answers there
+            "--cidr=198.19.0.0/16",
+            "--node-lease-duration-seconds=40",  # the kubelet's own
+            "--server-address=",
+        )
+
+    def nodes(
+        self,
+        prefix: str,
+        count: int,
+        *,
+        labels: Mapping[str, str] | None = None,
+        capacity: Mapping[str, str] | None = None,
+    ) -> list[str]:
+        """Makes PREFIX-0, PREFIX-1, ... and waits until each of them is ready. Their names.
+
+        Each carries the label `rig: PREFIX`, and the taint `rig=fake:NoSchedule` so that only pods that tolerate it
+        come to them.
+        """
+        has = {
+            "cpu": "96",
+            "memory": "1Ti",
+            "pods": "110",
+            "ephemeral-storage": "1Ti",
+            GPU: "8",
+            **(capacity or {}),
+        }
+
+        def make(number: int) -> str:
+            name = f"{prefix}-{number}"
+            node = {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {
+                    "name": name,
+                    "labels": {"kubernetes.io/hostname": name, "rig": prefix, **(labels or {})},
+                    "annotations": {FAKE: "fake"},
+                },
+                "spec": {"taints": [{"key": "rig", "value": "fake", "effect": "NoSchedule"}]},
+                "status": {"capacity": has, "allocatable": has},
+            }
+            self._plane.admin.create(node)
+            return name
+
+        with ThreadPoolExecutor(WRITERS) as pool:
+            names = list(pool.map(make, range(count)))
+        self.daemon.wait(lambda: len(self.ready(prefix)) >= count)
+        return names
+
+    def ready(self, prefix: str) -> list[str]:
+        """Names of the nodes of this prefix whose Ready condition is true and that hold a lease."""
+        leases = self._plane.admin.items("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases")
+        held = {lease["metadata"]["name"] for lease in leases}
+        nodes = self._plane.admin.items("/api/v1/nodes", labelSelector=f"rig={prefix}")
+        return [name for node in nodes if (name := node["metadata"]["name"]) in held and is_ready(node)]
+
+    def end_pod(self, namespace: str, name: str, code: int) -> None:
+        """The containers of a fake pod end with this exit code."""
+        change = {"metadata": {"annotations": {EXIT: str(code)}}}
+        self._plane.admin.patch(f"/api/v1/namespaces/{namespace}/pods/{name}", change)
+
+    def remove(self, names: list[str]) -> None:
+        with ThreadPoolExecutor(WRITERS) as pool:
+            list(pool.map(lambda name: self._plane.admin.delete(f"/api/v1/nodes/{name}"), names))
+
+
+def is_ready(node: Object) -> bool:
+    conditions = node.get("status", {}).get("conditions", [])
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
