@@ -16,7 +16,9 @@ from sentinel.checks.findings import FindingBook
 from sentinel.checks.xid import job_of_cgroup
 from sentinel.clock import boot_id, system_now
 from sentinel.core.model import Component, Finding, Severity
+from sentinel.logs.kmsg import KmsgReader
 from sentinel.settings import Settings
+from tests.checks.proc_tree import until
 
 GROUPS = Path("/sys/fs/cgroup/memory")
 POD = "pod95387fa4-da9c-11e7-9d36-5254b24cbf5e"
@@ -88,6 +90,32 @@ def test_a_real_file_system_error_names_the_device_and_that_it_takes_no_more_wri
     assert all(finding.severity is Severity.DEGRADED for finding in found.values())
     assert "quoted" in found["fs-error"].evidence[0]
     assert not [finding for finding in sample(ring) if finding.code == "XID 79"]
+
+
+CRASH = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(15, sys.argv[1].encode())  # PR_SET_NAME
+ctypes.string_at(8)
+"""
+
+
+@pytest.mark.parametrize("name", ["EDAC MC0: UE x", "kernel BUG at x"])
+def test_a_crash_of_a_program_that_is_named_like_a_kernel_line_is_no_fault(ring: Look, name: str) -> None:
+    """The kernel begins its line with the name: `EDAC MC0: UE x[4711]: segfault at 8 ip ...`."""
+    lines = KmsgReader()
+    lines.read()
+    written: list[str] = []
+
+    def crashed() -> bool:
+        crash = subprocess.run([sys.executable, "-c", CRASH, name], check=False)
+        assert crash.returncode == -signal.SIGSEGV
+        written.extend(record.text for record in lines.read() if record.text.startswith(f"{name}["))
+        return bool(written)
+
+    until(crashed, "the kernel says nothing of crashes")  # it leaves some out where many crash
+    lines.close()
+    assert "segfault at 8" in written[0]
+    assert not [finding for finding in sample(ring) if finding.evidence[0].startswith(name)]
 
 
 # ---------------------------------------------------------------- what the node adds
