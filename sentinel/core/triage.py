@@ -33,14 +33,9 @@ from sentinel.core.triage_case import (
     finding_clause,
     rows_in_order,
 )
-from sentinel.core.triage_disk import (
-    by_full_disk,
-    by_hanging_mount,
-    by_stuck_process,
-    named_disk,
-    named_mount,
-)
+from sentinel.core.triage_disk import by_full_disk, by_hanging_mount, named_disk, named_mount
 from sentinel.core.triage_gpu import bears, by_hardware, by_program_or_gpu, overrides, rank_of
+from sentinel.core.triage_node import by_network, by_node, by_stuck_process, named_network
 from sentinel.core.triage_rows import AGREED, FailureClass, Row, same_entity
 from sentinel.core.triage_words import worded
 
@@ -107,20 +102,25 @@ def _explain(case: Case) -> Why:
     root = _earliest_root(case) if case.lost or case.symptom is Symptom.HANG else None
     if hardware is not None and (root is None or overrides(hardware, root, case)):
         return hardware
+    if root is None and case.lost and all(_terminated(e) for e in case.lost):
+        return _by_exit(case)
+    if node := by_node(case, root):
+        return node
     if root is not None:
-        return _killed_worker(root, case) or named_disk(root, case)
+        return _killed_worker(root, case) or named_network(named_disk(root, case), case)
     if case.lost:
-        if all(_terminated(e) for e in case.lost):
-            return _by_exit(case)
-        why = by_program_or_gpu(case) or _by_symptoms(case)
-        return named_mount(why, case) if why is not None else _by_exit(case)
+        why = by_program_or_gpu(case) or _by_symptoms(case) or _by_exit(case)
+        return named_network(named_mount(why, case), case)
     if case.signal is not None:
-        if case.symptom is Symptom.HANG and (why := by_hanging_mount(case, case.signal)):
-            return why
-        if case.symptom is Symptom.HANG and (why := by_stuck_process(case, case.signal)):
-            return why
-        if case.symptom is Symptom.HANG and case.signal.rank is None and (why := _by_symptoms(case)):
-            return why
+        if case.symptom is Symptom.HANG:
+            signal = case.signal
+            told = (
+                by_hanging_mount(case, signal) or by_stuck_process(case, signal) or by_network(case, signal)
+            )
+            if told is not None:
+                return told
+        if case.symptom is Symptom.HANG and case.signal.rank is None and (waited := _by_symptoms(case)):
+            return waited
         return _by_signal(case, case.signal)
     return hardware or _by_finding(case)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sentinel.core.model import Component, Failure, Finding, LogMatch, Now, RankExit, Symptom
 from sentinel.core.signals import TimingSignal
@@ -134,3 +134,10 @@ def finding_clause(finding: Finding, phrase: str) -> str:
         return f"{finding.entity} {phrase} ({finding.code})"
     code = "" if finding.code in finding.summary else f" ({finding.code})"
     return f"{finding.entity}: {finding.summary}{code}"
+
+
+def with_note(why: Why, finding: Finding) -> Why:
+    """The same, with what a finding says as a sentence of its own."""
+    named = finding.entity in finding.summary
+    said = f"{'' if named else f'{finding.entity}: '}{finding.summary}."
+    return structs.replace(why, note=f"{why.note} {said}".strip())

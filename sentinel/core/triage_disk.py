@@ -1,17 +1,25 @@
 """What the file systems have to do with an incident: one that is full, hangs or broke explains a rank's end."""
 
+import re
 from collections.abc import Callable
 
 from msgspec import structs
 
 from sentinel.core.model import Cause, Component, Finding, RankExit, Severity
 from sentinel.core.signals import TimingSignal
-from sentinel.core.triage_case import CLASS_OF_SYMPTOM, Case, Why, class_of_finding, finding_clause, recent
+from sentinel.core.triage_case import (
+    CLASS_OF_SYMPTOM,
+    Case,
+    Why,
+    class_of_finding,
+    finding_clause,
+    recent,
+    with_note,
+)
 
 FULL, BROKEN = "storage-full", "storage-io"
 # By our own calls, and by the kernel's word.
 HANGS = ("mount-hangs", "nfs-not-responding", "lustre-lost", "ceph-hung", "ceph-evicted")
-STUCK, DRIVER_STUCK = "hung-task", "d-state-nvidia"
 SIGBUS = 7  # a page of a file in memory (of a data loader in /dev/shm) for which there was no room
 
 
@@ -23,6 +31,7 @@ def named_disk(why: Why, case: Case) -> Why:
     """
     if why.cls.role == "generic":
         finding = _standing(case, lambda item: _is_full(item, case))
+        finding = finding or _standing(case, lambda item: _named_in(why, item, case), Severity.WARNING)
         return why if finding is None else _because(why, finding, case)
     if why.cls.id not in (FULL, BROKEN):
         return why
@@ -49,7 +58,7 @@ def by_hanging_mount(case: Case, signal: TimingSignal) -> Why | None:
     if finding is None:
         return None
     cls = case.failures[CLASS_OF_SYMPTOM[signal.symptom]]
-    return _with_note(
+    return with_note(
         Why(cls=structs.replace(cls, cause=Cause.STORAGE), rank=signal.rank, finding=finding), finding
     )
 
@@ -60,30 +69,12 @@ def named_mount(why: Why, case: Case) -> Why:
     if finding is None:
         return why
     cls = structs.replace(why.cls, cause=Cause.STORAGE)
-    return _with_note(structs.replace(why, cls=cls, finding=finding), finding)
-
-
-def by_stuck_process(case: Case, signal: TimingSignal) -> Why | None:
-    """A rank that the kernel says is stuck in it, or a driver in which processes are stuck."""
-    ranks = {pid: rank for rank, pid in case.pids.items()}
-    for finding in case.findings:
-        stuck = finding.code == STUCK and finding.pid in ranks
-        if (stuck or finding.code == DRIVER_STUCK) and _counts(finding):
-            cls = structs.replace(case.failures[CLASS_OF_SYMPTOM[signal.symptom]], cause=Cause.NODE)
-            rank = ranks[finding.pid] if stuck and finding.pid is not None else signal.rank
-            return _with_note(Why(cls=cls, rank=rank, finding=finding), finding)
-    return None
+    return with_note(structs.replace(why, cls=cls, finding=finding), finding)
 
 
 def _hanging(case: Case) -> Finding | None:
     hanging = [item for item in case.findings if item.code in HANGS and _counts(item)]
     return min(hanging, key=lambda item: HANGS.index(item.code), default=None)
-
-
-def _with_note(why: Why, finding: Finding) -> Why:
-    named = finding.entity in finding.summary
-    said = f"{'' if named else f'{finding.entity}: '}{finding.summary}."
-    return structs.replace(why, note=f"{why.note} {said}".strip())
 
 
 def _because(why: Why, finding: Finding, case: Case) -> Why:
@@ -101,6 +92,15 @@ def may_be_a_failed_write(exit_: RankExit) -> bool:
 
 def _counts(finding: Finding) -> bool:
     return finding.severity.order >= Severity.DEGRADED.order
+
+
+def _named_in(why: Why, finding: Finding, case: Case) -> bool:
+    """The exception names a path of a file system that is missing, or broke: `No such file: '/data/x'`."""
+    place = finding.entity
+    if len(place) < 2 or place[0] != "/" or class_of_finding(finding, case.failures)[0].id != BROKEN:
+        return False
+    path = re.compile(rf"(?<![\w./-]){re.escape(place)}(?![\w.-])")
+    return any(path.search(row.match.line) for row in case.rows if row.match.rank == why.rank)
 
 
 def _broke_now(finding: Finding, case: Case) -> bool:

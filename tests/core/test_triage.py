@@ -638,6 +638,84 @@ def test_processes_stuck_in_the_gpus_driver_explain_a_hang() -> None:
     assert "NVIDIA driver" in v.sentence
 
 
+def nic(code: str = "port-down", severity: Severity = Severity.FATAL, age_s: float = 5.0) -> Finding:
+    return Finding(
+        check="infiniband",
+        component=Component.NIC,
+        entity="mlx5_0/1",
+        code=code,
+        severity=severity,
+        action="CHECK_CABLE",
+        summary="The port is down",
+        evidence=("mlx5_0/1: state 1: DOWN",),
+        first_seen_wall_s=WALL_S - age_s,
+    )
+
+
+@pytest.mark.parametrize("failure", ["nccl-timeout", "nccl-abort", "connection", "rendezvous", "network"])
+def test_ranks_that_could_not_reach_each_other_name_the_card_that_failed(failure: str) -> None:
+    told = [line(failure, rank) for rank in range(8)]
+    v = verdict([ended(rank) for rank in range(8)], told, [nic()])
+    assert (v.failure, v.cause, v.scope, v.entity) == ("network", Cause.NETWORK, "node", "")
+    assert "mlx5_0/1" in v.sentence
+    assert v.evidence[0] == "infiniband: mlx5_0/1: state 1: DOWN"
+    for other in (nic(severity=Severity.WARNING), nic(age_s=86_400)):  # mild, or the job has long run with it
+        assert "mlx5_0/1" not in verdict([ended(rank) for rank in range(8)], told, [other]).sentence
+    assert verdict([ended(3)], [line("import-error", 3)], [nic()]).failure == "import-error"
+
+
+def test_a_job_that_hangs_since_a_port_is_down_waits_for_that() -> None:
+    v = verdict(signal=timing(Symptom.HANG), findings=[nic()])
+    assert (v.failure, v.cause) == ("hang", Cause.NETWORK)
+    assert "mlx5_0/1: The port is down." in v.sentence
+
+
+def broken_memory(pid: int | None = None) -> Finding:
+    return kernel_word(
+        "memory-poisoned" if pid else "memory-uncorrected",
+        "DIMM 3",
+        Severity.FATAL,
+        component=Component.SYSTEM,
+        pid=pid,
+        action="CHECK_MEMORY",
+    )
+
+
+def test_a_rank_that_the_kernel_killed_for_broken_memory_did_not_break_by_itself() -> None:
+    for matches in ([], [line("import-error", 5)], [line("segfault", 5)]):
+        v = verdict([ended(5, signal=7), ended(1)], matches, [broken_memory(4005)])
+        assert (v.failure, v.cause, v.scope, v.rank) == ("node-fault", Cause.NODE, "node", 5)
+        assert "DIMM 3" in v.sentence
+
+
+def test_broken_memory_explains_an_end_that_could_be_anything_and_no_other() -> None:
+    for how in ({"signal": 11}, {"code": 1}):
+        assert verdict([ended(5, **how)], [], [broken_memory()]).failure == "node-fault"
+    for failure in ("import-error", "cuda-oom", "storage-full"):
+        assert verdict([ended(5)], [line(failure, 5)], [broken_memory()]).failure == failure
+    assert (
+        verdict([ended(rank, signal=15) for rank in range(8)], [], [broken_memory()]).failure == "preempted"
+    )
+    old = msgspec.structs.replace(broken_memory(), seen_mono_s=10.0)
+    assert verdict([ended(5, signal=11)], [], [old]).failure == "segfault"
+
+
+def test_an_exception_about_a_path_on_a_mount_that_is_missing_is_the_mounts() -> None:
+    missing = disk("mount-missing", "/data", Severity.WARNING)
+    said = "FileNotFoundError: [Errno 2] No such file or directory: '{}'"
+    v = verdict([ended(0)], [line("user-exception", 0, text=said.format("/data/train/0.bin"))], [missing])
+    assert (v.failure, v.cause, v.restart) == ("storage-io", Cause.STORAGE, Restartable.YES)
+    assert "/data" in v.sentence
+    for path in ("/database/x", "data/x", "/home/data/x.py"):
+        v = verdict([ended(0)], [line("user-exception", 0, text=said.format(path))], [missing])
+        assert v.failure == "user-exception", path
+    root = disk("fs-errors", "/", Severity.WARNING)
+    assert (
+        verdict([ended(0)], [line("user-exception", 0, text=said.format("/x"))], [root]).failure
+        == "user-exception"
+    )
+
+
 def test_a_data_loader_whose_worker_the_kernel_killed_ran_out_of_memory() -> None:
     said = [
         line("dataloader", 2, text="RuntimeError: DataLoader worker (pid 5011) is killed by signal: Killed.")
