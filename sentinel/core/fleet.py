@@ -69,7 +69,7 @@ def decide(
 
 
 def incidents(
-    picture: FleetPicture, records: Mapping[str, NodeQuarantine], settings: FleetSettings, now: Now
+    records: Mapping[str, NodeQuarantine], settings: FleetSettings, now: Now
 ) -> tuple[NetworkIncident, ...]:
     """The network incidents that the records show: starts of jobs wait while there is one."""
     return brakes.network_incidents({}, records.values(), settings, now)

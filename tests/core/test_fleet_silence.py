@@ -1,0 +1,344 @@
+"""Silent nodes: unreachable is not dead, and pods are removed by force only where that is proved to be safe."""
+
+import pytest
+from msgspec import structs
+
+from sentinel.core import fleet
+from sentinel.core.fleet_events import DoRemove, DoTell, Reason
+from sentinel.core.fleet_model import Brake, EndedBy, Kind, Mode, OrderKind, Proof, State, Taint
+from sentinel.core.fleet_settings import Allowance, Limit
+from sentinel.core.fleet_silence import hearing
+from sentinel.core.model import Now
+from tests.core.fleet_world import OPEN, World, a_finding, a_pod
+
+NAMES = [f"n{number}" for number in range(8)]
+LONG_S = OPEN.agent_silent_s + 1
+
+
+def a_world() -> World:
+    """n0 runs a rank of a protected job, and everything is heard."""
+    world = World(NAMES)
+    world.change("n0", pods=(a_pod(), a_pod("sidecar", protected=False)))
+    world.settle()
+    return world
+
+
+def cut_off(world: World, *names: str, seconds: float = LONG_S) -> None:
+    """Neither agent nor kubelet is heard any more."""
+    world.silent |= set(names)
+    world.passes(seconds)
+    world.settle()
+
+
+def unreachable() -> World:
+    world = a_world()
+    cut_off(world, "n0")
+    return world
+
+
+def removed(world: World) -> list[DoRemove]:
+    return [effect for effect in world.effects if isinstance(effect, DoRemove)]
+
+
+def test_agent_and_kubelet_silent_is_unreachable_and_none_of_its_pods_is_touched() -> None:
+    world = unreachable()
+    record = world.of("n0", Kind.SILENCE)
+    assert record.state is State.ACTIVE
+    assert [line.reason for line in record.story] == [Reason.UNREACHABLE, Reason.UNFENCED]
+    assert "confirm-dead n0" in record.sentence
+    cut_off(world, seconds=86_400.0)
+    assert not removed(world)
+    assert len(world.node("n0").pods) == 2
+    assert world.out() == set(), "nothing is written to a silent node"
+
+
+def test_a_node_that_is_heard_again_ends_its_silence() -> None:
+    world = unreachable()
+    world.silent.clear()
+    world.passes(1.0)
+    world.settle()
+    assert world.of("n0", Kind.SILENCE).ended_by is EndedBy.RETURNED
+
+
+def test_in_a_round_over_few_nodes_a_silence_ends_and_none_begins() -> None:
+    world = unreachable()
+    world.silent.clear()
+    world.report("n0")
+    decisions = fleet.decide(world.picture, world.records, OPEN, world.now, only=["n0", "n1"])
+    assert [one.reason for one in decisions] == [Reason.SPEAKS_AGAIN]
+
+
+def test_an_agent_alone_that_is_silent_is_only_told() -> None:
+    world = a_world()
+    world.silent.add("n0")
+    for _ in range(10):
+        world.passes(20.0)
+        world.change("n0", lease_mono_s=world.now.mono_s)
+        world.settle()
+    record = world.of("n0", Kind.SILENCE)
+    assert record.reason == Reason.AGENT_SILENT
+    assert "1 pod of protected jobs" in record.sentence
+    assert len([one for one in world.effects if isinstance(one, DoTell)]) == 1
+    assert not removed(world)
+    assert record.confirmed_dead is False
+
+
+def test_a_kubelet_alone_that_is_silent_leaves_the_node_alive() -> None:
+    world = a_world()
+    for _ in range(10):
+        world.passes(20.0)
+        world.change("n0", lease_mono_s=9_999.0)
+        world.settle()
+    assert not world.records
+
+
+def test_a_node_that_has_no_agent_and_runs_nothing_protected_is_meant_so() -> None:
+    world = a_world()
+    world.join("cpu")
+    world.silent.add("cpu")
+    world.change("cpu", agent_mono_s=None, boot_id="", checks={})
+    for _ in range(10):
+        world.passes(20.0)
+        world.change("cpu", lease_mono_s=world.now.mono_s)
+        world.settle()
+    assert not world.records
+
+
+def test_a_missing_agent_where_protected_jobs_run_is_told() -> None:
+    world = a_world()
+    world.silent.add("n0")
+    world.change("n0", agent_mono_s=None, boot_id="", checks={})
+    world.passes(LONG_S)
+    world.change("n0", lease_mono_s=world.now.mono_s)
+    world.settle()
+    assert world.of("n0", Kind.SILENCE).reason == Reason.AGENT_SILENT
+
+
+# ---------------------------------------------------------------- nobody is judged
+
+
+def test_nobody_is_judged_before_leases_were_watched_for_a_full_duration() -> None:
+    world = a_world()
+    world.silent = {"n0"}
+    world.passes(1000.0)
+    # A new leader, or the API is back: what it sees first is old.
+    world.picture = structs.replace(world.picture, watching_since_mono_s=world.now.mono_s)
+    world.passes(OPEN.lease_s - 1)
+    assert world.decide() == ()
+    world.passes(OPEN.agent_silent_s)
+    world.settle()
+    assert world.of("n0", Kind.SILENCE).reason == Reason.UNFENCED
+
+
+def test_a_quarter_of_the_nodes_that_goes_silent_together_is_not_judged() -> None:
+    world = a_world()
+    cut_off(world, "n0", "n1", "n2")
+    assert not world.records
+    assert hearing(world.picture, OPEN, world.now).mass.startswith("3 of 8 nodes")
+
+
+def test_nodes_that_went_silent_at_other_times_are_judged() -> None:
+    world = a_world()
+    for name in ("n0", "n1", "n2", "n3"):
+        cut_off(world, name, seconds=OPEN.together_s + LONG_S)
+    assert {record.node for record in world.records.values()} == {"n0", "n1", "n2", "n3"}
+
+
+def test_one_of_two_nodes_is_judged() -> None:
+    world = World(["n0", "n1"])
+    cut_off(world, "n0")
+    assert world.of("n0", Kind.SILENCE).state is State.ACTIVE
+
+
+def test_a_restart_of_all_agents_causes_nothing() -> None:
+    world = a_world()
+    world.silent = set(NAMES)
+    for _ in range(20):
+        world.passes(30.0)
+        for name in NAMES:
+            world.change(name, lease_mono_s=world.now.mono_s)
+        world.settle()
+    world.silent.clear()
+    world.passes(1.0)
+    world.settle()
+    assert not world.records
+
+
+# ---------------------------------------------------------------- proof of death
+
+
+def test_a_node_object_that_is_gone_proves_it() -> None:
+    world = unreachable()
+    world.leave("n0")
+    world.picture = structs.replace(world.picture, orphans={"n0": (a_pod(),)})
+    world.settle()
+    (effect,) = removed(world)
+    assert (effect.pods, effect.proof) == (("research/worker-0/uid-worker-0",), Proof.NODE_GONE)
+    assert world.of("n0", Kind.SILENCE).ended_by is EndedBy.DEAD
+
+
+@pytest.mark.parametrize(
+    ("changes", "proof"),
+    [
+        ({"instance_gone": True}, Proof.INSTANCE_GONE),
+        ({"api_boot_id": "boot-2", "boot_id": ""}, Proof.NEW_BOOT),
+        ({"taints": (Taint("node.kubernetes.io/out-of-service", effect="NoExecute"),)}, Proof.OUT_OF_SERVICE),
+    ],
+)
+def test_what_proves_death(changes: dict[str, object], proof: Proof) -> None:
+    world = unreachable()
+    world.change("n0", **changes)
+    world.settle()
+    (effect,) = removed(world)
+    assert effect.proof is proof
+    assert effect.pods == ("research/worker-0/uid-worker-0",), "what Sentinel does not protect is not its own"
+    (removal,) = world.of("n0", Kind.SILENCE).removals
+    assert removal.proof is proof
+
+
+def test_a_new_boot_says_nothing_of_pods_that_came_after_it() -> None:
+    world = unreachable()
+    world.change("n0", api_boot_id="boot-2", boot_id="", pods=(a_pod("worker-9"),))
+    world.settle()
+    assert not removed(world)
+
+
+def test_a_person_says_that_it_is_dead() -> None:
+    world = unreachable()
+    world.order(OrderKind.CONFIRM_DEAD, "n0")
+    world.decide()
+    (answer,) = fleet.answers(world.picture, world.records)
+    assert answer.done
+    (effect,) = removed(world)
+    assert effect.proof is Proof.PERSON
+
+
+def test_a_person_is_believed_also_when_too_many_are_silent_to_be_judged() -> None:
+    world = a_world()
+    cut_off(world, "n0", "n1", "n2")
+    world.order(OrderKind.CONFIRM_DEAD, "n0")
+    world.settle()
+    assert [effect.node for effect in removed(world)] == ["n0"]
+    assert len(world.records) == 1
+
+
+def test_a_person_is_not_believed_of_a_node_that_is_heard() -> None:
+    world = a_world()
+    world.order(OrderKind.CONFIRM_DEAD, "n0")
+    world.decide()
+    (answer,) = fleet.answers(world.picture, world.records)
+    assert not answer.done
+    assert not removed(world)
+    assert not world.records
+
+
+def test_what_was_confirmed_of_one_silence_does_not_count_for_the_next() -> None:
+    world = unreachable()
+    world.change("n0", pods=())
+    world.order(OrderKind.CONFIRM_DEAD, "n0")
+    world.settle()
+    world.silent.clear()
+    world.passes(1.0)
+    world.change("n0", pods=(a_pod("worker-1"),))
+    world.settle()
+    cut_off(world, "n0")
+    assert not removed(world)
+    assert world.of("n0", Kind.SILENCE).reason == Reason.UNFENCED
+
+
+def test_another_machine_of_the_same_name_loses_no_pods() -> None:
+    world = unreachable()
+    world.leave("n0")
+    world.join("n0", uid="uid-new", boot="boot-9")
+    world.silent.clear()
+    world.change("n0", pods=(a_pod("worker-1"),))
+    world.settle()
+    assert not removed(world)
+    assert world.of("n0", Kind.SILENCE).ended_by is EndedBy.NODE_REPLACED
+
+
+# ---------------------------------------------------------------- the policy's word, and brakes
+
+
+def with_word(force_after_s: float = 600.0) -> World:
+    world = a_world()
+    world.change("n0", pods=(a_pod(force_after_s=force_after_s), a_pod("worker-1")))
+    cut_off(world, "n0")
+    return world
+
+
+def test_on_the_policys_word_its_pods_go_after_that_time_and_no_others() -> None:
+    world = with_word()
+    assert not removed(world)
+    cut_off(world, seconds=600.0)
+    (effect,) = removed(world)
+    assert (effect.pods, effect.proof) == (("research/worker-0/uid-worker-0",), Proof.POLICY)
+    assert [pod.name for pod in world.node("n0").pods] == ["worker-1"]
+
+
+def test_on_the_policys_word_nothing_goes_while_nobody_is_judged() -> None:
+    world = with_word()
+    cut_off(world, *NAMES, seconds=0.0)
+    world.picture = structs.replace(world.picture, watching_since_mono_s=world.now.mono_s)
+    cut_off(world, seconds=600.0)
+    assert not removed(world)
+
+
+@pytest.mark.parametrize("brake", [Brake.PAUSED, Brake.PER_WINDOW, Brake.POOL_PER_WINDOW])
+def test_removals_are_braked_said_and_go_on_by_themselves(brake: Brake) -> None:
+    world = unreachable()
+    none = Allowance(per_window=Limit(0))
+    if brake is Brake.PAUSED:
+        world.picture = structs.replace(world.picture, paused="anna")
+    elif brake is Brake.PER_WINDOW:
+        world.settings = structs.replace(OPEN, removals=none)
+    else:
+        world.settings = structs.replace(OPEN, pool_removals=none)
+    world.order(OrderKind.CONFIRM_DEAD, "n0")
+    world.settle()
+    assert not removed(world)
+    record = world.of("n0", Kind.SILENCE)
+    assert (record.held_by, record.reason) == (brake, Reason.REMOVAL_BRAKED)
+    world.settings = OPEN
+    world.picture = structs.replace(world.picture, paused="")
+    world.settle()
+    assert len(removed(world)) == 1
+    assert world.of("n0", Kind.SILENCE).held_by is Brake.NONE
+
+
+def test_removals_within_the_window_are_counted_from_the_records() -> None:
+    world = World(NAMES, structs.replace(OPEN, removals=Allowance(per_window=Limit(1), window_s=3600.0)))
+    for name in ("n0", "n1"):
+        world.change(name, pods=(a_pod(f"worker-{name}"),))
+        world.change(name, instance_gone=True)
+    cut_off(world, "n0", "n1")
+    assert [effect.node for effect in removed(world)] == ["n0"]
+    cut_off(world, seconds=3601.0)
+    assert [effect.node for effect in removed(world)] == ["n0", "n1"]
+
+
+@pytest.mark.parametrize("changes", [{"mode": Mode.OBSERVE}, {"observe_namespaces": frozenset({"research"})}])
+def test_in_observe_mode_a_removal_is_recorded_and_nothing_is_removed(changes: dict[str, object]) -> None:
+    world = World(NAMES, structs.replace(OPEN, **changes))
+    world.change("n0", pods=(a_pod(),), instance_gone=True)
+    cut_off(world, "n0")
+    assert not removed(world)
+    (removal,) = world.of("n0", Kind.SILENCE).removals
+    assert removal.mode is Mode.OBSERVE
+    assert len(world.node("n0").pods) == 1
+
+
+def test_a_faulty_node_that_goes_silent_stays_isolated() -> None:
+    world = a_world()
+    world.shows("n0", a_finding())
+    world.settle()
+    cut_off(world, "n0")
+    assert world.out() == {"n0"}
+    world.silent.clear()
+    world.now = Now(world.now.mono_s + 1, world.now.wall_s + 1)
+    world.reboot("n0", "boot-2")
+    world.settle()
+    assert world.of("n0", Kind.SILENCE).state is State.RELEASED
+    world.passes(OPEN.release_after_s)
+    world.settle()
+    assert world.out() == set()
