@@ -57,7 +57,7 @@ def decide(
             continue
         one_node.same_object(desk, node)
         obey(desk, name)
-        one_node.marks(desk, node)
+        one_node.overridden(desk, node)
         candidates += one_node.findings(desk, node)
     if only is None:
         fence.judge_all(desk, hearing(picture, settings, now))
@@ -65,6 +65,9 @@ def decide(
         for name in sorted(only):
             fence.judge_one(desk, name)
     isolate(desk, candidates)
+    for name in sorted(names):
+        if (node := picture.nodes.get(name)) is not None:
+            one_node.seen(desk, node)
     return tuple(desk.decisions)
 
 

@@ -25,7 +25,7 @@ class Desk:
         self.picture = picture
         self.settings = settings
         self.now = now
-        self.records = dict(records)
+        self.records = {key: records[key] for key in sorted(records)}
         self.decisions: list[Decision] = []
         self._of = {
             name: {record.id: record for record in own} for name, own in by_node(records.values()).items()

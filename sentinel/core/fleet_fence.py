@@ -77,7 +77,7 @@ def confirm_dead(desk: Desk, name: str, order: str, by: str) -> bool:
         record = record or open_record(desk, node, Reason.UNREACHABLE)
     if record is None:
         return False
-    sentence = f"{by or 'A person'} says that node {name} is dead: its pods may be removed by force."
+    sentence = f"Node {name} is dead, says {by or 'a person'}: its pods may be removed by force."
     desk.put(name, record.id, Noted(reason=Reason.UNREACHABLE, sentence=sentence, order=order, by=by))
     return True
 

@@ -37,6 +37,7 @@ def isolate(desk: Desk, candidates: list[Candidate]) -> None:
         one.node.name: brakes.network_codes(one.findings) for one in candidates if one.kind is Kind.FAULT
     }
     found = brakes.network_incidents(by_network, desk.records.values(), desk.settings, desk.now)
+    full: list[Candidate] = []
     for one in sorted(candidates, key=Candidate.order):
         mode = desk.mode(one.node.pool)
         brake = Brake.PAUSED if desk.picture.paused else Brake.NONE
@@ -44,13 +45,16 @@ def isolate(desk: Desk, candidates: list[Candidate]) -> None:
             since_wall_s = one.record.since_wall_s if one.record is not None else desk.now.wall_s
             codes = by_network[one.node.name]
             brake = brakes.network_brake(codes, since_wall_s, found, desk.settings, desk.now)
-        tally = desk.isolations(one.kind)
-        brake = brake or tally.brake(one.node.pool, mode)
         if brake:
             _hold_back(desk, one, mode, brake)
-            continue
-        tally.add(Act(one.node.pool, desk.now.wall_s, mode, standing=True))
-        _take_out(desk, one, mode)
+        elif desk.isolations(one.kind).brake(one.node.pool, mode):
+            full.append(one)
+        else:
+            desk.isolations(one.kind).add(Act(one.node.pool, desk.now.wall_s, mode, standing=True))
+            _take_out(desk, one, mode)
+    for one in full:  # which brake it is stands fast when everything is counted
+        mode = desk.mode(one.node.pool)
+        _hold_back(desk, one, mode, desk.isolations(one.kind).brake(one.node.pool, mode))
 
 
 def _hold_back(desk: Desk, one: Candidate, mode: Mode, brake: Brake) -> None:

@@ -114,8 +114,9 @@ def write(node: NodePicture, records: Sequence[NodeQuarantine]) -> MarkWrite | N
 
 
 def by_node(records: Iterable[NodeQuarantine]) -> dict[str, list[NodeQuarantine]]:
+    """In the order of their numbers, whatever the order in which they were read."""
     found: dict[str, list[NodeQuarantine]] = {}
-    for record in records:
+    for record in sorted(records, key=lambda one: (one.number, one.id)):
         found.setdefault(record.node, []).append(record)
     return found
 

@@ -39,40 +39,48 @@ def same_object(desk: Desk, node: NodePicture) -> None:
             end(desk, record, Reason.NODE_REPLACED, sentence, EndedBy.NODE_REPLACED)
 
 
-def marks(desk: Desk, node: NodePicture) -> None:
-    """What the node shows of what Sentinel wrote. What is missing there was taken away by a person."""
-    isolating = [record for record in desk.of(node.name) if record.isolating and record.node_uid == node.uid]
+def _isolating(desk: Desk, node: NodePicture) -> list[NodeQuarantine]:
+    return [record for record in desk.of(node.name) if record.isolating and record.node_uid == node.uid]
+
+
+def overridden(desk: Desk, node: NodePicture) -> None:
+    """What the node no longer shows of what Sentinel wrote was taken away by a person."""
     mark = node.mark
-    if not isolating:
-        if mark is not None and all(record.number != mark.number for record in desk.of(node.name)):
-            _adopt(desk, node, mark.number)
-        return
+    if mark is not None and all(record.number != mark.number for record in desk.of(node.name)):
+        _adopt(desk, node, mark.number)
+    isolating = _isolating(desk, node)
     if mark is not None and all(record.number != mark.number for record in isolating):
-        return  # of a record that has ended: it will be replaced
-    written = [record for record in isolating if record.wrote.taint]
+        return  # of a record that has ended: it will be replaced or taken away
     uncordoned = mark is not None and mark.cordoned and not node.unschedulable
-    if (written and mark is None) or uncordoned:
+    if not uncordoned and (mark is not None or not any(record.wrote.taint for record in isolating)):
+        return
+    did = "uncordoned it" if uncordoned else "took Sentinel's taint away"
+    left = " It is still unschedulable." if node.unschedulable else ""
+    for record in isolating:
+        sentence = (
+            f"The isolation of node {node.name} has ended: a person {did}. "
+            f"What isolated it acts again only when it occurs anew.{left}"
+        )
         reason = Reason.UNCORDONED if uncordoned else Reason.TAINT_REMOVED
-        did = "uncordoned it" if uncordoned else "took Sentinel's taint away"
-        left = " It is still unschedulable." if node.unschedulable else ""
-        for record in isolating:
-            sentence = (
-                f"The isolation of node {node.name} has ended: a person {did}. "
-                f"What isolated it acts again only when it occurs anew.{left}"
-            )
-            end(desk, record, reason, sentence, EndedBy.UNCORDONED)
-    elif mark is not None:
-        for record in isolating:
-            if not record.wrote.taint:
-                wrote = Wrote(taint=True, unschedulable=mark.cordoned)
-                sentence = f"Node {node.name} shows Sentinel's taint."
-                desk.put(
-                    node.name, record.id, Marked(reason=Reason.MARK_SEEN, sentence=sentence, wrote=wrote)
-                )
+        end(desk, record, reason, sentence, EndedBy.UNCORDONED)
+
+
+def seen(desk: Desk, node: NodePicture) -> None:
+    """The node shows what was written: from now on it counts when it is taken away."""
+    mark, isolating = node.mark, _isolating(desk, node)
+    if mark is None or all(record.number != mark.number for record in isolating):
+        return
+    for record in isolating:
+        if not record.wrote.taint:
+            wrote = Wrote(taint=True, unschedulable=mark.cordoned)
+            sentence = f"Node {node.name} shows Sentinel's taint."
+            desk.put(node.name, record.id, Marked(reason=Reason.MARK_SEEN, sentence=sentence, wrote=wrote))
 
 
 def _adopt(desk: Desk, node: NodePicture, number: int) -> None:
-    """The node is marked and its record is missing: it was deleted. What stands keeps the node out."""
+    """The node's mark names a record that is missing: it was deleted. What stands keeps the node out."""
+    if any(record.isolating and record.node_uid == node.uid for record in desk.of(node.name)):
+        return  # another record keeps it out, and replaces the mark
     faults = release.standing(node, Kind.FAULT)
     kind = Kind.DISK if not faults and release.standing(node, Kind.DISK) else Kind.FAULT
     if desk.open(node.name, kind) is not None:
