@@ -1,0 +1,168 @@
+"""The fields of Kubernetes' objects that Sentinel reads. What is not named here is not decoded.
+
+`gc=False`: none of these can be part of a cycle, and ten thousand pods would else be walked by every collection.
+"""
+
+from typing import Any, Protocol
+
+from msgspec import Struct, field
+
+from sentinel.cluster.kubernetes.client import Resource
+
+NODES = Resource("", "v1", "nodes", namespaced=False)
+PODS = Resource("", "v1", "pods")
+LEASES = Resource("coordination.k8s.io", "v1", "leases")
+EVENTS = Resource("events.k8s.io", "v1", "events")
+NODE_LEASES = "kube-node-lease"  # the namespace of the kubelets' leases
+
+GROUP, VERSION = "sentinel.dev", "v1alpha1"
+JOB_POLICIES = Resource(GROUP, VERSION, "jobpolicies")
+PROTECTED_JOBS = Resource(GROUP, VERSION, "protectedjobs")
+INCIDENTS = Resource(GROUP, VERSION, "incidents")
+QUARANTINES = Resource(GROUP, VERSION, "quarantines", namespaced=False)
+
+Labels = dict[str, str]
+
+
+class Owner(Struct, frozen=True, gc=False, rename="camel"):
+    kind: str
+    name: str
+    uid: str
+    controller: bool = False
+
+
+class Meta(Struct, frozen=True, gc=False, rename="camel"):
+    """Without annotations, which are large and of which few kinds' are needed."""
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    labels: Labels = {}
+    owner_references: tuple[Owner, ...] = ()
+    deletion_timestamp: str = ""
+
+
+class FullMeta(Meta, frozen=True, gc=False, rename="camel"):
+    annotations: Labels = {}
+    creation_timestamp: str = ""
+
+
+class HasMeta(Protocol):
+    """Whatever a reflector holds."""
+
+    @property
+    def metadata(self) -> Meta: ...
+
+
+class Taint(Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    key: str
+    value: str = ""
+    effect: str = ""
+    time_added: str = ""
+
+
+class Condition(Struct, frozen=True, gc=False, rename="camel"):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str = ""
+
+
+class NodeSpec(Struct, frozen=True, gc=False, rename="camel"):
+    unschedulable: bool = False
+    taints: tuple[Taint, ...] = ()
+    provider_id: str = field(name="providerID", default="")
+
+
+class NodeInfo(Struct, frozen=True, gc=False):
+    boot_id: str = field(name="bootID", default="")
+
+
+class NodeStatus(Struct, frozen=True, gc=False, rename="camel"):
+    conditions: tuple[Condition, ...] = ()
+    node_info: NodeInfo = NodeInfo()
+    allocatable: Labels = {}
+
+
+class Node(Struct, frozen=True, gc=False):
+    metadata: FullMeta
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+
+class Resources(Struct, frozen=True, gc=False):
+    requests: Labels = {}
+    limits: Labels = {}
+
+
+class Container(Struct, frozen=True, gc=False):
+    name: str
+    resources: Resources = Resources()
+
+
+class PodSpec(Struct, frozen=True, gc=False, rename="camel"):
+    node_name: str = ""
+    containers: tuple[Container, ...] = ()
+    termination_grace_period_seconds: int = 30
+
+
+class ContainerStatus(Struct, frozen=True, gc=False, rename="camel"):
+    name: str
+    container_id: str = field(name="containerID", default="")
+    restart_count: int = 0
+    state: dict[str, Any] = {}
+
+
+class PodStatus(Struct, frozen=True, gc=False, rename="camel"):
+    phase: str = ""
+    reason: str = ""
+    container_statuses: tuple[ContainerStatus, ...] = ()
+
+
+class Pod(Struct, frozen=True, gc=False):
+    metadata: Meta
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+class LeaseSpec(Struct, frozen=True, gc=False, rename="camel"):
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class LeaseMeta(Struct, frozen=True, gc=False, rename="camel"):
+    """A kubelet's lease changes every ten seconds: nothing more is read of it."""
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+
+class NodeLeaseSpec(Struct, frozen=True, gc=False, rename="camel"):
+    renew_time: str = ""
+    lease_duration_seconds: int = 40
+
+
+class NodeLease(Struct, frozen=True, gc=False):
+    metadata: LeaseMeta
+    spec: NodeLeaseSpec = NodeLeaseSpec()
+
+
+class Lease(Struct, frozen=True, gc=False):
+    metadata: FullMeta
+    spec: LeaseSpec = LeaseSpec()
+
+
+class Custom(Struct, frozen=True, gc=False):
+    """A custom resource whose spec and status are kept as plain data."""
+
+    metadata: FullMeta
+    spec: dict[str, Any] = {}
+    status: dict[str, Any] = {}
