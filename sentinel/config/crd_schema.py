@@ -63,7 +63,7 @@ def of_record(record: type[Struct]) -> Schema:
         if (record.__name__, one.name) in LOCAL_ONLY:
             continue
         if not words.get(one.document_name):
-            raise SystemExit(
+            raise LookupError(
                 f"sentinel/config/crd_words.py has no words for {record.__name__}.{one.document_name}"
             )
         properties[one.document_name] = {"description": words[one.document_name], **_of_field(one)}

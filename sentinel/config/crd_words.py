@@ -119,6 +119,7 @@ _QUARANTINE_WORDS = {
     "findings": "What was found.",
     "needs": "What must hold before the node comes back.",
     "runningThere": "What was running on the node.",
+    "pods": "Of a silent node: its protected pods when it went silent.",
     "since": "When it was decided.",
     "acted": "When the node was taken out of service.",
     "bootId": "The node's boot then.",
@@ -217,12 +218,14 @@ WORDS: dict[str, dict[str, str]] = {
     "Ignored": {
         "key": "Component, entity and code of the finding.",
         "severity": "Its severity.",
+        "check": "The check that found it.",
+        "event": "It happened once, and acts again when it happens again.",
         "count": "How often it had been seen.",
         "bootId": "The node's boot then.",
     },
     "Removal": {
         "at": "When.",
-        "pods": "UIDs of the pods.",
+        "pods": "NAMESPACE/NAME/UID of each.",
         "proof": "Why it could be done.",
         "mode": "observe: only recorded.",
     },
