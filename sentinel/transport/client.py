@@ -36,6 +36,7 @@ log = structlog.get_logger(__name__)
 
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 15.0
+MAX_SPREAD_S = 60.0
 HINTS = 3  # leaders' addresses followed in a row, before all addresses are tried again
 
 _welcome = msgspec.msgpack.Decoder(Welcome)
@@ -139,12 +140,8 @@ class Client:
                     break
             lasted = self.status.connections != greeted and self.status.lasted_s > MAX_PAUSE_S
             failures = 0 if lasted else failures + 1
-            most_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 10))
-            pause_s = random.uniform(most_s / 4, most_s) + min(wait_s, MAX_SLOW_DOWN_S) * random.uniform(
-                1.0, 1.5
-            )
-            pause_s = max(pause_s, self._dialogue.pause_until_s - loop.time())
-            await asyncio.sleep(pause_s)
+            pause_s = pause(failures, self._dialogue.spread_s, wait_s)
+            await asyncio.sleep(max(pause_s, self._dialogue.pause_until_s - loop.time()))
 
     def _trouble(self, address: str, problem: str) -> None:
         if problem != self.status.problem:
@@ -202,3 +199,12 @@ class Client:
 
     def _full(self, max_bytes: int) -> Report:
         return self._standing.full(self._settings.node, self._settings.boot_id, self._clock(), max_bytes)
+
+
+def pause(failures: int, spread_s: float, asked_s: float) -> float:
+    """How long to wait before all addresses are tried again: longer with each failure, and never all agents
+    at once. `spread_s`: what the fleet needs to come back; `asked_s`: what a controller has asked for."""
+    most_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 10))
+    most_s = max(most_s, min(spread_s, MAX_SPREAD_S))
+    least_s = 0.0 if failures == 0 else min(most_s, MAX_PAUSE_S) / 4
+    return random.uniform(least_s, most_s) + min(asked_s, MAX_SLOW_DOWN_S) * random.uniform(1.0, 1.5)

@@ -16,6 +16,7 @@ from sentinel.transport.limits import Limits
 from sentinel.transport.wire import CONTENT_TYPE, STATUS, Reason, Refusal, encoder
 
 READ_BYTES = 64 << 10
+MAX_HANDSHAKE_BYTES = 64 << 10
 LINGER_S = 1.0  # a refused sender may read the answer before its connection is reset
 
 
@@ -37,6 +38,7 @@ class Site(Protocol):
     @property
     def tls(self) -> ssl.SSLContext: ...
     def opened(self, connection: "Connection") -> None: ...
+    def wants_handshake(self, connection: "Connection") -> None: ...
     def closed(self, connection: "Connection") -> None: ...
     def broken(self, connection: "Connection", what: str) -> None: ...
     def admit(self, connection: "Connection", request: Request) -> Coroutine[Any, Any, None] | None: ...
@@ -77,14 +79,31 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if peer else ""
-        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = self._site.tls.wrap_bio(self._in, self._out, server_side=True)
+        self._tls: ssl.SSLObject | None = None  # made when something comes: who only connects costs little
         self._site.opened(self)
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
+        if self._tls is None:
+            self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+            self._tls = self._site.tls.wrap_bio(self._in, self._out, server_side=True)
         self._in.write(data)
+        if self._handshaken:
+            self._read()
+        elif self._in.pending <= MAX_HANDSHAKE_BYTES:
+            self._site.wants_handshake(self)
+        else:
+            self._site.broken(self, "a handshake without end")
+            self.abort()
+
+    def handshake(self) -> None:
+        """Go on with the handshake; the site calls it when it is this connection's turn."""
+        if not self._closing:
+            self._read()
+
+    def _read(self) -> None:
+        assert self._tls is not None
         try:
             if not self._handshaken:
                 self._tls.do_handshake()
@@ -276,7 +295,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def _write(self, data: bytes) -> None:
-        if self._closing:
+        if self._closing or self._tls is None:
             return
         try:
             self._tls.write(data)
@@ -287,7 +306,7 @@ class Connection(asyncio.Protocol):
         self._flush()
 
     def _flush(self) -> None:
-        if self._out.pending and not self._transport.is_closing():
+        if self._tls is not None and self._out.pending and not self._transport.is_closing():
             self._transport.write(self._out.read())
 
     def close(self) -> None:
@@ -295,10 +314,11 @@ class Connection(asyncio.Protocol):
         if self._closing:
             return
         self._closing = True
-        try:
-            self._tls.unwrap()
-        except (ssl.SSLError, ValueError):  # the other side has not said its end yet
-            pass
+        if self._tls is not None:
+            try:
+                self._tls.unwrap()
+            except (ssl.SSLError, ValueError):  # the other side has not said its end yet
+                pass
         self._flush()
         if self._transport.is_closing():
             return

@@ -16,6 +16,7 @@ from msgspec import Raw, Struct
 from sentinel.core.model import Report
 from sentinel.transport.channel import Channel, ChannelError, Refused
 from sentinel.transport.epoch import EpochFile
+from sentinel.transport.limits import Bucket
 from sentinel.transport.spool import Spool
 from sentinel.transport.wire import (
     MAX_BATCH_BYTES,
@@ -34,6 +35,9 @@ from sentinel.transport.wire import (
 log = structlog.get_logger(__name__)
 
 MAX_SLOW_DOWN_S = 60.0
+# Less than what a controller allows one node: what comes in a burst is sent together.
+REQUESTS_PER_S = 4.0
+REQUESTS_BURST = 10.0
 WINDOW = 2  # requests on their way: one that waits, and one that does not
 
 T = TypeVar("T")
@@ -74,6 +78,7 @@ class Dialogue:
         answer_s: float,
     ) -> None:
         self.pause_until_s = 0.0
+        self.spread_s = 0.0  # as the leader said last
         self._spool = spool
         self._status = status
         self._epoch = epoch
@@ -83,6 +88,7 @@ class Dialogue:
         self._answer_s = answer_s
         self._wake = asyncio.Event()
         self._urgent = False
+        self._bucket = Bucket(REQUESTS_BURST, 0.0)
         self._orders = ""  # version in force
         self._small = False  # a body was too large
         # Of the connection that there is:
@@ -161,6 +167,9 @@ class Dialogue:
 
     async def _send_batch(self, channel: Channel) -> None:
         urgent, self._urgent = self._urgent, False
+        now_s = asyncio.get_running_loop().time()
+        if wait_s := self._bucket.take(now_s, REQUESTS_PER_S, REQUESTS_BURST):
+            self.pause_until_s = max(self.pause_until_s, now_s + wait_s)  # after this one
         full = self._need_full and not any(sent.full for sent in self._sent)
         records = self._spool.batch(1 if self._small else MAX_BATCH_RECORDS, self._batch_bytes)
         full_report = self._full(self._batch_bytes // 2) if full else None
@@ -210,6 +219,7 @@ class Dialogue:
         self._status.refused += len(ack.refused)
         if ack.sequence < sent.last:
             self._again = True
+        self.spread_s = ack.spread_s
         self._slow_down(ack.slow_down_s)
         if ack.orders is not None:
             try:

@@ -11,7 +11,11 @@ class Limits(Struct, frozen=True, kw_only=True):
     body_bytes: int = MAX_BODY_BYTES  # of one request
     bytes_in_flight: int = 64 << 20  # of bodies that wait to be whole, all connections together
     connections: int = 60_000
-    strangers: int = 1024  # connections that have not shown a good token; the oldest goes first
+    strangers: int = 8192  # connections that have not shown a good token; the oldest goes first
+    handshakes: int = (
+        10  # steps of TLS handshakes in a row (1 ms each), before connected agents are heard again
+    )
+    reconnects_per_s: float = 500.0  # agents that lose the leader spread their return by this
     connections_per_node: int = 2  # a new one beside one that the network lost; the oldest goes first
     requests_per_s: float = 5.0  # of one node, over time
     requests_burst: float = 20.0

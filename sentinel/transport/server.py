@@ -17,6 +17,7 @@ from sentinel.transport.batches import Taker
 from sentinel.transport.connection import Connection, Refuse
 from sentinel.transport.http11 import Request
 from sentinel.transport.limits import Limits
+from sentinel.transport.lobby import Lobby
 from sentinel.transport.node import Guest, Node
 from sentinel.transport.roster import Roster, greet
 from sentinel.transport.wire import (
@@ -76,8 +77,7 @@ class Server:
         self._epoch: int | None = None
         self._leader = ""
         self._roster = Roster(limits, uid_of, self._say)
-        self._connections: dict[Connection, None] = {}
-        self._strangers: dict[Connection, None] = {}  # oldest first
+        self._lobby = Lobby(limits)
         self._said_s: dict[tuple[str, str], float] = {}
         self._listener: asyncio.Server | None = None
         self._sweeping: asyncio.Task[None] | None = None
@@ -100,10 +100,10 @@ class Server:
             await asyncio.gather(self._sweeping, return_exceptions=True)
         if self._listener is not None:
             self._listener.close()
-        for connection in list(self._connections):
+        for connection in list(self._lobby.connections):
             connection.close()
         await asyncio.sleep(0)
-        for connection in list(self._connections):
+        for connection in list(self._lobby.connections):
             connection.abort()
 
     def lead(self, epoch: int) -> None:
@@ -128,7 +128,7 @@ class Server:
 
     @property
     def connected(self) -> int:
-        return len(self._connections) - len(self._strangers)
+        return len(self._lobby.connections) - len(self._lobby.strangers)
 
     @property
     def tls(self) -> ssl.SSLContext:
@@ -145,17 +145,14 @@ class Server:
     # ------------------------------------------------------------ connections
 
     def opened(self, connection: Connection) -> None:
-        self._connections[connection] = None
-        self._strangers[connection] = None
-        if len(self._strangers) > self.limits.strangers or len(self._connections) > self.limits.connections:
-            oldest = next(iter(self._strangers))
+        if self._lobby.enter(connection):
             self._count("strangers-closed")
-            del self._strangers[oldest]
-            oldest.abort()
+
+    def wants_handshake(self, connection: Connection) -> None:
+        self._lobby.queue(connection)
 
     def closed(self, connection: Connection) -> None:
-        self._connections.pop(connection, None)
-        self._strangers.pop(connection, None)
+        self._lobby.leave(connection)
         guest: Guest | None = connection.guest
         if guest is not None:
             self._end_hold(guest)
@@ -169,12 +166,8 @@ class Server:
         while True:
             await asyncio.sleep(self.limits.sweep_s)
             now_s = self._loop.time()
-            for connection in [c for c in self._strangers if now_s - c.last_s > self.limits.authenticate_s]:
-                self.broken(connection, "no good token in time")
-                self._strangers.pop(connection, None)
-                connection.abort()
-            for connection in [c for c in self._connections if now_s - c.last_s > self.limits.idle_s]:
-                self.broken(connection, "silent for too long")
+            for connection, what in self._lobby.overdue(now_s):
+                self.broken(connection, what)
                 connection.abort()
             self._roster.forget(now_s)
             self._said_s = {key: at_s for key, at_s in self._said_s.items() if now_s - at_s < SAID_EVERY_S}
@@ -197,7 +190,7 @@ class Server:
         if identity is None:
             return self._identify(connection, request.token)
         self._roster.seat(connection, identity, self._loop.time())
-        self._strangers.pop(connection, None)
+        self._lobby.known(connection)
         return None
 
     async def _identify(self, connection: Connection, token: str) -> None:
@@ -209,7 +202,7 @@ class Server:
                 raise Refuse(refusal, close=True) from None
             raise Refuse(_unknown(denied.why, denied.text), close=True) from None
         self._roster.seat(connection, identity, self._loop.time())
-        self._strangers.pop(connection, None)
+        self._lobby.known(connection)
 
     # ------------------------------------------------------------ what is asked
 
@@ -261,6 +254,9 @@ class Server:
         """Above half of what may be on its way, agents are asked to leave pauses."""
         return 2.0 if self.bytes_in_flight > self.limits.bytes_in_flight / 2 else 0.0
 
+    def _spread_s(self) -> float:
+        return round(len(self._lobby.connections) / self.limits.reconnects_per_s, 3)
+
     # ------------------------------------------------------------ answers
 
     def _reply(self, connection: Connection, batch: Batch, ack: Ack) -> bytes | None:
@@ -294,6 +290,7 @@ class Server:
                 sequence=ack.sequence,
                 refused=ack.refused,
                 slow_down_s=slow_down_s,
+                spread_s=self._spread_s(),
                 orders=orders if orders.version != guest.orders else None,
             )
         )

@@ -155,12 +155,14 @@ class Ack(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The answer to Batch: all records up to `sequence` need not be sent again.
 
     `refused` lists those that were unreadable or spoke for another node; they need not come again either.
+    `spread_s`: if this connection is lost, wait up to so long by chance: so many others lose theirs too.
     """
 
     epoch: int
     sequence: int = 0
     refused: tuple[int, ...] = ()
     slow_down_s: float = 0.0
+    spread_s: float = 0.0
     orders: Orders | None = None  # None: those in force stay
 
 

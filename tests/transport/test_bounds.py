@@ -12,6 +12,7 @@ import pytest
 import structlog
 
 from sentinel.transport.channel import ChannelError, Refused
+from sentinel.transport.client import pause
 from sentinel.transport.limits import Bucket, Limits
 from sentinel.transport.wire import Ack, Arrived, Batch, Dropped, Numbered, Reason, Refusal, encoder
 from tests.transport.world import Raw as Agent
@@ -248,7 +249,7 @@ def test_a_body_that_does_not_come_and_a_stranger_who_says_nothing_are_hung_up_o
             assert await shaken.read() == b""
             assert await slow.channel._reader.read() == b""
             assert await idle.channel._reader.read() == b""
-            await until(lambda: not server._connections)
+            await until(lambda: not server._lobby.connections)
             assert server.counts["broken"] == 4
             kept.close()
             kept_too.close()
@@ -267,7 +268,7 @@ def test_a_node_has_few_connections_and_strangers_are_few_in_all(tmp_path: Path)
             with pytest.raises((Refused, ChannelError)):
                 await mine[0].report(Batch())  # the oldest went
             strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(50)]
-            await until(lambda: len(server._strangers) <= 10)
+            await until(lambda: len(server._lobby.strangers) <= 10)
             await others_are_served(world, port)  # the newest is let in
             for _, writer in strangers:
                 writer.close()
@@ -352,6 +353,76 @@ def test_the_controller_hears_what_an_agent_had_to_drop(tmp_path: Path) -> None:
             assert server.nodes["node-1"].dropped == Dropped(7, 2)
 
     go(story())
+
+
+def test_a_thousand_handshakes_at_once_keep_no_report_waiting_and_all_are_let_in(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            server, port = await world.serve(limits=limits(handshakes=2))
+            most, lobby = 0, server._lobby
+            shake = lobby.shake
+
+            def counted() -> None:
+                nonlocal most
+                before = len(lobby.waiting)
+                shake()
+                most = max(most, before - len(lobby.waiting))
+
+            lobby.shake = counted  # type: ignore[method-assign]
+            agents = [Agent(world, port, f"node-{k}") for k in range(100)]
+            await asyncio.gather(*(agent.connect() for agent in agents))
+            await asyncio.gather(*(agent.hello() for agent in agents))
+            await asyncio.gather(*(agent.report(Batch(full=report(node=agent.node))) for agent in agents))
+            assert len(world.arrived) == 100
+            assert most <= 2
+
+    go(story())
+
+
+def test_a_handshake_without_end_is_ended(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            server, port = await world.serve(limits=limits(handshakes=0))  # nobody's turn ever comes
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"\x16\x03\x01" + b"x" * 200_000)
+            try:
+                assert await reader.read() == b""
+            except ConnectionResetError:
+                pass
+            assert server.counts["broken"] == 1
+
+    go(story())
+
+
+def test_agents_are_told_to_spread_their_return_as_there_are_many_of_them(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            _, port = await world.serve(limits=limits(reconnects_per_s=0.5))
+            agent = world.client(port)
+            world.run(agent)
+            await until(lambda: agent._dialogue.spread_s == 2.0)
+
+    go(story())
+
+
+def test_pauses_grow_with_failures_differ_by_chance_and_are_bounded() -> None:
+    def range_of(*arguments: float) -> tuple[float, float]:
+        many = [pause(*arguments) for _ in range(2000)]  # type: ignore[arg-type]
+        return min(many), max(many)
+
+    lows, highs = zip(*(range_of(failures, 0.0, 0.0) for failures in range(20)), strict=True)
+    assert lows[0] < 0.01
+    assert highs[0] <= 0.5
+    assert all(low >= high / 5 for low, high in zip(lows[1:], highs[1:], strict=True))
+    assert highs == tuple(sorted(highs[:6])) + highs[6:]
+    assert max(highs) <= 15.0
+    low, high = range_of(0, 20.0, 0.0)  # a fleet of 10 000
+    assert low < 1.0
+    assert 19.0 < high <= 20.0
+    assert range_of(0, 1e9, 0.0)[1] <= 60.0
+    low, high = range_of(0, 0.0, 5.0)
+    assert 5.0 <= low
+    assert high <= 8.0
 
 
 def test_a_bucket_lets_through_its_burst_then_its_rate() -> None:

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import pytest
 from cryptography.hazmat.primitives import serialization
+from structlog.testing import capture_logs
 
 from sentinel.transport.wire import Orders
 from tests.conftest import REPO
@@ -122,7 +123,7 @@ def test_a_frozen_leader_is_left_for_its_successor_and_its_late_orders_are_not_o
             assert [o.version for o in got] == ["1", "2"]
             frozen.signal(signal.SIGCONT)  # it still believes that it leads
             successor.kill()
-            await until(lambda: "NewerEpoch" in agent.status.problem)
+            await until(lambda: any("NewerEpoch" in event.get("problem", "") for event in logged))
             agent.send(report(finding("for the third", event=True)))
             third = await controller(tmp_path, two, 3)
             await until(lambda: agent.spool.waiting == 0 and agent.status.epoch == 3)
@@ -132,7 +133,8 @@ def test_a_frozen_leader_is_left_for_its_successor_and_its_late_orders_are_not_o
             frozen.kill()
             third.kill()
 
-    go(story())
+    with capture_logs() as logged:
+        go(story())
 
 
 def test_an_agent_that_is_killed_again_and_again_loses_no_event_and_none_is_taken_twice(
@@ -242,7 +244,7 @@ def test_the_next_agent_of_a_node_goes_on_where_the_last_one_ended(tmp_path: Pat
             assert [a.report.checks[0].findings[0].code for a in world.numbered()] == [
                 f"event {k}" for k in range(3)
             ]
-            await until(lambda: not server._connections)
+            await until(lambda: not server._lobby.connections)
             assert not os.path.exists(tmp_path / "agent-node-1" / "epoch.new")
 
     go(story())

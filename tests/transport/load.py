@@ -1,0 +1,139 @@
+"""Many agents in one process, each with its own connection and token, as light as they can be.
+
+    python -m tests.transport.load PORT BUNDLE TOKENS CONNECTIONS EVERY_S SECONDS [CONNECT_PER_S]
+
+TOKENS has one `NODE TOKEN` a line. Every agent greets, sends a full report and then a report every EVERY_S
+whose answer may be held. Prints `up SECONDS` when all are connected, then `latency P50_MS P99_MS`, the time
+from an urgent record to its acknowledgement, measured now and then.
+"""
+
+import asyncio
+import random
+import ssl
+import sys
+import time
+from collections import deque
+
+import msgspec
+
+from sentinel.core.model import CheckResult, CheckState, Iteration, Now, RankReport, Report
+from sentinel.transport import http11
+from sentinel.transport.wire import Ack, Batch, Hello, Numbered, encoder
+
+
+def checks() -> tuple[CheckResult, ...]:
+    return tuple(CheckResult(check=f"check-{k}", state=CheckState.OK, at_mono_s=1.0) for k in range(30))
+
+
+class Agent(asyncio.Protocol):
+    def __init__(self, context: ssl.SSLContext, node: str, token: str) -> None:
+        self.node, self.token = node, token
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="sentinel-controller")
+        self.up = asyncio.get_running_loop().create_future()
+        self.answers: deque[asyncio.Future[bytes]] = deque()
+        self.buffer = b""
+        self.shaken = False
+        self.sequence = 0
+        self.acked = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self.data_received(b"")
+
+    def data_received(self, data: bytes) -> None:
+        self.incoming.write(data)
+        try:
+            if not self.shaken:
+                self.tls.do_handshake()
+                self.shaken = True
+                self.up.set_result(None)
+            while plain := self.tls.read(65536):
+                self.buffer += plain
+        except ssl.SSLWantReadError:
+            pass
+        if self.outgoing.pending:
+            self.transport.write(self.outgoing.read())
+        while (end := self.buffer.find(b"\r\n\r\n")) >= 0:
+            head = http11.parse_answer(self.buffer[:end])
+            if len(self.buffer) < end + 4 + head.length:
+                return
+            body = self.buffer[end + 4 : end + 4 + head.length]
+            self.buffer = self.buffer[end + 4 + head.length :]
+            if head.status != 200:
+                raise SystemExit(f"{self.node}: {head.status} {body!r}")
+            self.answers.popleft().set_result(body)
+
+    def post(self, path: str, body: bytes, token: str | None = None) -> "asyncio.Future[bytes]":
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.answers.append(answer)
+        self.tls.write(http11.request_head(path, "x", "application/msgpack", len(body), token) + body)
+        self.transport.write(self.outgoing.read())
+        return answer
+
+    def report(self, **more: object) -> Report:
+        now_s = time.monotonic()
+        base = Report(node=self.node, boot_id="boot", sequence=self.sequence, now=Now(now_s, time.time()))
+        return msgspec.structs.replace(base, **more)  # type: ignore[arg-type]
+
+    async def begin(self) -> None:
+        await self.up
+        hello = Hello(node=self.node, boot_id="boot", session="s")
+        await self.post("/hello", encoder.encode(hello), self.token)
+        await self.post("/report", encoder.encode(Batch(full=self.report(checks=checks()))))
+
+    def progress(self, hold_s: float) -> "asyncio.Future[bytes]":
+        """One report of eight ranks."""
+        after, self.sequence = self.sequence, self.sequence + 1
+        steps = [Iteration(time.monotonic(), self.sequence, 400.0, 450.0)]
+        ranks = tuple(RankReport(job="llama", incarnation=1, rank=k, iterations=steps) for k in range(8))
+        records = (Numbered(self.sequence, self.report(ranks=ranks)),)
+        return self.post("/report", encoder.encode(Batch(records=records, after=after, hold_s=hold_s)))
+
+
+async def live(agent: Agent, every_s: float) -> None:
+    await asyncio.sleep(random.uniform(0, every_s))
+    while True:
+        agent.progress(every_s)
+        await asyncio.sleep(every_s)
+
+
+async def main(
+    port: int, bundle: str, tokens: str, connections: int, every_s: float, seconds: float, rate: float
+) -> None:
+    context = ssl.create_default_context(cafile=bundle)
+    rows = [line.split() for line in open(tokens)][:connections]  # noqa: SIM115
+    loop = asyncio.get_running_loop()
+    began_s = time.monotonic()
+    agents: list[Agent] = []
+    gate = asyncio.Semaphore(100)
+
+    async def connect(k: int, node: str, token: str) -> None:
+        await asyncio.sleep(k / rate)
+        async with gate:
+            _, agent = await loop.create_connection(lambda: Agent(context, node, token), "127.0.0.1", port)
+            await agent.begin()
+            agents.append(agent)
+
+    await asyncio.gather(*(connect(k, node, token) for k, (node, token) in enumerate(rows)))
+    print(f"up {time.monotonic() - began_s:.2f}", flush=True)
+    tasks = [asyncio.create_task(live(agent, every_s)) for agent in agents]
+    took_ms: list[float] = []
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        await asyncio.sleep(0.05)
+        agent = random.choice(agents)
+        sent_s = time.monotonic()
+        ack = msgspec.msgpack.decode(await agent.progress(0.0), type=Ack)
+        assert ack.sequence > 0
+        took_ms.append((time.monotonic() - sent_s) * 1000)
+    took_ms.sort()
+    print(f"latency {took_ms[len(took_ms) // 2]:.2f} {took_ms[len(took_ms) * 99 // 100]:.2f}", flush=True)
+    for task in tasks:
+        task.cancel()
+
+
+if __name__ == "__main__":
+    port, bundle, tokens, connections, every_s, seconds = sys.argv[1:7]
+    rate = float(sys.argv[7]) if len(sys.argv) > 7 else 1e9
+    asyncio.run(main(int(port), bundle, tokens, int(connections), float(every_s), float(seconds), rate))
