@@ -68,6 +68,32 @@ class _Running:
         self.stuck: _Sample | None = None  # a sample that outlived its deadline and still holds its thread
         self.function: CheckFunction | None = None
         self.saved: Any = None  # of the samples that are in the book
+        self._lock = threading.Lock()
+        self._busy = self._closed = False
+
+    def begin(self) -> None:
+        self._busy = True
+
+    def end(self) -> None:
+        """The sample's thread uses what is kept no more: what was closed meanwhile is let go of now."""
+        with self._lock:
+            self._busy = False
+            if self._closed:
+                self._let_go()
+
+    def close(self) -> None:
+        """Let go of what is kept, but not under a thread that uses it: its descriptors would become another's."""
+        with self._lock:
+            self._closed = True
+            if not self._busy:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        for name, value in reversed(list(self.kept.items())):  # what came later may use what came before
+            if hasattr(value, "close"):
+                del self.kept[name]
+                value.close()
+        self.kept.pop("wake_fd", None)
 
 
 class CheckRunner:
@@ -184,10 +210,7 @@ class CheckRunner:
     def close(self) -> None:
         """Close readers and children. A thread that hangs in a check is a daemon and ends with the process."""
         for running in self._running.values():
-            for value in reversed(list(running.kept.values())):  # what came later may use what came before
-                if hasattr(value, "close"):
-                    value.close()
-            running.kept.pop("wake_fd", None)
+            running.close()
 
     async def _loop(self, running: _Running) -> None:
         while True:
@@ -327,14 +350,17 @@ class CheckRunner:
 
         def work() -> None:
             _call(running, look, sample)
+            running.end()
             try:
                 loop.call_soon_threadsafe(finish)
             except RuntimeError:  # the loop is closed: nobody waits any more
                 pass
 
+        running.begin()
         try:
             threading.Thread(target=work, name=f"check-{running.row.name}", daemon=True).start()
         except RuntimeError as error:  # a limit of processes, or no memory: nothing was looked at
+            running.end()
             sample.detail = str(error)
             finish()
         return sample

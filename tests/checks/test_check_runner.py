@@ -170,6 +170,33 @@ def test_an_unknown_sample_ends_no_finding(machine: Any, row: Any) -> None:
     assert [finding.code for finding in result.findings] == ["broken"]
 
 
+def test_what_a_check_uses_is_not_closed_under_it_but_once_when_it_ends(machine: Any, row: Any) -> None:
+    """As at new settings during a sample: its descriptor would be that of the next runner's reader."""
+    begun, goes_on = threading.Event(), threading.Event()
+    closed: list[str] = []
+
+    class Held:
+        def close(self) -> None:
+            closed.append(threading.current_thread().name)
+
+    def probe(look: Look) -> list[Finding]:
+        look.kept["held"] = Held()
+        begun.set()
+        goes_on.wait()
+        return []
+
+    async def story() -> None:
+        await until(begun.is_set)
+
+    runner = CheckRunner(machine.settings, checks=[row("probe", probe)])
+    asyncio.run(while_running(runner, story))
+    assert closed == []
+    goes_on.set()
+    asyncio.run(until(lambda: bool(closed)))
+    runner.close()
+    assert closed == ["check-probe"]
+
+
 def test_names_that_are_no_text_can_be_told_and_kept(machine: Any, row: Any) -> None:
     """As of a control group, which a user whom one was delegated names as he likes."""
     name = b"/user.slice/\xff".decode(errors="surrogateescape")
