@@ -58,12 +58,14 @@ class Reason(StrEnum):
 
 
 class Said(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What every event carries."""
+
     reason: Reason
     sentence: str  # could stand in an e-mail
 
 
 class Open(Said, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """The first event of every record. `held_by`: decided, but a brake holds it back."""
+    """It is decided: at once, or held back by a brake."""
 
     id: str
     kind: Kind
@@ -86,6 +88,8 @@ class Open(Said, frozen=True, kw_only=True, omit_defaults=True, tag=True):
 
 
 class HeldBack(Said, frozen=True, kw_only=True, tag=True):
+    """A brake, or another one than before, holds it back."""
+
     brake: Brake
     mode: Mode
 
@@ -126,18 +130,22 @@ class Moved(Said, frozen=True, kw_only=True, tag=True):
 
 
 class Noted(Said, frozen=True, kw_only=True, tag=True):
-    """What is known of a silent node has changed. `order`: a person said that it is dead."""
+    """What is known of a silent node has changed."""
 
     brake: Brake = Brake.NONE
-    order: str = ""
+    order: str = ""  # by which a person said that it is dead
     by: str = ""
 
 
 class Removed(Said, frozen=True, kw_only=True, tag=True):
+    """Pods of a silent node are removed by force."""
+
     removal: Removal
 
 
 class End(Said, frozen=True, kw_only=True, omit_defaults=True, tag=True):
+    """It is over: well, released, uncordoned, gone, heard again."""
+
     ended_by: EndedBy
     ignored: tuple[Ignored, ...] = ()
     order: str = ""

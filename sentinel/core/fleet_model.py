@@ -228,7 +228,7 @@ class FleetPicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def pods_of(self, node: str) -> tuple[PodPicture, ...]:
         there = self.nodes.get(node)
-        return (*(there.pods if there is not None else ()), *self.orphans.get(node, ()))
+        return there.pods if there is not None else self.orphans.get(node, ())
 
 
 # ---------------------------------------------------------------- the record

@@ -3,7 +3,7 @@
 from sentinel.core import fleet_release as release
 from sentinel.core import fleet_words as words
 from sentinel.core.fleet_desk import Desk
-from sentinel.core.fleet_events import Found, Marked, Moved, Reason, Remember
+from sentinel.core.fleet_events import Found, Isolate, Marked, Moved, Reason, Remember
 from sentinel.core.fleet_isolate import Candidate, end, opening, worst
 from sentinel.core.fleet_model import EndedBy, Kind, Mark, Mode, NodePicture, NodeQuarantine, State, Wrote
 from sentinel.core.model import Finding
@@ -83,13 +83,20 @@ def _adopt(desk: Desk, node: NodePicture, number: int) -> None:
         return  # another record keeps it out, and replaces the mark
     faults = release.standing(node, Kind.FAULT)
     kind = Kind.DISK if not faults and release.standing(node, Kind.DISK) else Kind.FAULT
-    if desk.open(node.name, kind) is not None:
-        return  # held back: what is decided about it decides about the mark
     sentence = (
         f"Node {node.name} has Sentinel's taint, and its record was deleted: it was made anew. "
         f"`sentinel release {node.name}` is the way to bring it back."
     )
-    event = opening(
+    record = desk.open(node.name, kind)
+    if record is not None:  # held back or observed: it is out of service already, so no brake is asked
+        if record.node_uid == node.uid:
+            running = words.running_there(node)
+            event = Isolate(
+                reason=Reason.MARK_FOUND, sentence=sentence, mode=Mode.ENFORCE, running_there=running
+            )
+            desk.put(node.name, record.id, event)
+        return
+    new = opening(
         desk,
         Candidate(kind, node, faults or release.standing(node, kind), None),
         Mode.ENFORCE,
@@ -98,7 +105,7 @@ def _adopt(desk: Desk, node: NodePicture, number: int) -> None:
         id=f"{node.name}-{number:04d}" if number else desk.next_id(node.name),
         adopted=True,
     )
-    desk.put(node.name, event.id, event)
+    desk.put(node.name, new.id, new)
 
 
 def findings(desk: Desk, node: NodePicture) -> list[Candidate]:
