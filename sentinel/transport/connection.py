@@ -54,7 +54,7 @@ class Connection(asyncio.Protocol):
     """`guest` belongs to the site: who this is, and what it waits for."""
 
     __slots__ = (
-        "_buffer", "_busy", "_closing", "_handshaken", "_head", "_in", "_loop", "_out", "_site", "_task",
+        "_blocked", "_buffer", "_busy", "_closing", "_handshaken", "_head", "_in", "_loop", "_out", "_site", "_task",
         "_timer", "_tls", "_transport", "guest", "last_s", "peer",
     )  # fmt: skip
 
@@ -63,7 +63,8 @@ class Connection(asyncio.Protocol):
         self._loop = loop
         self._buffer = bytearray()
         self._head: Request | None = None
-        self._busy = False
+        self._busy = False  # somebody else is waited for
+        self._blocked = False  # by answers that are not read
         self._closing = False
         self._handshaken = False
         self._task: asyncio.Task[None] | None = None
@@ -139,18 +140,20 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The agent does not read its answers: it gets no further ones until it does."""
-        self._pause()
+        self._blocked = True
+        self._pause_or_resume()
 
     def resume_writing(self) -> None:
-        if not self._busy:
-            self._resume()
+        self._blocked = False
+        self._pause_or_resume()
+        self._loop.call_soon(self._advance)
 
-    def _pause(self) -> None:
-        if not self._transport.is_closing():
+    def _pause_or_resume(self) -> None:
+        if self._transport.is_closing():
+            return
+        if self._busy or self._blocked:
             self._transport.pause_reading()
-
-    def _resume(self) -> None:
-        if not self._transport.is_closing():
+        else:
             self._transport.resume_reading()
 
     # ------------------------------------------------------------ requests
@@ -158,7 +161,7 @@ class Connection(asyncio.Protocol):
     def _advance(self) -> None:
         """Go on with what has come, until something is missing or somebody must be waited for."""
         try:
-            while not self._busy and not self._closing:
+            while not (self._busy or self._blocked or self._closing):
                 if self._head is None:
                     if not self._parse_head():
                         return
@@ -233,7 +236,7 @@ class Connection(asyncio.Protocol):
 
     def _wait_for(self, work: Coroutine[Any, Any, None]) -> None:
         self._busy = True
-        self._pause()
+        self._pause_or_resume()
         self._task = self._loop.create_task(self._waited(work))
 
     async def _waited(self, work: Coroutine[Any, Any, None]) -> None:
@@ -246,7 +249,7 @@ class Connection(asyncio.Protocol):
         self._task = None
         self._busy = False
         if not self._closing:
-            self._resume()
+            self._pause_or_resume()
             self._advance()
 
     async def _admitted(self, work: Coroutine[Any, Any, None]) -> None:
@@ -264,13 +267,13 @@ class Connection(asyncio.Protocol):
         if self._busy or self._closing:
             return
         self._busy = True
-        self._pause()
+        self._pause_or_resume()
         self._loop.call_later(pause_s, self._rested)
 
     def _rested(self) -> None:
         self._busy = False
         if not self._closing:
-            self._resume()
+            self._pause_or_resume()
             self._advance()
 
     # ------------------------------------------------------------ answers
@@ -322,14 +325,18 @@ class Connection(asyncio.Protocol):
         self._flush()
         if self._transport.is_closing():
             return
-        self._resume()
+        self._transport.resume_reading()
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._loop.call_later(LINGER_S, self._transport.abort)
 
     def abort(self) -> None:
+        """End it now. What was written and is with the kernel still arrives."""
         self._closing = True
-        self._transport.close()
+        if self._transport.get_write_buffer_size():
+            self._transport.abort()
+        else:
+            self._transport.close()
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

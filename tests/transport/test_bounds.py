@@ -14,7 +14,18 @@ import structlog
 from sentinel.transport.channel import ChannelError, Refused
 from sentinel.transport.client import pause
 from sentinel.transport.limits import Bucket, Limits
-from sentinel.transport.wire import Ack, Arrived, Batch, Dropped, Numbered, Reason, Refusal, encoder
+from sentinel.transport.wire import (
+    Ack,
+    Arrived,
+    Batch,
+    Dropped,
+    Numbered,
+    Order,
+    Orders,
+    Reason,
+    Refusal,
+    encoder,
+)
 from tests.transport.world import Raw as Agent
 from tests.transport.world import World, finding, go, report, until
 
@@ -204,6 +215,28 @@ def test_an_agent_that_is_told_to_slow_down_loses_nothing_by_it(tmp_path: Path) 
             await until(lambda: agent.spool.waiting == 0 and agent.status.heard_s)
             await until(lambda: len(world.numbered()) == 60)
             assert server.nodes["node-1"].refused.get(Reason.TOO_OFTEN, 0) >= 1
+
+    go(story())
+
+
+def test_an_agent_that_reads_no_answers_gets_no_more_of_them_and_is_left_at_last(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            server, port = await world.serve(limits=limits(idle_s=1.5, sweep_s=0.05))
+            body = msgspec.Raw(encoder.encode("x" * 900_000))
+            world.orders["node-1"] = Orders(version="1", items=(Order(kind="big", id="1", body=body),))
+            agent = await Agent(world, port).connect()
+            await agent.hello()
+            (connection,) = server.nodes["node-1"].connections
+            agent.channel._writer.transport.pause_reading()
+            asked = encoder.encode(Batch())
+            for _ in range(200):
+                await agent.channel.send("/report", asked, token=None, answer_s=30.0)
+            await until(lambda: connection._blocked)
+            await others_are_served(world, port)
+            assert connection._transport.get_write_buffer_size() < 4_000_000
+            assert server.nodes["node-1"].requests < 50
+            await until(lambda: connection not in server._lobby.connections)
 
     go(story())
 

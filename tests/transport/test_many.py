@@ -1,6 +1,7 @@
 """Many agents from another process: each with its own token, all of them heard."""
 
 import asyncio
+import re
 import sys
 from pathlib import Path
 
@@ -32,3 +33,10 @@ def test_two_hundred_agents_from_another_process_are_all_heard(tmp_path: Path) -
             assert not any(node.refused for node in server.nodes.values())
 
     go(story())
+
+
+def test_the_documentation_names_every_limit_with_its_value(repo: Path) -> None:
+    text = (repo / "docs/transport.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", text, re.M))
+    limits = {name: str(int(getattr(Limits(), name))) for name in Limits.__struct_fields__}
+    assert rows == limits
