@@ -168,6 +168,15 @@ def test_a_reset_of_the_card_ends_what_asked_for_it_on_that_card_and_nothing_els
     assert "XID 119" in {item.code for item in book.active() if item.severity is Severity.FATAL}
 
 
+def test_a_fault_after_the_reset_stands_though_its_line_is_read_before_the_drivers_word(clock: Any) -> None:
+    book = FindingBook(BOOT)
+    book.add([recovery(clock, "None", "GPU Reset Required")], clock())
+    done = recovery(clock, "GPU Reset Required", "None")
+    clock.mono_s += 1
+    book.add([xid(clock, 119), done], clock())
+    assert "XID 119" in {item.code for item in book.active()}
+
+
 def test_a_driver_that_never_asked_for_a_reset_ends_nothing_by_asking_for_none(clock: Any) -> None:
     book = FindingBook(BOOT)
     book.add([xid(clock, 119), recovery(clock, "None", "None")], clock())

@@ -292,6 +292,7 @@ def test_the_log_of_a_crashed_kernel_is_read(stamp: str, tmp_path: Path, run: Ru
     "form",
     [
         "Aug 30 11:43:09 node7 python: kernel: {}",
+        "Aug 30 11:43:09 python: kernel: {}",  # journalctl --no-hostname
         "Aug 30 11:43:09 node7 python[42]: kernel: {}",
         "Aug 30 11:43:09 node7 user.err kernel: {}",
         "2024-08-30T11:43:09.000000+00:00 node7 python: kernel: {}",
