@@ -147,6 +147,7 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     kernel_log: str = "/dev/kmsg"
     sysfs: str = "/sys"
     procfs: str = "/proc"
+    pod_logs: str = "/var/log/pods"  # names the pods of this node
     page_url: str = ""  # base of links in mails; default: the listen address
 
     @property

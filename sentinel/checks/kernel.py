@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from sentinel.checks.base import Look, Measure, Unknown
 from sentinel.checks.gpus import inventory
-from sentinel.checks.xid import finding_of, job_of_cgroup
+from sentinel.checks.xid import finding_of, job_of_cgroup, named_pod
 from sentinel.core.model import Component, Finding, Severity
 from sentinel.logs.journal import read_journal
 from sentinel.logs.kernel import KernelLog
@@ -44,6 +44,7 @@ def _findings(records: list[KmsgRecord], look: Look) -> list[Finding]:
     uptime_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     told = look.kept.setdefault("log", KernelLog())
     cgroups: dict[int, str] = {}
+    pods: dict[str, str] = {}
     found = []
     for record in records:
         event = told.take(record.text, record.at_us / 1e6)
@@ -56,6 +57,10 @@ def _findings(records: list[KmsgRecord], look: Look) -> list[Finding]:
                 cgroups[finding.pid] = cgroup_of(finding.pid, look.settings.procfs)
             cgroup = cgroups[finding.pid]
             finding = msgspec.structs.replace(finding, cgroup=cgroup, job=job_of_cgroup(cgroup))
+        if finding.job.startswith("pod "):
+            if finding.job not in pods:
+                pods[finding.job] = named_pod(finding.job, look.settings.pod_logs)
+            finding = msgspec.structs.replace(finding, job=pods[finding.job])
         found.append(on_card(finding, look.settings.sysfs) if finding.entity.startswith("PCI ") else finding)
     return found
 

@@ -28,8 +28,9 @@ finding `kernel-log-lost`, with the number of messages, which the sequence numbe
 
 Several lines about one thing are joined: the three lines of a GPU that *has fallen off the bus* without an Xid (they
 mean Xid 79), the line that names the control group before an out-of-memory kill, the UUID that the driver prints
-before the first Xid of a card. The control group names the job: a pod, a Slurm job, a container. A pod that is made
-anew counts as another job.
+before the first Xid of a card. The control group names the job: a pod, a Slurm job, a container. Pods are known by the
+names that the kubelet gives to the folders of their logs (`podLogs`), without what controllers append (`-0`, `-x7z9k`):
+one that is made anew is the same job.
 
 ## Severity and action
 
@@ -62,8 +63,9 @@ the driver's taking the card, are no fault; later one alone is recorded, and rep
 ## Repeats
 
 The same fault of the same card or device, counted over restarts of the agent and of the machine. *Jobs* are different
-ones that met it on this card, told apart by their control groups, else by the names of their programs, which never
-isolate; a job that meets it on other cards too speaks against none. *Apart*: one error may print a line for each
+ones that met it on this card, told apart by their control groups, else by the names of their programs. Only Slurm's
+jobs and pods whose names are known isolate: another container or program may be another try of one person. A job that
+meets it on other cards too speaks against none. *Apart*: one error may print a line for each
 channel, link or command that it hit; lines closer together than this are one occurrence.
 
 {repeats}

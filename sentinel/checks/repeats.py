@@ -35,6 +35,11 @@ class Past(Struct):
         del self.times_mono_s[:-most]
 
 
+def _is_named(job: str) -> bool:
+    """Known for another job: a container, or a pod whose name is not known, may be only another try."""
+    return job.startswith("slurm ") or (job.startswith("pod ") and "/" in job)
+
+
 class Repeats:
     """The faults that a row of [[repeat]] speaks of, by code and place."""
 
@@ -80,7 +85,7 @@ class Repeats:
         since_s = max(past.jobs.values(), default=0.0) - row.within_s
         met = [job for job, at_s in past.jobs.items() if at_s >= since_s]
         if row.severity is Severity.FATAL:  # who tries several programs of his own proves nothing
-            met = [job for job in met if not job.startswith(PROGRAM)]
+            met = [job for job in met if _is_named(job)]
         if len(met) < row.jobs:  # in a flood of cards all of them need not be asked for each line
             return False
         # A job that meets the same fault on another card too carries it along: it speaks against no card.

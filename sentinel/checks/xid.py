@@ -1,5 +1,6 @@
 """From an Xid, an SXid or a row of kernel.toml to a Finding: severity and action come from the tables in rules/."""
 
+import os
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -292,3 +293,30 @@ def job_of_cgroup(cgroup: str) -> str:
         return ""
     kind = str(found.lastgroup)
     return f"{kind} {found[kind].replace('_', '-') if kind == 'pod' else found[kind]}"
+
+
+# What controllers append to a pod's name: an index, a hash of five or of eight to ten letters, none of them a vowel.
+_APPENDED = re.compile(r"-(?:\d+|[bcdfghjklmnpqrstvwxz2456789]{5}|[bcdfghjklmnpqrstvwxz2456789]{8,10})$")
+
+
+def named_pod(job: str, folder: str) -> str:
+    """ "pod UID" as "pod NAMESPACE/NAME" without what was appended: one that a controller made anew is the same job.
+
+    The kubelet names the folders of logs NAMESPACE_NAME_UID. Where it has none the UID stays.
+    """
+    kind, _, uid = job.partition(" ")
+    if kind != "pod":
+        return job
+    try:
+        found = next((name for name in os.listdir(folder) if name.endswith(f"_{uid}")), "")
+    except OSError:
+        found = ""
+    parts = found.split("_")
+    if len(parts) != 3:
+        return job
+    name = parts[1]
+    while shorter := _APPENDED.sub("", name):
+        if shorter == name:
+            break
+        name = shorter
+    return f"pod {parts[0]}/{name}"

@@ -452,4 +452,7 @@ class SettingsDocument(Section):
     kernel_log: AbsolutePath = written("kernelLog", "Where kernel messages are read.")
     sysfs: AbsolutePath = written("sysfs", "Where sysfs is mounted.")
     procfs: AbsolutePath = written("procfs", "Where procfs is mounted.")
+    pod_logs: AbsolutePath = written(
+        "podLogs", "Where the kubelet keeps the logs of pods: the names there tell which pods are one job's."
+    )
     page_url: Url = written("pageUrl", "Base of links in mails; without it the listen address.")

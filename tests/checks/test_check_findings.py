@@ -353,6 +353,25 @@ def test_where_no_job_is_known_the_programs_name_tells_them_apart(clock: Any) ->
     assert severities_of(book) == {"GPU 0000:18:00.0": Severity.DEGRADED}
 
 
+@pytest.mark.parametrize(
+    ("jobs", "severity"),
+    [
+        (["pod ml/llama", "pod ml/gpt", "pod ml/bert"], Severity.FATAL),
+        (["pod ml/llama", "pod ml/llama", "pod ml/llama"], Severity.WARNING),  # one job that is tried again
+        (["pod 1", "pod 2", "pod 3"], Severity.DEGRADED),  # pods without a name
+        (["container 1", "container 2", "container 3"], Severity.DEGRADED),  # may be one person's tries
+    ],
+)
+def test_only_jobs_that_are_known_for_different_ones_isolate(
+    jobs: list[str], severity: Severity, clock: Any
+) -> None:
+    book = FindingBook(BOOT)
+    for job in jobs:
+        clock.mono_s += 60
+        book.add([by_job(clock, 31, job)], clock())
+    assert severities_of(book) == {"GPU 0000:18:00.0": severity}
+
+
 def test_jobs_long_ago_do_not_count(clock: Any) -> None:
     book = FindingBook(BOOT)
     book.fold("kernel", [by_job(clock, 13, "slurm 1")], clock())
@@ -406,7 +425,9 @@ def test_every_row_of_repeat_escalates_at_its_number_within_its_time(row: Repeat
         for index in range(times):
             last = index == times - 1
             clock.mono_s = first_s + (spread if last else index * row.apart_s)
-            book.add([counted(clock, row.code or "XID 39", row.bucket or "IGNORE", f"job {index}")], clock())
+            book.add(
+                [counted(clock, row.code or "XID 39", row.bucket or "IGNORE", f"slurm {index}")], clock()
+            )
             assert last or book.active()[0].severity.order < row.severity.order
         assert (book.active()[0].severity is row.severity) == escalates
         assert (row.reason in book.active()[0].summary) == escalates

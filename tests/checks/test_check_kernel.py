@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sentinel.checks import kernel
@@ -134,6 +135,19 @@ def test_an_xid_names_the_cgroup_of_its_process_while_that_lives(machine: Any) -
     assert (found.pid, found.process) == (process.pid, "sleep")
     assert found.cgroup == kernel.cgroup_of(os.getpid()) != ""
     assert found.job == job_of_cgroup(found.cgroup)
+
+
+def test_an_xid_under_a_pod_names_its_job_by_the_folder_of_its_logs(machine: Any) -> None:
+    uid = "95387fa4-da9c-11e7-9d36-5254b24cbf5e"
+    (machine.folder / f"pods/ml_llama-x7z9k_{uid}").mkdir(parents=True)
+    (machine.folder / "proc/77").mkdir(parents=True)
+    (machine.folder / "proc/77/cgroup").write_text(f"0::/kubepods/burstable/pod{uid}/6895a3\n")
+    settings = msgspec.structs.replace(
+        machine.settings, procfs=str(machine.folder / "proc"), pod_logs=str(machine.folder / "pods")
+    )
+    machine.log("NVRM: Xid (PCI:0000:18:00): 13, pid=77, name=python3, x")
+    (found,) = kernel.check(Look(settings, (), system_now(), "boot", {}))
+    assert (found.job, uid in found.cgroup) == ("pod ml/llama", True)
 
 
 def test_a_line_from_long_ago_has_not_the_cgroup_of_who_has_its_pid_now(machine: Any) -> None:

@@ -1,5 +1,7 @@
 """Every Xid has the severity that NVIDIA's actions defend; each exception is named here, its reason in the table."""
 
+from pathlib import Path
+
 import pytest
 
 from sentinel.checks.findings import KEPT_S
@@ -13,6 +15,7 @@ from sentinel.checks.xid import (
     decode_nvlink5,
     finding_of,
     job_of_cgroup,
+    named_pod,
     recovery_meaning,
     severities,
     sxid_meaning,
@@ -322,6 +325,35 @@ def test_every_repeat_counts_something_that_a_table_can_make() -> None:
 )
 def test_a_cgroup_tells_the_job(cgroup: str, job: str) -> None:
     assert job_of_cgroup(cgroup) == job
+
+
+UID = "95387fa4-da9c-11e7-9d36-5254b24cbf5e"
+
+
+@pytest.mark.parametrize(
+    ("pod", "job"),
+    [
+        ("llama-x7z9k", "pod research/llama"),  # a Job's
+        ("llama-0-x7z9k", "pod research/llama"),  # an indexed Job's
+        ("llama-worker-3", "pod research/llama-worker"),
+        ("serve-6d4cf56db6-x7z9k", "pod research/serve"),  # a Deployment's
+        ("nightly-28930140-x7z9k", "pod research/nightly"),  # a CronJob's
+        ("train", "pod research/train"),
+        ("my-train", "pod research/my-train"),
+        ("7", "pod research/7"),
+    ],
+)
+def test_a_pod_that_is_made_anew_is_the_same_job(pod: str, job: str, tmp_path: Path) -> None:
+    (tmp_path / f"research_{pod}_{UID}").mkdir()
+    (tmp_path / "kube-system_other-abcde_95387fa4-da9c-11e7-9d36-5254b24cbf5f").mkdir()
+    assert named_pod(f"pod {UID}", str(tmp_path)) == job
+
+
+def test_a_pod_whose_name_is_not_known_keeps_its_uid(tmp_path: Path) -> None:
+    (tmp_path / f"odd_{UID}").mkdir()
+    for folder in (tmp_path, tmp_path / "none"):
+        assert named_pod(f"pod {UID}", str(folder)) == f"pod {UID}"
+    assert named_pod("slurm 7", str(tmp_path)) == "slurm 7"
 
 
 def test_a_fault_of_a_device_is_named_by_its_address() -> None:
