@@ -89,8 +89,9 @@ the mildest and oldest goes, and is counted. An event ends
 time, how it ended, and what Sentinel would have done, by the code that reads the ring. It reads dmesg (plain, `-r`,
 `-T`, `-x`, `-H`, `--time-format iso`, `--json`), syslog files (RFC 3164, RFC 5424, rsyslog's), journalctl (`-o short`
 and its kin, `verbose`, `json`, `export`), `log` of crash and vmcore-dmesg, and records of `/dev/kmsg`, in colours or
-not, packed by gzip or not, from files, pipes or standard input (`-`). Several files are one log, the oldest first.
-`-o json` for programs. Exit code 0: it was read; 1: a file cannot be read, is empty, or is no kernel log.
+not, packed by gzip or not, from files, pipes or standard input (`-`). Several files are one log, the oldest first;
+rotated ones (`kern.log*`) are put in order. `-o json` for programs. Exit code 0: it was read; 1: a file cannot be
+read, is empty, or is no kernel log.
 
 Save with `dmesg -x` or `journalctl -k -o json` where you can: a plain dmesg does not tell which lines a user wrote.
 """

@@ -64,6 +64,12 @@ class RepeatRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     apart_s: float = 0.0
     action: str = ""
 
+    def __post_init__(self) -> None:
+        if bool(self.code) == bool(self.bucket):
+            raise ValueError("expected either `code` or `bucket`")
+        if (self.count > 1) == (self.jobs > 1):
+            raise ValueError("expected either `count` or `jobs`, above 1")
+
 
 class ActionRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an action asks of a person. `boot`: a new boot is the repair, or shows the fault again at once."""

@@ -35,11 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", metavar="FILE", help="a JobPolicy (YAML) to decide by")
     parser.add_argument(
         "--kernel",
-        action="append",
+        action="extend",
+        nargs="+",
         default=[],
         metavar="FILE",
-        help="instead of a job's logs: name the faults in a saved kernel log (dmesg, syslog, journalctl), oldest "
-        "first where there are several; - is standard input; .gz is read too",
+        help="instead of a job's logs: name the faults in a saved kernel log (dmesg, syslog, journalctl); several "
+        "are one log, the oldest first, or in the order of their rotation (kern.log kern.log.1 kern.log.2.gz); - is "
+        "standard input; .gz is read too",
     )
     add_settings(parser)
     parser.add_argument(

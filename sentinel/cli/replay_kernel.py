@@ -18,7 +18,7 @@ from msgspec import Struct
 from sentinel.checks.findings import LATEST_WINS, NOTHING, FindingBook
 from sentinel.checks.repeats import Key
 from sentinel.checks.xid import actions, catalogue, finding_of
-from sentinel.cli.replay_open import NoLog, open_log
+from sentinel.cli.replay_open import NoLog, oldest_first, open_log
 from sentinel.cli.tables import complain, put, table
 from sentinel.core.model import Component, Finding, Now, Severity
 from sentinel.logs.kernel import KernelLog
@@ -220,17 +220,18 @@ def main(args: argparse.Namespace) -> int:
         return USAGE
     replay = KernelReplay()
     notes: list[str] = []
-    bad = [f"{path}: {why}" for path in args.kernel if (why := _read(path, replay, notes))]
+    files = oldest_first(args.kernel)
+    bad = [f"{path}: {why}" for path in files if (why := _read(path, replay, notes))]
     if not replay.known and not replay.seen and not bad:
         forms = "dmesg, syslog, and what journalctl prints (short, json, export)"
         why = f"no line of a kernel log; read are {forms}" if replay.lines else "empty"
-        bad.append(f"{', '.join(args.kernel)}: {why}")
+        bad.append(f"{', '.join(files)}: {why}")
     for why in bad:
         complain(why)
     if bad and not replay.seen:
         return 1
     answer = Answer(
-        files=args.kernel,
+        files=files,
         lines=replay.lines,
         unbelieved=replay.unbelieved,
         boots=replay.boots,

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import select
 import stat
 import sys
@@ -15,6 +16,26 @@ GIVE_UP_S = 30.0  # and one with a name is given up: a fifo that nobody serves
 
 class NoLog(Exception):
     """Nothing can be read there; the message says why and what to do instead."""
+
+
+_ROTATED = re.compile(
+    r"^(?P<name>.*?)(?:\.(?P<number>\d{1,4})|-(?P<date>\d{6,}[-\d]*))?(?:\.gz)?$", re.DOTALL
+)
+
+
+def oldest_first(paths: list[str]) -> list[str]:
+    """Files that one log was rotated into, in the order of their lines; others in the order in which they are given."""
+    found = [_ROTATED.match(path) for path in paths]
+    if len({match["name"] for match in found if match}) != 1 or len(set(paths)) != len(paths):
+        return paths
+
+    def age(path: str) -> tuple[bool, str, int]:
+        match = _ROTATED.match(path)
+        assert match is not None
+        dated = match["date"] is not None
+        return (not dated, match["date"] or "", -int(match["number"] or 0))
+
+    return sorted(paths, key=age)
 
 
 def open_log(path: str, notice_s: float = NOTICE_S, give_up_s: float = GIVE_UP_S) -> io.BufferedReader:

@@ -8,6 +8,7 @@ from sentinel.checks.findings import KEPT_S
 from sentinel.checks.xid import (
     BucketRow,
     RecoveryRow,
+    RepeatRow,
     XidRow,
     actions,
     bucket_meaning,
@@ -23,7 +24,7 @@ from sentinel.checks.xid import (
 )
 from sentinel.core.model import Component, Finding, Severity
 from sentinel.logs.kernel import parse_kernel, shipped_rules
-from sentinel.rules import data_dir
+from sentinel.rules import RuleError, data_dir, load_rows
 
 
 def table_lines(name: str) -> list[str]:
@@ -289,6 +290,20 @@ def test_every_fault_of_the_tables_has_a_way_to_end() -> None:
         "RESTART_BM",
     }
     assert any(not actions()[action].boot for action in sure)  # a restart mends no memory module
+
+
+def test_a_repeat_that_counts_nothing_or_two_things_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "severity.toml"
+    row = '[[repeat]]\nwithin_s = 9\nseverity = "fatal"\nreason = "x"\n'
+    path.write_text(
+        f'{row}count = 2\n{row}code = "a"\nbucket = "b"\njobs = 2\n{row}code = "a"\n'
+        f'{row}code = "a"\ncount = 2\njobs = 2\n{row}code = "a"\ncount = 2\n'
+    )
+    with pytest.raises(RuleError) as refused:
+        load_rows(path, "repeat", RepeatRow)
+    assert [problem.split(": ")[1] for problem in refused.value.problems] == [
+        f"repeat[{k}]" for k in range(4)
+    ]
 
 
 def test_every_repeat_counts_something_that_a_table_can_make() -> None:

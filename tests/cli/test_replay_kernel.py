@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sentinel.cli import main
-from sentinel.cli.replay_open import NoLog, open_log
+from sentinel.cli.replay_open import NoLog, oldest_first, open_log
 
 BOOTED_S = 1_725_018_000.0  # 2024-08-30 11:40:00 UTC
 KERNEL, USER = 0, 1
@@ -374,6 +374,35 @@ def test_several_files_are_one_log(tmp_path: Path, run: Run) -> None:
     lines = [FORMS["rsyslog iso"](*line) + "\n" for line in STORY]
     older, newer = write(tmp_path, "".join(lines[:4]), "1"), write(tmp_path, "".join(lines[4:]), "0")
     assert told(run(older, newer)) == FAULTS
+
+
+def test_the_files_of_a_rotated_log_are_read_in_the_order_of_their_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [FORMS["rsyslog iso"](*line) + "\n" for line in STORY]
+    write(tmp_path, gzip.compress("".join(lines[:4]).encode()), "kern.log.2.gz")
+    write(tmp_path, "".join(lines[4:7]), "kern.log.1")
+    write(tmp_path, "".join(lines[7:]), "kern.log")
+    given = sorted(str(path) for path in tmp_path.iterdir())  # as kern.log* of a shell
+    assert main(["replay", "--kernel", *given, "-o", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert told(answer) == FAULTS
+    assert answer["files"] == [f"{tmp_path}/kern.log{end}" for end in (".2.gz", ".1", "")]
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("m m.1 m.10.gz m.2.gz", "m.10.gz m.2.gz m.1 m"),
+        ("m m-20240901 m-20240908.gz", "m-20240901 m-20240908.gz m"),
+        ("b a", "b a"),
+        ("b.1 a.2", "b.1 a.2"),
+        ("m m", "m m"),
+        ("- m", "- m"),
+    ],
+)
+def test_only_rotated_files_are_put_in_order(given: str, read: str) -> None:
+    assert oldest_first(given.split()) == read.split()
 
 
 def test_a_line_that_syslog_folded_counts_as_often_as_it_says(tmp_path: Path, run: Run) -> None:
