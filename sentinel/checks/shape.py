@@ -87,15 +87,19 @@ def _shape(settings: Settings, hostname: str) -> Shape:
 
 def load(settings: Settings) -> Shape:
     """What was learnt on this node; an empty shape where nothing was, or where the file is damaged (logged)."""
-    path = settings.state_path / FILE
     try:
-        with open(path, "rb") as file:
-            return msgspec.json.decode(file.read(MAX_FILE_BYTES), type=Shape)
+        return _learnt(settings)
     except FileNotFoundError:
         return Shape()
-    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
-        log.warning("learnt_shape_unreadable", path=str(path), error=str(error))
+    except (OSError, ValueError) as error:
+        log.warning("learnt_shape_unreadable", path=str(settings.state_path / FILE), error=str(error))
         return Shape()
+
+
+def _learnt(settings: Settings) -> Shape:
+    """Raises OSError, and ValueError (as msgspec's errors are) where the file is damaged."""
+    with open(settings.state_path / FILE, "rb") as file:
+        return msgspec.json.decode(file.read(MAX_FILE_BYTES), type=Shape)
 
 
 def save(settings: Settings, shape: Shape) -> Path:
@@ -278,6 +282,20 @@ def check(look: Look) -> list[Finding]:
             )
         ]
     if not shape.source:
+        try:
+            _learnt(look.settings)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            return [
+                _finding(
+                    "shape-unreadable",
+                    Severity.WARNING,
+                    "CONFIRM",
+                    "What was learnt here cannot be read: missing hardware is not noticed",
+                    f"{look.settings.state_path / FILE}: {error}; `sentinel check --learn` replaces it",
+                )
+            ]
         look.kept["detail"] = "expected hardware: not set; `sentinel check --learn` shows what is here"
     return []
 

@@ -9,6 +9,7 @@ import socket
 import sys
 import textwrap
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,6 +20,7 @@ from sentinel.core.model import CheckResult, CheckState, Severity
 from sentinel.web.words import fit, printable, width
 
 if TYPE_CHECKING:
+    from sentinel.checks.runner import CheckRunner
     from sentinel.settings import Settings
 
 OK, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3  # Nagios order
@@ -55,6 +57,9 @@ def main(args: argparse.Namespace) -> int:
     settings = read_settings(args)
     if settings is None:
         return UNKNOWN
+    from sentinel import journal
+
+    journal.configure(None)  # no log event may land in what is printed
     if args.learn:
         return learn(settings)
     return confirm(settings) if args.confirm else look(settings, args)
@@ -64,11 +69,10 @@ def look(settings: "Settings", args: argparse.Namespace) -> int:
     """Run the checks that were asked for side by side and print what they say. Returns the exit code."""
     from sentinel.checks.runner import CheckRunner
     from sentinel.checks.table import all_checks
-    from sentinel.cli.node_state import read_snapshot
 
     runner = CheckRunner(settings, (os.getcwd(), str(settings.state_path), *args.path))
-    if (snapshot := read_snapshot(settings.state_path)) is not None:
-        runner.restore(snapshot)  # what the agent of this machine knows, such as an Xid from before
+    if problem := _take_up(runner, settings.state_path):
+        print(f"sentinel check: what the agent of this machine knows is not told: {problem}", file=sys.stderr)
     checks = all_checks(settings)
     names = tuple(args.names)
     if args.deep:
@@ -96,6 +100,20 @@ def look(settings: "Settings", args: argparse.Namespace) -> int:
             + summary(results, code)
         )
     return code
+
+
+def _take_up(runner: "CheckRunner", state_path: Path) -> str:
+    """What the agent of this machine knows, such as an Xid from before. Returns why that could not be read."""
+    from sentinel.cli import node_state
+
+    path = state_path / node_state.FOLDER / node_state.FILE
+    try:
+        snapshot = node_state.read(path.parent)
+    except node_state.Damaged as damage:
+        return f"{path} is damaged: {damage}"
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return "" if snapshot is None or runner.restore(snapshot) else f"{path} is damaged"
 
 
 def learn(settings: "Settings") -> int:

@@ -5,10 +5,7 @@ import time
 from pathlib import Path
 
 import msgspec
-import structlog
 from msgspec import Struct
-
-log = structlog.get_logger(__name__)
 
 FOLDER = "agent"  # in the state directory: lock, presence, log and state of the agent
 FILE = "state.json"
@@ -71,12 +68,3 @@ def set_aside(folder: Path) -> Path:
     aside = folder / f"{FILE}.damaged"
     os.replace(folder / FILE, aside)
     return aside
-
-
-def read_snapshot(state_path: Path) -> bytes | None:
-    """For one who only looks: None too where the file is damaged or may not be read."""
-    try:
-        return read(state_path / FOLDER)
-    except (Damaged, OSError) as error:
-        log.info("agent_state_not_read", error=str(error))
-        return None

@@ -92,6 +92,23 @@ def test_who_only_wants_the_exit_code_may_close_its_output(tmp_path: Path) -> No
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_a_damaged_state_of_the_agent_is_said_and_leaves_the_json_whole(tmp_path: Path) -> None:
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "shape.json").write_text("[")
+    for damage in ("rubbish", '{"saved_wall_s":1,"checks":{"book":"x"}}'):
+        (tmp_path / "agent/state.json").write_text(damage)
+        done = subprocess.run(
+            [sys.executable, "-m", "sentinel", "check", "shape", "-o", "json"],
+            capture_output=True,
+            env={**os.environ, "SENTINEL_STATE_DIR": str(tmp_path)},
+        )
+        (check,) = msgspec.convert(json.loads(done.stdout)["checks"], list[CheckResult])
+        assert [finding.code for finding in check.findings] == ["shape-unreadable"]
+        assert done.returncode == 1
+        assert b"what the agent of this machine knows is not told" in done.stderr
+        assert b"state.json is damaged" in done.stderr
+
+
 def test_what_is_learnt_is_confirmed_by_a_second_command(
     machine: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

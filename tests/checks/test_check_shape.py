@@ -160,12 +160,22 @@ def test_a_result_says_what_is_not_set(node: Settings) -> None:
     assert "gpus" not in detail
 
 
-def test_a_damaged_file_of_what_was_learnt_counts_as_nothing(node: Settings) -> None:
+def codes(settings: Settings) -> list[str]:
+    (result,) = asyncio.run(CheckRunner(settings).check_now(("shape",)))
+    return [finding.code for finding in result.findings]
+
+
+def test_a_damaged_file_of_what_was_learnt_counts_as_nothing_and_is_told_until_it_is_replaced(
+    node: Settings,
+) -> None:
     path = shapes.save(node, LEARNT)
     path.write_bytes(path.read_bytes()[:40])
     assert shapes.load(node) == Shape()
     path.write_bytes(b"\xff\xfe")
     assert shapes.load(node) == Shape()
+    assert codes(node) == ["shape-unreadable"]
+    shapes.save(node, msgspec.structs.replace(LEARNT, source="confirmed"))
+    assert codes(node) == []
 
 
 def test_words_for_checks() -> None:
