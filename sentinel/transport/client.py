@@ -54,7 +54,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     version: str = ""
     protocols: tuple[int, int] = (PROTOCOL_MIN, PROTOCOL_MAX)
     spool_bytes: int = MAX_BYTES
-    answer_s: float = 5.0  # for a connection, and for an answer; one that is held may take so much longer
+    answer_s: float = 8.0  # for a connection, and for an answer; one that is held may take so much longer
 
 
 class Client:

@@ -23,7 +23,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     body_s: float = 15.0  # from a head to the end of its body
     idle_s: float = 120.0  # between two requests of a connection
     hold_s: float = 30.0  # the longest that an answer is held back
-    take_s: float = 10.0  # for the controller to take the records of a request
+    take_s: float = 5.0  # for the controller to take the records of a request; less than agents wait (8 s)
     again_s: float = 1.0  # until an agent sends again what the controller could not take
     sweep_s: float = 5.0  # how often connections that are silent for too long are looked for
     nodes: int = 100_000  # that are remembered

@@ -1,7 +1,6 @@
 """The connections that there are, and those that have not shown yet whose they are."""
 
 import asyncio
-from itertools import islice
 
 from sentinel.transport.connection import Connection
 from sentinel.transport.limits import Limits
@@ -11,7 +10,7 @@ class Lobby:
     def __init__(self, limits: Limits) -> None:
         self.connections: dict[Connection, None] = {}
         self.strangers: dict[Connection, None] = {}  # oldest first
-        self.waiting: dict[Connection, None] = {}  # for their turn in the handshake, in order
+        self.waiting: dict[str, dict[Connection, None]] = {}  # for their turn in the handshake, by address
         self._limits = limits
 
     def enter(self, connection: Connection) -> bool:
@@ -33,18 +32,31 @@ class Lobby:
         self.strangers.pop(connection, None)
 
     def leave(self, connection: Connection) -> None:
-        for group in (self.connections, self.strangers, self.waiting):
-            group.pop(connection, None)
+        self.connections.pop(connection, None)
+        self.strangers.pop(connection, None)
+        same = self.waiting.get(connection.peer)
+        if same is not None:
+            same.pop(connection, None)
 
     def queue(self, connection: Connection) -> None:
         if not self.waiting:
             asyncio.get_running_loop().call_soon(self.shake)
-        self.waiting[connection] = None
+        self.waiting.setdefault(connection.peer, {})[connection] = None
 
     def shake(self) -> None:
-        """A few handshakes, then whatever else there is: many at once must not keep reports waiting."""
-        for connection in list(islice(self.waiting, self._limits.handshakes)):
-            del self.waiting[connection]
+        """A few handshakes, then whatever else there is: many at once must not keep reports waiting. One of each
+        address in turn, so that who floods keeps himself waiting."""
+        for _ in range(self._limits.handshakes):
+            if not self.waiting:
+                return
+            peer = next(iter(self.waiting))
+            same = self.waiting.pop(peer)
+            if not same:
+                continue
+            connection = next(iter(same))
+            del same[connection]
+            if same:
+                self.waiting[peer] = same  # behind the others
             connection.handshake()
         if self.waiting:
             asyncio.get_running_loop().call_soon(self.shake)

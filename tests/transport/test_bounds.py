@@ -13,6 +13,7 @@ import structlog
 
 from sentinel.transport.channel import ChannelError, Refused
 from sentinel.transport.client import pause
+from sentinel.transport.connection import Connection
 from sentinel.transport.limits import Bucket, Limits
 from sentinel.transport.wire import (
     Ack,
@@ -376,6 +377,35 @@ def test_a_controller_that_never_finishes_saving_is_not_waited_for_for_ever(tmp_
     go(story())
 
 
+def test_records_of_one_node_are_with_the_controller_one_request_at_a_time(tmp_path: Path) -> None:
+    """A connection that the network lost may still have its records there when the next one brings them again."""
+
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            saving, saved = asyncio.Event(), asyncio.Event()
+
+            async def save(arrived: Arrived) -> None:
+                saving.set()
+                await saved.wait()
+                world.take(arrived)
+
+            _, port = await world.serve(take=save)
+            one, two = [await Agent(world, port).connect() for _ in range(2)]
+            await one.hello()
+            await two.hello()
+            batch = Batch(records=(Numbered(1, report()),))
+            first = asyncio.create_task(one.report(batch))
+            await saving.wait()
+            with pytest.raises(Refused, match="NotTaken"):
+                await two.report(batch)
+            saved.set()
+            await first
+            assert msgspec.msgpack.decode(await two.report(batch), type=Ack).sequence == 1
+            assert len(world.numbered()) == 1
+
+    go(story())
+
+
 def test_the_controller_hears_what_an_agent_had_to_drop(tmp_path: Path) -> None:
     async def story() -> None:
         async with World(tmp_path) as world:
@@ -395,11 +425,14 @@ def test_a_thousand_handshakes_at_once_keep_no_report_waiting_and_all_are_let_in
             most, lobby = 0, server._lobby
             shake = lobby.shake
 
+            def waiting() -> int:
+                return sum(len(same) for same in lobby.waiting.values())
+
             def counted() -> None:
                 nonlocal most
-                before = len(lobby.waiting)
+                before = waiting()
                 shake()
-                most = max(most, before - len(lobby.waiting))
+                most = max(most, before - waiting())
 
             lobby.shake = counted  # type: ignore[method-assign]
             agents = [Agent(world, port, f"node-{k}") for k in range(100)]
@@ -408,6 +441,31 @@ def test_a_thousand_handshakes_at_once_keep_no_report_waiting_and_all_are_let_in
             await asyncio.gather(*(agent.report(Batch(full=report(node=agent.node))) for agent in agents))
             assert len(world.arrived) == 100
             assert most <= 2
+
+    go(story())
+
+
+def test_an_address_that_floods_with_handshakes_keeps_only_itself_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            server, port = await world.serve(limits=limits(handshakes=0))  # nobody's turn comes by itself
+            lobby = server._lobby
+            order: list[str] = []
+            for _ in range(30):
+                _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.9", 0))
+                writer.write(b"\x16\x03\x01")
+                world.kept.append(writer)
+            await until(lambda: len(lobby.waiting.get("127.0.0.9", ())) == 30)
+            _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.8", 0))
+            writer.write(b"\x16\x03\x01")
+            await until(lambda: "127.0.0.8" in lobby.waiting)
+            monkeypatch.setattr(Connection, "handshake", lambda connection: order.append(connection.peer))
+            lobby._limits = limits(handshakes=5)
+            await until(lambda: len(order) == 31)
+            assert "127.0.0.8" in order[:2]
+            writer.close()
 
     go(story())
 

@@ -108,6 +108,7 @@ class World:
         self.orders: dict[str, Orders] = {}
         self.servers: list[Server] = []
         self.tasks: list[asyncio.Task[None]] = []
+        self.kept: list[Any] = []  # what must not be collected before the end
 
     async def publish(self, bundle: bytes) -> None:
         fresh = self.bundle.with_suffix(".new")
