@@ -139,6 +139,24 @@ def test_a_leader_that_begins_again_wants_to_be_greeted_again(tmp_path: Path) ->
     go(story())
 
 
+def test_a_new_leadership_takes_again_what_the_last_one_took_and_did_not_see_acknowledged(
+    tmp_path: Path,
+) -> None:
+    """Its picture begins anew: what only the old picture had would be lost."""
+
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            server, port = await world.serve(epoch=1)
+            for epoch in (1, 2):
+                server.lead(epoch)
+                agent = await Agent(world, port).connect()
+                await agent.hello()
+                await agent.report(Batch(records=(Numbered(1, report()),)))
+            assert [a.sequence for a in world.numbered()] == [1, 1]
+
+    go(story())
+
+
 def test_a_report_that_was_being_saved_when_leadership_went_is_not_acknowledged(tmp_path: Path) -> None:
     async def story() -> None:
         async with World(tmp_path) as world:

@@ -70,6 +70,7 @@ def test_a_fatal_finding_does_not_wait_for_the_next_report_that_is_due(tmp_path:
             await until(world.full)
             agent.send(report(finding()))
             await until(world.numbered)
+            await until(lambda: agent.spool.waiting == 0)  # nor does its acknowledgement
 
     go(story())
 
