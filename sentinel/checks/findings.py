@@ -20,6 +20,7 @@ STALE_S = 600.0  # what a stopped agent saw so long ago ends with the first clea
 MAX_FINDINGS = 4096  # 16 cards with every Xid there is are 2,800
 MAX_EVIDENCE = 6  # the first line and the newest ones
 EXPLAINED_WITHIN_S = 120.0
+EXPLAINED = "; explained by XID 94"
 # How long an event stays without a repeat; those that isolate wait for a new boot or a person longest.
 KEPT_S = {
     Severity.INFO: 3600.0,
@@ -27,6 +28,8 @@ KEPT_S = {
     Severity.DEGRADED: 24 * 3600.0,
     Severity.FATAL: 7 * 86400.0,
 }
+# Uncorrected errors that the driver contained (Xid 94) do not isolate by themselves.
+ECC, CONTAINED = "ecc-uncorrected", "XID 94"
 # NVML's events repeat what the kernel's lines say, with less: the line wins, and each occurrence counts once.
 ECHO = "nvml"
 # The newest line replaces what was known: the driver takes its own request back ("... to 0x0 (None)").
@@ -40,6 +43,8 @@ class _Entry(Struct):
     repeated: bool = False  # a row of [[repeat]] made it worse
     echoes: int = 0  # occurrences that NVML told of an event
     lines: int = 0  # and those that anybody else told
+    before: Finding | None = None  # of ECC: as it stood without the newest errors
+    since_s: float = 0.0  # of ECC: the newest errors came between this and when they were seen
 
     def tell(self, finding: Finding) -> bool:
         """Count who told of an event. True: the other of the two told of this occurrence before."""
@@ -121,7 +126,7 @@ class FindingBook:
             entry = self._entries[key] = _Entry(finding)
             entry.tell(finding)
         else:
-            entry.clean = 0
+            entry.clean, entry.before = 0, entry.finding
             if finding.code in LATEST_WINS and finding.action == NOTHING:
                 self._repaired(finding, entry.finding.action)
             self._order[entry.finding.severity].pop(key, None)
@@ -131,6 +136,31 @@ class FindingBook:
                 entry.finding = _escalate(entry.finding, row)
                 entry.repeated = True
         self._order[entry.finding.severity][key] = None
+        if finding.code == ECC:
+            entry.since_s = finding.seen_mono_s - (finding.last_seen_wall_s - finding.first_seen_wall_s)
+        if finding.code in (ECC, CONTAINED):
+            self._explain(finding.component.value, finding.entity)
+
+    def _explain(self, component: str, entity: str) -> None:
+        """Take a card's newest errors for what a contained one told of them, whichever of the two came first.
+
+        They stay explained when the contained error has ended, and end as its like does.
+        """
+        key = (component, entity, ECC)
+        entry, contained = self._entries.get(key), self.get((component, entity, CONTAINED))
+        if entry is None or contained is None or entry.finding.summary.endswith(EXPLAINED):
+            return
+        told, at_s = entry.finding, contained.seen_mono_s
+        if not entry.since_s - EXPLAINED_WITHIN_S <= at_s <= told.seen_mono_s + EXPLAINED_WITHIN_S:
+            return
+        base = contained if entry.before is None else entry.before
+        if base.severity is Severity.FATAL and base is not contained:
+            return  # earlier errors were not explained
+        self._order[told.severity].pop(key, None)
+        entry.finding = msgspec.structs.replace(
+            told, severity=base.severity, action=base.action, summary=told.summary + EXPLAINED
+        )
+        self._order[base.severity][key] = None
 
     # ---------------------------------------------------------------- ends
 
@@ -183,29 +213,11 @@ class FindingBook:
 
     def active(self, check: str | None = None) -> tuple[Finding, ...]:
         """What is wrong now, the worst first, of one check or of all."""
-        chosen = (
-            self._explained(entry.finding)
-            for entry in self._entries.values()
-            if check in (None, entry.finding.check)
-        )
+        chosen = (entry.finding for entry in self._entries.values() if check in (None, entry.finding.check))
         return tuple(
             sorted(
                 chosen, key=lambda finding: (-finding.severity.order, finding.first_seen_wall_s, finding.key)
             )
-        )
-
-    def _explained(self, finding: Finding) -> Finding:
-        """An uncorrected-ECC count that a contained error (Xid 94) of the same card explains does not isolate alone."""
-        if finding.code != "ecc-uncorrected":
-            return finding
-        contained = self.get((finding.component.value, finding.entity, "XID 94"))
-        if contained is None or abs(contained.seen_mono_s - finding.seen_mono_s) > EXPLAINED_WITHIN_S:
-            return finding
-        return msgspec.structs.replace(
-            finding,
-            severity=contained.severity,
-            action=contained.action,
-            summary=f"{finding.summary}; explained by XID 94",
         )
 
     def state(self) -> BookState:
@@ -242,6 +254,7 @@ class FindingBook:
                 clean = CLEAN_SAMPLES - 1 if stale else 0
                 entry = self._entries[finding.key] = _Entry(finding, clean, finding.key in repeated)
                 entry.tell(finding)
+                entry.since_s = finding.seen_mono_s
                 self._order[finding.severity][finding.key] = None
         self._repeats.restore(state.past, moved_s)
 

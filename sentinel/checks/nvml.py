@@ -191,6 +191,18 @@ def xid_finding(event: Event, look: Look, uuid: str = "") -> Finding:
     )
 
 
+def _since(grown: Finding, sampled_s: float, look: Look) -> Finding:
+    """What a counter grew by came between the sample before and now."""
+    ago_s = look.now.mono_s - sampled_s if sampled_s else 0.0
+    return msgspec.structs.replace(
+        grown,
+        first_seen_wall_s=look.now.wall_s - ago_s,
+        last_seen_wall_s=look.now.wall_s,
+        seen_mono_s=look.now.mono_s,
+        boot_id=look.boot_id,
+    )
+
+
 def judge_card(
     card: Card, peers: Sequence[Card], look: Look, gone: Callable[[int], bool] | None
 ) -> list[Finding]:
@@ -252,7 +264,8 @@ def _judge(sample: Sample, look: Look, on_pci: Sequence[str]) -> list[Finding]:
     for card in cards:
         name = card.device.identity.name
         peers = [peer for peer in cards if peer is not card and peer.device.identity.name == name]
-        found += judge_card(card, peers, look, gone if sees_processes else None)
+        judged = judge_card(card, peers, look, gone if sees_processes else None)
+        found += [_since(finding, card.past.at_s, look) if finding.event else finding for finding in judged]
     found += judge_count(sample.devices, [card for card in on_pci if card not in look.kept["hidden"]])
     found += judge_expected(sample.devices, sample.driver, look.settings.shape)
     found += judge_twins(sample.devices)

@@ -61,6 +61,7 @@ class Past:
     def restored(cls, saved: dict[str, Any]) -> "Past":
         """As an earlier agent of this boot left it with `saved`."""
         past = cls()
+        past.at_s = saved.get("at_s", 0.0)
         past.ecc_uncorrected = saved.get("ecc_uncorrected")
         past.nvlinks = set(saved.get("nvlinks", ()))
         past.pcie_best = tuple(saved.get("pcie_best", (0, 0)))
@@ -70,6 +71,7 @@ class Past:
 
     def saved(self) -> dict[str, Any]:
         return {
+            "at_s": self.at_s,
             "ecc_uncorrected": self.ecc_uncorrected,
             "nvlinks": sorted(self.nvlinks),
             "pcie_best": list(self.pcie_best),

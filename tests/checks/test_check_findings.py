@@ -193,10 +193,10 @@ def test_a_milder_line_of_the_same_fault_does_not_hide_the_worse_one(clock: Any)
     assert (finding.severity, finding.action) == (Severity.FATAL, "RESET_GPU")
 
 
-def test_an_ecc_count_that_a_contained_error_explains_does_not_isolate(clock: Any) -> None:
-    book = FindingBook(BOOT)
+def ecc(clock: Any, after_s: float = 30.0) -> Finding:
+    """Uncorrected errors that a sample found which came `after_s` after the one before."""
     now = clock()
-    ecc = Finding(
+    return Finding(
         check="nvml",
         component=Component.GPU,
         entity="GPU 0000:18:00.0",
@@ -205,16 +205,66 @@ def test_an_ecc_count_that_a_contained_error_explains_does_not_isolate(clock: An
         action="RESET_GPU",
         summary="uncorrected errors",
         event=True,
+        first_seen_wall_s=now.wall_s - after_s,
+        last_seen_wall_s=now.wall_s,
         seen_mono_s=now.mono_s,
     )
-    book.fold("nvml", [ecc], now)
-    assert book.active()[0].severity is Severity.FATAL
-    book.fold("kernel", [xid(clock, 94, "0000:2a:00")], now)  # another card explains nothing
-    assert book.active()[0].severity is Severity.FATAL
-    book.fold("kernel", [xid(clock, 94, "0000:18:00")], now)
-    (explained,) = [finding for finding in book.active() if finding.code == "ecc-uncorrected"]
-    assert explained.severity is Severity.WARNING
-    assert "explained by XID 94" in explained.summary
+
+
+def ecc_of(book: FindingBook) -> Finding:
+    (found,) = [finding for finding in book.active() if finding.code == "ecc-uncorrected"]
+    return found
+
+
+def test_an_ecc_count_that_a_contained_error_explains_does_not_isolate(clock: Any) -> None:
+    book = FindingBook(BOOT)
+    book.fold("nvml", [ecc(clock)], clock())
+    assert ecc_of(book).severity is Severity.FATAL
+    book.fold("kernel", [xid(clock, 94, "0000:2a:00")], clock())  # another card explains nothing
+    assert ecc_of(book).severity is Severity.FATAL
+    book.fold("kernel", [xid(clock, 94, "0000:18:00")], clock())
+    assert ecc_of(book).severity is Severity.WARNING
+    assert "explained by XID 94" in ecc_of(book).summary
+
+
+def test_what_a_contained_error_explained_does_not_isolate_when_that_has_ended(clock: Any) -> None:
+    for explained_first in (True, False):
+        book = FindingBook(BOOT)
+        both = [xid(clock, 94), ecc(clock)]
+        for finding in both if explained_first else reversed(both):
+            book.add([finding], clock())
+        clock.mono_s += 3600
+        book = after_restart(book, clock)
+        assert ecc_of(book).severity is Severity.WARNING
+        clock.mono_s += KEPT_S[Severity.WARNING]
+        book.fold("kernel", [], clock())
+        assert book.active() == ()
+
+
+def test_each_growth_of_an_ecc_count_needs_a_contained_error_of_its_own(clock: Any) -> None:
+    book = FindingBook(BOOT)
+    for _ in range(2):
+        book.add([xid(clock, 94)], clock())
+        book.add([ecc(clock)], clock())
+        assert ecc_of(book).severity is Severity.WARNING
+        clock.mono_s += 3600
+    book.add([ecc(clock)], clock())
+    assert ecc_of(book).severity is Severity.FATAL
+    clock.mono_s += 3600
+    book.add([ecc(clock)], clock())
+    book.add([xid(clock, 94)], clock())
+    assert ecc_of(book).severity is Severity.FATAL  # the one before was not explained
+
+
+def test_a_contained_error_while_no_agent_ran_explains_what_the_next_one_finds(clock: Any) -> None:
+    book = FindingBook(BOOT)
+    line = xid(clock, 94)
+    clock.mono_s += 1800
+    book.add([line, ecc(clock, after_s=3600.0)], clock())
+    assert ecc_of(book).severity is Severity.WARNING
+    clock.mono_s += 1800
+    book.add([ecc(clock)], clock())
+    assert ecc_of(book).severity is Severity.FATAL
 
 
 def test_a_flood_keeps_every_distinct_fault(clock: Any) -> None:

@@ -92,7 +92,9 @@ def test_uncorrected_errors_while_no_agent_ran_count_when_it_is_back(sample: Any
     sample.kept["child"].close()
     sample.kept = {"saved": saved}
     cards.set(gpu0_ecc=6)
-    assert "1 more" in sample()[FIRST, "ecc-uncorrected"].evidence[0]
+    found = sample(1800.0)[FIRST, "ecc-uncorrected"]
+    assert "1 more" in found.evidence[0]
+    assert found.last_seen_wall_s - found.first_seen_wall_s == 1800.0  # it came at some time in between
 
 
 def test_many_corrected_errors_in_an_hour_warn_until_the_hour_is_over(sample: Any, cards: Any) -> None:
