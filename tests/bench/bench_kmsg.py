@@ -219,7 +219,6 @@ def run(quick: bool = False) -> list[Row]:
             def middle(of: list[dict[str, float]], key: str) -> float:
                 return statistics.median(one[key] for one in of)
 
-            print(kind, ours, bares)
             alone = ("bare reader", middle(bares, "lost"))
             rows.append(at_most(f"flood {kind}: lines lost", 0.0, middle(ours, "lost"), "lines", alone))
             alone = ("bare reader", middle(bares, "later"))
