@@ -22,6 +22,7 @@ FLOOD = 500  # so many at once are a flood: one sample goes on over what comes w
 FLOOD_S = 0.2
 JOURNAL_DEADLINE_S = 1.2  # of the first try: `sentinel check` answers within 2 s
 JOURNAL_RETRY_S = 6.0  # of the second, in an agent
+NEXT_CHILD_S = 60.0  # after a child that ended: it must not be started all the time
 OVERLAP_US = 1_000_000  # no processor's clock is further from another's
 
 
@@ -155,25 +156,25 @@ def _before(reader: KmsgReader, start: _Start, look: Look) -> list[Finding]:
 
 
 def _wake(reader: KmsgReader, look: Look) -> None:
-    """A thread empties the ring from now on, and wakes the next sample."""
+    """A child empties the ring from now on, and wakes the next sample. Without one the ring is read on the interval."""
+    if not (reader.pollable and look.kept.get("resident")):
+        return
     drain = look.kept.get("drain")
-    if isinstance(drain, Drain) and not drain.works:
-        drain.close()
-        drain = look.kept.pop("drain")
-    if not reader.pollable:
-        look.kept.pop("wake_fd", None)
-    elif "drain" not in look.kept:
-        drain = look.kept["drain"] = Drain(reader)
+    if not isinstance(drain, Drain):
+        try:
+            drain = look.kept["drain"] = Drain(reader)
+        except OSError:  # no descriptor is left: on the interval then
+            return
         look.kept["wake_fd"] = drain.wake_fd
+    if not drain.works and look.now.mono_s >= look.kept.get("next_child_s", 0.0):
+        look.kept["next_child_s"] = look.now.mono_s + NEXT_CHILD_S
+        drain.start()
 
 
 def check(look: Look, trusted: tuple[int, ...] = KERNEL_ONLY) -> list[Finding]:
     """Reads first and handles after, in small turns: a flood must not overtake the reader."""
     reader = _reader(look, trusted)
     start: _Start = look.kept.setdefault("start", _Start())
-    drain = look.kept.get("drain")
-    if isinstance(drain, Drain):
-        drain.taken()
     reader.drain()
     found = _before(reader, start, look) if start.tries_left else []
     until_s = time.monotonic() + FLOOD_S

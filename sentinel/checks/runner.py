@@ -195,6 +195,8 @@ class CheckRunner:
 
     async def run(self) -> None:
         """Sample every check on its interval until cancelled, then let go of what the checks hold."""
+        for running in self._running.values():
+            running.kept["resident"] = True  # worth a child that stays
         tasks: list[asyncio.Task[Any]] = [
             asyncio.create_task(self._loop(running)) for running in self._running.values()
         ]

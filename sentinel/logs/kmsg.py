@@ -9,7 +9,6 @@ import errno
 import os
 import re
 import stat
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -125,9 +124,8 @@ class KmsgReader:
         self._partial = b""
         self._skipping = False  # the rest of an overlong line
         self._backlog: deque[bytes] = deque()
-        # Of all that was drained, and of all that was taken: each is written by one thread only.
-        self._drained_bytes = self._taken_bytes = 0
-        self._draining = threading.Lock()
+        self._waiting_bytes = 0
+        self._backlog_bytes = BACKLOG_BYTES
         # An unknown boot is never the same as another unknown one.
         known = resume is not None and resume.boot_id == self.boot_id != "" and resume.sequence >= 0
         self._last, self._last_us = (resume.sequence, resume.at_us) if known and resume else (-1, 0)
@@ -158,11 +156,11 @@ class KmsgReader:
     @property
     def full(self) -> bool:
         """Whether the backlog takes no more: what comes stays in the ring, which counts what it loses."""
-        return self._drained_bytes - self._taken_bytes >= BACKLOG_BYTES
+        return self._waiting_bytes >= self._backlog_bytes
 
-    def read_with(self, read: Callable[[int, int], bytes]) -> None:
-        """From now on read by `read` in place of os.read."""
-        self._read = read
+    def read_with(self, read: Callable[[int, int], bytes], backlog_bytes: int = BACKLOG_BYTES) -> None:
+        """From now on read by `read(fileno, size)`, which may give pieces of records, as os.read of a pipe does."""
+        self._read, self._backlog_bytes = read, backlog_bytes
 
     def fileno(self) -> int:
         """The descriptor, or -1 while there is none."""
@@ -211,31 +209,27 @@ class KmsgReader:
     # ---------------------------------------------------------------- out of the ring
 
     def drain(self) -> None:
-        """Takes out all that is there, up to a backlog of BACKLOG_BYTES; does not look into it.
-
-        May be called by another thread than the one that calls `take`.
-        """
-        with self._draining:
-            if self._descriptor < 0:
-                self._open()
-            elif self._kind == stat.S_IFREG and self._ends:
-                self._reopen_if_replaced()
-            if self._descriptor < 0:
-                return
-            try:
-                self._drain()
-                self.problem = ""
-            except OSError as error:
-                self.problem = self._explain(error)
-                self.close()
+        """Takes out all that is there, up to a backlog of BACKLOG_BYTES; does not look into it."""
+        if self._descriptor < 0:
+            self._open()
+        elif self._kind == stat.S_IFREG and self._ends:
+            self._reopen_if_replaced()
+        if self._descriptor < 0:
+            return
+        try:
+            self._drain()
+            self.problem = ""
+        except OSError as error:
+            self.problem = self._explain(error)
+            self.close()
 
     def _drain(self) -> None:
         """The device gives one record to each read, EPIPE once after it dropped some, EAGAIN at the end."""
-        descriptor, read, lines = self._descriptor, self._read, self._backlog
+        descriptor, lines = self._descriptor, self._backlog
         refused = 0
         while not self.full:
             try:
-                data = read(descriptor, RECORD_BYTES)
+                data = self._read(descriptor, RECORD_BYTES)
             except BlockingIOError:
                 self._waits, self._ends = True, False
                 return
@@ -245,7 +239,7 @@ class KmsgReader:
                     error.errno == errno.EINVAL and refused < 100
                 ):  # longer than any the kernel makes: passed over
                     lines.append(b"garbled")
-                    self._drained_bytes += len(b"garbled") + LINE_OVERHEAD
+                    self._waiting_bytes += len(b"garbled") + LINE_OVERHEAD
                 elif error.errno != errno.EPIPE:  # the gap in the sequence tells how many
                     raise
                 continue
@@ -259,7 +253,7 @@ class KmsgReader:
             for line in data.split(b"\n"):
                 if line and line[0] != 32:
                     lines.append(line)
-                    self._drained_bytes += len(line) + LINE_OVERHEAD
+                    self._waiting_bytes += len(line) + LINE_OVERHEAD
 
     def _whole_lines(self, data: bytes) -> bytes:
         """A file is read in pieces: what follows the last line end waits for the next piece."""
@@ -294,7 +288,7 @@ class KmsgReader:
         backlog = self._backlog
         for _ in range(min(limit, len(backlog))):
             line = backlog.popleft()
-            self._taken_bytes += len(line) + LINE_OVERHEAD
+            self._waiting_bytes -= len(line) + LINE_OVERHEAD
             if (record := self._accept(line)) is not None:
                 records.append(record)
         return records

@@ -1,87 +1,83 @@
-"""Keeps the ring of kernel messages empty while others work: a thread that only reads, never handles.
+"""Keeps the ring of kernel messages empty while others work: a child process that only reads, never handles.
 
-The ring of a machine can be 128 KiB: a flood fills it in 30 ms. Python gives a thread its turn within 5 ms, but
-takes the turn away with every call that lets others run meanwhile, as os.read does: beside a busy thread it would
-read a few records each 5 ms. So the device, whose reads never wait, is read without giving the turn away.
+The ring of a machine can be 128 KiB: a flood fills it in 20 ms. A thread would be late: it needs the interpreter,
+which a handling thread may hold while a busy machine gives its core to training.
 """
 
-import ctypes
-import errno
+import contextlib
+import fcntl
 import os
-import select
-import stat
-import threading
-from functools import cache
-from typing import Any
+import subprocess
+import sys
 
-from sentinel.logs.kmsg import RECORD_BYTES, KmsgReader
+import structlog
 
-FULL_PAUSE_S = 0.01
+from sentinel.logs import kmsg_child
+from sentinel.logs.kmsg import KmsgReader
 
+log = structlog.get_logger(__name__)
 
-@cache
-def _libc_read() -> Any:
-    function = ctypes.PyDLL(None, use_errno=True).read
-    function.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
-    function.restype = ctypes.c_ssize_t
-    return function
-
-
-def read_at_once(descriptor: int, size: int) -> bytes:
-    """os.read of a descriptor that never waits. Not for others: all threads stand still for as long as it takes."""
-    buffer = ctypes.create_string_buffer(min(size, RECORD_BYTES))
-    count = _libc_read()(descriptor, buffer, len(buffer))
-    if count < 0:
-        number = ctypes.get_errno()
-        if number == errno.EINTR:
-            return read_at_once(descriptor, size)
-        raise OSError(number, os.strerror(number))
-    return ctypes.string_at(buffer, count)
+PIPE_BYTES = 1 << 20
+READ_BYTES = 64 << 10
+BACKLOG_BYTES = 256 << 10  # of the reader: what it has not asked for waits in the pipe, then in the child
 
 
 class Drain:
-    """Reads for `reader` until it is closed or reading fails; `wake_fd` is readable when something came."""
+    """Reads for `reader` once it is started; `wake_fd` is readable when something came.
+
+    A child that has ended leaves the reader to itself: `works` is False, and what it had read and not passed on
+    is missing in the numbers of the records. Another one may be started then.
+    """
 
     def __init__(self, reader: KmsgReader) -> None:
-        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Raises OSError where there is no descriptor left."""
+        self.wake_fd, self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # more than /proc/sys/fs/pipe-max-size or than a user's share
+            fcntl.fcntl(self.wake_fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._reader = reader
-        self.works = True
-        if stat.S_ISCHR(os.fstat(reader.fileno()).st_mode):
-            reader.read_with(read_at_once)
-        self._thread = threading.Thread(target=self._run, name="kmsg-drain", daemon=True)
-        self._thread.start()
+        self._child: subprocess.Popen[bytes] | None = None
+        self.works = False
 
-    def taken(self) -> None:
-        """Call before what was drained is taken: what comes from now on wakes again."""
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child is not None else None
+
+    def start(self) -> None:
+        ring = self._reader.fileno()
+        command = [sys.executable, "-I", "-S", kmsg_child.__file__, str(ring), str(self._pipe)]
+        null = subprocess.DEVNULL
         try:
-            os.eventfd_read(self.wake_fd)
-        except BlockingIOError:
-            pass
+            self._child = subprocess.Popen(
+                command, stdin=null, stdout=null, stderr=null, pass_fds=(ring, self._pipe)
+            )
+        except OSError as error:
+            log.warning("kernel_log_child_not_started", error=str(error))
+            return
+        self.works = True
+        self._reader.read_with(self._read, BACKLOG_BYTES)
 
-    def _run(self) -> None:
-        reader, descriptor = self._reader, self._reader.fileno()
-        waits = select.poll()
-        waits.register(descriptor, select.POLLIN)
-        waits.register(self._stop_fd, select.POLLIN)
-        while True:
-            if any(ready == self._stop_fd for ready, _ in waits.poll()):
-                return
-            reader.drain()
-            self.works = not reader.problem and reader.fileno() == descriptor and reader.pollable
-            os.eventfd_write(self.wake_fd, 1)
-            if not self.works:
-                return
-            if reader.full:
-                threading.Event().wait(FULL_PAUSE_S)
+    def _read(self, ring: int, size: int) -> bytes:
+        ended = self._child is None or self._child.poll() is not None
+        try:
+            return os.read(self.wake_fd, READ_BYTES)
+        except BlockingIOError:
+            if not ended:
+                raise
+        self.works = False
+        self._reader.read_with(os.read)
+        log.warning("kernel_log_child_ended", pid=self.pid)
+        return b"\n"  # ends a line that was cut off
 
     def close(self) -> None:
-        if self._thread.is_alive():
-            os.eventfd_write(self._stop_fd, 1)
-            self._thread.join(timeout=1.0)
-        if (
-            not self._thread.is_alive() and self.wake_fd >= 0
-        ):  # one that hangs in the kernel keeps what it uses
-            os.close(self.wake_fd)
-            os.close(self._stop_fd)
-            self.wake_fd = self._stop_fd = -1
+        """End the child for good."""
+        if self._pipe < 0:
+            return
+        self.works = False
+        self._reader.read_with(os.read)
+        if self._child is not None:
+            self._child.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(timeout=1.0)
+        os.close(self.wake_fd)
+        os.close(self._pipe)
+        self.wake_fd = self._pipe = -1

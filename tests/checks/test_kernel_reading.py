@@ -2,11 +2,14 @@
 
 import asyncio
 import errno
+import fcntl
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 import urllib.request
@@ -446,46 +449,103 @@ def test_the_ring_is_emptied_while_everybody_else_is_busy(monkeypatch: pytest.Mo
 
     In ten pieces, each when the one before it was taken out: how fast that goes is for the benchmark to say.
     """
-    drained: list[KmsgReader] = []
-
-    class NotedDrain(Drain):
-        def __init__(self, reader: KmsgReader) -> None:
-            drained.append(reader)
-            super().__init__(reader)
-
-    monkeypatch.setattr(kernel, "Drain", NotedDrain)
     monkeypatch.setattr(kernel, "check", functools.partial(kernel.check, trusted=(0, 1)))
     runner = CheckRunner(Settings(), checks=[row for row in CHECKS if row.name == "kernel"])
     card = f"{time.time_ns() // 1_000_000_000 % 0xFFFF:04x}"  # what an earlier run wrote is still in the ring
 
-    def compute_until_all_is_taken_out() -> None:
+    def compute_until_all_is_taken_out(drain: Drain) -> None:
         command = [sys.executable, "-c", WRITER]
         deadline = time.monotonic() + 30
         with subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0) as writer:
             assert writer.stdin is not None
             for piece in range(10):
                 writer.stdin.write(b"+")
-                while drained[0].waiting < 300 * (piece + 1):
-                    assert time.monotonic() < deadline, f"piece {piece}: {drained[0].waiting} lines taken out"
+                while waiting_bytes(drain) < 300 * 130 * (piece + 1):
+                    assert time.monotonic() < deadline, f"piece {piece}: {waiting_bytes(drain)} taken out"
                     sum(range(100_000))
 
     async def story() -> None:
-        await runner.check_now(["kernel"])
-        compute_until_all_is_taken_out()
+        running = asyncio.create_task(runner.run())
+        compute_until_all_is_taken_out(await drain_of(runner))
         write_to_the_ring([xid(79, f"{card}:18:00")])
-        while f"GPU {card}:18:00.0" not in {finding.entity for finding in runner.book.active()}:
-            await runner.check_now(["kernel"], max_age_s=-1)
+        wanted = f"GPU {card}:18:00.0"
+        while wanted not in {finding.entity for finding in runner.book.active()}:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(story(), 30))
     assert runner.counters["kernel"]["lost"] == 0
-    runner.close()
+
+
+def waiting_bytes(drain: Drain) -> int:
+    """What the child has put into the pipe."""
+    return int.from_bytes(fcntl.ioctl(drain.wake_fd, termios.FIONREAD, b"1234"), sys.byteorder)
+
+
+async def drain_of(runner: CheckRunner) -> Drain:
+    """Of a runner that runs, once its child was started."""
+    kept = runner._running["kernel"].kept
+    while (drain := kept.get("drain")) is None or not drain.works:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    assert isinstance(drain, Drain)
+    return drain
+
+
+def test_a_child_that_is_killed_costs_no_fault_and_is_followed_by_another(
+    log: KernelLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "NEXT_CHILD_S", 0.0)
+    runner = runner_at(log)
+
+    async def story() -> None:
+        running = asyncio.create_task(runner.run())
+        for bus in range(0x18, 0x1C):
+            drain = await drain_of(runner)
+            child = drain.pid
+            assert child is not None
+            os.kill(child, signal.SIGKILL)
+            log.log(xid(79, f"0000:{bus:02x}:00"))
+            while f"GPU 0000:{bus:02x}:00.0" not in {finding.entity for finding in runner.book.active()}:
+                await runner.check_now(["kernel"], max_age_s=-1)
+            while drain.pid == child or not drain.works:
+                await runner.check_now(["kernel"], max_age_s=-1)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+    assert runner.counters["kernel"]["lost"] == 0
+
+
+HOLDER = """
+import sys, time
+from sentinel.logs.kmsg import KmsgReader
+from sentinel.logs.kmsg_drain import Drain
+drain = Drain(KmsgReader(sys.argv[1]))
+drain.start()
+print(drain.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_child_of_a_killed_agent_ends(log: KernelLog) -> None:
+    command = [sys.executable, "-c", HOLDER, str(log.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=ENVIRONMENT) as agent:
+        assert agent.stdout is not None
+        child = int(agent.stdout.readline())
+        assert "kmsg_child" in Path(f"/proc/{child}/cmdline").read_text()
+        agent.kill()
+    end_s = time.monotonic() + 20
+    while Path(f"/proc/{child}").exists():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
 
 
 def test_a_reader_is_let_go_of_once(log: KernelLog) -> None:
     """What is closed twice closes what somebody else has opened since."""
     reader = KmsgReader(str(log.path))
-    reader.drain()
     drain = Drain(reader)
+    drain.start()
     drain.close()
     others = [os.open("/dev/null", os.O_RDONLY) for _ in range(4)]
     drain.close()
@@ -511,17 +571,22 @@ def test_a_backlog_that_is_full_leaves_the_rest_in_the_ring_and_loses_nothing(
     reader.close()
 
 
-def test_stopping_leaves_no_thread_and_no_descriptor_behind(log: KernelLog) -> None:
-    before = (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")))
+def test_stopping_leaves_no_process_and_no_descriptor_behind(log: KernelLog) -> None:
+    before = len(os.listdir("/proc/self/fd"))
     runner = runner_at(log)
     log.log(xid(79))
-    sample(runner)
-    assert len(os.listdir("/proc/self/task")) > before[1]
-    runner.close()
-    end_s = time.monotonic() + 20
-    while (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))) != before:
-        assert time.monotonic() < end_s
-        time.sleep(0.005)
+
+    async def story() -> int:
+        running = asyncio.create_task(runner.run())
+        child = (await drain_of(runner)).pid
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert child is not None
+        return child
+
+    child = asyncio.run(asyncio.wait_for(story(), 30))
+    assert not Path(f"/proc/{child}").exists()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_the_ring_of_this_machine_is_read_with_the_users_facility_let_in() -> None:
