@@ -16,6 +16,7 @@ from sentinel.logs.kmsg import KERNEL_ONLY, KmsgPosition, KmsgReader, KmsgRecord
 from sentinel.logs.kmsg_drain import Drain
 
 SAME_PROCESS_S = 5.0  # so soon after the line its pid has not gone to another process
+THREAD_CODE = "hung-task"  # of these lines the number is that of a thread
 SLICE = 50  # lines handled between two looks at the ring: 2 ms, in which no flood fills the smallest ring
 MAX_SAMPLE = 1024  # findings of one sample; the next one follows at once
 FLOOD = 500  # so many at once are a flood: one sample goes on over what comes within FLOOD_S
@@ -58,12 +59,25 @@ def _findings(records: list[KmsgRecord], look: Look) -> list[Finding]:
                 cgroups[finding.pid] = cgroup_of(finding.pid, look.settings.procfs)
             cgroup = cgroups[finding.pid]
             finding = msgspec.structs.replace(finding, cgroup=cgroup, job=job_of_cgroup(cgroup))
+        if finding.code == THREAD_CODE and finding.pid is not None and age_s < SAME_PROCESS_S:
+            finding = msgspec.structs.replace(finding, pid=process_of(finding.pid, look.settings.procfs))
         if finding.job.startswith("pod "):
             if finding.job not in pods:
                 pods[finding.job] = named_pod(finding.job, look.settings.pod_logs)
             finding = msgspec.structs.replace(finding, job=pods[finding.job])
         found.append(on_card(finding, look.settings.sysfs) if finding.entity.startswith("PCI ") else finding)
     return found
+
+
+def process_of(thread: int, procfs: str = "/proc") -> int:
+    """The process that a thread belongs to; the number itself where it is gone."""
+    try:
+        for line in Path(procfs, str(thread), "status").read_text(errors="replace").splitlines():
+            if line.startswith("Tgid:"):
+                return int(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        pass
+    return thread
 
 
 def cgroup_of(pid: int, procfs: str = "/proc") -> str:

@@ -52,6 +52,11 @@ status. Where several bits are set the worst action counts; a line that no row f
 **SXid** (NVSwitch): the driver's own word in the line decides, Fatal or Non-fatal. Without one, a table that is not
 NVIDIA's but GPUd's (`rules/sxid.tsv`).
 
+**Whom it is blamed on** when a job ends ([triage.md](triage.md)): 13, 31 and 43, and those whose investigation NVIDIA
+begins at the program (11, 25, 32, 69, 80), on the job; other exceptions that ask for the program's restart, on the job
+or the card, until they come again; 45 on nobody; 94, NVLink errors and all that is degraded or fatal, on the card.
+What different jobs met on one card became degraded or fatal by the repeats below.
+
 An uncorrected-ECC count that an Xid 94 of the same card explains does not isolate by itself.
 
 ## Other messages

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,22 @@ def test_an_xid_under_a_pod_names_its_job_by_the_folder_of_its_logs(machine: Any
     machine.log("NVRM: Xid (PCI:0000:18:00): 13, pid=77, name=python3, x")
     (found,) = kernel.check(Look(settings, (), system_now(), "boot", {}))
     assert (found.job, uid in found.cgroup) == ("pod ml/llama", True)
+
+
+def test_a_thread_that_is_stuck_names_its_process(machine: Any) -> None:
+    """The kernel tells the number of the thread; ranks are known by those of their processes."""
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    machine.log(
+        f"INFO: task python3:{thread.native_id} blocked for more than 122 seconds.",
+        "INFO: task gone:4194305 blocked for more than 122 seconds.",
+    )
+    stuck, gone = kernel.check(look_at(machine))
+    stop.set()
+    thread.join()
+    assert (stuck.pid, stuck.entity) == (os.getpid(), f"pid {thread.native_id} (python3)")
+    assert gone.pid == 4194305
 
 
 def test_a_line_from_long_ago_has_not_the_cgroup_of_who_has_its_pid_now(machine: Any) -> None:
