@@ -86,8 +86,11 @@ def saved_lines(file: BinaryIO, now_wall_s: float | None = None) -> Iterator[Sav
 
 
 def _text(raw: bytes) -> str:
-    """A log of a machine that lost its power holds runs of NUL; what dmesg showed on a terminal holds colours."""
-    raw = raw.replace(b"\0", b"").removeprefix(b"\xef\xbb\xbf")
+    """A log of a machine that lost its power holds runs of NUL; what dmesg showed on a terminal holds colours.
+
+    Without its NULs the UTF-16 that PowerShell writes is ASCII.
+    """
+    raw = raw.replace(b"\0", b"").removeprefix(b"\xef\xbb\xbf").removeprefix(b"\xff\xfe")
     return (_COLOUR.sub(b"", raw) if b"\x1b" in raw else raw).decode("utf-8", "replace")
 
 

@@ -425,6 +425,14 @@ def test_a_log_of_a_machine_that_lost_its_power_is_read_over_the_hole(tmp_path: 
     assert [fault["code"] for fault in run(write(tmp_path, text))["faults"]] == ["XID 79", "XID 13"]
 
 
+@pytest.mark.parametrize("form", ["rfc3164", "dmesg -r", "journal short-iso", "/dev/kmsg"])
+def test_a_log_that_another_system_saved_is_read(form: str, tmp_path: Path, run: Run) -> None:
+    """As PowerShell redirects it (UTF-16 with a mark), with the line ends of Windows."""
+    text = "".join(FORMS[form](*line) + "\r\n" for line in STORY)
+    assert told(run(write(tmp_path, text.encode("utf-16")))) == FAULTS
+    assert told(run(write(tmp_path, text.encode("utf-8-sig")))) == FAULTS
+
+
 def test_a_healthy_log_has_no_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, "[    1.000000] e1000e: Intel(R) PRO/1000\n")
     assert main(["replay", "--kernel", str(path)]) == 0
