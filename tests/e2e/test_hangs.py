@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,32 @@ def test_the_rank_that_stopped_first_is_named_with_its_stack_and_the_job_goes_on
     assert incident.lost.steps is not None
     assert incident.lost.steps <= 3
     box.stepping(incarnation=2)
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+    box.empty()
+
+
+def test_a_hang_while_the_kernel_says_that_a_file_server_does_not_answer_is_the_storages(box: Box) -> None:
+    log = box.folder / "kmsg"
+    log.touch()
+    box.settings(kernelLog=str(log), listen="127.0.0.1:0")
+    job = box.run(*train(*TOGETHER), policy=box.policy(**POLICY), options=TWO)
+    box.stepping(lines=10)
+    at_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    with log.open("a") as file:
+        file.write(f"5,1,{at_us},-;nfs: server filer not responding, still trying\n")
+    url = until(lambda: re.search(r"http://127\.0\.0\.1:\d+", job.err)).group()  # type: ignore[union-attr]
+
+    def metrics() -> str:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+            return str(answer.read(), "utf-8")
+
+    until(lambda: "nfs-not-responding" in metrics())
+    box.order(1, "sleep")
+    verdict = box.phase("Recovered").verdict
+    assert (verdict.symptom, verdict.cause, verdict.rank) == ("hang", "storage", 1)
+    assert "filer: A file server does not answer" in verdict.sentence
+    assert any("nfs: server filer not responding" in line for line in verdict.evidence)
     job.send(signal.SIGINT)
     assert job.code() == 130
     box.empty()
