@@ -10,6 +10,7 @@ from sentinel.checks.cards_table import Family
 from sentinel.core.model import Component, Finding, Severity
 from sentinel.settings import CardLimits
 
+PROVED_LOOKS = 2
 COOLER_CELSIUS = 5.0  # a card that was too hot is so until it is this much below its limit
 
 
@@ -147,22 +148,30 @@ def judge_listed(
     before: Mapping[str, str],
     on_pci: Iterable[str],
     present: Container[str],
+    unlisted: dict[str, int],
 ) -> list[Finding]:
-    """Cards that are on the PCI bus but that the tool does not list. `before`: address -> name of those it did."""
+    """Cards that are on the PCI bus but that the tool does not list. `before`: address -> name of those it did.
+
+    `unlisted` (kept by the caller): at how many looks in a row; a card that is being reset is not listed for a moment.
+    """
     listed = {slot(card.address) for card in cards}
     if "" in listed:
         return []  # a card without an address: which one is missing is not known
+    for address in [address for address in unlisted if slot(address) in listed]:
+        del unlisted[address]
     found = []
     for address in sorted({*before, *on_pci}):
         if slot(address) in listed or slot(address) not in present:
             continue
         named = address in before
+        unlisted[address] = unlisted.get(address, 0) + 1
+        proved = named and unlisted[address] >= PROVED_LOOKS  # one that never was may be meant for a guest
         found.append(
             _finding(
                 family,
                 Card(index="", address=address),
                 "accelerator-not-listed",
-                Severity.FATAL if named else Severity.WARNING,  # one that never was may be meant for a guest
+                Severity.FATAL if proved else Severity.WARNING,
                 "RESTART_BM",
                 f"The tool {'no longer lists the card' if named else 'does not list the card'}",
                 f"{before.get(address, family.noun)} at {address}; {family.tool} lists {len(cards)}",

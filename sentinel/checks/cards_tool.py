@@ -118,7 +118,7 @@ def look_at(family: Family, look: Look, read: Reader, *other_tools: str) -> list
         known = before.get(card.key, {})
         found += judge_card(family, card, known, look.settings.cards)
         before[card.key] = remember(card, known, look.settings.cards)
-    found += judge_listed(family, cards, seen, on_pci, present)
+    found += judge_listed(family, cards, seen, on_pci, present, saved.setdefault("unlisted", {}))
     seen.update({card.address: card.name or family.noun for card in cards if card.address})
     saved["bus"] = sorted({*bus, *(address for address in seen if slot(address) in present)})
     return found
