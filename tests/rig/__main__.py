@@ -33,16 +33,16 @@ The cluster runs: one real node (real-1: kubelet, containerd, pods that really r
 Look:
     $kubectl get nodes,pods -o wide
     $kubectl logs -f steps
-    ls {node}/log/pods            # the node's log files
-    {enter}    # a shell on the node
-    ls {logs}                     # what the cluster's programs say
+    ls {logs}    # what the cluster's programs say
+    ls {node}/log/pods    # the node's log files
+    {enter} sh    # a shell on the node
 
 Break it:
-    ip link set {link} down                    # real-1 is cut off and lives on; `up` heals it
-    kill -9 {kubelet}                               # its kubelet is gone, its pods live on
-    kill -9 {init}                               # the node is lost with all that runs on it
-    kill -STOP {api}; kill -CONT {api}        # the API server hangs and comes back
-    $kubectl delete node fake-0                     # a machine is given back
+    ip link set {link} down    # real-1 is cut off and lives on; `up` heals it
+    kill -9 {kubelet}    # its kubelet is gone, its pods live on
+    kill -9 {init}    # the node is lost with all that runs on it
+    kill -STOP {api}; kill -CONT {api}    # the API server hangs, and comes back
+    $kubectl delete node fake-0    # a machine is given back
 
 Ctrl-C ends everything and leaves nothing behind.
 """
@@ -66,7 +66,7 @@ def bring_up(rig: Rig) -> str:
         kubeconfig=plane.kubeconfig,
         kubectl=plane.binaries.path("kubectl"),
         node=node.folder,
-        enter=" ".join(node.enter("sh")),
+        enter=" ".join(node.enter()),
         logs=rig.logs,
         link=node.link,
         kubelet=node.inner_pid(node.kubelet),
@@ -79,15 +79,16 @@ def main() -> int:
     if os.geteuid() != 0:
         say("A real node needs root: run this as root.")
         return 1
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(0))
     try:
         shipped().build()
         with Rig() as rig:
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             try:
                 say(bring_up(rig))
                 while True:
                     signal.pause()
-            except (KeyboardInterrupt, SystemExit):
+            except SystemExit:
                 say("\nending the cluster ...")
     except (CannotBuild, NotBuilt, RigError) as e:
         say(str(e))

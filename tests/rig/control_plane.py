@@ -148,6 +148,9 @@ class ControlPlane:
             "--use-service-account-credentials=true",
             f"--service-account-private-key-file={self.service_account_key}",
             f"--root-ca-file={self.identities.ca}",
+            "--controllers=*,-ttl-controller",  # it writes to each new node once more, for nothing here
+            "--kube-api-qps=500",  # by default a thousand new nodes keep their taint for a minute
+            "--kube-api-burst=1000",
             "--leader-elect=false",
             "--secure-port=0",
             *options,
@@ -158,6 +161,8 @@ class ControlPlane:
             "kube-scheduler",
             self.binaries.path("kube-scheduler"),
             f"--kubeconfig={self.user_kubeconfig('system:kube-scheduler')}",
+            "--kube-api-qps=500",
+            "--kube-api-burst=1000",
             "--leader-elect=false",
             "--secure-port=0",
         )

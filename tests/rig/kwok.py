@@ -1,5 +1,6 @@
 """Fake nodes by the thousand: kwok plays their kubelets as stages.yaml says."""
 
+import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,12 +14,20 @@ FAKE = "kwok.x-k8s.io/node"
 EXIT = "test-rig/exit"
 GPU = "nvidia.com/gpu"
 WRITERS = 8
+CONDITIONS = [
+    {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "fake"},
+    *(
+        {"type": kind, "status": "False", "reason": "KubeletHasSufficient", "message": "fake"}
+        for kind in ("MemoryPressure", "DiskPressure", "PIDPressure")
+    ),
+]
 
 
 class Kwok:
     """One kwok for one control plane. It looks after nodes that `nodes` made, and after pods on them."""
 
-    def __init__(self, plane: ControlPlane) -> None:
+    def __init__(self, plane: ControlPlane, *, lease_s: int = 40) -> None:
+        """`lease_s`: each node renews its lease four times in that. With 10 000 nodes the usual 40 take a core."""
         self.rig, self._plane = plane.rig, plane
         self.daemon: Daemon = plane.rig.daemon(
             "kwok",
@@ -28,7 +37,7 @@ class Kwok:
             f"--manage-nodes-with-annotation-selector={FAKE}=fake",
             "--node-ip=198.18.255.254",  # reserved for benchmarks: nobody answers there
             "--cidr=198.19.0.0/16",
-            "--node-lease-duration-seconds=40",  # the kubelet's own
+            f"--node-lease-duration-seconds={lease_s}",
             "--server-address=",
         )
 
@@ -40,7 +49,7 @@ class Kwok:
         labels: Mapping[str, str] | None = None,
         capacity: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """Makes PREFIX-0, PREFIX-1, ... and waits until each of them is ready. Their names.
+        """Makes PREFIX-0, PREFIX-1, ... and waits until each of them can be used. Their names.
 
         Each carries the label `rig: PREFIX`, and the taint `rig=fake:NoSchedule` so that only pods that tolerate it
         come to them.
@@ -65,31 +74,50 @@ class Kwok:
                     "annotations": {FAKE: "fake"},
                 },
                 "spec": {"taints": [{"key": "rig", "value": "fake", "effect": "NoSchedule"}]},
-                "status": {"capacity": has, "allocatable": has},
+                # All that its first life sign would say, which saves a write for each of thousands.
+                "status": {
+                    "capacity": has,
+                    "allocatable": has,
+                    "conditions": CONDITIONS,
+                    "nodeInfo": {
+                        "bootID": str(uuid.uuid4()),
+                        "machineID": uuid.uuid4().hex,
+                        "kubeletVersion": "kwok",
+                    },
+                },
             }
             self._plane.admin.create(node)
             return name
 
         with ThreadPoolExecutor(WRITERS) as pool:
             names = list(pool.map(make, range(count)))
-        self.daemon.wait(lambda: len(self.ready(prefix)) >= count)
+        self.daemon.wait(lambda: len(self.ready(prefix)) >= count, every_s=0.1 + count / 1000)  # a look costs
         return names
 
     def ready(self, prefix: str) -> list[str]:
-        """Names of the nodes of this prefix whose Ready condition is true and that hold a lease."""
+        """Names of the nodes of this prefix that are ready, hold a lease, and have no taint of the control plane's."""
         leases = self._plane.admin.items("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases")
         held = {lease["metadata"]["name"] for lease in leases}
         nodes = self._plane.admin.items("/api/v1/nodes", labelSelector=f"rig={prefix}")
-        return [name for node in nodes if (name := node["metadata"]["name"]) in held and is_ready(node)]
+        return [
+            name
+            for node in nodes
+            if (name := node["metadata"]["name"]) in held and is_ready(node) and not shunned(node)
+        ]
 
     def end_pod(self, namespace: str, name: str, code: int) -> None:
         """The containers of a fake pod end with this exit code."""
         change = {"metadata": {"annotations": {EXIT: str(code)}}}
         self._plane.admin.patch(f"/api/v1/namespaces/{namespace}/pods/{name}", change)
 
-    def remove(self, names: list[str]) -> None:
-        with ThreadPoolExecutor(WRITERS) as pool:
-            list(pool.map(lambda name: self._plane.admin.delete(f"/api/v1/nodes/{name}"), names))
+    def remove(self, prefix: str) -> None:
+        """All nodes of this prefix."""
+        self._plane.admin.delete(f"/api/v1/nodes?labelSelector=rig%3D{prefix}")
+
+
+def shunned(node: Object) -> bool:
+    """Has a taint of the control plane's own, as a new node has until the controllers have seen that it is ready."""
+    return any(taint["key"].startswith("node.kubernetes.io/") for taint in node["spec"].get("taints", []))
 
 
 def is_ready(node: Object) -> bool:

@@ -18,7 +18,7 @@ from tests.rig.image import IMAGE, make_image
 from tests.rig.kwok import is_ready
 from tests.rig.network import PODS_OF_A_NODE, hardware_address, ip
 from tests.rig.processes import Daemon, RigError, until
-from tests.rig.warden import cgroup_roots
+from tests.rig.warden import cgroup_roots, remove_cgroups
 
 CONTAINERD = """\
 version = 2
@@ -70,11 +70,13 @@ class Node:
     def start(self) -> None:
         """Boot, also after `kill`: disk and name are kept, processes and boot id are new."""
         (self.folder / "up").unlink(missing_ok=True)
+        self._make_cgroups()
         script = str(Path(__file__).with_name("node-init.sh"))
         spaces = ("--mount", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
         self.init = self.rig.daemon(
             f"{self.name}-init", "unshare", *spaces, "--", script, str(self.folder), self.name
         )
+        self._daemons = [self.init]
         self.init.wait((self.folder / "up").exists)
         self._connect()
         self.containerd = self.daemon(
@@ -110,13 +112,13 @@ class Node:
 
     def kill(self) -> None:
         """Lose the node: nothing of it lives on, and nobody says goodbye."""
-        for daemon in [d for d in self.rig.daemons if d.name.startswith(f"{self.name}-")]:
+        for daemon in self._daemons:
             self.rig.forget(daemon)
+        self._daemons.clear()
         until(lambda: not self._members(), lambda: f"{self.name} lives on: {self._members()}")
-        if Path(
-            "/sys/class/net", self.link
-        ).exists():  # its network lives as long as its unanswered connections
-            subprocess.run(["ip", "link", "delete", self.link], capture_output=True, check=False, timeout=30)
+        remove_cgroups(f"{self.rig.folder.name}/{self.name}")  # else the kubelet waits for what they held
+        # Its network lives as long as connections that nobody answers, so the cable is pulled out by hand.
+        subprocess.run(["ip", "link", "delete", self.link], capture_output=True, check=False, timeout=30)
 
     def remove(self) -> None:
         """Give the machine back: as `kill`, and its Node object and disk are gone. This object is of no use then."""
@@ -154,7 +156,9 @@ class Node:
 
     def daemon(self, name: str, *command: str | Path, env: Mapping[str, str] | None = None) -> Daemon:
         """A program of the node; `kill` ends it with the node."""
-        return self.rig.daemon(f"{self.name}-{name}", *self.enter(*command), env=env)
+        daemon = self.rig.daemon(f"{self.name}-{name}", *self.enter(*command), env=env)
+        self._daemons.append(daemon)
+        return daemon
 
     def log_lines(self, pod: Object, container: str, restart: int = 0) -> list[str]:
         """Lines of a container's log file, in CRI format, as an agent finds them."""
@@ -214,7 +218,6 @@ class Node:
         self._json("cni/10-rig.conflist", {"cniVersion": "0.4.0", "name": "rig", "plugins": [plugin]})
         values = {"image": IMAGE, "folder": self.folder}
         (self.folder / "containerd.toml").write_text(CONTAINERD % values)
-        self._make_cgroups()
         url = self.plane.url.replace("127.0.0.1", self.network.address)
         user = f"system:node:{self.name}"
         self._kubeconfig = self.plane.user_kubeconfig(user, "system:nodes", url=url)

@@ -22,13 +22,15 @@ class RigError(Exception):
     """Something of the rig did not come up or broke; with the ends of the logs."""
 
 
-def until(what: Callable[[], T], why: Callable[[], str] | str, deadline_s: float = PATIENCE_S) -> T:
+def until(
+    what: Callable[[], T], why: Callable[[], str] | str, deadline_s: float = PATIENCE_S, every_s: float = 0.05
+) -> T:
     """The first truthy answer of `what`; RigError with `why` where none comes in time."""
     end = time.monotonic() + deadline_s
     while not (found := what()):
         if time.monotonic() > end:
             raise RigError(f"waited {deadline_s:.0f} s in vain: {why if isinstance(why, str) else why()}")
-        time.sleep(0.03)
+        time.sleep(every_s)
     return found
 
 
@@ -113,7 +115,9 @@ class Daemon:
         state = "runs" if self.running else f"ended with {self.exit_code}"
         return f"--- {self.name} ({state}), {self.log}:\n{text}"
 
-    def wait(self, ready: Callable[[], object], deadline_s: float = PATIENCE_S) -> None:
+    def wait(
+        self, ready: Callable[[], object], deadline_s: float = PATIENCE_S, every_s: float = 0.05
+    ) -> None:
         """Until it is ready; RigError with its log where it ends or the time is over."""
 
         def looked() -> bool:
@@ -121,7 +125,7 @@ class Daemon:
                 raise RigError(f"{self.name} ended while it was waited for\n{self.tail()}")
             return bool(ready())
 
-        until(looked, self.tail, deadline_s)
+        until(looked, self.tail, deadline_s, every_s)
 
 
 class Rig:

@@ -2,9 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +9,6 @@ from tests.rig.api import Api, ApiError
 from tests.rig.binaries import KUBERNETES
 from tests.rig.control_plane import ISSUER, ControlPlane
 from tests.rig.processes import Rig, RigError, until
-from tests.rig.warden import marked
 
 
 def review(api: Api, token: str, *audiences: str) -> dict[str, object]:
@@ -157,28 +153,6 @@ def test_a_watch_from_before_a_compaction_gets_410_once_the_api_server_forgot_to
     control_plane.api_server.start()
     control_plane.wait_ready()
     assert [(e["type"], e["object"]["code"]) for e in admin.watch(path, old)] == [("ERROR", 410)]
-
-
-ALONE = """
-import sys, time
-from tests.rig.control_plane import ControlPlane
-from tests.rig.processes import Rig
-rig = Rig()
-plane = ControlPlane(rig, controllers=False, scheduler=False)
-plane.api_server.freeze()
-print(rig.folder, flush=True)
-time.sleep(1000)
-"""
-
-
-def test_a_run_that_was_killed_leaves_nothing(repo: Path) -> None:
-    run = subprocess.Popen([sys.executable, "-c", ALONE], cwd=repo, stdout=subprocess.PIPE, text=True)
-    assert run.stdout is not None
-    folder = Path(run.stdout.readline().strip())
-    assert len(marked(folder)) == 2
-    run.kill()
-    run.communicate()
-    until(lambda: not marked(folder) and not folder.exists(), lambda: f"{folder}: {marked(folder)}")
 
 
 def test_a_rig_whose_warden_was_killed_still_leaves_nothing() -> None:

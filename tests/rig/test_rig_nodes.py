@@ -10,8 +10,7 @@ import pytest
 from tests.rig.api import Object
 from tests.rig.control_plane import ControlPlane
 from tests.rig.node import Node
-from tests.rig.processes import Rig, until
-from tests.rig.warden import cgroup_roots
+from tests.rig.processes import until
 
 JOB = """
 apiVersion: batch/v1
@@ -154,21 +153,3 @@ def test_a_node_sees_its_own_machine(nodes: list[Node]) -> None:
         assert "eth0" in node.run("ls", "/sys/class/net").stdout.split()
     assert nodes[0].boot_id != nodes[1].boot_id
     nodes[0].run("busybox", "ping", "-c", "1", "-W", "10", nodes[1].address)
-
-
-def test_a_rig_with_a_node_leaves_no_cgroup_no_link_and_no_mount() -> None:
-    sysctls = [
-        Path("/proc/sys", name) for name in ("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops")
-    ]
-    before = [path.read_text() for path in sysctls]
-    with Rig() as rig:
-        plane = ControlPlane(rig, controllers=False, scheduler=False)
-        Node(plane, "alone")
-        assert cgroup_roots(rig.folder.name)
-        assert Path("/sys/class/net", rig.folder.name).exists()
-    assert not rig.processes()
-    assert not cgroup_roots(rig.folder.name)
-    assert not list(Path("/sys/class/net").glob(f"{rig.folder.name}*"))
-    assert rig.folder.name not in Path("/proc/mounts").read_text()
-    assert not rig.folder.exists()
-    assert [path.read_text() for path in sysctls] == before

@@ -34,7 +34,7 @@ def marked(folder: Path) -> dict[int, str]:
 
 
 def cgroup_roots(name: str) -> list[Path]:
-    """The folders of this name at the top of each cgroup hierarchy, v1 or v2."""
+    """The folders of this name below the top of each cgroup hierarchy, v1 or v2."""
     top = Path("/sys/fs/cgroup")
     return [path for path in [top / name, *top.glob(f"*/{name}")] if path.is_dir()]
 
@@ -48,12 +48,13 @@ def _end_processes(folder: Path) -> None:
         time.sleep(0.02)
 
 
-def _remove_cgroups(name: str) -> None:
+def remove_cgroups(name: str) -> None:
+    """These folders with all below them, once their last processes have been reaped."""
     end = time.monotonic() + DEADLINE_S
     while (roots := cgroup_roots(name)) and time.monotonic() < end:
         for root in roots:
             for path, _, _ in os.walk(root, topdown=False):
-                with contextlib.suppress(OSError):  # busy until its last process has been reaped
+                with contextlib.suppress(OSError):
                     Path(path).rmdir()
         time.sleep(0.02)
 
@@ -74,7 +75,7 @@ def main() -> None:
     print("watching", flush=True)
     sys.stdin.buffer.read()
     _end_processes(folder)
-    _remove_cgroups(folder.name)
+    remove_cgroups(folder.name)
     _remove_links(folder.name)
     shutil.rmtree(folder, ignore_errors=True)
 
