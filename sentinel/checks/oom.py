@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sentinel.checks.base import Look, Unknown
 from sentinel.checks.storable import storable
+from sentinel.checks.xid import job_of_cgroup, named_pod
 from sentinel.core.model import Component, Finding, Severity
 
 MAX_GROUPS = 20_000
@@ -70,14 +71,14 @@ def _parents(group: str) -> list[str]:
     return ["/" + "/".join(parts[:length]) for length in range(len(parts) - 1, -1, -1)]
 
 
-def _finding(group: str, count: int) -> Finding:
+def _finding(group: str, count: int, pod_logs: str) -> Finding:
     return Finding(
         check="oom",
         component=Component.SYSTEM,
         entity=f"cgroup {group}" if group else "node",
         code="oom-kill",
         severity=Severity.WARNING,
-        action="CHECK_MEMORY_LIMIT",
+        action="ADD_MEMORY",
         summary="The kernel killed processes for memory",
         evidence=(
             f"{count} killed in {group}"
@@ -86,6 +87,8 @@ def _finding(group: str, count: int) -> Finding:
         ),
         event=True,
         count=count,
+        cgroup=group,
+        job=named_pod(job_of_cgroup(group), pod_logs),
     )
 
 
@@ -105,6 +108,6 @@ def check(look: Look) -> list[Finding]:
     found = blame(saved["groups"], groups, nested=not (root / _FILES[1]).exists())
     rest = total - saved["total"] - sum(found.values())
     return [
-        *(_finding(group, count) for group, count in sorted(found.items())),
-        *([_finding("", rest)] if rest > 0 else []),
+        *(_finding(group, count, look.settings.pod_logs) for group, count in sorted(found.items())),
+        *([_finding("", rest, "")] if rest > 0 else []),
     ]

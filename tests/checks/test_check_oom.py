@@ -88,10 +88,16 @@ class Groups:
         self.total += count
         (self.folder / "proc/vmstat").write_text(f"nr_free_pages 100\noom_kill {self.total}\n")
 
+    def findings(self) -> list[Finding]:
+        settings = Settings(
+            procfs=str(self.folder / "proc"),
+            sysfs=str(self.folder / "sys"),
+            pod_logs=str(self.folder / "pods"),
+        )
+        return oom.check(Look(settings, (), Now(1000.0, 1.7e9), "boot", self.kept))
+
     def check(self) -> list[tuple[str, int]]:
-        settings = Settings(procfs=str(self.folder / "proc"), sysfs=str(self.folder / "sys"))
-        found = oom.check(Look(settings, (), Now(1000.0, 1.7e9), "boot", self.kept))
-        return [(finding.entity, finding.count) for finding in found]
+        return [(finding.entity, finding.count) for finding in self.findings()]
 
 
 @pytest.fixture
@@ -110,6 +116,20 @@ def test_the_deepest_group_is_named_and_not_those_above_it(groups: Groups) -> No
         ("cgroup /kubepods.slice/pod2/main", 2),
     ]
     assert groups.check() == []
+
+
+def test_a_kill_names_its_job(groups: Groups) -> None:
+    uid = "95387fa4-da9c-11e7-9d36-5254b24cbf5e"
+    (groups.folder / f"pods/ml_llama-x7z9k_{uid}").mkdir(parents=True)
+    own = (f"kubepods/pod{uid}/6895a3", "slurm/job_4711/step_0")
+    for group in own:
+        groups.make(group)
+    groups.check()
+    for group in own:
+        groups.kill(group)
+    found = groups.findings()
+    assert {item.job for item in found} == {"pod ml/llama", "slurm 4711"}
+    assert {item.action for item in found} == {"ADD_MEMORY"}
 
 
 def test_a_group_may_be_named_in_any_bytes(groups: Groups) -> None:
