@@ -217,7 +217,6 @@ WORDS: dict[str, dict[str, str]] = {
     "Wrote": {"taint": "The taint.", "unschedulable": "spec.unschedulable."},
     "Ignored": {
         "key": "Component, entity and code of the finding.",
-        "severity": "Its severity.",
         "check": "The check that found it.",
         "event": "It happened once, and acts again when it happens again.",
         "count": "How often it had been seen.",

@@ -254,7 +254,6 @@ class Ignored(Struct, frozen=True, omit_defaults=True):
 
     check: str
     key: tuple[str, str, str]
-    severity: Severity
     event: bool = False
     count: int = 1
     boot_id: str = ""

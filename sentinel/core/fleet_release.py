@@ -148,7 +148,6 @@ def ignoring(record: NodeQuarantine, node: NodePicture | None) -> tuple[Ignored,
         Ignored(
             check=finding.check,
             key=finding.key,
-            severity=finding.severity,
             event=finding.event,
             count=finding.count,
             boot_id=finding.boot_id,
@@ -172,8 +171,6 @@ def acting(found: Iterable[Finding], records: Iterable[NodeQuarantine]) -> tuple
 
 
 def _same(ignored: Ignored, finding: Finding) -> bool:
-    if finding.severity.order > ignored.severity.order:
-        return False
     return not finding.event or (finding.boot_id == ignored.boot_id and finding.count <= ignored.count)
 
 
@@ -190,7 +187,6 @@ def remembered(record: NodeQuarantine, node: NodePicture) -> tuple[Ignored, ...]
             one = Ignored(  # the agent has lost its book and counts anew
                 check=one.check,
                 key=one.key,
-                severity=one.severity,
                 event=True,
                 count=finding.count,
                 boot_id=one.boot_id,

@@ -6,17 +6,18 @@ from msgspec import structs
 from sentinel.core import fleet
 from sentinel.core.fleet_events import DoEvent, DoMark, DoTell, Reason
 from sentinel.core.fleet_fold import fold
-from sentinel.core.fleet_marks import claims_of, out_of_service_by
+from sentinel.core.fleet_marks import claims_of, out_of_service_by, write
 from sentinel.core.fleet_model import (
     EndedBy,
     Kind,
     Mode,
+    NodeMark,
     OrderKind,
     Repair,
     State,
     Taint,
 )
-from sentinel.core.fleet_settings import pool_of
+from sentinel.core.fleet_settings import Allowance, Limit, pool_of
 from sentinel.core.model import CheckState, Now, Severity
 from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_nic_finding, a_pod
 
@@ -209,9 +210,31 @@ def test_a_late_sample_from_before_the_isolation_releases_nothing() -> None:
     world.settle()
     world.passes(OPEN.network_settle_s)
     world.settle()
-
     world.put(fold(world.node(), early, world.now))
+    assert world.node().findings == (a_nic_finding(),), "what is newer stays"
+    # Nor where a new leader hears of it first.
+    world.change("n1", checks={}, boot_id="", told_mono_s=0.0)
+    world.put(fold(world.node(), early, world.now))
+    assert not world.node().findings
     assert world.decide() == ()
+
+
+def test_a_restart_while_it_is_waited_begins_the_waiting_anew() -> None:
+    world = isolated()
+    world.reboot("n1", "boot-2")
+    world.settle()
+    world.passes(OPEN.release_after_s - 1)
+    world.reboot("n1", "boot-3")
+    world.settle()
+    since = world.of("n1").well_from
+    assert since is not None
+    assert since.boot_id == "boot-3"
+    world.passes(OPEN.release_after_s - 1)
+    world.settle()
+    assert world.out() == {"n1"}
+    world.passes(2.0)
+    world.settle()
+    assert not world.out()
 
 
 def test_a_finding_that_comes_back_begins_the_waiting_anew() -> None:
@@ -253,6 +276,21 @@ def test_a_repeat_offender_stays_until_a_person_releases_it() -> None:
     world.settle()
     assert not world.out()
     assert world.of("n1").ended_by is EndedBy.PERSON
+
+
+def test_what_was_only_held_back_makes_no_repeat_offender() -> None:
+    none = Allowance(per_window=Limit(0))
+    world = World(["n1"], structs.replace(OPEN, isolations=none))
+    for _ in range(OPEN.repeat_limit):
+        world.shows("n1", a_finding())
+        world.settle()
+        world.passes(1.0)
+        world.shows("n1")
+        world.settle()
+    world.settings = OPEN
+    world.shows("n1", a_finding())
+    world.settle()
+    assert (world.of("n1").repeats, world.of("n1").needs.repair) == (0, Repair.REBOOT)
 
 
 # ---------------------------------------------------------------- people
@@ -297,6 +335,11 @@ def test_a_person_who_takes_the_taint_away_overrides_it_and_keeps_the_cordon() -
     assert world.of("n1").state is State.OVERRIDDEN
     assert world.node("n1").unschedulable
     assert "still unschedulable" in world.of("n1").sentence
+
+
+def test_a_taint_that_a_person_took_away_is_not_written_again_before_it_is_judged() -> None:
+    world = isolated()
+    assert write(world.change("n1", taints=()), list(world.records.values())) is None
 
 
 def test_a_full_disk_that_a_person_lives_with_acts_again_after_it_was_under() -> None:
@@ -502,6 +545,17 @@ def test_a_late_report_of_an_old_boot_changes_nothing() -> None:
     assert world.decide() == ()
 
 
+def test_a_late_report_is_known_as_such_although_the_nodes_clock_was_set_back() -> None:
+    world = World()
+    late = world.report_of("n1")
+    world.reboot("n1", "boot-2")
+    back = structs.replace(late.now, wall_s=late.now.wall_s + 86_400.0)
+    assert fold(world.node(), structs.replace(late, now=back), world.now).boot_id == "boot-2"
+    # Where the kubelet's word is still of the old boot, the clock of the node decides.
+    world.change("n1", boot_id="boot-0", api_boot_id="", booted_wall_s=0.0)
+    assert fold(world.node(), late, world.now).boot_id == "boot-1"
+
+
 # ---------------------------------------------------------------- records in other hands
 
 
@@ -519,6 +573,47 @@ def test_a_deleted_record_is_made_anew_from_the_mark() -> None:
     world.settle()
     assert not world.out()
     assert not world.node("n1").unschedulable, "the mark says that Sentinel cordoned it"
+
+
+def test_a_record_that_was_made_anew_counts_in_no_window() -> None:
+    world = World(["n1", "n2"], structs.replace(OPEN, isolations=Allowance(per_window=Limit(1))))
+    world.shows("n1", a_finding())
+    world.settle()
+    world.passes(4000.0)
+    world.records.clear()
+    world.settle()
+    assert world.of("n1").acted_wall_s == 0.0
+    world.shows("n2", a_finding())
+    world.settle()
+    assert world.out() == {"n1", "n2"}
+
+
+def test_a_deleted_record_is_not_made_anew_where_another_one_keeps_the_node_out() -> None:
+    world = World()
+    world.shows("n1", a_finding())
+    world.settle()
+    world.shows("n1", a_finding(), a_full_disk())
+    world.settle()
+    del world.records["n1-0001"]
+    world.shows("n1", a_full_disk())
+    world.settle()
+    assert {record.kind for record in world.records.values()} == {Kind.DISK}
+    mark = world.node().mark
+    assert mark is not None
+    assert mark.number == 2
+
+
+def test_a_deleted_record_beside_one_that_is_held_back_or_observed() -> None:
+    world = World(["n1"], structs.replace(OPEN, isolations=Allowance(per_window=Limit(0))))
+    world.order(OrderKind.HOLD, "n1")
+    world.settle()
+    world.shows("n1", a_finding())
+    world.settle()
+    assert world.of("n1").state is State.HELD
+    del world.records["n1-0001"]
+    world.settle()
+    assert (world.of("n1").state, world.of("n1").reason) == (State.ACTIVE, Reason.MARK_FOUND)
+    assert world.out() == {"n1"}
 
 
 def test_a_record_that_a_person_sets_to_released_gives_the_node_back() -> None:
@@ -568,6 +663,9 @@ def test_ended_records_are_kept_for_the_longest_window_and_as_long_as_they_are_n
     world.settle()
     assert fleet.prunable(world.of("n1"), world.picture, OPEN, world.now)
     assert not fleet.prunable(isolated().of("n1"), world.picture, OPEN, world.now)
+    mark = NodeMark(1, True).taint()
+    world.change("n1", taints=(mark,))
+    assert not fleet.prunable(world.of("n1"), world.picture, OPEN, world.now), "the mark is still there"
 
 
 # ---------------------------------------------------------------- observe

@@ -54,6 +54,15 @@ def test_what_repair_acts_on_is_written_when_the_last_protected_pod_has_left() -
     assert status(world, "NetworkingReady") is None
 
 
+def test_what_was_written_stays_though_a_pod_comes_that_tolerates_everything() -> None:
+    world = a_faulty_world()
+    world.change("n1", pods=())
+    world.settle()
+    world.change("n1", pods=(a_pod("worker-1"),))
+    world.settle()
+    assert status(world, GPU) == ("False", ISOLATED)
+
+
 def test_or_when_its_deadline_has_passed() -> None:
     world = a_faulty_world()
     world.change("n1", pods=(a_pod(deadline_mono_s=world.now.mono_s + 100),))

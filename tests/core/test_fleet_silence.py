@@ -7,7 +7,7 @@ from sentinel.core import fleet
 from sentinel.core.fleet_events import DoRemove, DoTell, Reason
 from sentinel.core.fleet_model import Brake, EndedBy, Kind, Mode, OrderKind, Proof, State, Taint
 from sentinel.core.fleet_settings import Allowance, Limit
-from sentinel.core.fleet_silence import hearing
+from sentinel.core.fleet_silence import hearing, proof_of_death
 from sentinel.core.model import Now
 from tests.core.fleet_world import OPEN, World, a_finding, a_pod
 
@@ -194,6 +194,23 @@ def test_what_proves_death(changes: dict[str, object], proof: Proof) -> None:
     assert effect.pods == ("research/worker-0/uid-worker-0",), "what Sentinel does not protect is not its own"
     (removal,) = world.of("n0", Kind.SILENCE).removals
     assert removal.proof is proof
+
+
+def test_the_kubelets_word_of_a_boot_that_the_agent_has_not_told_proves_nothing() -> None:
+    world = unreachable()
+    world.change("n0", api_boot_id="boot-2")
+    world.settle()
+    assert not removed(world)
+
+
+def test_a_node_that_is_missing_from_a_list_that_is_not_whole_is_not_gone() -> None:
+    world = unreachable()
+    world.leave("n0")
+    record = world.of("n0", Kind.SILENCE)
+    assert proof_of_death(record, world.picture) is Proof.NODE_GONE
+    world.picture = structs.replace(world.picture, complete=False)
+    assert proof_of_death(record, world.picture) is None
+    assert world.decide() == ()
 
 
 def test_a_new_boot_says_nothing_of_pods_that_came_after_it() -> None:
