@@ -46,11 +46,15 @@ def decide(
         return ()
     desk = Desk(picture, records, settings, now)
     held = {record.node for record in desk.held()}
-    opened = {record.node for record in desk.records.values() if record.state.open}
-    names = {*picture.nodes, *opened} if only is None else {*only, *held}
+    names = {*only, *held} if only is not None else {*picture.nodes, *desk.nodes()}
     candidates: list[Candidate] = []
-    for name in sorted(names | {order.node for order in picture.orders}):
+    ordered = {order.node for order in picture.orders}
+    loud = []
+    for name in sorted(names | ordered):
         node = picture.nodes.get(name)
+        if node is not None and name not in ordered and one_node.quiet(desk, node):
+            continue
+        loud.append(name)
         if node is None:
             one_node.gone(desk, name)
             obey(desk, name)
@@ -65,7 +69,7 @@ def decide(
         for name in sorted(only):
             fence.judge_one(desk, name)
     isolate(desk, candidates)
-    for name in sorted(names):
+    for name in loud:
         if (node := picture.nodes.get(name)) is not None:
             one_node.seen(desk, node)
     return tuple(desk.decisions)

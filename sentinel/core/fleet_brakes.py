@@ -92,10 +92,11 @@ def isolations(
         if kind is Kind.DISK
         else (settings.isolations, settings.pool_isolations)
     )
+    since_wall_s = now.wall_s - max(whole.window_s, per_pool.window_s)
     acts = (
         Act(record.pool, record.acted_wall_s, record.mode, record.state is State.ACTIVE)
         for record in records
-        if record.kind is kind and (record.acted_wall_s or record.state is State.ACTIVE)
+        if record.kind is kind and (record.acted_wall_s > since_wall_s or record.state is State.ACTIVE)
     )
     return Tally(whole, per_pool, sizes(picture), acts, now)
 

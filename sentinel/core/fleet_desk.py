@@ -25,15 +25,21 @@ class Desk:
         self.picture = picture
         self.settings = settings
         self.now = now
-        self.records = {key: records[key] for key in sorted(records)}
+        self.records = dict(records)
         self.decisions: list[Decision] = []
-        self._of = {
-            name: {record.id: record for record in own} for name, own in by_node(records.values()).items()
-        }
+        self._of = by_node(records.values())
         self._tallies: dict[str, Tally] = {}
 
     def of(self, node: str) -> tuple[NodeQuarantine, ...]:
-        return tuple(self._of.get(node, {}).values())
+        """The records of this node by their numbers."""
+        return tuple(self._of.get(node, ()))
+
+    def nodes(self) -> set[str]:
+        """Those with records, also where the node itself is gone."""
+        return set(self._of)
+
+    def known(self, node: str) -> bool:
+        return node in self._of
 
     def open(self, node: str, kind: Kind) -> NodeQuarantine | None:
         return next((record for record in self.of(node) if record.kind is kind and record.state.open), None)
@@ -41,7 +47,9 @@ class Desk:
     def put(self, node: str, record: str, event: Event) -> NodeQuarantine:
         """Decide `event` for the record of that id."""
         moved, _ = step(self.records.get(record), event, self.now, self.picture.epoch)
-        self.records[record] = self._of.setdefault(node, {})[record] = moved
+        others = [one for one in self._of.get(node, ()) if one.id != record]
+        self.records[record] = moved
+        self._of[node] = sorted((*others, moved), key=lambda one: (one.number, one.id))
         self.decisions.append(Decision(node, record, event))
         return moved
 

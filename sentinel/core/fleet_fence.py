@@ -44,6 +44,8 @@ def judge_all(desk: Desk, hearing: Hearing) -> None:
     """Every node of a whole round."""
     for name in sorted(hearing.nodes):
         node, heard = desk.picture.nodes[name], hearing.nodes[name]
+        if heard.silence is Silence.SPEAKS and not desk.known(name):
+            continue  # most nodes, most of the time
         record = desk.open(name, Kind.SILENCE)
         if record is None:
             if heard.silence is Silence.UNREACHABLE:
@@ -52,7 +54,8 @@ def judge_all(desk: Desk, hearing: Hearing) -> None:
                 open_record(desk, node, Reason.AGENT_SILENT)
         if record is not None:
             _go_on(desk, record, node, heard)
-    for record in [one for one in desk.records.values() if one.kind is Kind.SILENCE and one.state.open]:
+    silent = [one for one in desk.records.values() if one.kind is Kind.SILENCE and one.state.open]
+    for record in sorted(silent, key=lambda one: one.node):
         if record.node not in desk.picture.nodes and desk.picture.complete:
             _gone(desk, record)
 

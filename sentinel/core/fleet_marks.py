@@ -114,10 +114,13 @@ def write(node: NodePicture, records: Sequence[NodeQuarantine]) -> MarkWrite | N
 
 
 def by_node(records: Iterable[NodeQuarantine]) -> dict[str, list[NodeQuarantine]]:
-    """In the order of their numbers, whatever the order in which they were read."""
+    """Each node's in the order of their numbers, whatever the order in which they were read."""
     found: dict[str, list[NodeQuarantine]] = {}
-    for record in sorted(records, key=lambda one: (one.number, one.id)):
+    for record in records:
         found.setdefault(record.node, []).append(record)
+    for own in found.values():
+        if len(own) > 1:
+            own.sort(key=lambda one: (one.number, one.id))
     return found
 
 

@@ -11,6 +11,13 @@ from sentinel.core.model import Finding
 FOR_FINDINGS = (Kind.FAULT, Kind.DISK)
 
 
+def quiet(desk: Desk, node: NodePicture) -> bool:
+    """Most nodes, most of the time: nothing is found, nothing was written, there is no record."""
+    if node.taints or any(record.state.open or record.ignored for record in desk.of(node.name)):
+        return False
+    return not any(check.findings for check in node.checks.values())
+
+
 def gone(desk: Desk, name: str) -> None:
     if not desk.picture.complete:
         return
@@ -119,8 +126,6 @@ def findings(desk: Desk, node: NodePicture) -> list[Candidate]:
                 Remember(reason=Reason.OCCURRENCES, sentence=sentence, ignored=left),
             )
     candidates: list[Candidate] = []
-    if not desk.of(node.name) and not any(check.findings for check in node.checks.values()):
-        return candidates  # most nodes, most of the time
     for kind in FOR_FINDINGS:
         found = release.acting(release.standing(node, kind), desk.of(node.name))
         record = desk.open(node.name, kind)
