@@ -19,10 +19,11 @@ FABRIC_SETTLES_S = 300.0
 COMPLETED = 3
 STATES = {0: "not supported", 1: "not started", 2: "in progress", COMPLETED: "completed"}
 SUMMARIES = {2: "unhealthy", 3: "limited capacity"}
+RECOVERING = "route recovery"
 # Health mask of nvml.h: two bits each (1 true, 2 false, 0 not told) at this shift.
 MASKS = {
     "bandwidth": (0, 1),
-    "route recovery": (2, 1),
+    RECOVERING: (2, 1),
     "route unhealthy": (4, 1),
     "access timeout": (6, 1),
     "fabric manager disconnected": (14, 2),
@@ -198,11 +199,15 @@ def judge_fabric(card: Card, has_peers: bool) -> list[Finding]:
                 f"state: {STATES.get(fabric.state, fabric.state)}, for {waits_s / 60:.0f} min",
             )
         ]
-    if faults := fabric_faults(fabric):
+    faults = fabric_faults(fabric)
+    # The fabric is at work to find other routes: that it does so for minutes is the fault.
+    recovers_s = card.past.lasts_s(RECOVERING, card.now_s, faults == [RECOVERING])
+    if faults:
+        recovering = 0 <= recovers_s < FABRIC_SETTLES_S
         return [
             card.finding(
                 "fabric-unhealthy",
-                severity,
+                Severity.WARNING if recovering else severity,
                 "CHECK_FABRIC_MANAGER",
                 "The NVLink fabric of the GPU is not healthy",
                 f"{', '.join(faults)} (mask 0x{fabric.health_mask:x})",

@@ -203,7 +203,6 @@ def test_a_card_alone_does_not_need_its_fabric(sample: Any, machine: Any, nvml: 
     ("values", "words"),
     [
         ({"fabric_mask": 0x1A9}, "bandwidth"),
-        ({"fabric_mask": 0x1A6}, "route recovery"),
         ({"fabric_mask": 0x19A}, "route unhealthy"),
         ({"fabric_mask": 0x16A}, "access timeout"),
         ({"fabric_mask": 0x5AA}, "insufficient NVLinks"),
@@ -222,6 +221,17 @@ def test_a_fabric_that_is_not_healthy_is_fatal_and_named(
     assert finding.severity is Severity.FATAL
     assert words in finding.evidence[0]
     cards.set(**{f"gpu1_{key}": None for key in values})
+    assert sample() == {}
+
+
+def test_a_fabric_that_recovers_its_routes_is_waited_for(sample: Any, cards: Any) -> None:
+    cards.set(gpu1_fabric_mask=0x1A6)
+    finding = sample.until(4)[SECOND, "fabric-unhealthy"]
+    assert (finding.severity, "route recovery" in finding.evidence[0]) == (Severity.WARNING, True)
+    assert sample.until(2)[SECOND, "fabric-unhealthy"].severity is Severity.FATAL
+    cards.set(gpu1_fabric_mask=0x1A5)  # and less bandwidth, which is a fault at once
+    assert sample()[SECOND, "fabric-unhealthy"].severity is Severity.FATAL
+    cards.set(gpu1_fabric_mask=0x1AA)
     assert sample() == {}
 
 
