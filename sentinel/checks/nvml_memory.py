@@ -156,7 +156,8 @@ def judge_orphans(card: Card, gone: Callable[[int], bool] | None, limits: GpuThr
         str(item.pid) for item in dead
     )
     used = device.memory_used_bytes or 0
-    nobody = not device.processes and used > limits.orphan_bytes
+    # Where the card's memory is a NUMA node, the kernel keeps pages there of programs that have ended (nvml.h).
+    nobody = not device.processes and used > limits.orphan_bytes and device.identity.numa_node is None
     if nobody:
         held = f"{used >> 20} MiB are in use and no process is listed"
     if card.past.lasts_s("gpu-orphan-memory", card.now_s, bool(dead) or nobody) < ORPHAN_S:

@@ -112,6 +112,7 @@ def read_identity(ask: Ask, handle: Any) -> dict[str, Any]:
         "ecc_mode_pending": ecc[1],
         "persistence": ask("nvmlDeviceGetPersistenceMode", handle),
         "mig": mig[0] if mig else None,
+        "numa_node": ask("nvmlDeviceGetNumaNodeId", handle),
         "power_limit_mw": ask("nvmlDeviceGetEnforcedPowerLimit", handle),
         "power_default_mw": ask("nvmlDeviceGetPowerManagementDefaultLimit", handle),
         "slowdown_celsius": _limit(ask, handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),

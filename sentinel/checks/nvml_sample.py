@@ -35,6 +35,7 @@ class Identity(Struct, frozen=True, omit_defaults=True):
     ecc_mode_pending: int | None = None
     persistence: int | None = None
     mig: int | None = None
+    numa_node: int | None = None  # whose memory the card's is: the kernel uses it too (Grace)
     power_limit_mw: int | None = None
     power_default_mw: int | None = None
     slowdown_celsius: int | None = None

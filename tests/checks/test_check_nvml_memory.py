@@ -66,6 +66,15 @@ def test_memory_in_use_that_no_process_is_listed_for_is_told_when_it_lasts(
     assert sample.until(2) == {}
 
 
+def test_memory_of_a_card_that_the_kernel_uses_too_is_nobodys_fault(
+    sample: Any, cards: Any, monkeypatch: Any
+) -> None:
+    """As with Grace, where the card's memory is a NUMA node of the machine."""
+    monkeypatch.setattr(proc_scan, "INIT_PID_NAMESPACE", os.readlink("/proc/self/ns/pid"))
+    cards.set(gpu1_memory_used=20 << 30, gpu1_numa_node=4)
+    assert sample.until(3) == {}
+
+
 def test_the_processes_of_an_old_driver_are_asked_by_its_own_function(
     sample: Any, machine: Any, nvml: Any, monkeypatch: Any
 ) -> None:

@@ -229,6 +229,7 @@ static int processes(void *card, const char *key, u32 *count, process_info *out)
 int nvmlDeviceGetComputeRunningProcesses_v2(void *c, u32 *n, process_info *o) { return processes(c, "processes", n, o); }
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *card, u64 *out) { return card_u64(card, "reasons", out); }
 #else
+NUMBER(nvmlDeviceGetNumaNodeId, "numa_node")
 int nvmlDeviceGetComputeRunningProcesses_v3(void *c, u32 *n, process_info *o) { return processes(c, "processes", n, o); }
 int nvmlDeviceGetGraphicsRunningProcesses_v3(void *c, u32 *n, process_info *o) { return processes(c, "graphics", n, o); }
 int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *c, u32 *n, process_info *o) { return processes(c, "mps", n, o); }
