@@ -6,6 +6,7 @@ from sentinel.core import fleet_words as words
 from sentinel.core.fleet_brakes import Act
 from sentinel.core.fleet_desk import Desk
 from sentinel.core.fleet_events import End, Noted, Open, Reason, Removed
+from sentinel.core.fleet_marks import claims
 from sentinel.core.fleet_model import (
     Brake,
     EndedBy,
@@ -48,6 +49,8 @@ def judge_all(desk: Desk, hearing: Hearing) -> None:
             continue  # most nodes, most of the time
         record = desk.open(name, Kind.SILENCE)
         if record is None:
+            if claims(node) and not protected(node.pods):
+                continue  # it is being taken away: that it falls silent is no news
             if heard.silence is Silence.UNREACHABLE:
                 record = open_record(desk, node, Reason.UNREACHABLE)
             elif heard.silence is Silence.AGENT and agent_expected(node):

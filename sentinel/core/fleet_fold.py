@@ -10,29 +10,36 @@ from sentinel.core.fleet_model import CheckPicture, NodePicture
 from sentinel.core.model import Now, Report
 
 
-def fold(node: NodePicture, report: Report, now: Now) -> NodePicture:
-    """`now`: of the controller, when it was heard. Checks that the report does not name stay as they were."""
+def fold(node: NodePicture, report: Report, now: Now, *, full: bool = False) -> NodePicture:
+    """`now`: of the controller, when it was heard.
+
+    Checks that the report does not name stay as they were, unless it is a `full` one, which names all there are.
+    """
     booted_wall_s = report.now.wall_s - report.now.mono_s
-    checks = node.checks
-    if report.boot_id != node.boot_id:
-        if node.boot_id and not _newer(node, report, booted_wall_s):
-            return structs.replace(node, agent_mono_s=now.mono_s)
+    checks, told_mono_s = node.checks, report.now.mono_s
+    late = False
+    if report.boot_id == node.boot_id:
+        late = told_mono_s < node.told_mono_s
+        told_mono_s = max(told_mono_s, node.told_mono_s)
+        if full and not late:
+            named = {result.check for result in report.checks}
+            checks = {name: check for name, check in checks.items() if name in named}
+    elif node.boot_id and not _newer(node, report, booted_wall_s):
+        return structs.replace(node, agent_mono_s=now.mono_s)
+    else:
         checks = {}
     changed = {
         result.check: CheckPicture(result.state, result.at_mono_s, result.findings)
         for result in report.checks
-        if result.check not in checks or result.at_mono_s >= checks[result.check].at_mono_s
+        if (result.at_mono_s >= checks[result.check].at_mono_s if result.check in checks else not late)
     }
-    told_mono_s = report.now.mono_s
-    if report.boot_id == node.boot_id:
-        told_mono_s = max(told_mono_s, node.told_mono_s)
     return structs.replace(
         node,
         agent_mono_s=now.mono_s,
         boot_id=report.boot_id,
         booted_wall_s=booted_wall_s,
         told_mono_s=told_mono_s,
-        checks={**checks, **changed} if changed or checks is not node.checks else checks,
+        checks={**checks, **changed} if changed else checks,
     )
 
 

@@ -211,7 +211,7 @@ class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
     node: str
     by: str = ""
     why: str = ""
-    seen_wall_s: float = float("inf")  # when this leader first saw it: what is isolated later is not meant
+    seen_wall_s: float | None = None  # when this leader first saw it: what is isolated later is not meant
 
 
 class FleetPicture(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -21,7 +21,8 @@ def obey(desk: Desk, name: str) -> None:
         who = order.by or "a person"
         if order.kind is OrderKind.RELEASE:
             for record in desk.of(name):
-                if record.state.open and record.kind.isolates and record.since_wall_s <= order.seen_wall_s:
+                later = order.seen_wall_s is not None and record.since_wall_s > order.seen_wall_s
+                if record.state.open and record.kind.isolates and not later:
                     sentence = (
                         f"Node {name} was released by {who}. "
                         "What isolated it acts again only when it occurs anew."

@@ -1,5 +1,6 @@
 """Isolation of nodes and how it ends."""
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -9,9 +10,11 @@ from sentinel.core.fleet_fold import fold
 from sentinel.core.fleet_marks import claims_of, out_of_service_by, write
 from sentinel.core.fleet_model import (
     EndedBy,
+    FleetPicture,
     Kind,
     Mode,
     NodeMark,
+    Order,
     OrderKind,
     Repair,
     State,
@@ -554,6 +557,31 @@ def test_a_late_report_is_known_as_such_although_the_nodes_clock_was_set_back() 
     # Where the kubelet's word is still of the old boot, the clock of the node decides.
     world.change("n1", boot_id="boot-0", api_boot_id="", booted_wall_s=0.0)
     assert fold(world.node(), late, world.now).boot_id == "boot-1"
+
+
+def test_a_check_that_an_agent_no_longer_has_is_forgotten_with_its_next_full_report() -> None:
+    world = World()
+    world.shows("n1", a_full_disk())
+    late = world.report_of("n1")
+    world.passes(1.0)
+    del world.found["n1"]["disk"]
+    changes = fold(world.node(), world.report_of("n1"), world.now)
+    assert "disk" in changes.checks
+    full = fold(changes, world.report_of("n1"), world.now, full=True)
+    assert "disk" not in full.checks
+    assert fold(full, late, world.now, full=True).checks == full.checks, "a late one brings nothing back"
+
+
+def test_a_picture_is_the_same_after_it_was_written_and_read() -> None:
+    world = World()
+    world.change("n1", pods=(a_pod(),))
+    world.shows("n1", a_finding())
+    world.order(OrderKind.HOLD, "n1")
+    world.picture = structs.replace(
+        world.picture, orders=(*world.picture.orders, Order(id="o", kind=OrderKind.RELEASE, node="n1"))
+    )
+    read = msgspec.json.decode(msgspec.json.encode(world.picture), type=FleetPicture)
+    assert read == world.picture
 
 
 # ---------------------------------------------------------------- records in other hands

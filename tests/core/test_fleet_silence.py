@@ -114,6 +114,14 @@ def test_a_missing_agent_where_protected_jobs_run_is_told() -> None:
     assert world.of("n0", Kind.SILENCE).reason == Reason.AGENT_SILENT
 
 
+def test_a_node_that_is_being_taken_away_falls_silent_without_a_word() -> None:
+    world = a_world()
+    for name in ("n0", "n1"):
+        world.change(name, taints=(Taint("ToBeDeletedByClusterAutoscaler"),))
+    cut_off(world, "n0", "n1")
+    assert {record.node for record in world.records.values()} == {"n0"}, "protected jobs run there"
+
+
 # ---------------------------------------------------------------- nobody is judged
 
 
