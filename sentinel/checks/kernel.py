@@ -93,7 +93,11 @@ def cgroup_of(pid: int, procfs: str = "/proc") -> str:
 def on_card(finding: Finding, sysfs: str = "/sys") -> Finding:
     """A fault of the PCIe device that is a GPU is the GPU's: it is named, and isolated, as one."""
     address = finding.entity.removeprefix("PCI ")
-    if all(gpu.pci != address for gpu in inventory(sysfs)):
+    try:
+        cards = inventory(sysfs)
+    except OSError:  # no descriptor is left: the fault is told without it
+        return finding
+    if all(gpu.pci != address for gpu in cards):
         return finding
     return msgspec.structs.replace(finding, component=Component.GPU, entity=f"GPU {address}")
 

@@ -20,6 +20,7 @@ from sentinel.clock import boot_id, system_now
 from sentinel.core.model import Component, Finding, Severity
 from sentinel.logs.kmsg import KmsgReader
 from sentinel.settings import Settings
+from tests.checks.conftest import no_more_descriptors
 from tests.checks.proc_tree import until
 
 GROUPS = Path("/sys/fs/cgroup/memory")
@@ -199,6 +200,18 @@ def test_a_fatal_error_of_the_bus_is_the_gpus_where_it_is_the_gpus(machine: Any)
     gpu, port = kernel.check(look_at(machine))
     assert (gpu.component, gpu.entity) == (Component.GPU, "GPU 0000:18:00.0")
     assert (port.component, port.entity) == (Component.SYSTEM, "PCI 0000:00:03.0")
+
+
+def test_a_fault_is_told_also_where_no_file_can_be_opened(machine: Any) -> None:
+    machine.add_pci("0000:18:00.0")
+    look = look_at(machine)
+    kernel.check(look)
+    machine.log(
+        "pcieport 0000:18:00.0: AER: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer"
+    )
+    with no_more_descriptors():
+        (found,) = kernel.check(look)
+    assert found.code == "pcie-fatal"
 
 
 def test_a_server_that_answers_again_ends_its_finding_in_the_same_or_in_a_later_sample(machine: Any) -> None:
