@@ -7,6 +7,8 @@
 # Only what is broken (2) keeps a job off the node. A warning (1) is told in the log of slurmd; unknown (3) too: a node
 # is not taken out of service because something could not be looked at.
 
+# Where the agent of examples/systemd keeps what it knows: that is part of the answer.
+export SENTINEL_STATE_DIR="${SENTINEL_STATE_DIR:-/var/lib/sentinel}"
 SETTINGS=${SENTINEL_SETTINGS:-/etc/sentinel/settings.yaml}
 [ -e "$SETTINGS" ] && set -- --settings "$SETTINGS" || set --
 found=$(timeout 30 sentinel check "$@" 2>&1)
@@ -16,7 +18,7 @@ case $code in
 2)
 	echo "$found" | head -n 20
 	if [ -z "$SLURM_JOB_ID" ]; then # as HealthCheckProgram: Slurm does not drain by itself
-		reason=$(echo "$found" | sed -n '2{s/  */ /g;p;}' | cut -c1-120)
+		reason=$(echo "$found" | grep -m 1 -E ' (fatal|degraded) ' | tr -s ' ' | cut -c1-120)
 		scontrol update nodename="${SLURMD_NODENAME:-$(hostname -s)}" state=drain reason="sentinel: $reason"
 	fi
 	exit 1

@@ -16,7 +16,8 @@ def test_only_what_is_broken_counts(
 ) -> None:
     table = "WHAT  STATE  EVIDENCE\\nGPU 0000:18:00.0 XID 79  fatal  off the bus\\ncritical: 1 fatal"
     for name, script in (
-        ("sentinel", f"printf '{table}\\n'; exit {code}"),
+        # On stderr it may say what it could not take up.
+        ("sentinel", f"echo $SENTINEL_STATE_DIR >&2; echo a >&2; printf '{table}\\n'; exit {code}"),
         ("scontrol", f'echo "$@" > {tmp_path}/drained'),
         ("logger", ":"),
     ):
@@ -31,6 +32,7 @@ def test_only_what_is_broken_counts(
         [repo / "examples/slurm/prolog.sh"], env=environment, capture_output=True, text=True, timeout=30
     )
     assert done.returncode == exits, done.stderr
+    assert done.stdout.startswith("/var/lib/sentinel\n") or code != 2  # what the unit's agent knows counts
     assert (tmp_path / "drained").exists() is drained
     if drained:
         reason = "nodename=gpu-1 state=drain reason=sentinel: GPU 0000:18:00.0 XID 79 fatal off the bus\n"
