@@ -141,7 +141,7 @@ def test_a_rank_that_hangs_keeps_its_peer_waiting_until_the_collective_times_out
 ) -> None:
     control = tmp_path / "control"
     control.write_text(f"1 hang {how}")
-    job = start(f"--control={control}", "--collective-timeout=2")
+    job = start(f"--control={control}", "--collective-timeout=5")
     assert job.ranks[0].wait(timeout=60) == 1
     assert "collective operation timeout: no data from rank 1" in job.log(0)
     assert job.ranks[1].poll() is None
