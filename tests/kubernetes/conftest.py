@@ -32,7 +32,7 @@ def manifests(pattern: str) -> list[dict[str, Any]]:
 def installed(control_plane: "ControlPlane") -> "ControlPlane":
     from tests.rig.processes import until
 
-    control_plane.admin.apply(manifests("crds/*.yaml") + manifests("rbac.yaml"))
+    control_plane.admin.apply(manifests("crds/*.yaml") + manifests("rbac.yaml") + manifests("admission.yaml"))
 
     def served() -> bool:
         found = control_plane.admin.find("/apis/sentinel.dev/v1alpha1")
@@ -67,6 +67,45 @@ def kubeconfig(path: Path, url: str, token: str, ca: Path | None = None) -> Path
     }
     path.write_text(json.dumps(document))
     return path
+
+
+EPOCH = 7
+
+
+@pytest.fixture
+def epoch(admin: "Api", controller_token: str) -> int:
+    """A Lease that says that this epoch leads: without it the API server takes no write of the controller."""
+    from tests.rig.api import ApiError
+    from tests.rig.processes import until
+
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+    if admin.find(f"{path}/sentinel-controller"):
+        admin.delete(f"{path}/sentinel-controller")
+    spec = {"holderIdentity": "test", "leaseTransitions": EPOCH, "leaseDurationSeconds": 3600}
+    admin.call("POST", path, {"metadata": {"name": "sentinel-controller"}, "spec": spec})
+    us = admin.with_token(controller_token)
+
+    def taken() -> bool:
+        try:
+            us.call("POST", "/apis/sentinel.dev/v1alpha1/quarantines?dryRun=All", quarantine("dry", EPOCH))
+        except ApiError as e:
+            if e.status != 403:
+                raise
+            return False
+        return True
+
+    until(taken, "the API server does not hear of the lease")
+    return EPOCH
+
+
+def quarantine(name: str, epoch: int) -> dict[str, Any]:
+    needs = {"sentence": "a person"}
+    return {
+        "apiVersion": "sentinel.dev/v1alpha1",
+        "kind": "Quarantine",
+        "metadata": {"name": name, "annotations": {"sentinel.dev/epoch": str(epoch)}},
+        "spec": {"id": name, "kind": "fault", "node": "n", "nodeUid": "u", "state": "active", "needs": needs},
+    }
 
 
 @pytest.fixture

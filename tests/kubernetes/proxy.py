@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-HOP = {"transfer-encoding", "connection", "content-length", "content-encoding", "host", "accept-encoding"}
+HOP = {"transfer-encoding", "connection", "content-length", "host"}
 
 
 @dataclass
@@ -25,6 +25,7 @@ class Fault:
     lose_reply: bool = False  # the server does it, the answer never comes
     delay_s: float = 0.0  # before it is passed on
     hang: bool = False  # neither passed on nor answered
+    hold: bool = False  # passed on when `release` is called
     line: bytes = b""  # of a watch: this line first, then the connection is cut
     when_passed: Callable[[], None] | None = None
 
@@ -55,6 +56,10 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(20)
 
+    def release(self) -> None:
+        """Requests that are held go on."""
+        self._loop.call_soon_threadsafe(self._released.set)
+
     @property
     def watches(self) -> int:
         """Open now."""
@@ -77,7 +82,7 @@ class Proxy:
         self._loop.run_until_complete(self._serve(ready))
 
     async def _serve(self, ready: threading.Event) -> None:
-        self._stop, self._speaks = asyncio.Event(), asyncio.Event()
+        self._stop, self._speaks, self._released = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._speaks.set()
         app = web.Application(client_max_size=1 << 26)
         app.router.add_route("*", "/{tail:.*}", self._handle)
@@ -105,6 +110,8 @@ class Proxy:
                 await asyncio.sleep(fault.delay_s)
             if fault.hang:
                 await self._stop.wait()
+            if fault.hold:
+                await self._released.wait()
             if fault.answer:
                 return web.Response(
                     status=fault.answer,

@@ -7,7 +7,7 @@ import secrets
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,29 +15,12 @@ from sentinel.cluster.kubernetes import errors
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.objects import NODES, QUARANTINES, Custom, Node
 from sentinel.errors import PermanentError
-from tests.kubernetes.conftest import kubeconfig, run
+from tests.kubernetes.conftest import EPOCH, kubeconfig, quarantine, run
 from tests.kubernetes.proxy import Fault, Proxy
 
 if TYPE_CHECKING:
     from tests.rig.api import Api
     from tests.rig.control_plane import ControlPlane
-
-
-def quarantine(name: str) -> dict[str, Any]:
-    spec = {
-        "id": name,
-        "kind": "fault",
-        "node": "n",
-        "nodeUid": "u",
-        "state": "active",
-        "needs": {"sentence": "x"},
-    }
-    return {
-        "apiVersion": "sentinel.dev/v1alpha1",
-        "kind": "Quarantine",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
 
 
 def name() -> str:
@@ -58,14 +41,15 @@ def test_a_node_is_read_to_the_fields_that_are_needed(installed: "ControlPlane",
     run(test())
 
 
+@pytest.mark.usefixtures("epoch")
 def test_refusals_say_what_to_do_about_them(controller: str) -> None:
     async def test() -> None:
         async with await Client.connect(controller) as client:
             one = name()
             path = QUARANTINES.path()
-            made = await client.create(path, quarantine(one), Custom)
+            made = await client.create(path, quarantine(one, EPOCH), Custom)
             with pytest.raises(errors.AlreadyExists):
-                await client.create(path, quarantine(one), Custom)
+                await client.create(path, quarantine(one, EPOCH), Custom)
             with pytest.raises(errors.NotFound):
                 await client.get(QUARANTINES.path(name="none"), Custom)
             with pytest.raises(errors.Conflict):
@@ -74,6 +58,8 @@ def test_refusals_say_what_to_do_about_them(controller: str) -> None:
                 await client.delete(QUARANTINES.path(name=one), uid="another")
             with pytest.raises(errors.Refused, match="state"):
                 await client.patch(QUARANTINES.path(name=one), {"spec": {"state": "odd"}}, Custom)
+            with pytest.raises(errors.Superseded):
+                await client.create(path, quarantine(name(), EPOCH - 1), Custom)
             with pytest.raises(errors.Forbidden):
                 await client.get("/api/v1/secrets", Custom)
             await client.delete(QUARANTINES.path(name=one), uid=made.metadata.uid)
@@ -88,7 +74,7 @@ def test_a_server_that_is_not_there_was_sent_nothing(tmp_path: Path) -> None:
     async def test() -> None:
         async with await Client.connect(str(config)) as client:
             with pytest.raises(errors.Unavailable):
-                await client.create(QUARANTINES.path(), quarantine("a"), Custom)
+                await client.create(QUARANTINES.path(), quarantine("a", EPOCH), Custom)
 
     run(test())
 
@@ -126,20 +112,21 @@ def test_a_write_is_only_repeated_blindly_where_it_was_surely_not_done(
             with pytest.raises(reading) as read:
                 await client.call("GET", QUARANTINES.path(), deadline_s=1.0)
             with pytest.raises(writing) as written:
-                await client.call("POST", QUARANTINES.path(), quarantine(name()), deadline_s=1.0)
+                await client.call("POST", QUARANTINES.path(), quarantine(name(), EPOCH), deadline_s=1.0)
             assert read.value.delay_s == written.value.delay_s == delay_s
             await client.call("GET", QUARANTINES.path())
 
     run(test())
 
 
+@pytest.mark.usefixtures("epoch")
 def test_a_write_whose_answer_was_lost_is_told_as_open(proxy: Proxy, behind_proxy: str, admin: "Api") -> None:
     async def test() -> None:
         async with await Client.connect(behind_proxy) as client:
             one = name()
             proxy.faults = [Fault(method="POST", lose_reply=True)]
             with pytest.raises(errors.Unanswered):
-                await client.create(QUARANTINES.path(), quarantine(one), Custom)
+                await client.create(QUARANTINES.path(), quarantine(one, EPOCH), Custom)
             assert admin.find(QUARANTINES.path(name=one)), "it was written all the same"
 
     run(test())

@@ -12,7 +12,7 @@ import pytest
 
 from sentinel.cluster.kubernetes.client import Client, Resource
 from sentinel.cluster.kubernetes.objects import LEASES, NODE_LEASES, NODES, PODS, Custom, Node, NodeLease, Pod
-from sentinel.cluster.kubernetes.reflector import STUCK, Change, Kind, Pace, Reflector, State
+from sentinel.cluster.kubernetes.reflector import Change, Kind, Pace, Reflector, State
 from tests.kubernetes.conftest import eventually, kubeconfig, run
 from tests.kubernetes.proxy import Fault, Proxy
 
@@ -201,20 +201,19 @@ def test_a_compacted_version_is_listed_anew(
     nodes.make(0)
 
     async def test() -> None:
-        pace = Pace(backoff_s=(3.0, 3.0))
-        async with following(behind_proxy, nodes.label, pace) as follower:
-            await cut(proxy, Fault(method="WATCH", answer=503, times=1000))
-            await eventually(lambda: follower.reflector.state is State.BROKEN, "nobody noticed")
+        async with following(behind_proxy, nodes.label) as follower:
+            await cut(proxy, Fault(method="WATCH", hold=True))
+            await eventually(lambda: proxy.faults[0].times == 0, "nobody watches again")
             for value in "abc":
                 await asyncio.to_thread(nodes.touch, 0, value)
             installed.api_server.kill()
             await asyncio.to_thread(installed.compact_etcd)
             await asyncio.to_thread(installed.api_server.start)
             await asyncio.to_thread(installed.wait_ready)
-            proxy.faults = []
+            proxy.release()
             await eventually(lambda: touched(follower, nodes.name(0)) == "c", "the newest was not seen")
             assert follower.reflector.lists > 1
-            assert follower.reflector.breaks < STUCK, "it was listed for the 410, not for want of patience"
+            assert follower.reflector.breaks == 2, "it was listed for the 410, not for want of patience"
 
     run(test())
 

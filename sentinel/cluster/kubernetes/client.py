@@ -12,7 +12,7 @@ from msgspec import Struct
 from yarl import URL
 
 from sentinel.cluster.kubernetes import access
-from sentinel.cluster.kubernetes.errors import Unanswered, Unavailable, of_answer
+from sentinel.cluster.kubernetes.errors import Conflict, Refused, Unanswered, Unavailable, of_answer
 
 T = TypeVar("T")
 
@@ -26,6 +26,9 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
+UNFIT_PATCH = (
+    "the server rejected our request due to an error in our request"  # with 422, and nothing more is said
+)
 
 
 class Resource(Struct, frozen=True):
@@ -94,7 +97,13 @@ class Client:
         self, path: str, body: Any, kind: type[T], *, how: str = MERGE_PATCH, deadline_s: float = DEADLINE_S
     ) -> T:
         """A JSON patch is a list, with `how=JSON_PATCH`. Raises Conflict where a precondition in it does not hold."""
-        return decoded(kind, await self.call("PATCH", path, body, how=how, deadline_s=deadline_s), path)
+        try:
+            return decoded(kind, await self.call("PATCH", path, body, how=how, deadline_s=deadline_s), path)
+        except Refused as error:
+            # A place that a JSON patch names is not there: it was made for another state of the object.
+            if how == JSON_PATCH and UNFIT_PATCH in str(error):
+                raise Conflict(str(error), 0.0) from error
+            raise
 
     async def delete(
         self,

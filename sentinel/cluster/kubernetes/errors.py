@@ -10,6 +10,7 @@ from msgspec import Struct
 from sentinel.errors import PermanentError, TemporaryError
 
 MAX_RETRY_AFTER_S = 60.0
+EPOCH_POLICY = "sentinel-epoch"
 
 
 class Unavailable(TemporaryError):
@@ -25,6 +26,11 @@ class Unanswered(TemporaryError):
 
 class Conflict(TemporaryError):
     """Nothing was done: the object is not any more what was read. Read it again and decide again."""
+
+
+class Superseded(TemporaryError):
+    """Nothing was done: deploy/admission.yaml does not let our epoch write. Another one leads, or the API server has
+    not heard yet that we do: ask the election, and if it says so, try again."""
 
 
 class Expired(TemporaryError):
@@ -88,6 +94,8 @@ def of_status(method: str, path: str, code: int, status: Status, retry_after: st
         )
     if code == 404:
         return NotFound(said, "NotFound")
+    if code == 403 and EPOCH_POLICY in status.message:
+        return Superseded(said, 0.2)
     if code in (401, 403):
         return Forbidden(said, status.reason or "Forbidden")
     if code in (429, 503):

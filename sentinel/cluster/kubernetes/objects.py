@@ -41,12 +41,12 @@ class Meta(Struct, frozen=True, gc=False, rename="camel"):
     generation: int = 0
     labels: Labels = {}
     owner_references: tuple[Owner, ...] = ()
-    deletion_timestamp: str = ""
+    deletion_timestamp: str | None = None
 
 
 class FullMeta(Meta, frozen=True, gc=False, rename="camel"):
     annotations: Labels = {}
-    creation_timestamp: str = ""
+    creation_timestamp: str | None = None
 
 
 class HasMeta(Protocol):
@@ -68,7 +68,7 @@ class Condition(Struct, frozen=True, gc=False, rename="camel"):
     status: str
     reason: str = ""
     message: str = ""
-    last_transition_time: str = ""
+    last_transition_time: str | None = None  # null where nobody set it
 
 
 class NodeSpec(Struct, frozen=True, gc=False, rename="camel"):

@@ -1,0 +1,235 @@
+"""Which controller leads: one Lease object, and a number that tells its leaders apart.
+
+The clock that counts is each process's own CLOCK_BOOTTIME, never the times that stand in the Lease. A leader counts
+its ten seconds from before it sent the renewal, a follower from after it saw it: so the leader has stopped two seconds
+before anybody may take over, also when the API server hangs, when the process was frozen, or when the machine slept.
+
+`leaseTransitions` is the epoch: it goes up with every take-over, in the same write. A Lease cannot stop a write that
+its old leader sends late: every write carries preconditions and the epoch besides (nodes.py, store.py), and the
+admission policy in deploy/ has the API server refuse the epoch of anybody but the leader.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import structlog
+from msgspec import Struct
+
+from sentinel.clock import Clock, system_now
+from sentinel.cluster.kubernetes.client import Client
+from sentinel.cluster.kubernetes.errors import AlreadyExists, Conflict, NotFound, NotLeading
+from sentinel.cluster.kubernetes.objects import LEASES, Lease
+from sentinel.documents import time_text
+from sentinel.errors import PermanentError, TemporaryError
+
+ADDRESS = "sentinel.dev/address"  # where agents reach the leader
+_log = structlog.get_logger(__name__)
+
+
+class Pace(Struct, frozen=True, kw_only=True):
+    duration_s: int = 10
+    margin_s: float = 2.0  # so long before the others may take over the leader stops
+    renew_s: float = 2.0
+    look_s: float = 1.0  # of a follower
+    deadline_s: float = 2.0  # for one request
+
+
+class Leader(Struct, frozen=True):
+    """As it was last seen. `identity` "": nobody leads."""
+
+    identity: str = ""
+    epoch: int = 0
+    address: str = ""
+
+
+class _Asked(Struct, frozen=True):
+    """A take-over that was sent and may not have been answered."""
+
+    renew_time: str
+    sent_mono_s: float
+
+
+class Election:
+    """`run` takes part until it is cancelled; then `release` lets another one follow at once.
+
+    `identity` must be this process's own and nobody else's, not even that of its predecessor in the same pod.
+    `floor` tells the highest epoch in any record: a Lease that a person deleted begins at 1 again.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        identity: str,
+        namespace: str,
+        name: str = "sentinel-controller",
+        address: str = "",
+        floor: Callable[[], int] = lambda: 0,
+        pace: Pace = Pace(),  # noqa: B008  frozen
+        clock: Clock = system_now,
+    ) -> None:
+        self.identity = identity
+        self.leader = Leader()
+        self._client = client
+        self._name, self._kind_path = name, LEASES.path(namespace)
+        self._path = LEASES.path(namespace, name)
+        self._address = address
+        self._floor = floor
+        self._pace = pace
+        self._clock = clock
+        self._seen: tuple[object, ...] = ()  # of the Lease, what its holder changes
+        self._seen_mono_s = 0.0
+        self._top = 0  # the highest epoch that was seen
+        self._asked: _Asked | None = None
+        self._version = ""
+        self._until_mono_s: float | None = None  # None: not leading
+
+    @property
+    def leading(self) -> bool:
+        """By our own clock, now. Ask again after every wait."""
+        return self._until_mono_s is not None and self._clock().mono_s < self._until_mono_s
+
+    @property
+    def left_s(self) -> float:
+        """For how long that is sure. 0 when not leading."""
+        return max(0.0, (self._until_mono_s or 0.0) - self._clock().mono_s)
+
+    def epoch(self) -> int:
+        """Ours, for a write that is sent at once. Raises NotLeading."""
+        if not self.leading:
+            raise NotLeading("another controller leads, or may lead", "NotLeading")
+        return self.leader.epoch
+
+    async def run(self, on_lead: Callable[[int], None], on_lost: Callable[[str], None]) -> None:
+        """`on_lead` gets the epoch. `on_lost` is called when leadership has ended, at the latest when it was due."""
+        why = ""
+        while True:
+            led = self._until_mono_s is not None
+            try:
+                if led and self.leading:
+                    await self._renew()
+                elif not led:
+                    await self._follow()
+            except (TemporaryError, PermanentError) as error:
+                why = str(error)
+                _log.warning("lease_request_failed", leading=self.leading, why=why)
+            if led and not self.leading:
+                self._until_mono_s = None
+                on_lost(why or "another one leads")
+                continue
+            if not led and self.leading:
+                why = ""
+                on_lead(self.leader.epoch)
+            pause_s = self._pace.renew_s if self.leading else self._pace.look_s
+            await asyncio.sleep(min(pause_s * random.uniform(0.9, 1.1), self.left_s or pause_s))
+
+    async def release(self) -> None:
+        """After the last write. Not leading any more whether or not it is answered."""
+        if not self.leading:
+            self._until_mono_s = None
+            return
+        self._until_mono_s = None
+        body = {"metadata": {"resourceVersion": self._version}, "spec": {"holderIdentity": None}}
+        try:
+            await self._client.patch(self._path, body, Lease, deadline_s=self._pace.deadline_s)
+        except (TemporaryError, PermanentError) as error:
+            _log.warning("lease_not_released", why=str(error))
+
+    # ------------------------------------------------------------ following
+
+    async def _follow(self) -> None:
+        try:
+            lease = await self._client.get(self._path, Lease, deadline_s=self._pace.deadline_s)
+        except NotFound:
+            await self._take(None)
+            return
+        self._look(lease)
+        spec = lease.spec
+        if self._asked is not None and spec.holder_identity == self.identity:
+            if spec.renew_time == self._asked.renew_time:  # it was ours: only the answer was lost
+                self._hold(lease, self._asked.sent_mono_s)
+            self._asked = None
+            if self.leading:
+                return
+        duration_s = max(1, spec.lease_duration_seconds or self._pace.duration_s)
+        expired = self._clock().mono_s - self._seen_mono_s > duration_s
+        if expired or spec.holder_identity in (None, "", self.identity):
+            await self._take(lease)
+
+    def _look(self, lease: Lease) -> None:
+        spec = lease.spec
+        self._top = max(self._top, spec.lease_transitions or 0)
+        seen = (lease.metadata.uid, spec.holder_identity, spec.renew_time, spec.lease_transitions)
+        if seen != self._seen:
+            self._seen, self._seen_mono_s = seen, self._clock().mono_s
+        address = lease.metadata.annotations.get(ADDRESS, "")
+        self.leader = Leader(spec.holder_identity or "", spec.lease_transitions or 0, address)
+
+    async def _take(self, lease: Lease | None) -> None:
+        now = self._clock()
+        text = _micro_time(now.wall_s)
+        spec = {
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": self._pace.duration_s,
+            "acquireTime": text,
+            "renewTime": text,
+            "leaseTransitions": max(self._top, self._floor()) + 1,
+        }
+        meta: dict[str, object] = {"annotations": {ADDRESS: self._address}}
+        self._asked = _Asked(text, now.mono_s)
+        deadline_s = self._pace.deadline_s
+        try:
+            if lease is None:
+                head = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+                body = {**head, "metadata": {**meta, "name": self._name}, "spec": spec}
+                taken = await self._client.create(self._kind_path, body, Lease, deadline_s=deadline_s)
+            else:
+                meta["resourceVersion"] = lease.metadata.resource_version
+                meta["uid"] = lease.metadata.uid
+                body = {"metadata": meta, "spec": spec}
+                taken = await self._client.patch(self._path, body, Lease, deadline_s=deadline_s)
+        except (AlreadyExists, Conflict):
+            self._asked = None  # somebody else was first
+            return
+        self._asked = None
+        self._look(taken)
+        self._hold(taken, now.mono_s)
+
+    # ------------------------------------------------------------ leading
+
+    async def _renew(self) -> None:
+        now = self._clock()
+        deadline_s = min(self._pace.deadline_s, self.left_s)
+        body = {
+            "metadata": {"resourceVersion": self._version},
+            "spec": {"renewTime": _micro_time(now.wall_s)},
+        }
+        try:
+            renewed = await self._client.patch(self._path, body, Lease, deadline_s=deadline_s)
+        except Conflict:
+            # Our own renewal whose answer was lost, a person's annotation, or another leader.
+            lease = await self._client.get(self._path, Lease, deadline_s=min(deadline_s, self.left_s))
+            ours = (self.identity, self.leader.epoch)
+            if (lease.spec.holder_identity, lease.spec.lease_transitions) != ours:
+                self._look(lease)
+                self._until_mono_s = 0.0
+                raise
+            self._version = lease.metadata.resource_version
+            return await self._renew()
+        except NotFound:
+            self._until_mono_s = 0.0  # a person deleted it: somebody may lead by a new one already
+            raise
+        self._look(renewed)
+        self._hold(renewed, now.mono_s)
+
+    def _hold(self, lease: Lease, sent_mono_s: float) -> None:
+        self._version = lease.metadata.resource_version
+        self._until_mono_s = sent_mono_s + self._pace.duration_s - self._pace.margin_s
+
+
+def _micro_time(wall_s: float) -> str:
+    """metav1.MicroTime, which has six digits and no other number of them."""
+    text = time_text(round(wall_s, 6)).removesuffix("Z")
+    moment, _, fraction = text.partition(".")
+    return f"{moment}.{fraction[:6]:0<6}Z"

@@ -1,0 +1,227 @@
+"""Records kept as custom resources: each save is one request, with what was read as its precondition.
+
+The store knows what the API server last told of each record. A save of a record that somebody else has changed raises
+Conflict and has the newest in hand, so that the caller decides again; a save whose answer was lost is looked after; a
+save that changes nothing is not sent. What a newer Sentinel wrote beside our fields is kept.
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from sentinel.cluster.kubernetes.client import JSON_PATCH, Client, Resource, decoded
+from sentinel.cluster.kubernetes.errors import (
+    AlreadyExists,
+    Conflict,
+    NotFound,
+    NotLeading,
+    Unanswered,
+    Unavailable,
+)
+from sentinel.cluster.kubernetes.names import object_name
+from sentinel.cluster.kubernetes.nodes import EPOCH, Operation, epoch_of, preconditions, set_epoch
+from sentinel.cluster.kubernetes.objects import GROUP, VERSION, Custom
+from sentinel.documents import from_document, merged, to_document
+
+R = TypeVar("R", bound=Struct)
+PAGE = 500
+LIST_S = 60.0
+
+KINDS = {
+    "jobpolicies": "JobPolicy",
+    "protectedjobs": "ProtectedJob",
+    "incidents": "Incident",
+    "quarantines": "Quarantine",
+}
+
+
+class _Page(Struct):
+    metadata: dict[str, Any]
+    items: list[Custom] = []
+
+
+class Store(Generic[R]):
+    """The records of one kind. `key` names a record (its id); `namespace` says where it lives ("": cluster-wide).
+
+    `epoch` is asked right before each write and raises NotLeading: `Election.epoch`.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        resource: Resource,
+        record: type[R],
+        *,
+        key: Callable[[R], str],
+        epoch: Callable[[], int],
+        namespace: Callable[[R], str] = lambda _: "",
+    ) -> None:
+        self.records: dict[tuple[str, str], R] = {}  # (namespace, object's name) -> record
+        self.unreadable: dict[tuple[str, str], str] = {}  # and why: never taken for absent
+        self._client, self._resource, self._record = client, resource, record
+        self._key, self._namespace, self._epoch = key, namespace, epoch
+        self._known: dict[tuple[str, str], Custom] = {}
+
+    @property
+    def top_epoch(self) -> int:
+        """The highest in any record: the floor of the next leader's."""
+        return max((epoch_of(one.metadata) for one in self._known.values()), default=0)
+
+    async def load(self) -> list[R]:
+        """Everything anew. Consistent: what any leader had saved before this was asked is in it."""
+        known: dict[tuple[str, str], Custom] = {}
+        query = {"limit": str(PAGE)}
+        path = self._resource.path()
+        while True:
+            content = await self._client.call("GET", path, query=query, deadline_s=LIST_S)
+            page = decoded(_Page, content, path)
+            known |= {_place(one): one for one in page.items}
+            if not page.metadata.get("continue"):
+                break
+            query["continue"] = page.metadata["continue"]
+        self._known, self.records, self.unreadable = {}, {}, {}
+        for one in known.values():
+            self._take(one)
+        return list(self.records.values())
+
+    def get(self, record: R) -> R | None:
+        """What the store has of the same name."""
+        return self.records.get(self._where(record))
+
+    def observe(self, place: tuple[str, str], now: Custom | None) -> bool:
+        """What a reflector saw (None: it is gone). False: it is what is known already."""
+        known = self._known.get(place)
+        if now is None:
+            if known is None:
+                return False
+            self._forget(place)
+            return True
+        if known is not None and known.metadata.uid == now.metadata.uid and _at_least(known, now):
+            return False
+        self._take(now)
+        return True
+
+    async def save(self, record: R) -> None:
+        """Create it, or put it in the place of what is known of it.
+
+        Raises Conflict or AlreadyExists (the newest is in `records` now: decide again), Unavailable, NotLeading.
+        """
+        place = self._where(record)
+        known = self._known.get(place)
+        try:
+            await self._write(place, known, record)
+        except Unanswered as error:
+            if not await self._written(place, known, record):
+                raise Unavailable(f"it was not written: {error}") from error
+        except (Conflict, AlreadyExists, NotFound):
+            await self.refresh(place)
+            raise
+
+    async def claim(self, record: R) -> None:
+        """A new leader's first write to a record that its predecessor may still write to: only the epoch.
+
+        Whatever was decided on the record as it was before is refused from then on. Same errors as `save`.
+        """
+        place = self._where(record)
+        known = self._known[place]
+        if epoch_of(known.metadata) == self._epoch():
+            return
+        operations = self._head(known)
+        try:
+            self._take(await self._client.patch(self._path(place), operations, Custom, how=JSON_PATCH))
+        except (Conflict, NotFound, Unanswered):
+            await self.refresh(place)
+            raise
+
+    async def delete(self, record: R) -> None:
+        """Only as it was last known. Gone is done. Raises Conflict."""
+        place = self._where(record)
+        self._epoch()
+        known = self._known.get(place)
+        if known is not None:
+            meta = known.metadata
+            await self._client.delete(self._path(place), uid=meta.uid, version=meta.resource_version)
+            self._forget(place)
+
+    async def refresh(self, place: tuple[str, str]) -> R | None:
+        """One record as it is now; None where it is gone or cannot be read."""
+        try:
+            self._take(await self._client.get(self._path(place), Custom))
+        except NotFound:
+            self._forget(place)
+        return self.records.get(place)
+
+    # ------------------------------------------------------------ inside
+
+    async def _write(self, place: tuple[str, str], known: Custom | None, record: R) -> None:
+        document = to_document(record)
+        if known is None:
+            namespace, name = place
+            meta: dict[str, Any] = {"name": name, "annotations": {EPOCH: str(self._epoch())}}
+            if namespace:
+                meta["namespace"] = namespace
+            head = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KINDS[self._resource.plural]}
+            body = {**head, "metadata": meta, "spec": document}
+            self._take(await self._client.create(self._resource.path(namespace), body, Custom))
+            return
+        spec = merged(self._record, known.spec, document)
+        if self.records.get(place) == record and from_document(self._record, known.spec) == record:
+            return
+        operations = [
+            *self._head(known),
+            # As a whole: in a merge patch null would mean "take it away", and records hold nulls that mean something.
+            {"op": "replace", "path": "/spec", "value": spec},
+        ]
+        self._take(await self._client.patch(self._path(place), operations, Custom, how=JSON_PATCH))
+
+    def _head(self, known: Custom) -> list[Operation]:
+        """What every change of a record begins with."""
+        epoch = self._epoch()
+        if epoch_of(known.metadata) > epoch:
+            raise NotLeading(f"{known.metadata.name} was written by a later leader", "NotLeading")
+        return [*preconditions(known.metadata), set_epoch(known.metadata, epoch)]
+
+    async def _written(self, place: tuple[str, str], before: Custom | None, record: R) -> bool:
+        """After a lost answer: is it there? Raises Conflict where something else is."""
+        found = await self.refresh(place)
+        now = self._known.get(place)
+        if found == record and now is not None and epoch_of(now.metadata) == self._epoch():
+            return True
+        if now is not None and (
+            before is None or now.metadata.resource_version != before.metadata.resource_version
+        ):
+            raise Conflict(f"{place[1]} was changed by somebody else", 0.0)
+        return False
+
+    def _take(self, one: Custom) -> None:
+        place = _place(one)
+        self._known[place] = one
+        try:
+            self.records[place] = from_document(self._record, one.spec)
+            self.unreadable.pop(place, None)
+        except msgspec.ValidationError as error:
+            self.records.pop(place, None)
+            self.unreadable[place] = str(error)
+
+    def _forget(self, place: tuple[str, str]) -> None:
+        for kept in (self._known, self.records, self.unreadable):
+            kept.pop(place, None)
+
+    def _where(self, record: R) -> tuple[str, str]:
+        return self._namespace(record), object_name(self._key(record))
+
+    def _path(self, place: tuple[str, str]) -> str:
+        return self._resource.path(*place)
+
+
+def _place(one: Custom) -> tuple[str, str]:
+    return one.metadata.namespace, one.metadata.name
+
+
+def _at_least(known: Custom, seen: Custom) -> bool:
+    """Is what is known as new? A watch may come after our own later write. Versions of one kind are ordered numbers:
+    https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions"""
+    ours, theirs = known.metadata.resource_version, seen.metadata.resource_version
+    return ours == theirs or (ours.isdecimal() and theirs.isdecimal() and int(ours) >= int(theirs))

@@ -1,0 +1,256 @@
+"""One leads, by its own clock; the next one follows soon; what the last one sends late is refused."""
+
+import asyncio
+import os
+import queue
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sentinel.cluster.kubernetes.client import Client
+from sentinel.cluster.kubernetes.errors import NotLeading
+from sentinel.cluster.kubernetes.lease import Election, Pace
+from tests.kubernetes.conftest import eventually, run
+from tests.kubernetes.proxy import Fault, Proxy
+
+if TYPE_CHECKING:
+    from tests.rig.api import Api
+    from tests.rig.control_plane import ControlPlane
+
+REPO = Path(__file__).parents[2]
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/sentinel-system/leases/sentinel-controller"
+QUICK = Pace(duration_s=3, margin_s=1.0, renew_s=0.3, look_s=0.1, deadline_s=0.5)
+
+
+class Controller:
+    """A process that takes part in the election (leading.py)."""
+
+    def __init__(self, config: str, identity: str) -> None:
+        command = [sys.executable, "-m", "tests.kubernetes.leading", config, identity]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, cwd=REPO, bufsize=1, **pipes)
+        self.said: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.said.put(line.strip())
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(line + "\n")
+
+    def hear(self, wanted: str | tuple[str, ...], deadline_s: float = 40.0) -> str:
+        """The next line that begins so (or so)."""
+        end = time.monotonic() + deadline_s
+        while True:
+            line = self.said.get(timeout=max(0.01, end - time.monotonic()))
+            if line.startswith(wanted):
+                return line
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(20)
+
+
+@pytest.fixture
+def nobody_leads(admin: "Api") -> None:
+    admin.call("DELETE", LEASE) if admin.find(LEASE) else None
+
+
+@pytest.fixture
+def start(controller: str, nobody_leads: None) -> Iterator[Any]:
+    started: list[Controller] = []
+
+    def begin(identity: str) -> Controller:
+        started.append(Controller(controller, identity))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        one.end()
+
+
+def epoch_in(line: str) -> int:
+    return int(line.split()[1])
+
+
+def test_after_kill_9_the_other_one_leads_within_15_seconds(start: Any) -> None:
+    first = start("first")
+    epoch = epoch_in(first.hear("lead"))
+    second = start("second")
+    second.hear("sees first")
+    first.signal(signal.SIGKILL)
+    killed = time.monotonic()
+    assert epoch_in(second.hear("lead", 15.0)) == epoch + 1
+    assert time.monotonic() - killed < 15.0
+
+
+def test_a_leader_that_ends_lets_go_at_once(start: Any, admin: "Api") -> None:
+    first = start("first")
+    epoch = epoch_in(first.hear("lead"))
+    second = start("second")
+    second.hear("sees first")
+    first.process.stdin.close()
+    assert epoch_in(second.hear("lead", 8.0)) == epoch + 1
+    assert admin.get(LEASE)["spec"]["holderIdentity"] == "second"
+
+
+@pytest.mark.parametrize("what", ["mark", "record"])
+def test_the_late_write_of_a_frozen_leader_is_refused(
+    start: Any, installed: "ControlPlane", admin: "Api", what: str
+) -> None:
+    """Stopped between its check and its send; thawed when another one leads."""
+    node = f"n-{secrets.token_hex(4)}"
+    installed.node(node)
+    first = start("first")
+    first.hear("lead")
+    second = start("second")
+    second.hear("sees first")
+    first.tell(f"{what} {node} frozen")
+    first.hear("checked")
+    second.hear("lead", 25.0)
+    second.tell(f"fence {node}")
+    second.hear("written")
+    first.signal(signal.SIGCONT)
+    assert first.hear("lost")
+    assert first.hear(("refused", "written")).startswith("refused")
+    found = admin.get(f"/api/v1/nodes/{node}")
+    assert not found["spec"].get("unschedulable")
+    assert admin.find(f"/apis/sentinel.dev/v1alpha1/quarantines/{node}-0001") is None
+
+
+class Taking:
+    """An election in this process, and what it told."""
+
+    def __init__(self, client: Client, identity: str, **options: Any) -> None:
+        self.told: list[str] = []
+        self.election = Election(
+            client, identity=identity, namespace="sentinel-system", pace=QUICK, **options
+        )
+
+    def begin(self) -> "asyncio.Task[None]":
+        return asyncio.create_task(
+            self.election.run(
+                lambda epoch: self.told.append(f"lead {epoch}"), lambda why: self.told.append("lost")
+            )
+        )
+
+
+def test_a_leader_stops_before_another_may_begin_when_the_api_hangs(
+    nobody_leads: None, proxy: Proxy, behind_proxy: str, controller: str
+) -> None:
+    """By its own clock: it gets no answer at all. The other one reaches the server and waits it out."""
+
+    async def test() -> None:
+        async with await Client.connect(behind_proxy) as cut_off, await Client.connect(controller) as direct:
+            first, second = Taking(cut_off, "first"), Taking(direct, "second")
+            tasks = [first.begin()]
+            await eventually(lambda: first.election.leading, "nobody leads")
+            tasks.append(second.begin())
+            await eventually(lambda: second.election.leader.identity == "first", "the leader is not known")
+            proxy.faults = [Fault(path="leases", hang=True, times=10_000)]
+            both = False
+            while not second.election.leading:
+                both = both or (first.election.leading and second.election.leading)
+                await asyncio.sleep(0.005)
+            assert not first.election.leading
+            assert not both
+            assert first.told == ["lead 1", "lost"]
+            with pytest.raises(NotLeading):
+                first.election.epoch()
+            assert second.election.epoch() == 2
+            proxy.faults = []
+            await eventually(lambda: first.election.leader.identity == "second", "the loser does not follow")
+            for task in tasks:
+                task.cancel()
+            await second.election.release()
+
+    run(test())
+
+
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+def test_a_take_over_or_renewal_whose_answer_was_lost_is_ours(
+    nobody_leads: None, proxy: Proxy, behind_proxy: str, method: str
+) -> None:
+    async def test() -> None:
+        async with await Client.connect(behind_proxy) as client:
+            only = Taking(client, "only")
+            proxy.faults = [Fault(method=method, path="leases", lose_reply=True)]
+            task = only.begin()
+            await eventually(lambda: proxy.faults[0].times == 0, "it was not asked")
+            await eventually(lambda: only.election.leading and only.election.left_s > 1.5, "it does not lead")
+            assert only.told[-1].startswith("lead")
+            task.cancel()
+            await only.election.release()
+
+    run(test())
+
+
+def test_the_epoch_never_goes_back_not_even_when_a_person_deletes_the_lease(
+    nobody_leads: None, controller: str, admin: "Api"
+) -> None:
+    async def test() -> None:
+        async with await Client.connect(controller) as client:
+            one = Taking(client, "one", floor=lambda: 41, address="https://one:8443")
+            task = one.begin()
+            await eventually(lambda: one.election.leading, "nobody leads")
+            assert one.election.epoch() == 42
+            assert one.election.leader.address == "https://one:8443"
+            await asyncio.to_thread(admin.call, "DELETE", LEASE)
+            await eventually(lambda: one.told[-1] == "lead 43", "not taken again")
+            assert one.told == ["lead 42", "lost", "lead 43"]
+            task.cancel()
+            await one.election.release()
+
+    run(test())
+
+
+def test_a_person_who_edits_the_lease_ends_no_leadership(
+    nobody_leads: None, controller: str, admin: "Api"
+) -> None:
+    async def test() -> None:
+        async with await Client.connect(controller) as client:
+            one = Taking(client, "one")
+            task = one.begin()
+            await eventually(lambda: one.election.leading, "nobody leads")
+            for value in "abc":
+                patch = {"metadata": {"annotations": {"note": value}}}
+                await asyncio.to_thread(admin.patch, LEASE, patch)
+                before = one.election.left_s
+                await eventually(lambda before=before: one.election.left_s > before, "not renewed")
+            assert one.told == ["lead 1"]
+            task.cancel()
+            await one.election.release()
+
+    run(test())
+
+
+def test_two_that_begin_at_once_have_one_leader(nobody_leads: None, controller: str) -> None:
+    async def test() -> None:
+        async with await Client.connect(controller) as client:
+            several = [Taking(client, f"c{number}") for number in range(5)]
+            tasks = [one.begin() for one in several]
+            await eventually(lambda: any(one.election.leading for one in several), "nobody leads")
+            for _ in range(100):
+                assert sum(one.election.leading for one in several) <= 1
+                await asyncio.sleep(0.01)
+            for task in tasks:
+                task.cancel()
+            for one in several:
+                await one.election.release()
+
+    run(test())
