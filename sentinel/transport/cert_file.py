@@ -16,6 +16,9 @@ class FileStore:
         self._path = path
 
     async def get(self) -> tuple[Data, str] | None:
+        return self._read()
+
+    def _read(self) -> tuple[Data, str] | None:
         try:
             with open(self._path, "rb") as file:
                 text = file.read()
@@ -31,7 +34,7 @@ class FileStore:
         lock = os.open(self._path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            found = await self.get()
+            found = self._read()
             if (found[1] if found else None) != version:
                 raise Conflict(self._path)
             fresh = self._path + ".new"

@@ -156,7 +156,15 @@ def test_two_controllers_that_start_at_once_have_one_authority(tmp_path: Path) -
         async def publish(bundle: bytes) -> None:
             bundles.append(bundle)
 
-        both = [Certificates(FileStore(str(tmp_path / "certs")), publish) for _ in range(4)]
+        class Remote(FileStore):
+            """One that answers a little later, so that all of them read before one writes."""
+
+            async def get(self) -> tuple[Data, str] | None:
+                found = await super().get()
+                await asyncio.sleep(0.01)
+                return found
+
+        both = [Certificates(Remote(str(tmp_path / "certs")), publish) for _ in range(4)]
         await asyncio.gather(*(one.renew() for one in both))
         assert len(set(bundles)) == 1
         assert len({one._data[CERT] for one in both}) == 1
