@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_blocked", "_buffer", "_busy", "_closing", "_handshaken", "_head", "_in", "_loop", "_out", "_site", "_task",
-        "_timer", "_tls", "_transport", "guest", "last_s", "peer",
+        "_timer", "_tls", "_transport", "begun", "guest", "last_s", "peer",
     )  # fmt: skip
 
     def __init__(self, site: Site, loop: asyncio.AbstractEventLoop) -> None:
@@ -69,6 +69,7 @@ class Connection(asyncio.Protocol):
         self._handshaken = False
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self.begun = False  # has had a turn in the handshake
         self.guest: Any = None
         self.peer = ""
         self.last_s = loop.time()
@@ -100,6 +101,7 @@ class Connection(asyncio.Protocol):
 
     def handshake(self) -> None:
         """Go on with the handshake; the site calls it when it is this connection's turn."""
+        self.begun = True
         if not self._closing:
             self._read()
 

@@ -10,7 +10,10 @@ class Lobby:
     def __init__(self, limits: Limits) -> None:
         self.connections: dict[Connection, None] = {}
         self.strangers: dict[Connection, None] = {}  # oldest first
-        self.waiting: dict[str, dict[Connection, None]] = {}  # for their turn in the handshake, by address
+        # For their turn in the handshake: those that have had one, and the others by address.
+        self.begun: dict[Connection, None] = {}
+        self.waiting: dict[str, dict[Connection, None]] = {}
+        self._called = False
         self._limits = limits
 
     def enter(self, connection: Connection) -> bool:
@@ -32,33 +35,41 @@ class Lobby:
         self.strangers.pop(connection, None)
 
     def leave(self, connection: Connection) -> None:
-        self.connections.pop(connection, None)
-        self.strangers.pop(connection, None)
-        same = self.waiting.get(connection.peer)
-        if same is not None:
-            same.pop(connection, None)
+        for group in (self.connections, self.strangers, self.begun, self.waiting.get(connection.peer, {})):
+            group.pop(connection, None)
 
     def queue(self, connection: Connection) -> None:
-        if not self.waiting:
-            asyncio.get_running_loop().call_soon(self.shake)
-        self.waiting.setdefault(connection.peer, {})[connection] = None
+        if connection.begun:
+            self.begun[connection] = None
+        else:
+            self.waiting.setdefault(connection.peer, {})[connection] = None
+        self._call()
 
     def shake(self) -> None:
-        """A few handshakes, then whatever else there is: many at once must not keep reports waiting. One of each
-        address in turn, so that who floods keeps himself waiting."""
-        for _ in range(self._limits.handshakes):
-            if not self.waiting:
-                return
-            peer = next(iter(self.waiting))
-            same = self.waiting.pop(peer)
-            if not same:
-                continue
-            connection = next(iter(same))
-            del same[connection]
-            if same:
-                self.waiting[peer] = same  # behind the others
+        """A few handshakes, then whatever else there is: many at once must not keep reports waiting.
+
+        What was begun is ended first. Of the others one of each address in turn, so that who floods keeps himself
+        waiting, and its newest: when there are too many, the oldest have given up by the time they are served.
+        """
+        self._called = False
+        for _ in range(min(self._limits.handshakes, len(self.begun))):
+            connection = next(iter(self.begun))
+            del self.begun[connection]
             connection.handshake()
-        if self.waiting:
+        for _ in range(min(self._limits.handshakes, len(self.waiting))):
+            peer, same = next(iter(self.waiting.items()))
+            del self.waiting[peer]
+            if same:
+                connection, _nothing = same.popitem()
+                if same:
+                    self.waiting[peer] = same  # behind the others
+                connection.handshake()
+        if self.begun or self.waiting:
+            self._call()
+
+    def _call(self) -> None:
+        if not self._called:
+            self._called = True
             asyncio.get_running_loop().call_soon(self.shake)
 
     def overdue(self, now_s: float) -> list[tuple[Connection, str]]:

@@ -16,7 +16,7 @@ from sentinel.transport.auth import Authenticator, Denied, Why
 from sentinel.transport.batches import Taker
 from sentinel.transport.connection import Connection, Refuse
 from sentinel.transport.http11 import Request
-from sentinel.transport.limits import Limits
+from sentinel.transport.limits import Bucket, Limits
 from sentinel.transport.lobby import Lobby
 from sentinel.transport.node import Guest, Node
 from sentinel.transport.roster import Roster, greet
@@ -39,6 +39,8 @@ from sentinel.transport.wire import (
 log = structlog.get_logger(__name__)
 
 BACKLOG = 1024
+LOG_LINES_PER_S = 2.0
+LOG_LINES_BURST = 50.0
 SAID_EVERY_S = 60.0  # a node that is refused again and again is named so often in the log
 NO_ORDERS = Orders()
 
@@ -78,6 +80,7 @@ class Server:
         self._leader = ""
         self._roster = Roster(limits, uid_of, self._say)
         self._lobby = Lobby(limits)
+        self._log_bucket = Bucket(LOG_LINES_BURST, 0.0)
         self._said_s: dict[tuple[str, str], float] = {}
         self._listener: asyncio.Server | None = None
         self._sweeping: asyncio.Task[None] | None = None
@@ -320,9 +323,12 @@ class Server:
         self.counts[what] = self.counts.get(what, 0) + 1
 
     def _say(self, event: str, who: str, what: str, **more: str) -> None:
-        """Name who does it, once a minute."""
+        """Name who does it, once a minute, and not too many of them: the rest is in the counts."""
         now_s = self._loop.time()
-        if now_s - self._said_s.get((who, what), -SAID_EVERY_S) < SAID_EVERY_S or len(self._said_s) > 10_000:
+        if now_s - self._said_s.get((who, what), -SAID_EVERY_S) < SAID_EVERY_S:
+            return
+        if self._log_bucket.take(now_s, LOG_LINES_PER_S, LOG_LINES_BURST):
+            self._count("not-logged")
             return
         self._said_s[who, what] = now_s
         log.warning(event, who=who, what=what, **more)

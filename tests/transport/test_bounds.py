@@ -426,7 +426,7 @@ def test_a_thousand_handshakes_at_once_keep_no_report_waiting_and_all_are_let_in
             shake = lobby.shake
 
             def waiting() -> int:
-                return sum(len(same) for same in lobby.waiting.values())
+                return len(lobby.begun) + sum(len(same) for same in lobby.waiting.values())
 
             def counted() -> None:
                 nonlocal most
@@ -440,7 +440,7 @@ def test_a_thousand_handshakes_at_once_keep_no_report_waiting_and_all_are_let_in
             await asyncio.gather(*(agent.hello() for agent in agents))
             await asyncio.gather(*(agent.report(Batch(full=report(node=agent.node))) for agent in agents))
             assert len(world.arrived) == 100
-            assert most <= 2
+            assert 1 <= most <= 2 + 1  # two that had begun, one of the only address
 
     go(story())
 
@@ -464,7 +464,7 @@ def test_an_address_that_floods_with_handshakes_keeps_only_itself_waiting(
             monkeypatch.setattr(Connection, "handshake", lambda connection: order.append(connection.peer))
             lobby._limits = limits(handshakes=5)
             await until(lambda: len(order) == 31)
-            assert "127.0.0.8" in order[:2]
+            assert order.index("127.0.0.8") < 2
             writer.close()
 
     go(story())
