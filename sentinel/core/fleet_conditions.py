@@ -98,7 +98,7 @@ def _for_repair(
             for finding in record.findings
             if finding.component is row.component and finding.severity is Severity.FATAL
         ]
-        if found and (harmless or (there is not None and there.status == "False")):
+        if found and harmless:
             wanted.append(NodeCondition(row.type, "False", ISOLATED, f"{words.findings(found)}."))
         elif not found:
             wanted.append(

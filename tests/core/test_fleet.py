@@ -506,6 +506,14 @@ def test_a_node_whose_machine_is_not_known_yet_is_not_judged() -> None:
     assert world.decide() == ()
 
 
+def test_nothing_is_written_to_a_node_object_that_the_record_does_not_mean() -> None:
+    world = World()
+    world.shows("n1", a_finding())
+    world.decide(write=False)
+    another = world.change("n1", uid="uid-x", boot_id="", api_boot_id="", checks={})
+    assert write(another, list(world.records.values())) is None
+
+
 def test_a_node_that_is_gone_ends_its_isolation_and_not_a_persons_hold() -> None:
     world = isolated()
     world.order(OrderKind.HOLD, "n1")
@@ -626,6 +634,7 @@ def test_a_deleted_record_is_not_made_anew_where_another_one_keeps_the_node_out(
     world.shows("n1", a_full_disk())
     world.settle()
     assert {record.kind for record in world.records.values()} == {Kind.DISK}
+    assert Reason.MARK_FOUND not in world.reasons()
     mark = world.node().mark
     assert mark is not None
     assert mark.number == 2

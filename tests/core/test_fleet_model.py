@@ -97,6 +97,11 @@ class Fleet(RuleBasedStateMachine):
         self.round()
 
     @rule(name=names)
+    def a_card_goes_from_bad_to_worse(self, name: str) -> None:
+        self.something_is_found(name, a_finding("XID 48", action="RESET_GPU"))
+        self.something_is_found(name, a_finding())
+
+    @rule(name=names)
     def it_is_gone_again(self, name: str) -> None:
         self.world.found[name] = dict.fromkeys(self.world.found[name], ())
         self.report(name)
