@@ -47,6 +47,7 @@ def _findings(records: list[KmsgRecord], look: Look) -> list[Finding]:
     told = look.kept.setdefault("log", KernelLog())
     cgroups: dict[int, str] = {}
     pods: dict[str, str] = {}
+    cards: frozenset[str] | None = None
     found = []
     for record in records:
         event = told.take(record.text, record.at_us / 1e6)
@@ -65,7 +66,11 @@ def _findings(records: list[KmsgRecord], look: Look) -> list[Finding]:
             if finding.job not in pods:
                 pods[finding.job] = named_pod(finding.job, look.settings.pod_logs)
             finding = msgspec.structs.replace(finding, job=pods[finding.job])
-        found.append(on_card(finding, look.settings.sysfs) if finding.entity.startswith("PCI ") else finding)
+        if finding.entity.startswith("PCI "):
+            # Once for each handful of lines: a bus that corrects errors floods, and has hundreds of functions.
+            cards = gpu_addresses(look.settings.sysfs) if cards is None else cards
+            finding = on_card(finding, cards)
+        found.append(finding)
     return found
 
 
@@ -90,14 +95,17 @@ def cgroup_of(pid: int, procfs: str = "/proc") -> str:
     return paths.get("memory") or paths.get("") or next(iter(paths.values()), "")
 
 
-def on_card(finding: Finding, sysfs: str = "/sys") -> Finding:
+def gpu_addresses(sysfs: str) -> frozenset[str]:
+    try:
+        return frozenset(gpu.pci for gpu in inventory(sysfs))
+    except OSError:  # no descriptor is left: the fault is told without it
+        return frozenset()
+
+
+def on_card(finding: Finding, cards: frozenset[str]) -> Finding:
     """A fault of the PCIe device that is a GPU is the GPU's: it is named, and isolated, as one."""
     address = finding.entity.removeprefix("PCI ")
-    try:
-        cards = inventory(sysfs)
-    except OSError:  # no descriptor is left: the fault is told without it
-        return finding
-    if all(gpu.pci != address for gpu in cards):
+    if address not in cards:
         return finding
     return msgspec.structs.replace(finding, component=Component.GPU, entity=f"GPU {address}")
 

@@ -214,6 +214,28 @@ def test_a_fault_is_told_also_where_no_file_can_be_opened(machine: Any) -> None:
     assert found.code == "pcie-fatal"
 
 
+def test_a_storm_of_corrected_errors_does_not_search_the_bus_for_each_line(machine: Any) -> None:
+    """A bus has hundreds of functions: to read them for each line took half a minute for 4,000 lines."""
+    machine.add_pci("0000:18:00.0")
+    look = look_at(machine)
+    kernel.check(look)
+    bus = str(machine.sysfs / "bus/pci/devices")
+    searches: list[str] = []
+
+    def count(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "os.listdir" and str(arguments[0]) == bus:
+            searches.append(event)
+
+    machine.log(
+        *["pcieport 0000:18:00.0: AER: PCIe Bus Error: severity=Corrected, type=Physical Layer"] * 1000
+    )
+    sys.addaudithook(count)
+    found = kernel.check(look)
+    assert {finding.entity for finding in found} == {"GPU 0000:18:00.0"}
+    assert sum(finding.count for finding in found) == 1000
+    assert 0 < len(searches) <= 1000 / kernel.SLICE + 1
+
+
 def test_a_server_that_answers_again_ends_its_finding_in_the_same_or_in_a_later_sample(machine: Any) -> None:
     look, book = look_at(machine), FindingBook("boot")
     for lines in (
