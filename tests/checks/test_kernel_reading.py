@@ -74,6 +74,8 @@ def counts(result: CheckResult) -> dict[str, int]:
 
 def node_says(log: KernelLog, **environment: str) -> dict[str, Any]:
     """What `sentinel check kernel` prints where the log is /dev/kmsg."""
+    # What an agent of this machine knows is not about this log.
+    environment = {"SENTINEL_STATE_DIR": "/nonexistent", **environment}
     done = log.run(*SENTINEL, "check", "kernel", "-o", "json", **environment)
     assert done.stdout, done.stderr
     answer = json.loads(done.stdout)
