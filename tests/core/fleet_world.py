@@ -239,3 +239,12 @@ class World:
 
     def reasons(self) -> list[Reason]:
         return [decision.reason for decision in self.decided]
+
+
+def an_isolated_node() -> World:
+    """n1 is out of service for an XID 79."""
+    world = World(["n1", "n2"])
+    world.shows("n1", a_finding())
+    world.settle()
+    assert world.out() == {"n1"}
+    return world

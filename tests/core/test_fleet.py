@@ -1,38 +1,21 @@
-"""Isolation of nodes and how it ends."""
+"""Isolation of nodes, and how they come back."""
 
-import msgspec
 import pytest
 from msgspec import structs
 
-from sentinel.core import fleet
 from sentinel.core.fleet_events import DoEvent, DoMark, DoTell, Reason
 from sentinel.core.fleet_fold import fold
-from sentinel.core.fleet_marks import claims_of, out_of_service_by, write
 from sentinel.core.fleet_model import (
     EndedBy,
-    FleetPicture,
     Kind,
     Mode,
-    NodeMark,
-    Order,
     OrderKind,
     Repair,
     State,
-    Taint,
 )
 from sentinel.core.fleet_settings import Allowance, Limit, pool_of
 from sentinel.core.model import CheckState, Now, Severity
-from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_nic_finding, a_pod
-
-
-def isolated() -> World:
-    """n1 is out of service for an XID 79."""
-    world = World(["n1", "n2"])
-    world.shows("n1", a_finding())
-    world.settle()
-    assert world.out() == {"n1"}
-    return world
-
+from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_nic_finding, a_pod, an_isolated_node
 
 # ---------------------------------------------------------------- isolation
 
@@ -68,7 +51,7 @@ def test_only_a_fatal_finding_isolates(severity: Severity) -> None:
 
 
 def test_what_is_found_later_joins_the_record() -> None:
-    world = isolated()
+    world = an_isolated_node()
     world.shows("n1", a_finding(), a_finding("XID 48", action="RESET_GPU"))
     world.settle()
     assert {finding.code for finding in world.of("n1").findings} == {"XID 79", "XID 48"}
@@ -124,7 +107,7 @@ def test_a_node_with_two_isolations_is_marked_until_both_have_ended() -> None:
 
 
 def test_a_node_comes_back_when_it_was_restarted_and_its_findings_stay_gone() -> None:
-    world = isolated()
+    world = an_isolated_node()
     world.reboot("n1", "boot-2")
     world.settle()
     world.passes(OPEN.release_after_s - 1)
@@ -139,7 +122,7 @@ def test_a_node_comes_back_when_it_was_restarted_and_its_findings_stay_gone() ->
 
 
 def test_without_the_restart_that_is_needed_it_does_not_come_back() -> None:
-    world = isolated()
+    world = an_isolated_node()
     world.shows("n1")
     for _ in range(3):
         world.passes(10 * OPEN.release_after_s)
@@ -160,7 +143,7 @@ def test_after_a_reset_that_the_agent_saw_it_comes_back_in_the_same_boot() -> No
 
 
 def test_silence_is_not_health() -> None:
-    world = isolated()
+    world = an_isolated_node()
     world.found["n1"] = dict.fromkeys(world.found["n1"], ())
     world.silent.add("n1")
     world.passes(10 * OPEN.release_after_s)
@@ -169,7 +152,7 @@ def test_silence_is_not_health() -> None:
 
 
 def test_a_new_leader_waits_for_the_agent_and_goes_on_where_the_old_one_stood() -> None:
-    world = isolated()
+    world = an_isolated_node()
     world.reboot("n1", "boot-2")
     world.settle()
     world.passes(OPEN.release_after_s / 2)
@@ -223,7 +206,7 @@ def test_a_late_sample_from_before_the_isolation_releases_nothing() -> None:
 
 
 def test_a_restart_while_it_is_waited_begins_the_waiting_anew() -> None:
-    world = isolated()
+    world = an_isolated_node()
     world.reboot("n1", "boot-2")
     world.settle()
     world.passes(OPEN.release_after_s - 1)
@@ -294,415 +277,6 @@ def test_what_was_only_held_back_makes_no_repeat_offender() -> None:
     world.shows("n1", a_finding())
     world.settle()
     assert (world.of("n1").repeats, world.of("n1").needs.repair) == (0, Repair.REBOOT)
-
-
-# ---------------------------------------------------------------- people
-
-
-def test_a_person_releases_a_node_and_the_same_finding_acts_only_when_it_occurs_anew() -> None:
-    world = isolated()
-    world.order(OrderKind.RELEASE, "n1")
-    world.settle()
-    assert not world.out()
-    assert (world.of("n1").ended_by, world.of("n1").by) == (EndedBy.PERSON, "anna")
-    world.passes(3600.0)
-    world.settle()
-    assert not world.out(), "it stands, and a person chose to live with it"
-    world.shows("n1", a_finding(count=2))
-    world.settle()
-    assert world.out() == {"n1"}
-
-
-def test_a_person_who_uncordons_a_node_overrides_the_isolation() -> None:
-    world = isolated()
-    world.change("n1", unschedulable=False)
-    world.settle()
-    record = world.of("n1")
-    assert (record.state, record.ended_by) == (State.OVERRIDDEN, EndedBy.UNCORDONED)
-    assert not world.out()
-    assert not world.node("n1").unschedulable
-    world.passes(60.0)
-    world.settle()
-    assert not world.out()
-    world.shows("n1")
-    world.settle()
-    world.shows("n1", a_finding())
-    world.settle()
-    assert world.out() == {"n1"}, "it was gone and came again"
-
-
-def test_a_person_who_takes_the_taint_away_overrides_it_and_keeps_the_cordon() -> None:
-    world = isolated()
-    world.change("n1", taints=())
-    world.settle()
-    assert world.of("n1").state is State.OVERRIDDEN
-    assert world.node("n1").unschedulable
-    assert "still unschedulable" in world.of("n1").sentence
-
-
-def test_a_taint_that_a_person_took_away_is_not_written_again_before_it_is_judged() -> None:
-    world = isolated()
-    assert write(world.change("n1", taints=()), list(world.records.values())) is None
-
-
-def test_a_full_disk_that_a_person_lives_with_acts_again_after_it_was_under() -> None:
-    world = World()
-    world.shows("n1", a_full_disk())
-    world.settle()
-    world.change("n1", unschedulable=False)
-    world.settle()
-    assert not world.out()
-    world.shows("n1", a_full_disk(severity=Severity.WARNING))
-    world.settle()
-    world.shows("n1", a_full_disk())
-    world.settle()
-    assert world.out() == {"n1"}
-
-
-def test_an_agent_that_counts_anew_hides_no_new_occurrence() -> None:
-    world = World()
-    world.shows("n1", a_finding(count=7))
-    world.settle()
-    world.order(OrderKind.RELEASE, "n1")
-    world.settle()
-    world.shows("n1", a_finding(count=1))
-    world.settle()
-    assert not world.out()
-    world.shows("n1", a_finding(count=2))
-    world.settle()
-    assert world.out() == {"n1"}
-
-
-def test_a_new_xid_in_a_new_boot_is_a_new_occurrence() -> None:
-    world = isolated()
-    world.order(OrderKind.RELEASE, "n1")
-    world.settle()
-    world.reboot("n1", "boot-2", a_finding(boot_id="boot-2"))
-    world.settle()
-    assert world.out() == {"n1"}
-
-
-def test_a_person_holds_a_node_until_a_person_releases_it() -> None:
-    world = World()
-    world.order(OrderKind.HOLD, "n1")
-    world.settle()
-    assert world.out() == {"n1"}
-    world.passes(10 * OPEN.release_after_s)
-    world.settle()
-    assert world.out() == {"n1"}
-    world.order(OrderKind.RELEASE, "n1")
-    world.settle()
-    assert not world.out()
-    assert not world.node().unschedulable
-
-
-def test_an_order_is_followed_once_and_answered() -> None:
-    world = isolated()
-    world.order(OrderKind.RELEASE, "n1")
-    world.order(OrderKind.RELEASE, "n2")
-    world.decide()
-    first, second = fleet.answers(world.picture, world.records)
-    assert first.done
-    assert not second.done
-    assert "not isolated" in second.sentence
-    # It still stands in the picture, and the node is isolated anew: that is not what the person meant.
-    world.passes(1.0)
-    world.shows("n1", a_finding(count=2))
-    world.shows("n2", a_finding())
-    world.decide()
-    world.decide()  # the marks are seen
-    assert world.decide() == ()
-    assert world.out() == {"n1", "n2"}
-
-
-# ---------------------------------------------------------------- others' cordons
-
-
-def test_the_cordon_of_somebody_else_stays() -> None:
-    world = World()
-    world.change("n1", unschedulable=True)
-    world.shows("n1", a_finding("XID 48", action="RESET_GPU"))
-    world.settle()
-    assert world.out() == {"n1"}
-    assert out_of_service_by(world.node()) == ("Sentinel", "somebody who cordoned it")
-    world.passes(1.0)
-    world.shows("n1")
-    world.settle()
-    world.passes(OPEN.release_after_s)
-    world.settle()
-    assert not world.out()
-    assert world.node().unschedulable
-
-
-def test_somebody_elses_uncordon_of_his_own_cordon_ends_nothing() -> None:
-    world = World()
-    world.change("n1", unschedulable=True)
-    world.shows("n1", a_finding())
-    world.settle()
-    world.change("n1", unschedulable=False)
-    world.settle()
-    assert world.of("n1").state is State.ACTIVE
-    assert world.out() == {"n1"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "who"),
-    [
-        ({"taints": (Taint("ToBeDeletedByClusterAutoscaler"),)}, "cluster-autoscaler"),
-        ({"taints": (Taint("karpenter.sh/disrupted"),)}, "Karpenter"),
-        ({"claims": claims_of({}, ["weave.works/kured-reboot-in-progress"])}, "kured"),
-        (
-            {"claims": claims_of({"nvidia.com/gpu-driver-upgrade-state": "drain-required"}, [])},
-            "the GPU operator's driver upgrade",
-        ),
-    ],
-)
-def test_what_another_tool_claims_stays_unschedulable(changes: dict[str, object], who: str) -> None:
-    world = isolated()
-    node = world.node("n1")
-    taints = (*node.taints, *changes.get("taints", ()))  # type: ignore[misc]
-    world.change("n1", **{**changes, "taints": taints})
-    assert out_of_service_by(world.node("n1")) == ("Sentinel", who)
-    world.order(OrderKind.RELEASE, "n1")
-    world.settle()
-    assert not world.out()
-    assert world.node("n1").unschedulable
-    assert out_of_service_by(world.node("n1")) == (who,)
-
-
-def test_a_finished_driver_upgrade_claims_nothing() -> None:
-    assert claims_of({"nvidia.com/gpu-driver-upgrade-state": "upgrade-done"}, ["some/annotation"]) == ()
-
-
-# ---------------------------------------------------------------- nodes that change
-
-
-def test_another_machine_under_the_same_name_begins_anew() -> None:
-    world = isolated()
-    world.leave("n1")
-    world.join("n1", uid="uid-other", boot="boot-9")
-    world.shows("n1")
-    world.settle()
-    assert world.of("n1").ended_by is EndedBy.NODE_REPLACED
-    assert not world.out()
-
-
-def test_a_new_object_of_the_same_machine_stays_isolated() -> None:
-    world = isolated()
-    world.leave("n1")
-    world.join("n1", uid="uid-again")
-    world.settle()
-    assert world.out() == {"n1"}
-    assert (len(world.records), world.of("n1").node_uid) == (1, "uid-again")
-    assert Reason.NODE_RECREATED in world.reasons()
-
-
-def test_a_node_whose_machine_is_not_known_yet_is_not_judged() -> None:
-    world = isolated()
-    world.leave("n1")
-    world.put(
-        structs.replace(world.node("n2"), name="n1", uid="uid-x", boot_id="", api_boot_id="", checks={})
-    )
-    assert world.decide() == ()
-
-
-def test_nothing_is_written_to_a_node_object_that_the_record_does_not_mean() -> None:
-    world = World()
-    world.shows("n1", a_finding())
-    world.decide(write=False)
-    another = world.change("n1", uid="uid-x", boot_id="", api_boot_id="", checks={})
-    assert write(another, list(world.records.values())) is None
-
-
-def test_a_node_that_is_gone_ends_its_isolation_and_not_a_persons_hold() -> None:
-    world = isolated()
-    world.order(OrderKind.HOLD, "n1")
-    world.settle()
-    world.leave("n1")
-    world.picture = structs.replace(world.picture, complete=False)
-    assert world.decide() == (), "the list of nodes is not whole"
-    world.picture = structs.replace(world.picture, complete=True)
-    world.settle()
-    assert world.of("n1").ended_by is EndedBy.NODE_GONE
-    assert world.of("n1", Kind.HOLD).state is State.ACTIVE
-    world.join("n1", uid="uid-other", boot="boot-9")
-    world.shows("n1")
-    world.settle()
-    assert world.out() == {"n1"}
-
-
-def test_a_renamed_node_is_isolated_under_its_new_name() -> None:
-    world = isolated()
-    world.leave("n1")
-    world.join("n9", boot="boot-1")
-    world.shows("n9", a_finding())
-    world.settle()
-    assert world.of("n1").ended_by is EndedBy.NODE_GONE
-    assert world.out() == {"n9"}
-
-
-def test_a_late_report_of_an_old_boot_changes_nothing() -> None:
-    world = World()
-    world.shows("n1", a_finding())
-    late = world.report_of("n1")
-    world.passes(100.0)
-    world.reboot("n1", "boot-2")
-    before = world.node()
-    after = fold(before, late, world.now)
-    assert structs.replace(after, agent_mono_s=None) == structs.replace(before, agent_mono_s=None)
-    # Also where the kubelet's word of the new boot is not known yet.
-    world.change("n1", api_boot_id="")
-    assert fold(world.node(), late, world.now).boot_id == "boot-2"
-    assert world.decide() == ()
-
-
-def test_a_late_report_is_known_as_such_although_the_nodes_clock_was_set_back() -> None:
-    world = World()
-    late = world.report_of("n1")
-    world.reboot("n1", "boot-2")
-    back = structs.replace(late.now, wall_s=late.now.wall_s + 86_400.0)
-    assert fold(world.node(), structs.replace(late, now=back), world.now).boot_id == "boot-2"
-    # Where the kubelet's word is still of the old boot, the clock of the node decides.
-    world.change("n1", boot_id="boot-0", api_boot_id="", booted_wall_s=0.0)
-    assert fold(world.node(), late, world.now).boot_id == "boot-1"
-
-
-def test_a_check_that_an_agent_no_longer_has_is_forgotten_with_its_next_full_report() -> None:
-    world = World()
-    world.shows("n1", a_full_disk())
-    late = world.report_of("n1")
-    world.passes(1.0)
-    del world.found["n1"]["disk"]
-    changes = fold(world.node(), world.report_of("n1"), world.now)
-    assert "disk" in changes.checks
-    full = fold(changes, world.report_of("n1"), world.now, full=True)
-    assert "disk" not in full.checks
-    assert fold(full, late, world.now, full=True).checks == full.checks, "a late one brings nothing back"
-
-
-def test_a_picture_is_the_same_after_it_was_written_and_read() -> None:
-    world = World()
-    world.change("n1", pods=(a_pod(),))
-    world.shows("n1", a_finding())
-    world.order(OrderKind.HOLD, "n1")
-    world.picture = structs.replace(
-        world.picture, orders=(*world.picture.orders, Order(id="o", kind=OrderKind.RELEASE, node="n1"))
-    )
-    read = msgspec.json.decode(msgspec.json.encode(world.picture), type=FleetPicture)
-    assert read == world.picture
-
-
-# ---------------------------------------------------------------- records in other hands
-
-
-def test_a_deleted_record_is_made_anew_from_the_mark() -> None:
-    world = isolated()
-    old = world.records.pop("n1-0001")
-    world.settle()
-    record = world.of("n1")
-    assert (record.id, record.state, record.findings) == (old.id, State.ACTIVE, old.findings)
-    assert record.story[0].reason == Reason.MARK_FOUND
-    assert world.out() == {"n1"}
-    world.reboot("n1", "boot-2")
-    world.settle()
-    world.passes(OPEN.release_after_s)
-    world.settle()
-    assert not world.out()
-    assert not world.node("n1").unschedulable, "the mark says that Sentinel cordoned it"
-
-
-def test_a_record_that_was_made_anew_counts_in_no_window() -> None:
-    world = World(["n1", "n2"], structs.replace(OPEN, isolations=Allowance(per_window=Limit(1))))
-    world.shows("n1", a_finding())
-    world.settle()
-    world.passes(4000.0)
-    world.records.clear()
-    world.settle()
-    assert world.of("n1").acted_wall_s == 0.0
-    world.shows("n2", a_finding())
-    world.settle()
-    assert world.out() == {"n1", "n2"}
-
-
-def test_a_deleted_record_is_not_made_anew_where_another_one_keeps_the_node_out() -> None:
-    world = World()
-    world.shows("n1", a_finding())
-    world.settle()
-    world.shows("n1", a_finding(), a_full_disk())
-    world.settle()
-    del world.records["n1-0001"]
-    world.shows("n1", a_full_disk())
-    world.settle()
-    assert {record.kind for record in world.records.values()} == {Kind.DISK}
-    assert Reason.MARK_FOUND not in world.reasons()
-    mark = world.node().mark
-    assert mark is not None
-    assert mark.number == 2
-
-
-def test_a_deleted_record_beside_one_that_is_held_back_or_observed() -> None:
-    world = World(["n1"], structs.replace(OPEN, isolations=Allowance(per_window=Limit(0))))
-    world.order(OrderKind.HOLD, "n1")
-    world.settle()
-    world.shows("n1", a_finding())
-    world.settle()
-    assert world.of("n1").state is State.HELD
-    del world.records["n1-0001"]
-    world.settle()
-    assert (world.of("n1").state, world.of("n1").reason) == (State.ACTIVE, Reason.MARK_FOUND)
-    assert world.out() == {"n1"}
-
-
-def test_a_record_that_a_person_sets_to_released_gives_the_node_back() -> None:
-    world = isolated()
-    world.shows("n1")
-    world.records["n1-0001"] = structs.replace(world.of("n1"), state=State.RELEASED)
-    world.settle()
-    assert not world.out()
-
-
-def test_a_deleted_record_of_an_ended_isolation_is_no_reason_to_act() -> None:
-    world = isolated()
-    world.reboot("n1", "boot-2")
-    world.settle()
-    world.passes(OPEN.release_after_s)
-    world.settle()
-    world.records.clear()
-    world.settle()
-    assert not world.records
-
-
-def test_a_mark_that_is_not_readable_is_replaced() -> None:
-    world = isolated()
-    world.change("n1", taints=(Taint("sentinel.dev/quarantined", "who knows"),))
-    world.settle()
-    mark = world.node("n1").mark
-    assert mark is not None
-    assert mark.number == 1
-
-
-def test_a_leader_that_was_superseded_decides_nothing() -> None:
-    world = isolated()
-    world.records = {key: structs.replace(record, epoch=5) for key, record in world.records.items()}
-    world.shows("n2", a_finding())
-    assert world.decide() == ()
-    assert fleet.superseded(world.picture, world.records)
-
-
-def test_ended_records_are_kept_for_the_longest_window_and_as_long_as_they_are_needed() -> None:
-    world = isolated()
-    world.order(OrderKind.RELEASE, "n1")
-    world.settle()
-    world.passes(OPEN.keep_s + 1)
-    world.settle()
-    assert not fleet.prunable(world.of("n1"), world.picture, OPEN, world.now), "its finding still stands"
-    world.shows("n1")
-    world.settle()
-    assert fleet.prunable(world.of("n1"), world.picture, OPEN, world.now)
-    assert not fleet.prunable(isolated().of("n1"), world.picture, OPEN, world.now)
-    mark = NodeMark(1, True).taint()
-    world.change("n1", taints=(mark,))
-    assert not fleet.prunable(world.of("n1"), world.picture, OPEN, world.now), "the mark is still there"
 
 
 # ---------------------------------------------------------------- observe

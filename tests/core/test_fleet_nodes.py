@@ -1,0 +1,251 @@
+"""Nodes that are replaced, renamed and restarted, late reports, and records in other hands."""
+
+import msgspec
+from msgspec import structs
+
+from sentinel.core import fleet
+from sentinel.core.fleet_events import Reason
+from sentinel.core.fleet_fold import fold
+from sentinel.core.fleet_marks import write
+from sentinel.core.fleet_model import (
+    EndedBy,
+    FleetPicture,
+    Kind,
+    NodeMark,
+    Order,
+    OrderKind,
+    State,
+    Taint,
+)
+from sentinel.core.fleet_settings import Allowance, Limit
+from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_pod, an_isolated_node
+
+# ---------------------------------------------------------------- nodes that change
+
+
+def test_another_machine_under_the_same_name_begins_anew() -> None:
+    world = an_isolated_node()
+    world.leave("n1")
+    world.join("n1", uid="uid-other", boot="boot-9")
+    world.shows("n1")
+    world.settle()
+    assert world.of("n1").ended_by is EndedBy.NODE_REPLACED
+    assert not world.out()
+
+
+def test_a_new_object_of_the_same_machine_stays_an_isolated_node() -> None:
+    world = an_isolated_node()
+    world.leave("n1")
+    world.join("n1", uid="uid-again")
+    world.settle()
+    assert world.out() == {"n1"}
+    assert (len(world.records), world.of("n1").node_uid) == (1, "uid-again")
+    assert Reason.NODE_RECREATED in world.reasons()
+
+
+def test_a_node_whose_machine_is_not_known_yet_is_not_judged() -> None:
+    world = an_isolated_node()
+    world.leave("n1")
+    world.put(
+        structs.replace(world.node("n2"), name="n1", uid="uid-x", boot_id="", api_boot_id="", checks={})
+    )
+    assert world.decide() == ()
+
+
+def test_nothing_is_written_to_a_node_object_that_the_record_does_not_mean() -> None:
+    world = World()
+    world.shows("n1", a_finding())
+    world.decide(write=False)
+    another = world.change("n1", uid="uid-x", boot_id="", api_boot_id="", checks={})
+    assert write(another, list(world.records.values())) is None
+
+
+def test_a_node_that_is_gone_ends_its_isolation_and_not_a_persons_hold() -> None:
+    world = an_isolated_node()
+    world.order(OrderKind.HOLD, "n1")
+    world.settle()
+    world.leave("n1")
+    world.picture = structs.replace(world.picture, complete=False)
+    assert world.decide() == (), "the list of nodes is not whole"
+    world.picture = structs.replace(world.picture, complete=True)
+    world.settle()
+    assert world.of("n1").ended_by is EndedBy.NODE_GONE
+    assert world.of("n1", Kind.HOLD).state is State.ACTIVE
+    world.join("n1", uid="uid-other", boot="boot-9")
+    world.shows("n1")
+    world.settle()
+    assert world.out() == {"n1"}
+
+
+def test_a_renamed_node_is_isolated_under_its_new_name() -> None:
+    world = an_isolated_node()
+    world.leave("n1")
+    world.join("n9", boot="boot-1")
+    world.shows("n9", a_finding())
+    world.settle()
+    assert world.of("n1").ended_by is EndedBy.NODE_GONE
+    assert world.out() == {"n9"}
+
+
+def test_a_late_report_of_an_old_boot_changes_nothing() -> None:
+    world = World()
+    world.shows("n1", a_finding())
+    late = world.report_of("n1")
+    world.passes(100.0)
+    world.reboot("n1", "boot-2")
+    before = world.node()
+    after = fold(before, late, world.now)
+    assert structs.replace(after, agent_mono_s=None) == structs.replace(before, agent_mono_s=None)
+    # Also where the kubelet's word of the new boot is not known yet.
+    world.change("n1", api_boot_id="")
+    assert fold(world.node(), late, world.now).boot_id == "boot-2"
+    assert world.decide() == ()
+
+
+def test_a_late_report_is_known_as_such_although_the_nodes_clock_was_set_back() -> None:
+    world = World()
+    late = world.report_of("n1")
+    world.reboot("n1", "boot-2")
+    back = structs.replace(late.now, wall_s=late.now.wall_s + 86_400.0)
+    assert fold(world.node(), structs.replace(late, now=back), world.now).boot_id == "boot-2"
+    # Where the kubelet's word is still of the old boot, the clock of the node decides.
+    world.change("n1", boot_id="boot-0", api_boot_id="", booted_wall_s=0.0)
+    assert fold(world.node(), late, world.now).boot_id == "boot-1"
+
+
+def test_a_check_that_an_agent_no_longer_has_is_forgotten_with_its_next_full_report() -> None:
+    world = World()
+    world.shows("n1", a_full_disk())
+    late = world.report_of("n1")
+    world.passes(1.0)
+    del world.found["n1"]["disk"]
+    changes = fold(world.node(), world.report_of("n1"), world.now)
+    assert "disk" in changes.checks
+    full = fold(changes, world.report_of("n1"), world.now, full=True)
+    assert "disk" not in full.checks
+    assert fold(full, late, world.now, full=True).checks == full.checks, "a late one brings nothing back"
+
+
+def test_a_picture_is_the_same_after_it_was_written_and_read() -> None:
+    world = World()
+    world.change("n1", pods=(a_pod(),))
+    world.shows("n1", a_finding())
+    world.order(OrderKind.HOLD, "n1")
+    world.picture = structs.replace(
+        world.picture, orders=(*world.picture.orders, Order(id="o", kind=OrderKind.RELEASE, node="n1"))
+    )
+    read = msgspec.json.decode(msgspec.json.encode(world.picture), type=FleetPicture)
+    assert read == world.picture
+
+
+# ---------------------------------------------------------------- records in other hands
+
+
+def test_a_deleted_record_is_made_anew_from_the_mark() -> None:
+    world = an_isolated_node()
+    old = world.records.pop("n1-0001")
+    world.settle()
+    record = world.of("n1")
+    assert (record.id, record.state, record.findings) == (old.id, State.ACTIVE, old.findings)
+    assert record.story[0].reason == Reason.MARK_FOUND
+    assert world.out() == {"n1"}
+    world.reboot("n1", "boot-2")
+    world.settle()
+    world.passes(OPEN.release_after_s)
+    world.settle()
+    assert not world.out()
+    assert not world.node("n1").unschedulable, "the mark says that Sentinel cordoned it"
+
+
+def test_a_record_that_was_made_anew_counts_in_no_window() -> None:
+    world = World(["n1", "n2"], structs.replace(OPEN, isolations=Allowance(per_window=Limit(1))))
+    world.shows("n1", a_finding())
+    world.settle()
+    world.passes(4000.0)
+    world.records.clear()
+    world.settle()
+    assert world.of("n1").acted_wall_s == 0.0
+    world.shows("n2", a_finding())
+    world.settle()
+    assert world.out() == {"n1", "n2"}
+
+
+def test_a_deleted_record_is_not_made_anew_where_another_one_keeps_the_node_out() -> None:
+    world = World()
+    world.shows("n1", a_finding())
+    world.settle()
+    world.shows("n1", a_finding(), a_full_disk())
+    world.settle()
+    del world.records["n1-0001"]
+    world.shows("n1", a_full_disk())
+    world.settle()
+    assert {record.kind for record in world.records.values()} == {Kind.DISK}
+    assert Reason.MARK_FOUND not in world.reasons()
+    mark = world.node().mark
+    assert mark is not None
+    assert mark.number == 2
+
+
+def test_a_deleted_record_beside_one_that_is_held_back_or_observed() -> None:
+    world = World(["n1"], structs.replace(OPEN, isolations=Allowance(per_window=Limit(0))))
+    world.order(OrderKind.HOLD, "n1")
+    world.settle()
+    world.shows("n1", a_finding())
+    world.settle()
+    assert world.of("n1").state is State.HELD
+    del world.records["n1-0001"]
+    world.settle()
+    assert (world.of("n1").state, world.of("n1").reason) == (State.ACTIVE, Reason.MARK_FOUND)
+    assert world.out() == {"n1"}
+
+
+def test_a_record_that_a_person_sets_to_released_gives_the_node_back() -> None:
+    world = an_isolated_node()
+    world.shows("n1")
+    world.records["n1-0001"] = structs.replace(world.of("n1"), state=State.RELEASED)
+    world.settle()
+    assert not world.out()
+
+
+def test_a_deleted_record_of_an_ended_isolation_is_no_reason_to_act() -> None:
+    world = an_isolated_node()
+    world.reboot("n1", "boot-2")
+    world.settle()
+    world.passes(OPEN.release_after_s)
+    world.settle()
+    world.records.clear()
+    world.settle()
+    assert not world.records
+
+
+def test_a_mark_that_is_not_readable_is_replaced() -> None:
+    world = an_isolated_node()
+    world.change("n1", taints=(Taint("sentinel.dev/quarantined", "who knows"),))
+    world.settle()
+    mark = world.node("n1").mark
+    assert mark is not None
+    assert mark.number == 1
+
+
+def test_a_leader_that_was_superseded_decides_nothing() -> None:
+    world = an_isolated_node()
+    world.records = {key: structs.replace(record, epoch=5) for key, record in world.records.items()}
+    world.shows("n2", a_finding())
+    assert world.decide() == ()
+    assert fleet.superseded(world.picture, world.records)
+
+
+def test_ended_records_are_kept_for_the_longest_window_and_as_long_as_they_are_needed() -> None:
+    world = an_isolated_node()
+    world.order(OrderKind.RELEASE, "n1")
+    world.settle()
+    world.passes(OPEN.keep_s + 1)
+    world.settle()
+    assert not fleet.prunable(world.of("n1"), world.picture, OPEN, world.now), "its finding still stands"
+    world.shows("n1")
+    world.settle()
+    assert fleet.prunable(world.of("n1"), world.picture, OPEN, world.now)
+    assert not fleet.prunable(an_isolated_node().of("n1"), world.picture, OPEN, world.now)
+    mark = NodeMark(1, True).taint()
+    world.change("n1", taints=(mark,))
+    assert not fleet.prunable(world.of("n1"), world.picture, OPEN, world.now), "the mark is still there"
