@@ -125,6 +125,13 @@ SETTINGS_IN_FORCE = _gauge(
 SETTINGS_RELOADS = _counter(
     "settings_reloads_total", "Settings read again; outcome is applied, unchanged or refused.", "outcome"
 )
+CONTROLLER_CONNECTED = _gauge(
+    "controller_connected", "1: a controller takes the reports of this node; 0: none does."
+)
+REPORTS_WAITING = _gauge("reports_waiting", "Reports that no controller has taken yet.")
+REPORTS_DROPPED = _counter(
+    "reports_dropped_total", "Reports that this node had to give up; kind is progress or event.", "kind"
+)
 LOG_BYTES = _counter("log_read_bytes_total", "Bytes read of the logs of ranks.")
 LOG_MATCHES = _counter("log_matches_total", "Log lines that a rule named, by failure class.", "failure")
 DECISIONS = _counter("decisions_total", "Decisions of the policy, doing nothing included.", "reason")
@@ -275,6 +282,13 @@ class Metrics:
     def check_timeouts(self, check: str, count: int) -> None:
         """Timeouts of a check since the start."""
         self._set(CHECK_TIMEOUTS, count, check)
+
+    def controller_link(self, *, connected: bool, waiting: int, dropped: Mapping[str, int]) -> None:
+        """How this node's reports fare; `dropped` by kind, since the link began."""
+        self._set(CONTROLLER_CONNECTED, int(connected))
+        self._set(REPORTS_WAITING, waiting)
+        for kind, count in dropped.items():
+            self._set(REPORTS_DROPPED, count, kind)
 
     def check_age(self, check: str, seconds: float) -> None:
         self._set(CHECK_AGE, seconds, check)

@@ -127,6 +127,15 @@ class Shape(Struct, frozen=True, kw_only=True, omit_defaults=True):
     services: tuple[str, ...] | None = None  # systemd units, like "kubelet.service"
 
 
+class ControllerLink(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where the agent of a node reports to. No address: it serves its page and nothing else."""
+
+    addresses: tuple[str, ...] = ()  # HOST:PORT of each controller, or of a headless service
+    node: str = ""  # name in the cluster; default: $SENTINEL_NODE, else the host name
+    token_file: str = "/var/run/secrets/sentinel/token"  # projected, for the audience "sentinel"
+    ca_file: str = "/var/run/secrets/sentinel/ca.crt"  # certificates of the controllers' authority
+
+
 class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     state_dir: str = (
         ""  # default: $SENTINEL_STATE_DIR, else $XDG_STATE_HOME/sentinel, else ~/.local/state/sentinel
@@ -139,6 +148,7 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpu: GpuThresholds = GpuThresholds()
     network: Network = Network()
     own_checks: tuple[OwnCheck, ...] = ()
+    controller: ControllerLink = ControllerLink()
     shapes: tuple[Shape, ...] = ()  # the manifest: the first that matches is this node's
     shape: Shape = (
         Shape()

@@ -82,6 +82,7 @@ def every_call(metrics: Metrics) -> None:
     metrics.check_age("nvml", 3.0)
     metrics.loop_lag(0.1)
     metrics.settings_read("refused")
+    metrics.controller_link(connected=True, waiting=5, dropped={"event": 6})
     metrics.degraded(1)
     metrics.exception("effect")
 
@@ -127,6 +128,9 @@ def every_call(metrics: Metrics) -> None:
         (2, "mails_waiting", {}),
         (3, "records_saved_total", {}),
         (1, "record_save_failures_total", {}),
+        (1, "controller_connected", {}),
+        (5, "reports_waiting", {}),
+        (6, "reports_dropped_total", {"kind": "event"}),
         (1, "degraded_modes", {}),
         (1, "exceptions_total", {"place": "effect"}),
     ],

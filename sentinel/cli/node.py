@@ -16,6 +16,7 @@ from sentinel.checks.runner import CheckRunner
 from sentinel.cli import node_state
 from sentinel.cli.control import Presence, listen, write_presence
 from sentinel.cli.node_health import Health, LagMeter
+from sentinel.cli.node_link import NodeLink
 from sentinel.cli.node_pages import routes
 from sentinel.cli.node_settings import SettingsWatch
 from sentinel.clock import system_now
@@ -57,6 +58,7 @@ class NodeAgent:
         self._say = say
         self._stop = asyncio.Event()
         self._watch = SettingsWatch(settings_file, settings)
+        self._link = NodeLink(self)
         self._runner = self._new_runner(settings)
         self._checks: asyncio.Task[None] | None = None
         self._server: Any = None
@@ -84,6 +86,7 @@ class NodeAgent:
             "settings": self._follow_settings,
             "page": self._serve,
             "control": self._answer,
+            "controller": self._link.run,
             "heartbeat": LagMeter(self.health, lambda: _notify("WATCHDOG=1")).run,
         }
         tasks = [asyncio.create_task(self._kept(name, work), name=name) for name, work in services.items()]
@@ -152,6 +155,7 @@ class NodeAgent:
             self._say(f"cannot tell of {result.check}: {result.detail}")
             self._said_s[result.check] = result.at_mono_s
         self._tell(result.check, result.findings)
+        self._link.checked(result)
 
     def _tell(self, check: str, findings: tuple[Finding, ...]) -> None:
         """Say which findings of a check are new, worse, or over."""
@@ -184,6 +188,11 @@ class NodeAgent:
             self._say(f"and {len(lines) - MAX_LINES} more changes: see /findings")
 
     def trouble(self, code: str, entity: str, summary: str, evidence: str, action: str) -> None:
+        """The agent cannot do its work: a notice that /healthz tells too."""
+        self.health.trouble(code, f"{summary}: {evidence}")
+        self.notice(code, entity, summary, evidence, action)
+
+    def notice(self, code: str, entity: str, summary: str, evidence: str, action: str) -> None:
         """A finding about the agent itself, which stands until `well` is called."""
         now = system_now()
         finding = Finding(
@@ -200,16 +209,22 @@ class NodeAgent:
             seen_mono_s=now.mono_s,
             boot_id=self._runner.boot_id,
         )
-        self.health.trouble(code, f"{summary}: {evidence}")
-        book = self._runner.book
-        book.add([finding], now)
-        self._tell(CHECK, book.active(CHECK))
+        self._runner.book.add([finding], now)
+        self._tell_own()
 
     def well(self, code: str, entity: str) -> None:
         self.health.well(code)
         book = self._runner.book
         if book.clear((Component.AGENT.value, entity, code)):
-            self._tell(CHECK, book.active(CHECK))
+            self._tell_own()
+
+    def _tell_own(self) -> None:
+        found = tuple(self._runner.book.active(CHECK))
+        self._tell(CHECK, found)
+        state = CheckState.FOUND if found else CheckState.OK
+        self._link.checked(
+            CheckResult(check=CHECK, state=state, findings=found, at_mono_s=system_now().mono_s)
+        )
 
     # ------------------------------------------------------------ what a person asks
 
@@ -301,6 +316,8 @@ class NodeAgent:
         self.settings = settings
         self._runner = self._new_runner(settings)
         self._runner.restore(old.snapshot())
+        for name in {result.check for result in old.results()} - set(self._runner.stats):
+            self._link.forget_check(name)
         for finding in self._runner.book.active("shape"):  # judges the settings alone, and at once again
             self._runner.book.clear(finding.key)
         if self._checks is not None:

@@ -224,6 +224,12 @@ def _listen(value: object) -> str:
     return value
 
 
+def _address(value: object) -> str:
+    if value == "":
+        raise refuse("HOST:PORT of a controller")
+    return _listen(value)
+
+
 def _url(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s\"'<>]{1,500}", value):
         raise refuse("an address that begins with http:// or https://")
@@ -298,6 +304,9 @@ JobPath = Annotated[
     str, Checked(_job_path, type="string", minLength=1, maxLength=1000), Meaning("path or glob")
 ]
 Listen = Annotated[str, BeforeValidator(_listen), Meaning("HOST:PORT")]
+Addresses = Annotated[
+    tuple[Annotated[str, BeforeValidator(_address), Meaning("HOST:PORT")], ...], Meaning("list of HOST:PORT")
+]
 Url = Annotated[str, BeforeValidator(_url), Meaning("URL")]
 FailureClass = Annotated[
     str,

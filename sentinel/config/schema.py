@@ -13,6 +13,7 @@ from sentinel import settings
 from sentinel.config.kinds import (
     AbsolutePath,
     AbsolutePaths,
+    Addresses,
     AutoOrDuration,
     Command,
     Components,
@@ -396,6 +397,20 @@ class OwnCheckSpec(Section):
     )
 
 
+class ControllerSpec(Section):
+    core = settings.ControllerLink
+    addresses: Addresses = written(
+        "addresses",
+        "HOST:PORT of each controller, or of a name that stands for all of them. Without one the agent reports "
+        "to nobody.",
+    )
+    node: Text = written(
+        "node", "The node's name in the cluster; without it $SENTINEL_NODE, else the host name."
+    )
+    token_file: AbsolutePath = written("tokenFile", "The agent's projected service-account token.")
+    ca_file: AbsolutePath = written("caFile", "Certificates of the controllers' authority.")
+
+
 class ShapeMatchSpec(Section):
     core = settings.ShapeMatch
     hostname: PlainPattern = written("hostname", "Searched in the node's host name.")
@@ -444,6 +459,7 @@ class SettingsDocument(Section):
     gpu: GpuSpec = written("gpu", "When a GPU is told of or faulty, beyond its own limits and NVIDIA's word.")
     network: NetworkSpec = written("network", "When InfiniBand, RoCE and Ethernet ports are findings.")
     own_checks: tuple[OwnCheckSpec, ...] = written("ownChecks", "Programs of your own, run as checks.")
+    controller: ControllerSpec = written("controller", "Where `sentinel agent` reports to.")
     shapes: tuple[ShapeSpec, ...] = written(
         "shapes",
         "Expected hardware. The first shape that matches a node is its own: one file serves a fleet.",

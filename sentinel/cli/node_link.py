@@ -1,0 +1,132 @@
+"""What joins the agent of a node to its controller: each result of a check goes there, and waits while it cannot."""
+
+import asyncio
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+import sentinel
+from sentinel.clock import system_now
+from sentinel.core.model import CheckResult, Report
+from sentinel.settings import ControllerLink
+
+if TYPE_CHECKING:
+    from sentinel.cli.node import NodeAgent
+    from sentinel.transport.client import Client
+    from sentinel.transport.wire import Orders
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 1.0
+SAID_AFTER_S = 60.0  # without a controller: as long as it takes the controller to call the agent silent
+CODE = "controller-unreachable"
+ENTITY = "controller"
+
+
+class NodeLink:
+    """`run` is a service of the agent. New settings of the controller end the old link and begin another."""
+
+    def __init__(self, agent: "NodeAgent") -> None:
+        self._agent = agent
+        self._client: Client | None = None
+        self._sequence = 0
+        self._silent_since_s = time.monotonic()
+        self._said = False
+
+    def checked(self, result: CheckResult) -> None:
+        if self._client is None:
+            return
+        self._sequence += 1
+        self._client.send(
+            Report(
+                node=self.node,
+                boot_id=self._agent.runner.boot_id,
+                sequence=self._sequence,
+                now=system_now(),
+                checks=(result,),
+            )
+        )
+
+    def forget_check(self, check: str) -> None:
+        if self._client is not None:
+            self._client.forget_check(check)
+
+    @property
+    def node(self) -> str:
+        """The name of this node, as the cluster knows it."""
+        return (
+            self._agent.settings.controller.node
+            or os.environ.get("SENTINEL_NODE", "")
+            or socket.gethostname()
+        )
+
+    # ------------------------------------------------------------ life
+
+    async def run(self) -> None:
+        """For each version of the settings one link, until cancelled."""
+        while True:
+            wanted = self._agent.settings.controller
+            if not wanted.addresses:
+                self._agent.well(CODE, ENTITY)
+                self._said = False
+                await asyncio.sleep(LOOK_S)
+                continue
+            self._client = self._new(wanted)
+            for result in self._agent.runner.results():
+                self.checked(result)
+            running = asyncio.create_task(self._client.run())
+            try:
+                while self._agent.settings.controller == wanted and not running.done():
+                    self._show(self._client)
+                    await asyncio.wait({running}, timeout=LOOK_S)
+                if running.done():
+                    running.result()  # what broke it is told by the owner of this service
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                self._client = None
+
+    def _new(self, wanted: ControllerLink) -> "Client":
+        from sentinel.transport.client import Client, ClientSettings
+
+        self._silent_since_s = time.monotonic()
+        folder = self._agent.folder / "controller"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return Client(
+            ClientSettings(
+                node=self.node,
+                boot_id=self._agent.runner.boot_id,
+                addresses=wanted.addresses,
+                token_path=wanted.token_file,
+                bundle_path=wanted.ca_file,
+                folder=str(folder),
+                version=sentinel.__version__,
+            ),
+            self._ordered,
+        )
+
+    def _show(self, client: "Client") -> None:
+        """Numbers for /metrics, and a finding of this node where nobody hears it."""
+        status, spool = client.status, client.spool
+        self._agent.metrics.controller_link(
+            connected=bool(status.address),
+            waiting=spool.waiting,
+            dropped={kind.value: count for kind, count in spool.dropped.items()},
+        )
+        if status.address:
+            self._silent_since_s = time.monotonic()
+            self._agent.well(CODE, ENTITY)
+            self._said = False
+        elif not self._said and time.monotonic() - self._silent_since_s > SAID_AFTER_S:
+            self._said = True
+            problem = status.problem or "not reached yet"
+            text = "No controller takes the reports of this node: they wait on its disk"
+            self._agent.notice(CODE, ENTITY, text, problem, "CHECK_SETTINGS")
+
+    def _ordered(self, orders: "Orders") -> None:
+        """This agent follows no jobs: orders of a newer controller are told and left alone."""
+        for order in orders.items:
+            log.info("order_not_known", kind=order.kind, id=order.id)
