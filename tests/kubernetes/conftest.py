@@ -32,7 +32,8 @@ def manifests(pattern: str) -> list[dict[str, Any]]:
 def installed(control_plane: "ControlPlane") -> "ControlPlane":
     from tests.rig.processes import until
 
-    control_plane.admin.apply(manifests("crds/*.yaml") + manifests("rbac.yaml") + manifests("admission.yaml"))
+    control_plane.admin.apply(manifests("crds/*.yaml") + manifests("namespace.yaml"))
+    control_plane.admin.apply(manifests("rbac.yaml") + manifests("admission.yaml"))
 
     def served() -> bool:
         found = control_plane.admin.find("/apis/sentinel.dev/v1alpha1")

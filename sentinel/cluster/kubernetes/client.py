@@ -134,6 +134,7 @@ class Client:
         how: str = "application/json",
         deadline_s: float = DEADLINE_S,
         missing_is_fine: bool = False,
+        accept: str = "application/json",
     ) -> bytes:
         """One request and its whole answer within `deadline_s`. A 401 reads the credentials again, once."""
         data = None if body is None else msgspec.json.encode(body)
@@ -141,9 +142,9 @@ class Client:
         try:
             async with asyncio.timeout(deadline_s):
                 used = self._access
-                answer, content = await self._exchange(method, path, query, data, how, sent)
+                answer, content = await self._exchange(method, path, query, data, (accept, how), sent)
                 if answer.status == 401 and await self._log_in_again(used):
-                    answer, content = await self._exchange(method, path, query, data, how, sent)
+                    answer, content = await self._exchange(method, path, query, data, (accept, how), sent)
         except TimeoutError:
             raise _no_answer(method, path, f"no answer within {deadline_s:g} s", sent.sent) from None
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
@@ -160,12 +161,13 @@ class Client:
         path: str,
         query: Mapping[str, str] | None,
         data: bytes | None,
-        how: str,
+        types: tuple[str, str],
         sent: "_Sent",
     ) -> tuple[aiohttp.ClientResponse, bytes]:
         headers = await self._headers()
+        headers["Accept"] = types[0]
         if data is not None:
-            headers["Content-Type"] = how
+            headers["Content-Type"] = types[1]
         request = self._session("calls").request(
             method,
             self._url(path, query),

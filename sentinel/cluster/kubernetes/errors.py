@@ -10,7 +10,7 @@ from msgspec import Struct
 from sentinel.errors import PermanentError, TemporaryError
 
 MAX_RETRY_AFTER_S = 60.0
-EPOCH_POLICY = "sentinel-epoch"
+EPOCH_POLICY = "sentinel-epoch"  # what the names of the policies in deploy/admission.yaml begin with
 
 
 class Unavailable(TemporaryError):
