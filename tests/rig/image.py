@@ -4,24 +4,35 @@ import hashlib
 import io
 import json
 import platform
+import re
 import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
+from tests.rig.api import Object
 from tests.rig.processes import RigError
 
 IMAGE = "docker.io/rig/busybox:1"  # in a pod `rig/busybox:1` with imagePullPolicy: Never
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
+def host_python(*folders: Path) -> tuple[list[Object], list[Object]]:
+    """Volumes of a pod and mounts of its container with which `sys.executable` runs in it; more folders as well."""
+    prefixes = (Path(sys.base_prefix), Path(sys.prefix), *folders)
+    system = (Path(path) for path in ("/usr", "/lib", "/lib64", "/etc/ld.so.cache"))
+    inside = [path for path in (*system, *prefixes) if path.exists()]
+    paths = [p for n, p in enumerate(inside) if not any(p.is_relative_to(other) for other in inside[:n])]
+    volumes = [{"name": f"host-{n}", "hostPath": {"path": str(path)}} for n, path in enumerate(paths)]
+    mounts = [{"name": f"host-{n}", "mountPath": str(path), "readOnly": True} for n, path in enumerate(paths)]
+    return volumes, mounts
+
+
 def make_image(path: Path) -> Path:
     """Writes the image as `docker save` does, for `ctr images import`. Its command sleeps, as a sandbox needs."""
     busybox = shutil.which("busybox", path="/bin:/usr/bin:/usr/local/bin")
-    if (
-        not busybox
-        or b"interpreter" in subprocess.run(["file", busybox], capture_output=True, check=False).stdout
-    ):
+    if not busybox or re.search(rb"/ld-(linux|musl)", Path(busybox).read_bytes()[:4096]):  # asks for a loader
         raise RigError("a static busybox is missing: apt-get install busybox-static")
     layer = _layer(Path(busybox))
     config = {

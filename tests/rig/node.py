@@ -250,16 +250,17 @@ class Node:
     def _make_cgroups(self) -> None:
         top = Path("/sys/fs/cgroup")
         v2 = (top / "cgroup.controllers").exists()
-        hierarchies = (
-            [top]
-            if v2
-            else [p for p in top.iterdir() if (p / "cgroup.procs").exists() and not p.is_symlink()]
-        )
-        for hierarchy in hierarchies:
-            try:
-                (hierarchy / self.rig.folder.name / self.name).mkdir(parents=True)
-            except OSError as e:
-                raise RigError(f"cannot make a cgroup for {self.name}: {e} (real nodes need root)") from None
+        v1 = [path for path in top.iterdir() if (path / "cgroup.procs").exists() and not path.is_symlink()]
+        try:
+            for hierarchy in [top] if v2 else v1:
+                rigs = hierarchy / self.rig.folder.name
+                (rigs / self.name).mkdir(parents=True)
+                for parent in (hierarchy, rigs) if v2 else ():
+                    wanted = (parent / "cgroup.controllers").read_text().split()
+                    missing = set(wanted) - set((parent / "cgroup.subtree_control").read_text().split())
+                    (parent / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in missing))
+        except OSError as e:
+            raise RigError(f"cannot make a cgroup for {self.name}: {e} (real nodes need root)") from None
 
     def _json(self, name: str, document: Object) -> None:
         (self.folder / name).write_text(json.dumps(document, indent=1))

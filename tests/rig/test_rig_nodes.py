@@ -1,7 +1,9 @@
 """Real kubelets run real pods; nodes are lost, cut off and rebooted as machines are."""
 
+import contextlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from tests.rig.api import Object
 from tests.rig.control_plane import ControlPlane
+from tests.rig.image import host_python
 from tests.rig.node import Node
 from tests.rig.processes import until
 
@@ -104,9 +107,33 @@ def test_the_processes_of_a_pod_are_known_by_its_cgroup_and_get_signals(
     pods.job("train", nodes[1], "trap 'echo got it' USR1; echo up; while :; do sleep 0.1; done")
     pod = pods.until("train", lambda pod: "up" in texts(nodes[1], pod))
     for pid in nodes[1].pids(pod):
-        if b"trap" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGUSR1)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a sleep that has ended since
+            if b"trap" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGUSR1)
     until(lambda: "got it" in texts(nodes[1], pod), lambda: str(texts(nodes[1], pod)))
+
+
+def test_a_pod_reaches_the_projects_python_through_mounts(nodes: list[Node], pods: Pods, repo: Path) -> None:
+    volumes, mounts = host_python(repo)
+    container = {
+        "name": "main",
+        "image": "rig/busybox:1",
+        "imagePullPolicy": "Never",
+        "command": [sys.executable, "-c", "import msgspec, sentinel; print(sentinel.__name__, 'imported')"],
+        "volumeMounts": mounts,
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "nodeName": nodes[0].name,
+        "containers": [container],
+        "volumes": volumes,
+    }
+    meta = {"name": "python", "labels": {"job-name": "python"}}
+    pods.plane.admin.apply(
+        [{"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}], namespace=pods.space
+    )
+    pod = pods.until("python", phase("Succeeded"))
+    assert texts(nodes[0], pod) == ["sentinel imported"]
 
 
 def test_a_node_that_is_cut_off_goes_on_alone_and_one_that_is_lost_does_not(
