@@ -42,7 +42,7 @@ class Lifetimes(Struct, frozen=True):
     authority_s: float = 730 * DAY_S
     serving_s: float = 30 * DAY_S
     overlap_s: float = 7 * DAY_S  # from publishing a new authority to signing by it
-    backdate_s: float = 3600.0  # nodes whose clocks are behind must not wait
+    backdate_s: float = DAY_S  # nodes whose clocks are behind must not wait
 
 
 class Conflict(Exception):
