@@ -30,6 +30,7 @@ from sentinel.core.model import CheckResult, CheckState, Finding
 from sentinel.logs.kmsg import KmsgReader, read_boot_id
 from sentinel.logs.kmsg_drain import Drain
 from sentinel.settings import Settings
+from tests.checks.proc_tree import until
 from tests.kernel_log import ENVIRONMENT, KernelLog
 
 SENTINEL = (sys.executable, "-m", "sentinel")
@@ -535,7 +536,8 @@ def test_the_child_of_a_killed_agent_ends(log: KernelLog) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=ENVIRONMENT) as agent:
         assert agent.stdout is not None
         child = int(agent.stdout.readline())
-        assert "kmsg_child" in Path(f"/proc/{child}/cmdline").read_text()
+        # The kernel shows no command while it starts the program.
+        until(lambda: "kmsg_child" in Path(f"/proc/{child}/cmdline").read_text(), "no child")
         agent.kill()
     end_s = time.monotonic() + 20
     while Path(f"/proc/{child}").exists():
