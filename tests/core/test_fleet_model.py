@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from msgspec import structs
 
 from sentinel.core import fleet
-from sentinel.core.fleet_events import Decision, DoRemove, End, Isolate, Open, Removed
+from sentinel.core.fleet_events import Decision, DoRemove, End, Isolate, Open, Reason, Removed
 from sentinel.core.fleet_marks import outstanding
 from sentinel.core.fleet_model import (
     EndedBy,
@@ -333,9 +333,8 @@ class Fleet(RuleBasedStateMachine):
         world.records[after.id] = after
         world.effects = list(effects)
         self.known.add(after.id)
-        if isinstance(event, Isolate) or (
-            isinstance(event, Open) and not event.held_by and not event.adopted
-        ):
+        isolated = isinstance(event, Open | Isolate) and after.state is State.ACTIVE
+        if isolated and event.reason is not Reason.MARK_FOUND:  # what is out of service already asks no brake
             self.check_brakes(after)
         if isinstance(event, Removed):
             self.check_removal(after, effects)
