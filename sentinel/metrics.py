@@ -147,6 +147,20 @@ MAILS_FAILED = _counter("mail_failures_total", "Attempts to send a mail that fai
 MAILS_WAITING = _gauge("mails_waiting", "Mails that wait for their next attempt.")
 RECORDS_SAVED = _counter("records_saved_total", "Records written to the store.")
 RECORD_FAILURES = _counter("record_save_failures_total", "Attempts to save records that failed.")
+API_TIME = _histogram(
+    "api_request_seconds",
+    "Requests to the Kubernetes API server, by their outcome.",
+    "method",
+    "outcome",
+    buckets=_CHECK_SECONDS,
+)
+WATCH_AGE = _gauge("watch_age_seconds", "Since the API server last said anything of a kind.", "kind")
+WATCH_SYNCED = _gauge("watch_synced", "1: the copy of a kind is whole and followed; 0: it is not.", "kind")
+WATCH_OBJECTS = _gauge("watch_objects", "Objects of a kind in the copy.", "kind")
+WATCH_LISTS = _counter("watch_lists_total", "Times that a kind was listed as a whole.", "kind")
+WATCH_BREAKS = _counter("watch_breaks_total", "Watches that did not end as they should.", "kind")
+LEADING = _gauge("leading", "1: this controller leads; 0: it stands by.")
+EPOCH = _gauge("leader_epoch", "Counts the controllers that have led.")
 DEGRADED = _gauge("degraded_modes", "Degraded modes that are on now; `sentinel status` names them.")
 EXCEPTIONS = _counter("exceptions_total", "Unexpected exceptions caught at a named boundary.", "place")
 
@@ -332,6 +346,23 @@ class Metrics:
         """The settings were read again: "applied", "unchanged" or "refused"."""
         self._add(SETTINGS_RELOADS, 1, outcome)
         self._set(SETTINGS_IN_FORCE, 0 if outcome == "refused" else 1)
+
+    def api_request(self, method: str, outcome: str, seconds: float) -> None:
+        """`outcome`: "ok", or the name of the error."""
+        self._observe(API_TIME, seconds, method, outcome)
+
+    def watch(self, kind: str, *, age_s: float, synced: bool, objects: int, lists: int, breaks: int) -> None:
+        """How the copy of a kind stands; the last two since the start."""
+        self._set(WATCH_AGE, age_s if age_s != float("inf") else None, kind)
+        self._set(WATCH_SYNCED, int(synced), kind)
+        self._set(WATCH_OBJECTS, objects, kind)
+        self._set(WATCH_LISTS, lists, kind)
+        self._set(WATCH_BREAKS, breaks, kind)
+
+    def leading(self, leads: bool, epoch: int) -> None:
+        """`epoch`: of whoever leads."""
+        self._set(LEADING, int(leads))
+        self._set(EPOCH, epoch)
 
     def degraded(self, count: int) -> None:
         self._set(DEGRADED, count)

@@ -83,6 +83,9 @@ def every_call(metrics: Metrics) -> None:
     metrics.loop_lag(0.1)
     metrics.settings_read("refused")
     metrics.controller_link(connected=True, waiting=5, dropped={"event": 6})
+    metrics.api_request("PATCH", "ok", 0.004)
+    metrics.watch("nodes", age_s=3.0, synced=True, objects=7, lists=2, breaks=4)
+    metrics.leading(True, 12)
     metrics.degraded(1)
     metrics.exception("effect")
 
@@ -131,6 +134,14 @@ def every_call(metrics: Metrics) -> None:
         (1, "controller_connected", {}),
         (5, "reports_waiting", {}),
         (6, "reports_dropped_total", {"kind": "event"}),
+        (1, "api_request_seconds_count", {"method": "PATCH", "outcome": "ok"}),
+        (3, "watch_age_seconds", {"kind": "nodes"}),
+        (1, "watch_synced", {"kind": "nodes"}),
+        (7, "watch_objects", {"kind": "nodes"}),
+        (2, "watch_lists_total", {"kind": "nodes"}),
+        (4, "watch_breaks_total", {"kind": "nodes"}),
+        (1, "leading", {}),
+        (12, "leader_epoch", {}),
         (1, "degraded_modes", {}),
         (1, "exceptions_total", {"place": "effect"}),
     ],

@@ -15,6 +15,7 @@ from sentinel.cluster.kubernetes import errors
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.objects import NODES, QUARANTINES, Custom, Node
 from sentinel.errors import PermanentError
+from sentinel.metrics import Metrics
 from tests.kubernetes.conftest import EPOCH, kubeconfig, quarantine, run
 from tests.kubernetes.proxy import Fault, Proxy
 
@@ -64,6 +65,20 @@ def test_refusals_say_what_to_do_about_them(controller: str) -> None:
                 await client.get("/api/v1/secrets", Custom)
             await client.delete(QUARANTINES.path(name=one), uid=made.metadata.uid)
             await client.delete(QUARANTINES.path(name=one), uid=made.metadata.uid)
+
+    run(test())
+
+
+def test_requests_are_counted_by_their_outcome(controller: str) -> None:
+    async def test() -> None:
+        metrics = Metrics()
+        async with await Client.connect(controller, metrics=metrics) as client:
+            await client.call("GET", NODES.path())
+            with pytest.raises(errors.NotFound):
+                await client.get(NODES.path(name="none"), Node)
+        text = metrics.render()
+        assert b'sentinel_api_request_seconds_count{method="GET",outcome="ok"} 1.0' in text
+        assert b'sentinel_api_request_seconds_count{method="GET",outcome="NotFound"} 1.0' in text
 
     run(test())
 

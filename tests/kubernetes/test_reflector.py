@@ -13,6 +13,7 @@ import pytest
 from sentinel.cluster.kubernetes.client import Client, Resource
 from sentinel.cluster.kubernetes.objects import LEASES, NODE_LEASES, NODES, PODS, Custom, Node, NodeLease, Pod
 from sentinel.cluster.kubernetes.reflector import Change, Kind, Pace, Reflector, State
+from sentinel.metrics import Metrics
 from tests.kubernetes.conftest import eventually, kubeconfig, run
 from tests.kubernetes.proxy import Fault, Proxy
 
@@ -142,6 +143,9 @@ def test_a_cut_connection_is_resumed_without_a_new_list(
             await asyncio.to_thread(nodes.touch, 0, "4")
             await eventually(lambda: touched(follower, nodes.name(0)) == "4", "not resumed")
             assert follower.reflector.lists == 1
+            metrics = Metrics()
+            follower.reflector.measure(metrics)
+            assert b'sentinel_watch_objects{kind="nodes"} 1.0' in metrics.render()
             assert follower.reflector.breaks >= 3
 
     run(test())

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -13,6 +14,7 @@ from yarl import URL
 
 from sentinel.cluster.kubernetes import access
 from sentinel.cluster.kubernetes.errors import Conflict, Refused, Unanswered, Unavailable, of_answer
+from sentinel.metrics import Metrics
 
 T = TypeVar("T")
 
@@ -50,8 +52,11 @@ class Resource(Struct, frozen=True):
 class Client:
     """One identity at one API server. `async with`, or `aclose`. Raises only the errors of errors.py."""
 
-    def __init__(self, reach: access.Access, user_agent: str = "sentinel-controller") -> None:
+    def __init__(
+        self, reach: access.Access, metrics: Metrics | None = None, user_agent: str = "sentinel-controller"
+    ) -> None:
         self._access = reach
+        self._metrics = metrics
         self._agent = user_agent
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._retired: list[aiohttp.ClientSession] = []
@@ -59,9 +64,11 @@ class Client:
         self._logged_in_s = -LOGIN_AGAIN_S
 
     @classmethod
-    async def connect(cls, kubeconfig: str = "", context: str = "") -> "Client":
+    async def connect(
+        cls, kubeconfig: str = "", context: str = "", metrics: Metrics | None = None
+    ) -> "Client":
         """Reads the configuration; sends nothing. Raises PermanentError."""
-        return cls(await access.load(kubeconfig, context))
+        return cls(await access.load(kubeconfig, context), metrics)
 
     async def __aenter__(self) -> "Client":
         return self
@@ -137,23 +144,43 @@ class Client:
         accept: str = "application/json",
     ) -> bytes:
         """One request and its whole answer within `deadline_s`. A 401 reads the credentials again, once."""
+        began_s, outcome = time.monotonic(), "ok"
+        try:
+            answer, content = await self._sent(method, path, body, query, (accept, how), deadline_s)
+            if answer.status >= 400 and not (missing_is_fine and answer.status == 404):
+                raise of_answer(method, path, answer.status, content, answer.headers.get("Retry-After", ""))
+            return content
+        except Exception as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            if self._metrics is not None:
+                self._metrics.api_request(method, outcome, time.monotonic() - began_s)
+
+    async def _sent(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        query: Mapping[str, str] | None,
+        types: tuple[str, str],
+        deadline_s: float,
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
         data = None if body is None else msgspec.json.encode(body)
         sent = _Sent()
         try:
             async with asyncio.timeout(deadline_s):
                 used = self._access
-                answer, content = await self._exchange(method, path, query, data, (accept, how), sent)
+                answer, content = await self._exchange(method, path, query, data, types, sent)
                 if answer.status == 401 and await self._log_in_again(used):
-                    answer, content = await self._exchange(method, path, query, data, (accept, how), sent)
+                    answer, content = await self._exchange(method, path, query, data, types, sent)
+                return answer, content
         except TimeoutError:
             raise _no_answer(method, path, f"no answer within {deadline_s:g} s", sent.sent) from None
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise Unavailable(f"{method} {path}: {error}") from error  # nothing was sent
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise _no_answer(method, path, f"{type(error).__name__}: {error}", sent.sent) from error
-        if answer.status >= 400 and not (missing_is_fine and answer.status == 404):
-            raise of_answer(method, path, answer.status, content, answer.headers.get("Retry-After", ""))
-        return content
 
     async def _exchange(
         self,

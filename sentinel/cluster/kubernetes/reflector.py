@@ -27,6 +27,7 @@ from sentinel.cluster.kubernetes.client import Client, Resource, decoded
 from sentinel.cluster.kubernetes.errors import Expired, Forbidden, NotFound, Status, Unavailable, of_status
 from sentinel.cluster.kubernetes.objects import HasMeta
 from sentinel.errors import PermanentError, TemporaryError
+from sentinel.metrics import Metrics
 
 LIST_S = 60.0  # for one page
 BATCH = 256  # changes that are given out before other tasks get their turn
@@ -144,6 +145,17 @@ class Reflector(Generic[T]):
     def age_s(self) -> float:
         """Seconds since the server last said anything; infinite before its first list."""
         return float("inf") if self._word_mono_s is None else self._clock().mono_s - self._word_mono_s
+
+    def measure(self, metrics: Metrics) -> None:
+        """For a scrape."""
+        metrics.watch(
+            self.resource.plural,
+            age_s=self.age_s,
+            synced=self.synced,
+            objects=len(self.objects),
+            lists=self.lists,
+            breaks=self.breaks,
+        )
 
     async def wait_synced(self) -> None:
         await self._synced.wait()
