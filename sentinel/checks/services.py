@@ -23,6 +23,7 @@ from sentinel.settings import Shape
 
 DEADLINE_S = 3.0
 DOWN_LOOKS = 2  # a service that somebody restarts is down for a moment
+BOOTS_S = 600.0
 RESTARTS = 3  # by systemd, within an hour
 RESTARTS_WITHIN_S = 3600.0
 SEARCH_EVERY = 10  # looks; a service may be started after the agent
@@ -208,10 +209,11 @@ def judge_restarts(services: list[Service], now_s: float, kept: dict[str, Any]) 
     return found
 
 
-def _down(services: list[Service], wanted: set[str], kept: dict[str, Any]) -> list[Service]:
-    """Those that are down at DOWN_LOOKS looks in a row. Who looks for the first time judges what it sees."""
+def _down(services: list[Service], wanted: set[str], kept: dict[str, Any], now_s: float) -> list[Service]:
+    """Those that are down at DOWN_LOOKS looks in a row. Who looks for the first time judges what it sees, but not while
+    the node boots: services start one after the other."""
     before: dict[str, int] = kept.get("down", {})
-    first = "down" not in kept
+    first = "down" not in kept and now_s > BOOTS_S
     down = [service for service in services if service.name in wanted and not service.alive]
     kept["down"] = {service.name: before.get(service.name, 0) + 1 for service in down}
     return [
@@ -243,7 +245,7 @@ def check(look: Look) -> list[Finding]:
         raise Absent(f"none of {', '.join(KNOWN)} {where}; {expected(shape, 'services')}")
     told = ", ".join(sorted(wanted))
     look.kept["detail"] = told if shape.services is not None else f"{told}; {expected(shape, 'services')}"
-    found = judge_down(_down(services, wanted, look.kept), shape)
+    found = judge_down(_down(services, wanted, look.kept, look.now.mono_s), shape)
     found += judge_restarts([item for item in services if item.name in wanted], look.now.mono_s, look.kept)
     if any(service.name == "kubelet" and service.alive for service in services):
         problem = answers(KUBELET_HEALTH)

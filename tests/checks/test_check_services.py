@@ -123,6 +123,15 @@ def test_who_looks_once_is_told_at_once(booted: Node) -> None:
     assert booted.told() == [("service kubelet", "service-down", Severity.DEGRADED)]
 
 
+def test_a_service_that_has_not_yet_been_started_after_a_boot_is_waited_for(booted: Node) -> None:
+    booted.mono_s = 20.0
+    booted.unit("kubelet", "inactive", "dead")
+    assert booted.check() == []
+    assert booted.told() == [("service kubelet", "service-down", Severity.DEGRADED)]
+    booted.unit("kubelet", "active", "running")
+    assert booted.check() == []
+
+
 def test_a_service_that_is_being_started_is_waited_for(booted: Node) -> None:
     booted.unit("kubelet", "activating", "start")
     assert booted.check() == []
