@@ -24,6 +24,7 @@ FLOOD_S = 0.2
 JOURNAL_DEADLINE_S = 1.2  # of the first try: `sentinel check` answers within 2 s
 JOURNAL_RETRY_S = 6.0  # of the second, in an agent
 NEXT_CHILD_S = 60.0  # after a child that ended: it must not be started all the time
+CARDS_S = 60.0  # so long the GPUs that were found on the bus stand
 OVERLAP_US = 1_000_000  # no processor's clock is further from another's
 
 
@@ -47,7 +48,6 @@ def _findings(records: list[KmsgRecord], look: Look) -> list[Finding]:
     told = look.kept.setdefault("log", KernelLog())
     cgroups: dict[int, str] = {}
     pods: dict[str, str] = {}
-    cards: frozenset[str] | None = None
     found = []
     for record in records:
         event = told.take(record.text, record.at_us / 1e6)
@@ -67,9 +67,7 @@ def _findings(records: list[KmsgRecord], look: Look) -> list[Finding]:
                 pods[finding.job] = named_pod(finding.job, look.settings.pod_logs)
             finding = msgspec.structs.replace(finding, job=pods[finding.job])
         if finding.entity.startswith("PCI "):
-            # Once for each handful of lines: a bus that corrects errors floods, and has hundreds of functions.
-            cards = gpu_addresses(look.settings.sysfs) if cards is None else cards
-            finding = on_card(finding, cards)
+            finding = on_card(finding, _cards(look))
         found.append(finding)
     return found
 
@@ -95,11 +93,17 @@ def cgroup_of(pid: int, procfs: str = "/proc") -> str:
     return paths.get("memory") or paths.get("") or next(iter(paths.values()), "")
 
 
-def gpu_addresses(sysfs: str) -> frozenset[str]:
-    try:
-        return frozenset(gpu.pci for gpu in inventory(sysfs))
-    except OSError:  # no descriptor is left: the fault is told without it
-        return frozenset()
+def _cards(look: Look) -> frozenset[str]:
+    """The addresses of the GPUs, not searched for each line: a bus that corrects errors floods, and has hundreds of
+    functions."""
+    known: tuple[float, frozenset[str]] | None = look.kept.get("gpus")
+    if known is None or look.now.mono_s - known[0] > CARDS_S:
+        try:
+            cards = frozenset(gpu.pci for gpu in inventory(look.settings.sysfs))
+        except OSError:  # no descriptor is left: the fault is told without it
+            return frozenset()
+        known = look.kept["gpus"] = (look.now.mono_s, cards)
+    return known[1]
 
 
 def on_card(finding: Finding, cards: frozenset[str]) -> Finding:

@@ -233,7 +233,7 @@ def test_a_storm_of_corrected_errors_does_not_search_the_bus_for_each_line(machi
     found = kernel.check(look)
     assert {finding.entity for finding in found} == {"GPU 0000:18:00.0"}
     assert sum(finding.count for finding in found) == 1000
-    assert 0 < len(searches) <= 1000 / kernel.SLICE + 1
+    assert len(searches) == 1
 
 
 def test_a_server_that_answers_again_ends_its_finding_in_the_same_or_in_a_later_sample(machine: Any) -> None:
