@@ -1,4 +1,4 @@
-"""A controller that does nothing but lead: `python -m tests.kubernetes.leading KUBECONFIG ID`.
+"""A controller that does nothing but lead: `python -m tests.kubernetes.leading KUBECONFIG ID [quick]`.
 
 It prints `lead EPOCH`, `lost`, and once, who leads: `sees ID`. Lines on its standard input make it write: `mark NODE`,
 `record NODE`, `fence NODE`. Where such a line ends with `frozen` it stops itself with SIGSTOP after every check, right
@@ -13,13 +13,15 @@ from typing import Any
 
 from sentinel.cluster.kubernetes import nodes
 from sentinel.cluster.kubernetes.client import Client
-from sentinel.cluster.kubernetes.lease import Election
+from sentinel.cluster.kubernetes.lease import Election, Pace
 from sentinel.cluster.kubernetes.objects import QUARANTINES
 from sentinel.cluster.kubernetes.store import Store
 from sentinel.core.fleet_marks import MarkWrite
 from sentinel.core.fleet_model import Kind, Needs, NodeMark, NodeQuarantine, State
 from sentinel.errors import PermanentError, TemporaryError
 from tests.kubernetes.conftest import eventually
+
+QUICK = Pace(duration_s=3, margin_s=1.0, renew_s=0.5, look_s=0.2, deadline_s=1.0)
 
 
 def say(text: str) -> None:
@@ -72,9 +74,15 @@ async def act(client: Frozen, election: Election, store: Store[NodeQuarantine], 
         say(f"refused {type(error).__name__} {error}")
 
 
-async def main(config: str, identity: str) -> None:
+async def main(config: str, identity: str, pace: str = "") -> None:
     client = Frozen(await _access(config))
-    election = Election(client, identity=identity, namespace="sentinel-system", address=f"https://{identity}")
+    election = Election(
+        client,
+        identity=identity,
+        namespace="sentinel-system",
+        address=f"https://{identity}",
+        pace=QUICK if pace else Pace(),
+    )
     store = Store(client, QUARANTINES, NodeQuarantine, key=lambda one: one.id, epoch=election.epoch)
     lead = asyncio.create_task(
         election.run(lambda epoch: say(f"lead {epoch}"), lambda why: say(f"lost {why}"))

@@ -176,7 +176,7 @@ def test_after_410_it_lists_anew_and_tells_what_differs(
                 await asyncio.to_thread(action)
             heard = len(follower.changes)
             if way == "an event":
-                proxy.faults = [Fault(method="WATCH", line=event), Fault(method="WATCH", answer=410)]
+                proxy.faults = [Fault(method="WATCH", line=event)]
             else:
                 proxy.faults = [Fault(method="WATCH", answer=410)]
             await eventually(
