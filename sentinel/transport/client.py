@@ -106,17 +106,14 @@ class Client:
     def forget_check(self, check: str) -> None:
         self._standing.forget_check(check)
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        try:
-            await self._run()
-        finally:
-            self.status.address = ""
-            self.spool.close()
+    def close(self) -> None:
+        """Close the spool's files, when nothing will be sent any more."""
+        self.spool.close()
 
     # ------------------------------------------------------------ finding the leader
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Until cancelled; may be begun again, whatever ended it."""
         loop = asyncio.get_running_loop()
         failures = 0
         while True:
@@ -124,6 +121,8 @@ class Client:
             wait_s = 0.0
             hint, hints = "", 0
             addresses = deque(await resolve(self._settings.addresses))
+            if not addresses:
+                self._trouble("", f"no address behind {', '.join(self._settings.addresses)}")
             while hint or addresses:
                 address, hint = hint or addresses.popleft(), ""
                 try:

@@ -212,6 +212,37 @@ def test_a_missing_token_or_bundle_is_said_and_waited_for(tmp_path: Path) -> Non
     go(story())
 
 
+def test_a_name_that_nobody_knows_is_said(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            await world.serve()
+            agent = world.client(addresses=("nobody.invalid:9443", "no port", ""))
+            world.run(agent)
+            await until(lambda: "no address behind nobody.invalid:9443" in agent.status.problem)
+
+    go(story())
+
+
+def test_an_agents_end_that_broke_goes_on_when_it_is_begun_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            _, port = await world.serve()
+            agent = world.client(port)
+            for turn in range(3):
+                task = world.run(agent)
+                agent.send(report(finding(f"event {turn}", event=True)))
+                await until(lambda: agent.spool.waiting == 0 and agent.status.heard_s)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            assert [a.report.checks[0].findings[0].code for a in world.numbered()] == [
+                f"event {k}" for k in range(3)
+            ]
+            assert len({a.session for a in world.arrived}) == 1
+            assert agent.spool.disk_errors == 0
+
+    go(story())
+
+
 def test_a_server_with_another_authority_gets_neither_token_nor_report(tmp_path: Path) -> None:
     async def story() -> None:
         (tmp_path / "thief").mkdir()

@@ -107,6 +107,7 @@ class World:
         self.arrived: list[Arrived] = []
         self.orders: dict[str, Orders] = {}
         self.servers: list[Server] = []
+        self.clients: list[Client] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.kept: list[Any] = []  # what must not be collected before the end
 
@@ -153,7 +154,9 @@ class World:
             "bundle_path": str(self.bundle),
             "folder": str(self.folder / f"agent-{node}"),
         }
-        return Client(ClientSettings(**settings | more), on_orders)
+        client = Client(ClientSettings(**settings | more), on_orders)
+        self.clients.append(client)
+        return client
 
     def run(self, client: Client) -> asyncio.Task[None]:
         task = asyncio.create_task(client.run())
@@ -164,6 +167,8 @@ class World:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+        for client in self.clients:
+            client.close()
         for server in self.servers:
             await server.close()
 
