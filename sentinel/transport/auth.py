@@ -25,8 +25,6 @@ from sentinel.transport.token_keys import Key, Keys, PublishedKeys
 
 log = structlog.get_logger(__name__)
 
-NODE_NAME = "authentication.kubernetes.io/node-name"  # of a TokenReview's user, since Kubernetes 1.30
-NODE_UID = "authentication.kubernetes.io/node-uid"
 REMEMBERED_S = 600.0
 REFUSAL_REMEMBERED_S = 60.0
 LEEWAY_S = 30.0  # between the clocks of the API server and of this machine
@@ -82,39 +80,6 @@ class Review(Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-class _ReviewUser(Struct, frozen=True):
-    username: str = ""
-    extra: dict[str, list[str]] = {}
-
-
-class _ReviewStatus(Struct, frozen=True):
-    authenticated: bool = False
-    user: _ReviewUser = _ReviewUser()
-    audiences: tuple[str, ...] = ()
-    error: str = ""
-
-
-class _TokenReview(Struct, frozen=True):
-    status: _ReviewStatus = _ReviewStatus()
-
-
-def review_of(answer: bytes) -> Review:
-    """What a TokenReview object (JSON, authentication.k8s.io/v1) says. Raises OSError if it is none."""
-    try:
-        status = msgspec.json.decode(answer, type=_TokenReview).status
-    except msgspec.DecodeError as error:
-        raise OSError(f"not a TokenReview: {error}") from None
-    extra = status.user.extra
-    return Review(
-        authenticated=status.authenticated,
-        username=status.user.username,
-        audiences=status.audiences,
-        node="".join(extra.get(NODE_NAME, ())[:1]),
-        node_uid="".join(extra.get(NODE_UID, ())[:1]),
-        error=status.error,
-    )
-
-
 class _Ref(Struct, frozen=True):
     name: str = ""
     uid: str = ""
@@ -143,8 +108,7 @@ Reviewer = Callable[[str], Awaitable[Review]]
 
 
 class Authenticator:
-    """`keys` reads the JWKS (the API server wants `Accept: application/jwk-set+json`), `review` makes a TokenReview
-    for the audience (`review_of` reads it); both raise OSError if they cannot.
+    """`keys` reads the JWKS, `review` makes a TokenReview for the audience; both raise OSError if they cannot.
 
     `subjects`: the service accounts of agents, as `system:serviceaccount:NAMESPACE:NAME`; a token for the
     right audience can be had by any pod. `now_s`: the wall clock, for tokens bear wall times.
