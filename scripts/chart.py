@@ -21,6 +21,8 @@ agentSettings: |
   apiVersion: sentinel.dev/v1alpha1
   kind: Settings
   stateDir: /var/lib/sentinel
+  controller:
+    addresses: ["sentinel-controller:8443"]
 controllerSettings: |
   apiVersion: sentinel.dev/v1alpha1
   kind: Settings

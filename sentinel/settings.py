@@ -131,9 +131,9 @@ class ControllerLink(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the agent of a node reports to. No address: it serves its page and nothing else."""
 
     addresses: tuple[str, ...] = ()  # HOST:PORT of each controller, or of a headless service
-    node: str = ""  # name in the cluster; default: $SENTINEL_NODE, else the host name
-    token_file: str = "/var/run/secrets/sentinel/token"  # projected, for the audience "sentinel"
-    ca_file: str = "/var/run/secrets/sentinel/ca.crt"  # certificates of the controllers' authority
+    node: str = ""  # name in the cluster; default: $NODE_NAME, else the host name
+    token_file: str = "/var/run/secrets/sentinel/token"  # projected, for the audience "sentinel-controller"
+    ca_file: str = "/var/run/sentinel/ca/ca.crt"  # certificates of the controllers' authority
 
 
 class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):

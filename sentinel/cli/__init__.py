@@ -18,6 +18,7 @@ COMMANDS = {
     "release": ("sentinel.cli.release", "say that a GPU, a disk or a node is well again"),
     "check": ("sentinel.cli.check", "look at the health of this machine"),
     "agent": ("sentinel.cli.agent", "watch the health of this node, and serve it as metrics and JSON"),
+    "controller": ("sentinel.cli.controller", "take bad nodes of a Kubernetes cluster out of service"),
     "validate": ("sentinel.cli.validate", "list every error of policies, settings and rule files"),
     "replay": ("sentinel.cli.replay", "run the same core over old logs"),
     "install-unit": ("sentinel.cli.unit", "resume jobs after a reboot with a systemd user unit"),

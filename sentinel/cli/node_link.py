@@ -57,11 +57,7 @@ class NodeLink:
     @property
     def node(self) -> str:
         """The name of this node, as the cluster knows it."""
-        return (
-            self._agent.settings.controller.node
-            or os.environ.get("SENTINEL_NODE", "")
-            or socket.gethostname()
-        )
+        return self._agent.settings.controller.node or os.environ.get("NODE_NAME", "") or socket.gethostname()
 
     # ------------------------------------------------------------ life
 

@@ -404,9 +404,7 @@ class ControllerSpec(Section):
         "HOST:PORT of each controller, or of a name that stands for all of them. Without one the agent reports "
         "to nobody.",
     )
-    node: Text = written(
-        "node", "The node's name in the cluster; without it $SENTINEL_NODE, else the host name."
-    )
+    node: Text = written("node", "The node's name in the cluster; without it $NODE_NAME, else the host name.")
     token_file: AbsolutePath = written("tokenFile", "The agent's projected service-account token.")
     ca_file: AbsolutePath = written("caFile", "Certificates of the controllers' authority.")
 

@@ -31,13 +31,18 @@ class Owner(Struct, frozen=True, gc=False, rename="camel"):
     controller: bool = False
 
 
-class Meta(Struct, frozen=True, gc=False, rename="camel"):
-    """Without annotations, which are large and of which few kinds' are needed."""
+class LeaseMeta(Struct, frozen=True, gc=False, rename="camel"):
+    """A kubelet's lease changes every ten seconds: nothing more is read of it."""
 
     name: str
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
+
+
+class Meta(LeaseMeta, frozen=True, gc=False, rename="camel"):
+    """Without annotations, which are large and of which few kinds' are needed."""
+
     generation: int = 0
     labels: Labels = {}
     owner_references: tuple[Owner, ...] = ()
@@ -53,7 +58,7 @@ class HasMeta(Protocol):
     """Whatever a reflector holds."""
 
     @property
-    def metadata(self) -> Meta: ...
+    def metadata(self) -> LeaseMeta: ...
 
 
 class Taint(Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
@@ -134,15 +139,6 @@ class LeaseSpec(Struct, frozen=True, gc=False, rename="camel"):
     acquire_time: str | None = None
     renew_time: str | None = None
     lease_transitions: int | None = None
-
-
-class LeaseMeta(Struct, frozen=True, gc=False, rename="camel"):
-    """A kubelet's lease changes every ten seconds: nothing more is read of it."""
-
-    name: str
-    namespace: str = ""
-    uid: str = ""
-    resource_version: str = ""
 
 
 class NodeLeaseSpec(Struct, frozen=True, gc=False, rename="camel"):
