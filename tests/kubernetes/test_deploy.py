@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from sentinel.config.load import load_settings
 from tests.kubernetes.conftest import NAMESPACE, manifests, quarantine
 
 if TYPE_CHECKING:
@@ -42,6 +43,13 @@ def test_an_api_server_takes_every_manifest_without_a_warning(admin: "Api", patt
         path = admin.path_of(manifest)
         query = "dryRun=All&fieldManager=test&force=true&fieldValidation=Strict"
         admin.call("PATCH", f"{path}?{query}", manifest, kind="application/apply-patch+yaml")
+
+
+def test_the_settings_that_are_shipped_are_valid() -> None:
+    shipped = [one["data"]["settings.yaml"] for one in manifests("*.yaml") if one["kind"] == "ConfigMap"]
+    assert len(shipped) == 2
+    for text in shipped:
+        assert str(load_settings(text).state_path) == "/var/lib/sentinel"
 
 
 def rules_of(installed: "ControlPlane", account: str, namespace: str) -> Any:

@@ -29,6 +29,10 @@ def test_every_kind_of_wrong_import_is_found_even_inside_a_function(tree: Path) 
         file.write("\n\ndef _wrong():\n    import time\n    import sentinel.settings\n")
     with open(tree / "sentinel/effects/notify.py", "a") as file:
         file.write("\n\nimport yaml\nimport sentinel.cluster.local.store\n")
+    with open(tree / "sentinel/agent.py", "a") as file:
+        file.write(
+            "\n\ndef _wrong():\n    import kubernetes\n    import sentinel.cluster.kubernetes.client\n"
+        )
     with open(tree / "sentinel/transport/channel.py", "a") as file:
         file.write("\n\ndef _wrong():\n    import cryptography\n")
     (tree / "sentinel/nowhere.py").write_text("import msgspec\n")
@@ -40,6 +44,8 @@ def test_every_kind_of_wrong_import_is_found_even_inside_a_function(tree: Path) 
         "sentinel.effects.notify -> sentinel.cluster.local.store",
         "sentinel.effects is not allowed to import yaml",
         "sentinel is not allowed to import yaml",
+        "sentinel is not allowed to import kubernetes",
+        "sentinel.agent -> sentinel.cluster.kubernetes.client",
         "sentinel is not allowed to import cryptography",
         "sentinel.transport.client is not allowed to import cryptography",
         "The following modules are not listed as layers:",

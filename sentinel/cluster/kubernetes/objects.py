@@ -65,7 +65,6 @@ class Taint(Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
     key: str
     value: str = ""
     effect: str = ""
-    time_added: str = ""
 
 
 class Condition(Struct, frozen=True, gc=False, rename="camel"):
