@@ -112,8 +112,9 @@ class Election:
                 elif not led:
                     await self._follow()
             except (TemporaryError, PermanentError) as error:
+                if str(error) != why:  # a server that is away is told once, not each second
+                    _log.warning("lease_request_failed", leading=self.leading, why=str(error))
                 why = str(error)
-                _log.warning("lease_request_failed", leading=self.leading, why=why)
             if led and not self.leading:
                 self._until_mono_s = None
                 on_lost(why or "another one leads")
