@@ -50,3 +50,16 @@ def test_pods_that_run_nowhere_or_have_ended_are_not_in_the_picture() -> None:
     assert pod_picture(pod("Pending", "")) is None
     assert pod_picture(pod("Failed", "a")) is None
     assert pod_picture(pod("Succeeded", "a")) is None
+
+
+def test_all_pods_but_the_nodes_own_count_as_ones_that_a_repair_would_harm() -> None:
+    def pod(kind: str) -> Pod:
+        owner = {"kind": kind, "name": "llama", "uid": "o", "controller": True}
+        meta = {"name": "p", "namespace": "n", "uid": "u", "ownerReferences": [owner]}
+        return msgspec.convert({"metadata": meta, "spec": {"nodeName": "a"}}, Pod)
+
+    told = {kind: pod_picture(pod(kind)) for kind in ("Job", "ReplicaSet", "DaemonSet", "Node")}
+    assert {kind for kind, one in told.items() if one is not None and one.protected} == {"Job", "ReplicaSet"}
+    job = told["Job"]
+    assert job is not None
+    assert job.job == "Job n/llama"

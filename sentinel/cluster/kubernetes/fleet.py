@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 import structlog
+from msgspec import structs
 
 from sentinel.clock import Clock
 from sentinel.cluster.kubernetes import nodes
@@ -21,19 +22,16 @@ from sentinel.cluster.kubernetes.objects import (
     NodeLease,
     Pod,
 )
+from sentinel.cluster.kubernetes.picture import node_picture, pod_picture
 from sentinel.cluster.kubernetes.reflector import Change, Reflector
 from sentinel.cluster.kubernetes.store import Store
 from sentinel.core.fleet_conditions import OWN
 from sentinel.core.fleet_events import DoEvent
-from sentinel.core.fleet_marks import MarkWrite, claims_of
-from sentinel.core.fleet_model import NodeCondition, NodePicture, NodeQuarantine, PodPicture, Taint
-from sentinel.core.fleet_settings import FleetSettings, pool_of
+from sentinel.core.fleet_marks import MarkWrite
+from sentinel.core.fleet_model import NodeCondition, NodePicture, NodeQuarantine, PodPicture
+from sentinel.core.fleet_settings import FleetSettings
 
 log = structlog.get_logger(__name__)
-
-# Pods of these owners are the node's own: they come again wherever it goes.
-NODES_OWN = frozenset({"DaemonSet", "Node"})
-ENDED = frozenset({"Succeeded", "Failed"})
 
 
 class KubernetesFleet:
@@ -97,24 +95,9 @@ class KubernetesFleet:
         one = self._newest(name)
         if one is None:
             return None
-        meta = one.metadata
-        return NodePicture(
-            name=name,
-            uid=meta.uid,
-            pool=pool_of(meta.labels, self._settings),
-            resource_version=meta.resource_version,
-            unschedulable=one.spec.unschedulable,
-            taints=tuple(Taint(taint.key, taint.value, taint.effect) for taint in one.spec.taints),
-            claims=claims_of(meta.labels, meta.annotations),
-            conditions=tuple(
-                NodeCondition(there.type, there.status, there.reason, there.message)
-                for there in one.status.conditions
-                if there.type in self._types
-            ),
-            api_boot_id=one.status.node_info.boot_id,
-            lease_mono_s=self._renewed_mono_s.get(name),
-            pods=tuple(self._pods.get(name, {}).values()),
-        )
+        shown = node_picture(one, None, pool_label=self._settings.pool_label, conditions=self._types)
+        pods = tuple(self._pods.get(name, {}).values())
+        return structs.replace(shown, lease_mono_s=self._renewed_mono_s.get(name), pods=pods)
 
     def _newest(self, name: str) -> Node | None:
         """A watch may tell later of a write than its answer did."""
@@ -148,10 +131,9 @@ class KubernetesFleet:
             if one is None or not one.spec.node_name:
                 continue
             there = self._pods.setdefault(one.spec.node_name, {})
-            if one is change.after and one.status.phase not in ENDED:
-                there[one.metadata.uid] = _pod(one)
-            else:
-                there.pop(one.metadata.uid, None)
+            there.pop(one.metadata.uid, None)
+            if one is change.after and (pod := pod_picture(one)) is not None:
+                there[pod.uid] = pod
             if not there:
                 del self._pods[one.spec.node_name]
 
@@ -211,17 +193,3 @@ class KubernetesFleet:
         except (Conflict, NotFound) as error:
             log.info("node_changed_meanwhile", node=name, why=str(error))
             self._changed(name)
-
-
-def _pod(one: Pod) -> PodPicture:
-    """Which pods are protected jobs' is not known here: all but the node's own count, so that no repair harms one."""
-    meta = one.metadata
-    owner = next((owner for owner in meta.owner_references if owner.controller), None)
-    own = owner is not None and owner.kind in NODES_OWN
-    return PodPicture(
-        uid=meta.uid,
-        namespace=meta.namespace,
-        name=meta.name,
-        job="" if owner is None or own else f"{owner.kind} {meta.namespace}/{owner.name}",
-        protected=not own,
-    )

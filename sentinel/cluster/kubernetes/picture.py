@@ -9,6 +9,7 @@ from sentinel.core.fleet_marks import claims_of
 from sentinel.core.fleet_model import NodeCondition, NodePicture, PodPicture, Taint
 
 ENDED = ("Succeeded", "Failed")
+NODES_OWN = ("DaemonSet", "Node")  # owners of pods that come again wherever the node goes
 
 
 def node_picture(
@@ -39,8 +40,19 @@ def node_picture(
 
 
 def pod_picture(one: Pod) -> PodPicture | None:
-    """None: it is bound to no node, or all its processes have ended."""
+    """None: it is bound to no node, or all its processes have ended.
+
+    Which pods are protected jobs' is not known here: all but the node's own count, so that no repair harms one.
+    """
     if not one.spec.node_name or one.status.phase in ENDED:
         return None
     meta = one.metadata
-    return PodPicture(uid=meta.uid, namespace=meta.namespace, name=meta.name)
+    owner = next((owner for owner in meta.owner_references if owner.controller), None)
+    own = owner is not None and owner.kind in NODES_OWN
+    return PodPicture(
+        uid=meta.uid,
+        namespace=meta.namespace,
+        name=meta.name,
+        job="" if owner is None or own else f"{owner.kind} {meta.namespace}/{owner.name}",
+        protected=not own,
+    )
