@@ -13,6 +13,7 @@ import ssl
 import sys
 import time
 from collections import deque
+from typing import Any
 
 import msgspec
 
@@ -31,6 +32,7 @@ def checks() -> tuple[CheckResult, ...]:
 class Agent(asyncio.Protocol):
     def __init__(self, context: ssl.SSLContext, node: str, token: str) -> None:
         self.node, self.token = node, token
+        self.transport: Any = None
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="sentinel-controller")
         self.up = asyncio.get_running_loop().create_future()
@@ -41,7 +43,7 @@ class Agent(asyncio.Protocol):
         self.acked = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self.transport = transport
         self.data_received(b"")
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -123,16 +125,17 @@ async def main(
         await asyncio.sleep(k / rate)
         failures = 0
         while True:
+            agent = Agent(context, node, token)
             try:
                 async with asyncio.timeout(LET_IN_S):
-                    _, agent = await loop.create_connection(
-                        lambda: Agent(context, node, token), "127.0.0.1", port
-                    )
+                    await loop.create_connection(lambda: agent, "127.0.0.1", port)  # noqa: B023 - called at once
                     await agent.begin()
                 break
             except (OSError, TimeoutError):
                 failures += 1
                 retries += 1
+                if agent.transport is not None:
+                    agent.transport.abort()
                 await asyncio.sleep(pause(failures, 0.0, 0.0))
         agents.append(agent)
 
