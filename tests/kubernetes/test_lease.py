@@ -68,7 +68,11 @@ class Controller:
 
 @pytest.fixture
 def nobody_leads(admin: "Api") -> None:
-    admin.call("DELETE", LEASE) if admin.find(LEASE) else None
+    """A Lease that its last holder let go, so that nobody has to wait."""
+    if admin.find(LEASE):
+        admin.delete(LEASE)
+    spec = {"leaseDurationSeconds": 1, "leaseTransitions": 0}
+    admin.call("POST", LEASE.rpartition("/")[0], {"metadata": {"name": "sentinel-controller"}, "spec": spec})
 
 
 @pytest.fixture
@@ -182,14 +186,13 @@ def test_a_leader_stops_before_another_may_begin_when_the_api_hangs(
     run(test())
 
 
-@pytest.mark.parametrize("method", ["POST", "PATCH"])
 def test_a_take_over_or_renewal_whose_answer_was_lost_is_ours(
-    nobody_leads: None, proxy: Proxy, behind_proxy: str, method: str
+    nobody_leads: None, proxy: Proxy, behind_proxy: str
 ) -> None:
     async def test() -> None:
         async with await Client.connect(behind_proxy) as client:
             only = Taking(client, "only")
-            proxy.faults = [Fault(method=method, path="leases", lose_reply=True)]
+            proxy.faults = [Fault(method="PATCH", path="leases", lose_reply=True, times=2)]
             task = only.begin()
             await eventually(lambda: proxy.faults[0].times == 0, "it was not asked")
             await eventually(lambda: only.election.leading and only.election.left_s > 1.5, "it does not lead")
@@ -215,6 +218,49 @@ def test_the_epoch_never_goes_back_not_even_when_a_person_deletes_the_lease(
             assert one.told == ["lead 42", "lost", "lead 43"]
             task.cancel()
             await one.election.release()
+
+    run(test())
+
+
+def test_a_lease_that_a_person_deleted_makes_no_second_leader(
+    nobody_leads: None, controller: str, proxy: Proxy, behind_proxy: str, admin: "Api"
+) -> None:
+    """Not even while the leader cannot notice: its renewals hang."""
+
+    async def test() -> None:
+        async with await Client.connect(behind_proxy) as slow, await Client.connect(controller) as direct:
+            first, second = Taking(slow, "first"), Taking(direct, "second")
+            tasks = [first.begin()]
+            await eventually(lambda: first.election.leading, "nobody leads")
+            tasks.append(second.begin())
+            await eventually(lambda: second.election.leader.identity == "first", "the leader is not known")
+            proxy.faults = [Fault(path="leases", hang=True, times=10_000)]
+            await asyncio.to_thread(admin.delete, LEASE)
+            await eventually(lambda: second.election.leading, "nobody follows")
+            assert not first.election.leading
+            assert second.election.epoch() == 2
+            for task in tasks:
+                task.cancel()
+            await second.election.release()
+
+    run(test())
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_the_first_lease_ever_is_made(admin: "Api", proxy: Proxy, behind_proxy: str, method: str) -> None:
+    """Also when the answer to that is lost."""
+    if admin.find(LEASE):
+        admin.delete(LEASE)
+
+    async def test() -> None:
+        async with await Client.connect(behind_proxy) as client:
+            only = Taking(client, "only")
+            proxy.faults = [Fault(method=method, path="leases", lose_reply=True)]
+            task = only.begin()
+            await eventually(lambda: only.election.leading, "it does not lead")
+            assert only.told == ["lead 1"]
+            task.cancel()
+            await only.election.release()
 
     run(test())
 

@@ -143,7 +143,11 @@ class Election:
         try:
             lease = await self._client.get(self._path, Lease, deadline_s=self._pace.deadline_s)
         except NotFound:
-            await self._take(None)
+            # A person may have deleted it under a leader that has not noticed yet. At the first start ever this costs
+            # one duration.
+            self._note(("no lease",))
+            if self._waited(self._pace.duration_s):
+                await self._take(None)
             return
         self._look(lease)
         spec = lease.spec
@@ -154,18 +158,23 @@ class Election:
             if self.leading:
                 return
         duration_s = max(1, spec.lease_duration_seconds or self._pace.duration_s)
-        expired = self._clock().mono_s - self._seen_mono_s > duration_s
-        if expired or spec.holder_identity in (None, "", self.identity):
+        if self._waited(duration_s) or spec.holder_identity in (None, "", self.identity):
             await self._take(lease)
 
     def _look(self, lease: Lease) -> None:
         spec = lease.spec
         self._top = max(self._top, spec.lease_transitions or 0)
-        seen = (lease.metadata.uid, spec.holder_identity, spec.renew_time, spec.lease_transitions)
-        if seen != self._seen:
-            self._seen, self._seen_mono_s = seen, self._clock().mono_s
+        self._note((lease.metadata.uid, spec.holder_identity, spec.renew_time, spec.lease_transitions))
         address = lease.metadata.annotations.get(ADDRESS, "")
         self.leader = Leader(spec.holder_identity or "", spec.lease_transitions or 0, address)
+
+    def _note(self, seen: tuple[object, ...]) -> None:
+        if seen != self._seen:
+            self._seen, self._seen_mono_s = seen, self._clock().mono_s
+
+    def _waited(self, seconds: float) -> bool:
+        """Was the Lease as it is now for so long, as far as we saw?"""
+        return self._clock().mono_s - self._seen_mono_s > seconds
 
     async def _take(self, lease: Lease | None) -> None:
         now = self._clock()
