@@ -1,10 +1,12 @@
-"""A disk that is full."""
+"""A disk that is full, and agents that do not wait."""
 
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from sentinel.transport import client
 
 
 @pytest.fixture
@@ -29,3 +31,10 @@ def fill(place: Path) -> None:
                 file.write(b"x")
         except OSError:
             pass
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents that come back soon."""
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(client, "MAX_PAUSE_S", 0.2)

@@ -27,6 +27,9 @@ from sentinel.transport.wire import SERVER_NAME, Batch
 from tests.transport.world import Raw as Agent
 from tests.transport.world import World, finding, go, report, until
 
+pytestmark = pytest.mark.usefixtures("quick")
+
+
 NOW_S = 1_800_000_000.0
 LIVES = Lifetimes()
 

@@ -13,6 +13,8 @@ from sentinel.transport.wire import Ack, Arrived, Batch, Numbered, Orders, Reaso
 from tests.transport.world import Raw as Agent
 from tests.transport.world import World, finding, go, report, until
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 
 def test_the_standby_sends_agents_to_the_leader(tmp_path: Path) -> None:
     async def story() -> None:

@@ -19,6 +19,8 @@ from tests.conftest import REPO
 from tests.transport.conftest import fill
 from tests.transport.world import World, finding, go, report, until
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 
 @pytest.fixture(autouse=True)
 def _no_process_is_left() -> Iterator[None]:
@@ -113,7 +115,7 @@ def test_a_frozen_leader_is_left_for_its_successor_and_its_late_orders_are_not_o
             one, two = free_port(), free_port()
             frozen = await controller(tmp_path, one, 1)
             got: list[Orders] = []
-            agent = world.client(one, two, on_orders=got.append, answer_s=1.0)
+            agent = world.client(one, two, on_orders=got.append, answer_s=0.7)
             world.run(agent)
             await until(lambda: [o.version for o in got] == ["1"])
             frozen.signal(signal.SIGSTOP)
