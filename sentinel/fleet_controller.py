@@ -98,7 +98,8 @@ class FleetController:
         shown = self._cluster.node(name)
         if shown is not None:  # the kubelet's boot id tells which of two boots is the present one
             before = structs.replace(before, api_boot_id=shown.api_boot_id)
-        after = fold(before, arrived.report, self._clock(), full=arrived.full)
+        # A full report is not all there is: an agent that has just begun has not run every check yet.
+        after = fold(before, arrived.report, self._clock())
         self._heard[name] = after
         if after.checks is not before.checks or after.boot_id != before.boot_id:
             self.changed(name)
