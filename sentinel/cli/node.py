@@ -58,7 +58,7 @@ class NodeAgent:
         self._say = say
         self._stop = asyncio.Event()
         self._watch = SettingsWatch(settings_file, settings)
-        self._link = NodeLink(self)
+        self.link = NodeLink(self)
         self._runner = self._new_runner(settings)
         self._checks: asyncio.Task[None] | None = None
         self._server: Any = None
@@ -86,7 +86,7 @@ class NodeAgent:
             "settings": self._follow_settings,
             "page": self._serve,
             "control": self._answer,
-            "controller": self._link.run,
+            "controller": self.link.run,
             "heartbeat": LagMeter(self.health, lambda: _notify("WATCHDOG=1")).run,
         }
         tasks = [asyncio.create_task(self._kept(name, work), name=name) for name, work in services.items()]
@@ -155,7 +155,7 @@ class NodeAgent:
             self._say(f"cannot tell of {result.check}: {result.detail}")
             self._said_s[result.check] = result.at_mono_s
         self._tell(result.check, result.findings)
-        self._link.checked(result)
+        self.link.checked(result)
 
     def _tell(self, check: str, findings: tuple[Finding, ...]) -> None:
         """Say which findings of a check are new, worse, or over."""
@@ -222,7 +222,7 @@ class NodeAgent:
         found = tuple(self._runner.book.active(CHECK))
         self._tell(CHECK, found)
         state = CheckState.FOUND if found else CheckState.OK
-        self._link.checked(
+        self.link.checked(
             CheckResult(check=CHECK, state=state, findings=found, at_mono_s=system_now().mono_s)
         )
 
@@ -317,7 +317,7 @@ class NodeAgent:
         self._runner = self._new_runner(settings)
         self._runner.restore(old.snapshot())
         for name in {result.check for result in old.results()} - set(self._runner.stats):
-            self._link.forget_check(name)
+            self.link.forget_check(name)
         for finding in self._runner.book.active("shape"):  # judges the settings alone, and at once again
             self._runner.book.clear(finding.key)
         if self._checks is not None:

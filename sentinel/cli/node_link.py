@@ -83,6 +83,7 @@ class NodeLink:
             finally:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
+                self._client.close()
                 self._client = None
 
     def _new(self, wanted: ControllerLink) -> "Client":
@@ -104,14 +105,19 @@ class NodeLink:
             self._ordered,
         )
 
+    def measure(self) -> None:
+        """Numbers for /metrics, as they are now."""
+        if self._client is not None:
+            spool = self._client.spool
+            self._agent.metrics.controller_link(
+                connected=bool(self._client.status.address),
+                waiting=spool.waiting,
+                dropped={kind.value: count for kind, count in spool.dropped.items()},
+            )
+
     def _show(self, client: "Client") -> None:
-        """Numbers for /metrics, and a finding of this node where nobody hears it."""
-        status, spool = client.status, client.spool
-        self._agent.metrics.controller_link(
-            connected=bool(status.address),
-            waiting=spool.waiting,
-            dropped={kind.value: count for kind, count in spool.dropped.items()},
-        )
+        """A finding of this node where nobody hears it."""
+        status = client.status
         if status.address:
             self._silent_since_s = time.monotonic()
             self._agent.well(CODE, ENTITY)

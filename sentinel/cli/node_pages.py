@@ -35,6 +35,7 @@ def numbers(agent: "NodeAgent") -> Answer:
         metrics.check_age(result.check, max(0.0, now.mono_s - result.at_mono_s))
     metrics.loop_lag(agent.health.lag_s(agent.health.now_s()))
     metrics.degraded(len(agent.health.troubles))
+    agent.link.measure()
     return 200, CONTENT_TYPE, metrics.render()
 
 

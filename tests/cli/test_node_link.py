@@ -31,7 +31,7 @@ def test_a_controller_that_is_away_is_a_finding_of_the_agent_until_it_comes(
             folder.mkdir()
             settings = Settings(state_dir=str(tmp_path), listen="", controller=link)
             agent = NodeAgent(settings, folder, settings_file=None, paths=(), say=lambda text: None)
-            world.tasks.append(asyncio.create_task(agent._link.run()))
+            world.tasks.append(asyncio.create_task(agent.link.run()))
 
             await until(lambda: [f.code for f in agent.runner.book.active()] == ["controller-unreachable"])
             (finding,) = agent.runner.book.active()
