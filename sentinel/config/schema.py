@@ -68,7 +68,8 @@ def required(alias: str, meaning: str) -> Any:
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    # Built when it is first read: a job with a policy starts without the schema of settings.
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, defer_build=True)
     core: ClassVar[type[Struct] | None] = None
 
 
