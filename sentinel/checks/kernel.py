@@ -18,7 +18,9 @@ from sentinel.logs.kmsg_drain import Drain
 SAME_PROCESS_S = 5.0  # so soon after the line its pid has not gone to another process
 THREAD_CODE = "hung-task"  # of these lines the number is that of a thread
 SLICE = 50  # lines handled between two looks at the ring: 2 ms, in which no flood fills the smallest ring
-MAX_SAMPLE = 1024  # findings of one sample; the next one follows at once
+MAX_SAMPLE = (
+    2048  # findings of one sample; the next one follows at once, and each is told with all that stand
+)
 FLOOD = 500  # so many at once are a flood: one sample goes on over what comes within FLOOD_S
 FLOOD_S = 0.2
 JOURNAL_DEADLINE_S = 1.2  # of the first try: `sentinel check` answers within 2 s

@@ -168,7 +168,7 @@ CHECKS: tuple[Check, ...] = (
         name="infiniband",
         component=Component.NIC,
         module="sentinel.checks.infiniband",
-        interval_s=20.0,
+        interval_s=30.0,
         deadline_s=5.0,
         needs="an InfiniBand or RoCE card; ibPorts and ibRateGbps of the expected shape, to miss what never came up",
     ),
