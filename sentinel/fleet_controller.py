@@ -7,7 +7,7 @@ next whole round, which compares nodes with records. Silence and brakes are judg
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
 import structlog
@@ -78,9 +78,9 @@ class FleetController:
         self._clock = clock
         self._tell = tell
         self._told: set[str] = set()
-        self._heard: dict[
-            str, NodePicture
-        ] = {}  # by name: what its agent told, in a picture without an object
+        self._nodes: dict[str, NodePicture] = {}  # as they were in the last round
+        # By name: what its agent told, in a picture without an object.
+        self._heard: dict[str, NodePicture] = {}
         self._dirty: set[str] = set()
         self._wake = asyncio.Event()
 
@@ -95,7 +95,7 @@ class FleetController:
         """A report of a node's agent. Quick: the decision is another task's."""
         name = arrived.node
         before = self._heard.get(name) or NodePicture(name=name, uid="")
-        shown = self._cluster.node(name)
+        shown = self._nodes.get(name)
         if shown is not None:  # the kubelet's boot id tells which of two boots is the present one
             before = structs.replace(before, api_boot_id=shown.api_boot_id)
         # A full report is not all there is: an agent that has just begun has not run every check yet.
@@ -104,18 +104,17 @@ class FleetController:
         if after.checks is not before.checks or after.boot_id != before.boot_id:
             self.changed(name)
 
-    def agents_heard(self) -> Mapping[str, NodePicture]:
-        return self._heard
-
-    def picture(self, epoch: int) -> FleetPicture:
-        """Everything that is known now."""
-        nodes = {}
-        for name in self._cluster.names():
-            shown = self._cluster.node(name)
-            if shown is not None:
-                nodes[name] = _joined(shown, self._heard.get(name))
+    def _picture(self, epoch: int, only: Collection[str] | None) -> FleetPicture:
+        """What is known now of these nodes (None: of all), and of the others what was known in the last whole round."""
+        names = self._cluster.names()
+        self._nodes = (
+            {} if only is None else {name: node for name, node in self._nodes.items() if name in names}
+        )
+        for name in names if only is None else only:
+            if (node := self._joined(name)) is not None:
+                self._nodes[name] = node
         return FleetPicture(
-            nodes=nodes,
+            nodes=self._nodes,
             epoch=epoch,
             complete=self._cluster.complete,
             watching_since_mono_s=self._cluster.watching_since_mono_s,
@@ -123,9 +122,14 @@ class FleetController:
 
     # ------------------------------------------------------------ leading
 
-    async def lead(self, epoch: int) -> None:
-        """Until cancelled. What agents had told another leader they tell again: each comes with a full report."""
+    def forget(self) -> None:
+        """What was heard under another leadership. Agents tell it again: each comes with a full report."""
         self._heard.clear()
+        self._nodes = {}
+        self._told.clear()
+
+    async def lead(self, epoch: int) -> None:
+        """Until cancelled; may be begun again."""
         while not await self._went_well(self._cluster.take_over()):
             pass
         whole_mono_s = 0.0
@@ -160,7 +164,7 @@ class FleetController:
 
     async def _round(self, epoch: int, only: Collection[str] | None) -> None:
         self.rounds += 1
-        now, records, picture = self._clock(), self._cluster.records, self.picture(epoch)
+        now, records, picture = self._clock(), self._cluster.records, self._picture(epoch, only)
         decisions = fleet.decide(picture, records, self.settings, now, only)
         moved, effects, taking = self._stepped(decisions, records, now, epoch)
         # What gives room of a brake is saved before what takes it, which was counted with that.
@@ -168,11 +172,12 @@ class FleetController:
         for error in refused.values():
             if isinstance(error, TemporaryError):
                 raise error
-        await self._all({id: self._isolated(moved[id], picture) for id in taking})
+        own = fleet_marks.by_node(self._cluster.records.values())
+        await self._all({id: self._isolated(moved[id], own.get(moved[id].node, [])) for id in taking})
         for effect in effects:
             self._say(effect)
         names = set(picture.nodes) if only is None else {*only, *(record.node for record in moved.values())}
-        await self._all({name: self._shown(name) for name in self._outstanding(names)})
+        await self._all({name: self._shown(name, own) for name, own in self._outstanding(names)})
         if only is None:
             removals = fleet_marks.outstanding(picture, self._cluster.records)[1]
             await self._all({removal.node: self._cluster.remove(removal.pods) for removal in removals})
@@ -194,29 +199,27 @@ class FleetController:
                 taking.add(record.id)
         return moved, effects, taking
 
-    async def _isolated(self, record: NodeQuarantine, picture: FleetPicture) -> None:
-        """Saved, and the node marked at once: each as soon as its own record is there."""
+    async def _isolated(self, record: NodeQuarantine, own: list[NodeQuarantine]) -> None:
+        """Saved, and the node marked at once: each as soon as its own record is there. `own`: all of its node."""
         await self._cluster.save(record)
-        node = picture.nodes.get(record.node)
-        if node is not None and (wanted := fleet_marks.write(node, self._of(record.node))) is not None:
+        node = self._nodes.get(record.node)
+        others = [one for one in own if one.id != record.id]
+        if node is not None and (wanted := fleet_marks.write(node, [*others, record])) is not None:
             await self._cluster.mark(wanted)
 
-    def _outstanding(self, names: Collection[str]) -> set[str]:
-        """Of these, the nodes that do not show what their records say."""
+    def _outstanding(self, names: Collection[str]) -> Iterator[tuple[str, list[NodeQuarantine]]]:
+        """Of these, the nodes that do not show what their records say, and those."""
         records = fleet_marks.by_node(self._cluster.records.values())
-        found = set()
         for name in names:
             node = self._joined(name)
             if node is None or (name not in records and not node.conditions and node.mark is None):
                 continue
             own = records.get(name, [])
             if fleet_marks.write(node, own) is not None or self._conditions(node, own):
-                found.add(name)
-        return found
+                yield name, own
 
-    async def _shown(self, name: str) -> None:
+    async def _shown(self, name: str, own: list[NodeQuarantine]) -> None:
         """Make the node show what its records say."""
-        own = self._of(name)
         node = self._joined(name)
         if node is not None and (wanted := fleet_marks.write(node, own)) is not None:
             await self._cluster.mark(wanted)
@@ -230,10 +233,6 @@ class FleetController:
     def _joined(self, name: str) -> NodePicture | None:
         shown = self._cluster.node(name)
         return None if shown is None else _joined(shown, self._heard.get(name))
-
-    def _of(self, name: str) -> list[NodeQuarantine]:
-        own = (record for record in self._cluster.records.values() if record.node == name)
-        return sorted(own, key=lambda one: (one.number, one.id))
 
     def _say(self, effect: Effect) -> None:
         if isinstance(effect, DoEvent):

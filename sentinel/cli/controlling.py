@@ -83,7 +83,7 @@ class Controlling:
             ),
             tls=certificates.tls,
             take=self._controller.arrived,
-            uid_of=self._uid_of,
+            uid_of=self._fleet.uid_of,
             version=sentinel.__version__,
         )
         try:
@@ -147,6 +147,7 @@ class Controlling:
 
     def _lead(self, epoch: int) -> None:
         self._say(f"leads, epoch {epoch}")
+        self._controller.forget()
         self._server.lead(epoch)
         work = self._kept("leading", lambda: self._controller.lead(epoch))
         self._leading = asyncio.create_task(work, name="leading")
@@ -173,7 +174,3 @@ class Controlling:
 
     def _changed(self, node: str) -> None:
         self._controller.changed(node)
-
-    def _uid_of(self, node: str) -> str:
-        shown = self._fleet.node(node)
-        return shown.uid if shown is not None else ""

@@ -99,6 +99,11 @@ class KubernetesFleet:
         pods = tuple(self._pods.get(name, {}).values())
         return structs.replace(shown, lease_mono_s=self._renewed_mono_s.get(name), pods=pods)
 
+    def uid_of(self, name: str) -> str:
+        """ "" where there is no such node."""
+        one = self._nodes.objects.get(name)
+        return "" if one is None else one.metadata.uid
+
     def _newest(self, name: str) -> Node | None:
         """A watch may tell later of a write than its answer did."""
         seen, written = self._nodes.objects.get(name), self._written.get(name)
