@@ -257,6 +257,10 @@ class World:
         await self.until(lambda: self.store.incidents("j") and self.incident.phase == phase, phase.value)
         return self.incident
 
+    def at_rest(self) -> bool:
+        """Has every effect that was begun come to its end?"""
+        return asyncio.all_tasks() == {asyncio.current_task()}
+
     async def later(self, seconds: float) -> None:
         self.clock.mono_s += seconds
         self.controller.cycle()

@@ -136,7 +136,7 @@ def test_a_hung_precheck_keeps_a_stepping_job_running_and_its_late_answer_is_ign
         kept = await world.phase(Phase.KEPT_RUNNING)
         assert kept.reason == "PrecheckTimeout"
         gate.set()
-        await asyncio.sleep(0.02)
+        await world.until(world.at_rest)
         assert world.incident == kept
 
     assert play(tmp_path, scene).cluster.of("signal") == []

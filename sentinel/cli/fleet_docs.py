@@ -1,9 +1,9 @@
 """The diagram and the table in docs/fleet.md, from the code: `python -m sentinel.cli.fleet_docs FILE`."""
 
-import re
 import sys
 from pathlib import Path
 
+from sentinel.cli.recovery_docs import replaced
 from sentinel.core.fleet_model import State
 from sentinel.core.fleet_record import TRANSITIONS
 
@@ -39,11 +39,7 @@ def table() -> str:
 
 def renewed(text: str) -> str:
     """`text` with the generated part made again. Raises ValueError where the markers are missing."""
-    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-    if not pattern.search(text):
-        raise ValueError(f"no {BEGIN!r} … {END!r}")
-    part = f"{BEGIN}\n\n{diagram()}\n\n{table()}\n\n{END}"
-    return pattern.sub(lambda _: part, text)
+    return replaced(text, BEGIN, END, f"{diagram()}\n\n{table()}")
 
 
 if __name__ == "__main__":

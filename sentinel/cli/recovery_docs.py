@@ -38,11 +38,15 @@ def table() -> str:
 
 def renewed(text: str) -> str:
     """`text` with the generated part made again. Raises ValueError where the markers are missing."""
-    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    return replaced(text, BEGIN, END, f"{diagram()}\n\n{table()}")
+
+
+def replaced(text: str, begin: str, end: str, part: str) -> str:
+    """`text` with `part` between these markers. Raises ValueError where they are missing."""
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not pattern.search(text):
-        raise ValueError(f"no {BEGIN!r} … {END!r}")
-    part = f"{BEGIN}\n\n{diagram()}\n\n{table()}\n\n{END}"
-    return pattern.sub(lambda _: part, text)
+        raise ValueError(f"no {begin!r} … {end!r}")
+    return pattern.sub(lambda _: f"{begin}\n\n{part}\n\n{end}", text)
 
 
 if __name__ == "__main__":
