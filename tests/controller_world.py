@@ -257,6 +257,11 @@ class World:
         await self.until(lambda: self.store.incidents("j") and self.incident.phase == phase, phase.value)
         return self.incident
 
+    async def turns(self) -> None:
+        """Whatever can go on goes on: what has not happened then waits for something."""
+        for _ in range(100):
+            await asyncio.sleep(0)
+
     def at_rest(self) -> bool:
         """Has every effect that was begun come to its end?"""
         return asyncio.all_tasks() == {asyncio.current_task()}

@@ -432,7 +432,7 @@ def test_the_outcome_of_an_effect_that_cannot_be_cancelled_comes_too_late(tmp_pa
         world.cluster.hooks["stop"] = gate.wait
         world.end(0.0)
         await world.until(lambda: len(world.cluster.of("stop")) == 2)
-        await asyncio.sleep(0.02)
+        await world.turns()
         assert world.incident.phase == Phase.STOPPING
         gate.set()
         await world.phase(Phase.ENDED)
@@ -452,7 +452,7 @@ def test_a_stop_in_the_middle_of_a_start_waits_for_the_order_that_cannot_be_call
         await world.until(lambda: len(world.cluster.of("start")) == 2)
         world.end()
         await world.phase(Phase.STOPPING)
-        await asyncio.sleep(0.05)
+        await world.turns()
         assert len(world.cluster.of("stop")) == 1
         gate.set()
         await world.phase(Phase.ENDED)
