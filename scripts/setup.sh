@@ -67,16 +67,35 @@ install_python_side() {
     echo "$hash" >$stamp
 }
 
-# command:package of what tests use; a C compiler builds the stand-in for NVIDIA's library.
+# command:package of what tests use; a C compiler builds the stand-in for NVIDIA's library, and the status page is
+# looked at by a real browser.
 install_test_tools() {
     local missing=() pair
     for pair in cc:gcc mkfs.ext4:e2fsprogs fsfreeze:util-linux losetup:mount grep:grep ip:iproute2 \
-        containerd:containerd runc:runc busybox:busybox-static; do
+        containerd:containerd runc:runc busybox:busybox-static chromium:chromium \
+        promtool:prometheus prometheus-alertmanager:prometheus-alertmanager; do
         PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%:*}" >/dev/null || missing+=("${pair#*:}")
     done
     if ! [ -e /usr/include/stdlib.h ]; then missing+=(libc6-dev); fi
     if ! [ -e /usr/lib/cni/bridge ]; then missing+=(containernetworking-plugins); fi
-    if [ ${#missing[@]} -gt 0 ]; then apt_install "${missing[@]}"; fi
+    if [ ${#missing[@]} -gt 0 ]; then
+        apt_install "${missing[@]}"
+        for pair in "${missing[@]}"; do
+            case $pair in prometheus*) end_service "$pair" ;; esac
+        done
+    fi
+}
+
+# Tests start their own: what the package has started for this machine ends, and does not begin again with it.
+end_service() {
+    local as_root=()
+    if [ "$(id -u)" -ne 0 ]; then as_root=(sudo -n); fi
+    if [ -d /run/systemd/system ]; then
+        "${as_root[@]}" systemctl disable --now "$1" >/dev/null 2>&1 || fail "could not end the service $1"
+    else
+        "${as_root[@]}" "/etc/init.d/$1" stop >/dev/null 2>&1 || true
+        "${as_root[@]}" update-rc.d "$1" disable >/dev/null 2>&1 || true
+    fi
 }
 
 install_python_side

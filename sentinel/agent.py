@@ -9,7 +9,10 @@ import structlog
 
 from sentinel.clock import Clock
 from sentinel.cluster.base import RankProcess
-from sentinel.core.model import CheckResult, LogMatch, Now, ProtectedJob, RankExit, RankReport, Report
+from sentinel.core.health import CheckResult
+from sentinel.core.model import ProtectedJob
+from sentinel.core.now import Now
+from sentinel.core.reports import LogMatch, RankExit, RankReport, Report
 from sentinel.logs.reader import LogBatch, Position, RankLog
 from sentinel.logs.ruleset import RuleSet
 from sentinel.metrics import Metrics
@@ -39,6 +42,8 @@ class Use(Protocol):
     def io_bytes(self) -> int: ...
     @property
     def state(self) -> str: ...
+    @property
+    def restarts(self) -> int: ...
 
 
 Look = Callable[[str, int], Mapping[int, Use]]  # (job, incarnation) -> what /proc says of each rank
@@ -57,6 +62,7 @@ class _Followed:
         self.silent_s = SILENT_S
         self.saved: bytes = b""
         self.ended = False
+        self.resumed = True  # what it reads first may have been told by a predecessor
         self.earlier: LogBatch | None = None  # read by a predecessor, not reported by us yet
 
 
@@ -90,7 +96,7 @@ class Agent:
         self._read_kernel_log = read_kernel_log
         self._load_positions = load_positions
         self._save_positions = save_positions
-        self._poll_s = poll_s
+        self.poll_s = poll_s
         self._sequence = 0
         self._followed: dict[tuple[str, int], _Followed] = {}
         self._positions_saved_s = 0.0
@@ -113,6 +119,7 @@ class Agent:
                 keep_bytes=job.policy.keep_log_bytes,
                 rank=process.rank,
                 incarnation=job.incarnation,
+                cri=process.cri,
             )
             followed = _Followed(job.name, job.incarnation, process, reader, now)
             if job.policy.hang.after_s is not None:  # what a process does is known before its hang is judged
@@ -124,6 +131,7 @@ class Agent:
     def forget(self, job: str) -> None:
         for key in [key for key in self._followed if key[0] == job]:
             self._followed.pop(key).reader.close()
+        self._metrics.ranks_gone(job)
 
     # ------------------------------------------------------------ reading
 
@@ -131,7 +139,7 @@ class Agent:
         """Poll until cancelled."""
         while True:
             self.poll()
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(self.poll_s)
 
     def poll(self) -> None:
         """Read what is new of every log and report it; at most one bite per log, so that none starves."""
@@ -193,10 +201,12 @@ class Agent:
         if batch.data:
             self._metrics.log_read(len(batch.data))
             self._output(followed.rank, batch.data)
-        iterations = batch.iterations
+        iterations, before, again = batch.iterations, batch.before, followed.resumed
+        followed.resumed = again and not batch.caught_up
         if (earlier := followed.earlier) is not None:
             followed.earlier = None
             iterations = earlier.iterations + iterations
+            before = max(0, before - len(earlier.iterations))
             # An old checkpoint must not prove the save that is under way.
             batch.matches[:0] = [match for match in earlier.matches if match.failure != PROOF]
         for match in batch.matches:
@@ -206,16 +216,19 @@ class Agent:
             if iterations:
                 followed.heard_s = now.mono_s
             followed.last_told = told
-            reports.append(
-                RankReport(
-                    job=followed.job,
-                    incarnation=followed.incarnation,
-                    rank=followed.rank,
-                    iterations=iterations,
-                    caught_up=batch.caught_up,
-                    log_problem=batch.problem,
-                )
+            report = RankReport(
+                job=followed.job,
+                incarnation=followed.incarnation,
+                rank=followed.rank,
+                iterations=iterations,
+                before=before,
+                again=again,
+                caught_up=batch.caught_up,
+                log_problem=batch.problem,
             )
+            if iterations:
+                self._metrics.rank(report)
+            reports.append(report)
         return batch
 
     def _look_at_silent(self, now: Now) -> list[RankReport]:
@@ -240,6 +253,7 @@ class Agent:
                             log_problem=problem,
                             state=use.state,
                             io_bytes=use.io_bytes,
+                            restarts=use.restarts,
                         )
                     )
         return reports
@@ -303,6 +317,7 @@ def _reread(process: RankProcess, rules: RuleSet, position: Position, incarnatio
         position=Position(file=begin, dropping=begin.offset > 0, format=position.format),
         rank=process.rank,
         incarnation=incarnation,
+        cri=process.cri,
     )
     try:
         return reader.poll(now, limit_bytes=back)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from sentinel.core.model import Now
+from sentinel.core.now import Now
 
 Clock: TypeAlias = Callable[[], Now]
 

@@ -4,49 +4,45 @@ One thread, one loop: `fold` and `cycle` never wait. What takes time is an effec
 whose outcome comes back as an event.
 """
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 from msgspec import structs
 
+from sentinel import job_numbers
 from sentinel.clock import Clock
 from sentinel.cluster.base import Cluster, RankProcess, Records
-from sentinel.core import books, policy, quarantine, recovery
+from sentinel.core import books, incidents, job_orders, policy, recovery
+from sentinel.core.events import Begin, CancelRequested, EndRequested, Event, SaveEnded
+from sentinel.core.health import CheckResult
+from sentinel.core.job_orders import Action, Cancel, Extend, ReleaseHold, Retry
 from sentinel.core.model import (
-    Budget,
-    Cause,
-    Finding,
+    FollowedOrder,
     Incident,
     IncidentKind,
     JobEvent,
     JobState,
-    LogMatch,
     Phase,
     ProtectedJob,
     ProvedCheckpoint,
     Quarantine,
-    RankExit,
-    RankReport,
-    Report,
-    Severity,
-    StageMail,
-    Symptom,
-    Verdict,
 )
 from sentinel.core.picture import JobPicture
-from sentinel.core.recovery import Event
+from sentinel.core.policy_model import PROOF_RULE
+from sentinel.core.productive import lost_run_s
+from sentinel.core.reports import LogMatch, RankExit, RankReport, Report
+from sentinel.core.signals import length, times
 from sentinel.core.triage import FailureClass
 from sentinel.effects.perform import NodeLink, Performer
-from sentinel.errors import PermanentError, TemporaryError
+from sentinel.job_mail import JobMail
 from sentinel.metrics import Metrics
+from sentinel.move_looks import MoveLooks
+from sentinel.save_looks import SaveLooks
 
 log = structlog.get_logger()
 
-PROOF_RULE = "save-proof"  # the id under which the agent matches the policy's proof pattern
-START_TRIES = 5
-SAVE_CHECK_AFTER_S = 10.0  # a program needs a moment to install its signal handler
-RECORD_EVERY_S = 30.0  # learnt numbers (last step, baseline) are saved at least so often
+PROGRESS_S = 30.0
+STOPPED_CODE = 130  # of a job that a person stopped, as a shell says it of Ctrl-C
 # Ended by our own stop: SIGTERM, SIGKILL, and the exit codes that programs give them.
 _OURS = frozenset({15, 9, 0, 143, 137, 2, 130})
 
@@ -75,6 +71,7 @@ class Controller:
             node,
             clock,
             metrics=metrics,
+            written=records.written,
             save_job=self._save_job,
             outcome=self._performed,
             wake_mail=wake_mail,
@@ -88,12 +85,10 @@ class Controller:
         self._say = say
         self._on_end = on_end
         self.pictures: dict[str, JobPicture] = {}
-        self.incidents: dict[str, Incident] = {}  # those with mail that waits, and the open ones
-        self._findings: dict[str, tuple[Finding, ...]] = {}  # check -> what it finds
+        self.mail = JobMail(self.pictures, records)
         self._quarantines = {one.entity: one for one in records.quarantines()}
-        self._isolated: set[str] = set()  # entities that this Sentinel isolated
-        self._released: set[str] = set()  # entities that a person released
-        self._save_checked: dict[str, int] = {}  # job -> incarnation whose handlers were looked at
+        self._save_looks = SaveLooks(cluster, clock, self._save_looked_at)
+        self._move_looks = MoveLooks(cluster, clock, self._fits_again, lambda: metrics.exception("job"))
         self._recorded_mono_s: dict[str, float] = {}
         self.turned_mono_s = clock().mono_s
 
@@ -107,17 +102,20 @@ class Controller:
         picture = JobPicture(job, self._failures)
         self.pictures[job.name] = picture
         picture.timing.start(job.incarnation, job.size, now)
+        picture.timing.relaunches.reset(job.inner_restarts)
+        picture.lost_s = sum(lost_run_s(incident, job.baseline_ms) for incident in incidents)
         for incident in incidents:
             if not incident.phase.final:
                 picture.incident = incident = self._rebased(incident)
-            if not incident.phase.final or any(m.state == "waiting" for m in incident.mails):
-                self.incidents[incident.id] = incident
-            if (
-                incident.incarnation == job.incarnation
-                and incident.phase == Phase.KEPT_RUNNING
-                and incident.key
-            ):
+            self.mail.keep(incident)
+            if incident.incarnation != job.incarnation or not incident.key:
+                continue
+            if not incident.phase.final and not incident.attempt:
                 picture.told.add(incident.key)
+            if incident.phase == Phase.KEPT_RUNNING:
+                picture.told.add(incident.key)
+                ago_s = now.wall_s - (incident.closed_wall_s or now.wall_s)
+                picture.keep_refused(incident, now.mono_s - max(0.0, ago_s))
                 if incident.save is not None and incident.save.ranks:
                     picture.unproved = (incident, 0)
         return picture
@@ -138,30 +136,6 @@ class Controller:
             deadline_mono_s=deadline,
         )
 
-    async def launch(self, name: str) -> None:
-        """The first start of a job. Raises PermanentError with the reason where it cannot start."""
-        picture = self.pictures[name]
-        job = picture.job
-        room = await self._cluster.room(job, job.size, job.excluded)
-        if self._ended_unstarted(picture):
-            return
-        if room.size == 0:
-            raise PermanentError(room.sentence, room.reason)
-        self._event(job, "PrecheckPassed", room.sentence)
-        job = structs.replace(
-            job,
-            incarnation=job.incarnation + 1,
-            first_incarnation=job.incarnation + 1,
-            size=room.size,
-            excluded=room.excluded,
-            state=JobState.RUNNING,
-            reason="Started",
-            sentence="The job runs.",
-        )
-        self._save_job(picture, job)
-        picture.begin_incarnation(self._clock())
-        await self._start_patiently(picture, room.env, room.entities)
-
     def adopt(
         self, name: str, ranks: list[RankProcess], ended: list[RankProcess], entities: dict[int, str]
     ) -> None:
@@ -176,7 +150,8 @@ class Controller:
         picture.entities = entities
         incident = picture.incident
         if incident is not None:
-            _, effects = recovery.resume(incident, now, policy.terms(picture.job.policy))
+            incident, effects = recovery.resume(incident, now, policy.terms(picture.job.policy))
+            picture.incident = incident
             self._performer.perform(picture, incident, effects)
         if ranks or ended:
             self._node.follow(picture.job, [*ranks, *ended])
@@ -187,76 +162,21 @@ class Controller:
         ):
             self._save_job(picture, structs.replace(picture.job, started_mono_s=now.mono_s))
 
-    async def start_again(self, name: str) -> None:
-        """A predecessor was killed between the record of the first start and the start itself."""
-        picture = self.pictures[name]
-        room = await self._cluster.room(picture.job, picture.job.size, picture.job.excluded)
-        if room.size == 0:
-            raise PermanentError(room.sentence, room.reason)
-        await self._start_patiently(picture, room.env, room.entities)
-
-    async def _start_patiently(
-        self, picture: JobPicture, env: dict[str, str], entities: dict[int, str]
-    ) -> None:
-        """The first start has no recovery around it that would try again."""
-        picture.starting = True
-        try:
-            for left in reversed(range(START_TRIES)):
-                try:
-                    return await self._performer.start_ranks(picture, env, entities)
-                except TemporaryError as error:
-                    self._metrics.effect_failed("DoStart", permanent=not left)
-                    if not left:
-                        raise PermanentError(f"the start failed: {error}", "StartFailed") from None
-                    self._say(picture.job.name, f"the start failed, tries again: {error}")
-                    await asyncio.sleep(error.delay_s)
-                if self._ended_unstarted(picture):
-                    return None
-        finally:
-            picture.starting = False
-
-    def _ended_unstarted(self, picture: JobPicture) -> bool:
-        """Ctrl-C may come before the first rank runs. Later it is the policy's to decide."""
-        end = picture.end
-        if end is not None:
-            self._finish(picture, policy.Finish(end.reason, end.sentence, end.state, end.code))
-        return end is not None
-
-    def rebooted(self, name: str) -> None:
-        """The machine was started again under the job: nothing of it is left, and that is no fault of its own."""
-        picture = self.pictures[name]
-        picture.exits.clear()
-        picture.alive.clear()
-        verdict = Verdict(
-            symptom=Symptom.RANK_LOST,
-            cause=Cause.NODE,
-            failure="reboot",
-            scope="node",
-            sentence="The machine was started again while the job ran.",
-            budget=Budget.INFRASTRUCTURE,
-        )
-        incident = picture.incident
-        if incident is None:
-            self._act(picture, policy.Open("Rebooted", verdict.sentence, IncidentKind.FORCED, verdict))
-        elif recovery.accepts(incident, event := recovery.Fault(verdict, picture.job.last_step)):
-            self._step(picture, incident, event)
-        else:  # between two incarnations: the recovery goes on where it stood
-            _, effects = recovery.resume(incident, self._clock(), policy.terms(picture.job.policy))
-            self._performer.perform(picture, incident, effects)
-
     async def close(self) -> None:
         """End every effect that is under way. The job is not touched."""
+        await self._save_looks.close()
+        await self._move_looks.close()
         await self._performer.close()
         for picture in self.pictures.values():
             self._record_progress(picture, force=True)
 
     # ------------------------------------------------------------ requests of people
 
-    def request_end(self, name: str, end: recovery.EndRequested) -> None:
+    def request_end(self, name: str, end: EndRequested) -> None:
         picture = self.pictures[name]
         picture.end = end
         self._say(name, end.sentence)
-        self.cycle()
+        self.cycle((name,))
 
     def extend(self, name: str, seconds: float) -> ProtectedJob:
         picture = self.pictures[name]
@@ -265,20 +185,39 @@ class Controller:
         self._event(job, "Extended", f"maxDuration was extended by {seconds:.0f} s.")
         return job
 
-    def release(self, entity: str) -> None:
-        """A person ended the findings of this entity: its isolation, too, ends by their hand."""
-        self._released.add(entity)
-
-    def degrade(self, name: str, note: str) -> None:
-        """Name a degraded mode of the running incarnation; its successor starts without."""
+    def obey(self, name: str, action: Action, order: FollowedOrder) -> None:
+        """What `job_orders.judge` made of a person's order. `order` goes into the job's record with what follows."""
         picture = self.pictures[name]
-        if note not in picture.job.degraded:
-            self._save_job(picture, structs.replace(picture.job, degraded=(*picture.job.degraded, note)))
-            self._event(picture.job, "Degraded", note, warning=True)
+        if isinstance(action, ReleaseHold):
+            raise ValueError("a hold is let go by who keeps it")
+        picture.job = structs.replace(picture.job, order=order)
+        if isinstance(action, Extend):
+            self.extend(name, action.seconds)
+        elif isinstance(action, Cancel):
+            assert picture.incident is not None
+            self._step(picture, picture.incident, CancelRequested(action.sentence))
+        elif isinstance(action, Retry):
+            picture.end = None
+            picture.job = structs.replace(picture.job, exit_code=None)
+            self._act(picture, job_orders.another_try(action.sentence))
+        else:
+            self._save_job(picture, picture.job)
+            self.request_end(
+                name,
+                EndRequested(
+                    JobState.STOPPED,
+                    "Stopped",
+                    action.sentence,
+                    action.grace_s,
+                    save=action.save,
+                    code=STOPPED_CODE,
+                ),
+            )
 
     # ------------------------------------------------------------ folding
 
     def fold(self, report: Report) -> None:
+        touched: set[str] = set()
         for rank in report.ranks:
             picture = self.pictures.get(rank.job)
             if picture is not None:
@@ -286,24 +225,35 @@ class Controller:
                 picture.timing.fold(rank)
                 if rank.state:
                     picture.timing.observe_state(rank.rank, rank.state)
+                if rank.restarts:
+                    self._relaunched(picture, rank, report.now.mono_s)
                 if rank.io_bytes is not None:
                     picture.timing.observe_io(rank.rank, rank.io_bytes, report.now.mono_s)
         for match in report.matches:
-            self._fold_match(match, report)
-        changed = False
-        for result in report.checks:
-            changed |= result.findings != self._findings.get(result.check)
-            self._findings[result.check] = result.findings
-            self._metrics.check(result)
-        if report.checks:
-            self._fold_findings(changed)
+            touched |= self._fold_match(match)
+        changed = self._fold_checks(report.checks)
         for name, gone in report.exits:
             picture = self.pictures.get(name)
             if picture is not None and gone.incarnation == picture.job.incarnation:
                 self._fold_exit(picture, gone)
+                touched.add(name)
         # Iterations alone, five times a second, wait for the next turn: deciding costs more than folding them.
-        if report.exits or report.matches or changed:
+        if changed:
             self.cycle()
+        elif touched:
+            self.cycle(touched)
+
+    def _relaunched(self, picture: JobPicture, rank: RankReport, at_s: float) -> None:
+        """Its launcher acts: that is counted, and left alone while iterations may yet follow."""
+        job = picture.job
+        if rank.incarnation != job.incarnation or not picture.timing.relaunched(rank.restarts, at_s):
+            return
+        self._save_job(picture, structs.replace(job, inner_restarts=rank.restarts))
+        sentence = (
+            f"The launcher inside the pods has started its ranks again ({times(rank.restarts)} in this run). It is "
+            f"left to it, if iterations follow within {length(job.policy.start_timeout_s)}."
+        )
+        self._event(job, "RestartedInside", sentence, warning=True)
 
     def _note_log_problem(self, picture: JobPicture, rank: RankReport) -> None:
         """A log that was truncated is read on a moment later: only an event still tells of it."""
@@ -314,10 +264,14 @@ class Controller:
         text = f"The log of rank {rank.rank}: {rank.log_problem}."
         self._event(picture.job, "LogProblem", text, warning=True)
 
-    def _fold_match(self, match: LogMatch, report: Report) -> None:
-        for name, picture in self.pictures.items():
-            if match.incarnation != picture.job.incarnation or match.job not in ("", name):
+    def _fold_match(self, match: LogMatch) -> set[str]:
+        """The jobs that it is about."""
+        touched = set()
+        for name in (match.job,) if match.job else tuple(self.pictures):
+            picture = self.pictures.get(name)
+            if picture is None or match.incarnation != picture.job.incarnation:
                 continue
+            touched.add(name)
             if match.rule == PROOF_RULE:
                 self._performer.prove(name, match)
             elif match.failure.startswith("activity:"):
@@ -325,52 +279,15 @@ class Controller:
             else:
                 picture.add_match(match)
                 self._metrics.log_match(match.failure)
+        return touched
 
-    def _fold_findings(self, news: bool) -> None:
-        standing = [finding for found in self._findings.values() for finding in found]
-        if news:
-            self._metrics.findings(standing)
-        for picture in self.pictures.values():
-            picture.findings = standing
-            out = set(picture.job.excluded)
-            waits = any(self._waits_for_check(entity) for entity in out)
-            picture.entities_back = (
-                bool(out)
-                and not waits
-                and not any(f.entity in out and f.severity.order >= Severity.DEGRADED.order for f in standing)
-            )
-        changed = self._isolations(self.pictures.values())
-        if changed:
-            self._records.save(quarantines=changed)
+    def _fold_checks(self, results: Sequence[CheckResult]) -> bool:
+        """Do they find anything new? Nodes of a cluster are judged elsewhere, for all jobs."""
+        return False
 
-    def _waits_for_check(self, entity: str) -> bool:
-        """A check that isolated the entity has not looked again since Sentinel started."""
-        record = self._quarantines.get(entity)
-        return record is not None and any(f.check not in self._findings for f in record.findings)
-
-    def _isolations(self, pictures: Iterable[JobPicture]) -> list[Quarantine]:
+    def _isolations(self) -> list[Quarantine]:
         """The isolations that begin, change or end with what is known now; to be saved by the caller."""
-        left_out = {entity for picture in pictures for entity in picture.left_out}
-        changed = quarantine.changes(
-            self._quarantines,
-            left_out,
-            self._isolated,
-            [finding for found in self._findings.values() for finding in found],
-            self._findings.keys(),
-            self._released,
-            self._clock(),
-            self._boot_id,
-        )
-        for record in changed:
-            if record.ended_wall_s is None:
-                self._quarantines[record.entity] = record
-                self._isolated.add(record.entity)
-            else:
-                del self._quarantines[record.entity]
-                self._isolated.discard(record.entity)
-                self._released.discard(record.entity)
-            log.info("isolation", entity=record.entity, needs=record.needs, ended_by=record.ended_by or None)
-        return changed
+        return []
 
     def _fold_exit(self, picture: JobPicture, gone: RankExit) -> None:
         incident = picture.incident
@@ -387,19 +304,26 @@ class Controller:
 
     # ------------------------------------------------------------ the cycle
 
-    def cycle(self) -> None:
-        """Decide about every job: after each report of more than iterations, and a few times a second."""
+    def cycle(self, only: Iterable[str] | None = None) -> None:
+        """Decide about every job, or `only` these: after each report of more than iterations, and now and then."""
         now = self._clock()
         self.turned_mono_s = now.mono_s
-        for picture in self.pictures.values():
+        for name in tuple(self.pictures if only is None else only):
+            picture = self.pictures.get(name)
+            if picture is None:
+                continue
             for _ in range(4):  # one decision may make room for the next; never for ever
-                decision = policy.decide(picture, now)
+                decision = self._allowed(picture, policy.decide(picture, now))
                 self._metrics.decision(decision.reason)
                 if isinstance(decision, policy.Nothing):
                     break
                 self._act(picture, decision)
             if not picture.job.state.final:
                 self._look_after(picture)
+
+    def _allowed(self, picture: JobPicture, decision: policy.Decision) -> policy.Decision:
+        """What others than the job's own policy say to it: `Nothing` in its place, with the reason."""
+        return decision
 
     def _act(self, picture: JobPicture, decision: policy.Decision) -> None:
         now = self._clock()
@@ -410,23 +334,27 @@ class Controller:
             assert picture.incident is not None
             self._step(picture, picture.incident, decision.event)
         elif isinstance(decision, policy.Open):
-            incident = policy.open_incident(picture, decision, now, self._boot_id)
+            incident = incidents.open_incident(picture, decision, now, self._boot_id)
             if decision.key:
                 picture.told.add(decision.key)
-            self._metrics.incident(incident.verdict.symptom, incident.verdict.cause)
+            picture.fits_again = ""
+            owner, verdict = job_numbers.owner_of(picture.job.policy), incident.verdict
+            self._metrics.incident(verdict.symptom, verdict.cause, owner, verdict.entity)
             heard = picture.timing.last_at_s
             if heard is not None and decision.kind == IncidentKind.FORCED:
                 self._metrics.detected(incident.verdict.symptom, max(0.0, now.mono_s - heard))
-            self._step(picture, incident, recovery.Begin(decision.reason, decision.sentence), opened=True)
+            self._step(picture, incident, Begin(decision.reason, decision.sentence), opened=True)
 
     def _step(self, picture: JobPicture, incident: Incident, event: Event, *, opened: bool = False) -> None:
         now = self._clock()
         job = picture.job
         moved, effects = recovery.step(incident, event, now, policy.terms(job.policy))
+        if opened or (moved.phase.final and not incident.phase.final):
+            moved = picture.paced(moved, now)
         settled = books.settle(job, None if opened else incident, moved, now)
         if opened:
             settled = structs.replace(settled, incidents=job.incidents + 1)
-        if isinstance(event, recovery.SaveEnded) and event.result.proved_by:
+        if isinstance(event, SaveEnded) and event.result.proved_by:
             proved = ProvedCheckpoint(
                 step=event.result.step, proof=event.result.proved_by[:500], wall_s=now.wall_s
             )
@@ -434,6 +362,7 @@ class Controller:
         if settled.state == JobState.ERROR:
             settled = structs.replace(settled, exit_code=picture.exit_code(moved.verdict.rank))
         self._commit(picture, incident, moved, settled, opened=opened)
+        picture.keep_refused(moved, now.mono_s)
         if moved.phase == Phase.KEPT_RUNNING and moved.save is not None and moved.save.ranks:
             picture.unproved = (moved, picture.timing.iterations)
         if moved.phase != incident.phase:
@@ -465,35 +394,23 @@ class Controller:
         started_new = job.incarnation != picture.job.incarnation
         picture.job = job
         picture.incident = None if after.phase.final else after
-        isolations = self._isolations(self.pictures.values())
+        isolations = self._isolations()
         try:
             self._records.save(jobs=[job], incidents=[after], quarantines=isolations, events=events)
         except BaseException:  # what is not in the record did not happen
             picture.job, picture.incident, self._quarantines = held
             raise
         self._metrics.records_saved(2 + len(events) + len(isolations))
-        self.incidents[after.id] = after
-        if after.phase.final and not any(m.state == "waiting" for m in after.mails):
-            self.incidents.pop(after.id, None)
+        self.mail.keep(after)
         if started_new:
             picture.begin_incarnation(self._clock())
         if events:
-            self._say(job.name, policy.tell(job, after, self._clock()))
+            self._say(job.name, incidents.tell(job, after, self._clock()))
 
     def _after_step(self, picture: JobPicture, before: Incident, after: Incident) -> None:
-        now = self._clock()
+        job_numbers.count_step(self._metrics, picture.job, before, after, self._clock())
         if after.phase == Phase.RECOVERED and after.lost is not None:
-            self._metrics.recovered(after.verdict.cause, after.lost.seconds, after.lost)
-            repeated_s = (after.lost.steps or 0) * (picture.timing.step_ms or 0.0) / 1000
-            picture.lost_s += after.lost.seconds + repeated_s
-        if after.phase == Phase.STARTING and before.phase != Phase.STARTING:
-            self._metrics.restarted(after.verdict.cause, after.verdict.budget)
-        if before.phase == Phase.STOPPING and after.phase != Phase.STOPPING:
-            self._metrics.stopped(now.mono_s - before.phase_mono_s)
-        if before.phase == Phase.STARTING and after.phase == Phase.VERIFYING:
-            self._metrics.started(now.mono_s - before.phase_mono_s)
-        if after.save is not None and before.save is None:
-            self._metrics.saved(after.save.took_s)
+            picture.lost_s += lost_run_s(after, picture.timing.step_ms)
         if picture.job.state.final:
             self._on_end(picture.job.name)
 
@@ -520,7 +437,7 @@ class Controller:
     def _performed(self, picture: JobPicture, event: Event) -> None:
         assert picture.incident is not None
         self._step(picture, picture.incident, event)
-        self.cycle()
+        self.cycle((picture.job.name,))
 
     # ------------------------------------------------------------ records
 
@@ -543,34 +460,29 @@ class Controller:
     def _look_after(self, picture: JobPicture) -> None:
         fast = picture.was_fast and picture.job.fast_incarnation != picture.job.incarnation
         self._record_progress(picture, force=fast)
-        job, now = picture.job, self._clock()
-        checkpoint = job.policy.resume.checkpoint if job.policy.resume else None
-        if checkpoint is None or self._save_checked.get(job.name) == job.incarnation or not picture.alive:
-            return
-        started = job.started_mono_s
-        ready = picture.timing.has_timing or (
-            started is not None and now.mono_s - started > SAVE_CHECK_AFTER_S
-        )
-        if not ready or picture.incident is not None:
-            return
-        self._save_checked[job.name] = job.incarnation
-        capable = self._cluster.save_capable(job.name, job.incarnation, checkpoint.signal)
-        deaf = sorted(rank for rank, catches in capable.items() if not catches)
-        note = (
-            f"not save-capable: rank {', '.join(map(str, deaf))} does not catch {checkpoint.signal}"
-            if deaf
-            else ""
-        )
+        self._save_looks.look_after(picture)
+        self._move_looks.look_after(picture)
+
+    def _fits_again(self, picture: JobPicture, incident: Incident) -> None:
+        picture.fits_again = incident.key
+        self.cycle((picture.job.name,))
+
+    def _save_looked_at(self, picture: JobPicture, note: str) -> None:
+        job = picture.job
         if note != job.save_note:
             self._save_job(picture, structs.replace(job, save_note=note))
         if note:
             self._event(job, "NotSaveCapable", note, warning=True)
             self._say(job.name, note)
 
+    def _progress_due(self, last_mono_s: float, now_mono_s: float) -> bool:
+        """May what is learnt of a job (last step, baseline) be saved again, where nothing else of it is?"""
+        return now_mono_s - last_mono_s >= PROGRESS_S
+
     def _record_progress(self, picture: JobPicture, *, force: bool = False) -> None:
         now = self._clock()
         last = self._recorded_mono_s.get(picture.job.name, 0.0)
-        if not force and now.mono_s - last < RECORD_EVERY_S:
+        if not force and not self._progress_due(last, now.mono_s):
             return
         self._recorded_mono_s[picture.job.name] = now.mono_s
         learnt = picture.timing.baseline()
@@ -586,27 +498,3 @@ class Controller:
         )
         if changed != job:
             self._save_job(picture, changed)
-
-    # ------------------------------------------------------------ mail
-
-    def pending_mail(self) -> list[tuple[Incident, ProtectedJob]]:
-        found = []
-        for incident in self.incidents.values():
-            picture = self.pictures.get(incident.job)
-            if picture is not None and any(m.state == "waiting" for m in incident.mails):
-                found.append((incident, picture.job))
-        return found
-
-    def record_mail(self, incident_id: str, mail: StageMail) -> None:
-        incident = self.incidents.get(incident_id)
-        if incident is None:
-            return
-        mails = tuple(mail if m.stage == mail.stage else m for m in incident.mails)
-        incident = structs.replace(incident, mails=mails)
-        self._records.save(incidents=[incident])
-        self.incidents[incident_id] = incident
-        picture = self.pictures.get(incident.job)
-        if picture is not None and picture.incident is not None and picture.incident.id == incident_id:
-            picture.incident = incident
-        if incident.phase.final and not any(m.state == "waiting" for m in mails):
-            del self.incidents[incident_id]

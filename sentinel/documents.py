@@ -21,6 +21,7 @@ T = TypeVar("T", bound=Struct)
 Document = dict[str, Any]
 
 _UNITS = {"_mono_s": "_monotonic_seconds", "_s": "_seconds", "_ms": "_milliseconds"}
+_AS_THEY_ARE = frozenset({str, bool, int, float, type(None)})
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[Tt](\d\d:\d\d:\d\d)(?:\.(\d{1,9})\d*)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
@@ -101,7 +102,7 @@ def time_text(wall_s: float) -> str:
     nanoseconds = round((wall_s - whole) * 1e9)
     if nanoseconds == 1_000_000_000:
         whole, nanoseconds = whole + 1, 0
-    moment = (_EPOCH + timedelta(seconds=whole)).strftime("%Y-%m-%dT%H:%M:%S")
+    moment = (_EPOCH + timedelta(seconds=whole)).isoformat().removesuffix("+00:00")
     fraction = f".{nanoseconds:09d}".rstrip("0") if nanoseconds else ""
     return f"{moment}{fraction}Z"
 
@@ -117,6 +118,8 @@ def time_of(text: str) -> float:
 
 
 def _plain(value: Any, is_time: bool) -> Any:
+    if type(value) in _AS_THEY_ARE and not is_time:  # most of them
+        return value
     if isinstance(value, Struct):
         return to_document(value)
     if isinstance(value, Enum):
@@ -142,13 +145,15 @@ def _named(record: type[Struct], document: Any) -> Any:
 
 
 def _read(hint: Any, value: Any, is_time: bool) -> Any:
-    below = _struct_in(hint)
+    if type(value) in _AS_THEY_ARE and not is_time:
+        return value
     if isinstance(value, list):
-        inner = next((one for one in get_args(_plain_hint(hint)) if one is not ...), Any)
+        inner = _item_in(hint)
         return [_read(inner, one, is_time) for one in value]
-    if below is not None:
-        return _named(below, value)
     if isinstance(value, dict):
+        below = _struct_in(hint)
+        if below is not None:
+            return _named(below, value)
         inner = get_args(_plain_hint(hint))[-1]
         return {name: _read(inner, one, is_time) for name, one in value.items()}
     if is_time and isinstance(value, str):
@@ -166,6 +171,13 @@ def _plain_hint(hint: Any) -> Any:
     return hint
 
 
+@cache
+def _item_in(hint: Any) -> Any:
+    """`tuple[X, ...] | None` -> `X`."""
+    return next((one for one in get_args(_plain_hint(hint)) if one is not ...), Any)
+
+
+@cache
 def _struct_in(hint: Any) -> type[Struct] | None:
     hint = _plain_hint(hint)
     return hint if isinstance(hint, type) and issubclass(hint, Struct) else None

@@ -3,17 +3,16 @@
 Each name is a row of rules/measures.toml. One that has none is shown too, but untyped and without help.
 """
 
-import math
 from collections.abc import Iterable
 from functools import cache
 from typing import Protocol
 
 from msgspec import Struct
 
+from sentinel import exposition
 from sentinel.rules import data_dir, load_rows
 
 MAX_SERIES = 20_000  # 16 cards with 18 links each, and as many ports, are under 5,000
-_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class Measured(Protocol):
@@ -44,8 +43,8 @@ def rows() -> dict[str, MeasureRow]:
 
 
 def render(measured: Iterable[Measured]) -> bytes:
-    """The text format 0.0.4, all series of one name together. Written by hand: the client library would append
-    `_total` to counters, which other exporters' names do not have."""
+    """The text format 0.0.4, all series of one name together. Counters keep other exporters' names, which do not end in
+    `_total`."""
     by_name: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     count = 0
     for measure in measured:
@@ -59,19 +58,13 @@ def render(measured: Iterable[Measured]) -> bytes:
     for name, series in by_name.items():
         row = rows().get(name)
         if row is not None:
-            lines += [f"# HELP {name} {row.help}", f"# TYPE {name} {row.kind}"]
+            lines.append(exposition.header(name, row.kind, row.help))
         else:
-            lines.append(f"# TYPE {name} untyped")
+            lines.append(f"# TYPE {name} untyped\n")
         for labels, value in series.items():
-            told = ",".join(f'{key}="{text.translate(_ESCAPES)}"' for key, text in labels)
-            lines.append(f"{name}{{{told}}} {_number(value)}" if told else f"{name} {_number(value)}")
-    return "".join(f"{line}\n" for line in lines).encode(errors="replace")
-
-
-def _number(value: float) -> str:
-    if math.isfinite(value):
-        return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
-    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+            names, texts = tuple(key for key, _ in labels), tuple(text for _, text in labels)
+            lines.append(f"{exposition.series(name, names, texts)} {exposition.number(value)}\n")
+    return "".join(lines).encode(errors="replace")
 
 
 def markdown() -> str:

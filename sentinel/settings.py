@@ -1,11 +1,12 @@
 """Administrators' settings after validation, in base units. `Settings()` serves a machine with no file.
 
-The file that people write is YAML; its schema stands in `sentinel.config.schema`, which is the only
-place that imports pydantic. The resident part of Sentinel sees only these structs.
+The file that people write is YAML; its schema stands in `sentinel.config.settings_schema`, and only
+`sentinel.config` imports pydantic. The resident part of Sentinel sees only these structs.
 """
 
 import os
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -21,18 +22,41 @@ class Mail(Struct, frozen=True, kw_only=True, omit_defaults=True):
     password_file: str = ""
     sender: str = ""  # default: sentinel@HOSTNAME
     timeout_s: float = 30.0
-    per_hour: int = 20  # to one address; more become one digest
+    per_hour: int = 20  # to one address; half as they come, the others as digests
     outbox: str = ""
     admins: tuple[str, ...] = ()
 
 
+class Webhook(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A program that is told what mails tell, by POST. One of `url` and `url_file` is set."""
+
+    name: str
+    url: str = ""
+    url_file: str = ""  # where the URL itself is a secret, as Slack's is
+    format: str = "json"  # or "slack"
+    secret_file: str = ""  # of the key that signs a `json` body
+    ca_file: str = ""
+    about: tuple[str, ...] = ("jobs", "nodes")
+    timeout_s: float = 10.0
+
+
 class Caps(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What owners may ask at most."""
+    """What owners may ask at most. `sentinel.core.caps` holds a policy to them."""
 
     max_resumes: int = 100
     max_restarts: int = 100
     graceful_stop_s: float = 3600.0
+    checkpoint_timeout_s: float = 3600.0
+    debug_hold_s: float = 86_400.0
     reset_after_min_s: float = 3600.0  # `resetAfter` may not be shorter
+
+
+class OwnerRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whom the mails of jobs without an owner go to. What is not written fits every job; the first that fits counts."""
+
+    namespace: str = ""
+    match_labels: dict[str, str] = {}
+    emails: tuple[str, ...]
 
 
 class DiskThresholds(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -134,6 +158,8 @@ class ControllerLink(Struct, frozen=True, kw_only=True, omit_defaults=True):
     node: str = ""  # name in the cluster; default: $NODE_NAME, else the host name
     token_file: str = "/var/run/secrets/sentinel/token"  # projected, for the audience "sentinel-controller"
     ca_file: str = "/var/run/sentinel/ca/ca.crt"  # certificates of the controllers' authority
+    api_server: str = ""  # HOST:PORT that is asked when no controller answers; default: as a pod is told
+    api_server_ca_file: str = "/var/run/secrets/sentinel/api-server-ca.crt"
 
 
 class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -143,12 +169,16 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     listen: str = "127.0.0.1:9810"  # page and metrics; "" for none; a taken port falls back to a free one
     mail: Mail = Mail()
     caps: Caps = Caps()
+    webhooks: tuple[Webhook, ...] = ()
+    owners: tuple[OwnerRule, ...] = ()
     disk: Disk = Disk()
     cards: CardLimits = CardLimits()
     gpu: GpuThresholds = GpuThresholds()
     network: Network = Network()
     own_checks: tuple[OwnCheck, ...] = ()
     controller: ControllerLink = ControllerLink()
+    # What is written of core.fleet_settings.FleetSettings, by its names: only the controller makes them of it.
+    fleet: dict[str, Any] = {}
     shapes: tuple[Shape, ...] = ()  # the manifest: the first that matches is this node's
     shape: Shape = (
         Shape()
@@ -158,7 +188,9 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sysfs: str = "/sys"
     procfs: str = "/proc"
     pod_logs: str = "/var/log/pods"  # names the pods of this node
+    recording_bytes: int = 64 << 20  # what the controller of a cluster decided from, kept on disk; 0: nothing
     page_url: str = ""  # base of links in mails; default: the listen address
+    dashboard_url: str = ""  # of a Grafana; "": mails lead to no dashboard
 
     @property
     def state_path(self) -> Path:

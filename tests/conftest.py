@@ -1,13 +1,29 @@
 """What every test shares: an environment that neither leaks into the person's own Sentinel nor obeys it."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+LONG = {"chaos", "kubernetes", "rig"}
 pytest_plugins = ["tests.rig.fixtures"]
 REPO = Path(__file__).parent.parent
+# Of a machine that does much else meanwhile no time tells anything.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
+# What runs in the background of a script ignores SIGINT, and so would all that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for usual in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+    if signal.getsignal(usual) is signal.SIG_IGN:
+        signal.signal(usual, signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first: with several workers none is left alone with one in the end."""
+    items.sort(key=lambda item: LONG.isdisjoint(item.path.parent.relative_to(REPO).parts))
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """A controller with real records over a cluster that does, and withholds, what a test tells it to."""
 
 import asyncio
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,33 +9,17 @@ from msgspec import structs
 
 from sentinel.cluster.base import RankProcess, Room, SignalOutcome, StopOutcome
 from sentinel.cluster.local.store import LocalStore
-from sentinel.controller import Controller
-from sentinel.core import recovery
-from sentinel.core.model import (
-    Checkpoint,
-    CheckResult,
-    CheckState,
-    Component,
-    Finding,
-    Incident,
-    Iteration,
-    JobState,
-    Launch,
-    LogMatch,
-    Now,
-    Phase,
-    Policy,
-    Proof,
-    ProtectedJob,
-    RankExit,
-    RankReport,
-    Report,
-    Resume,
-    Severity,
-)
+from sentinel.core.events import EndRequested
+from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
+from sentinel.core.model import Incident, JobState, Launch, Phase, ProtectedJob
+from sentinel.core.now import Now
 from sentinel.core.picture import JobPicture
+from sentinel.core.policy_model import Checkpoint, Policy, Proof, Resume
+from sentinel.core.reports import Files, Iteration, LogMatch, RankExit, RankReport, Report
 from sentinel.failures import failure_classes
+from sentinel.machine_controller import MachineController
 from sentinel.metrics import Metrics
+from tests.waits import eventually, turns
 
 DEADLINE_S = 20.0
 CHECKPOINT = Checkpoint(timeout_s=60.0, proof=Proof(log_pattern="saved"))
@@ -78,7 +61,13 @@ class FakeCluster:
         return await answer if asyncio.iscoroutine(answer) else answer
 
     async def start(
-        self, job: str, launch: Launch, incarnation: int, size: int, env: dict[str, str]
+        self,
+        job: str,
+        launch: Launch | None,
+        incarnation: int,
+        size: int,
+        env: dict[str, str],
+        excluded: Sequence[str] = (),
     ) -> list[RankProcess]:
         await self._called("start", (incarnation, size, env))
         self.running[incarnation] = size
@@ -89,11 +78,16 @@ class FakeCluster:
         self.running.pop(incarnation, None)
         return outcome if isinstance(outcome, StopOutcome) else StopOutcome(gone=True)
 
-    def signal_ranks(self, job: str, incarnation: int, ranks: Iterable[int], name: str) -> SignalOutcome:
+    async def signal_ranks(
+        self, job: str, incarnation: int, ranks: Iterable[int], name: str
+    ) -> SignalOutcome:
         self.calls.append(("signal", (incarnation, tuple(ranks), name), ""))
         return SignalOutcome(sent=tuple(ranks))
 
-    def save_capable(self, job: str, incarnation: int, name: str) -> dict[int, bool]:
+    async def save_capable(self, job: str, incarnation: int, name: str) -> dict[int, bool]:
+        return {}
+
+    async def files(self, job: str, incarnation: int, cwd: str, pattern: str) -> Files:
         return {}
 
     async def room(self, job: ProtectedJob, size: int, excluded: tuple[str, ...]) -> Room:
@@ -103,6 +97,9 @@ class FakeCluster:
         return answer or Room(
             size=size, excluded=excluded, entities=entities, sentence="The pre-check passed."
         )
+
+    def unpromise(self, job: str) -> None:
+        self.calls.append(("unpromise", job, ""))
 
     async def stacks(self, job: str, incarnation: int, ranks: Iterable[int]) -> tuple[str, ...]:
         await self._called("stacks", tuple(ranks))
@@ -141,7 +138,7 @@ class World:
         self.said: list[str] = []
         self.ended: list[str] = []
         self.mails_woken = 0
-        self.controller = Controller(
+        self.controller = MachineController(
             self.cluster,
             self.store,
             self.link,
@@ -187,7 +184,7 @@ class World:
         """Sentinel was killed: its tasks are gone, its records and the job are not."""
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
-        await asyncio.sleep(0)
+        await turns()
         rebooted = bool(boot_id) and boot_id != self.boot_id
         self.boot_id = boot_id or self.boot_id
         self._begin()
@@ -246,21 +243,17 @@ class World:
 
     async def until(self, what: Callable[[], Any], why: str = "") -> Any:
         """The first truthy answer; the controller's cycle turns meanwhile."""
-        end = time.monotonic() + DEADLINE_S
-        while not (found := what()):
-            assert time.monotonic() < end, f"waited in vain {why}: {self.cluster.calls} {self.said}"
-            self.controller.cycle()
-            await asyncio.sleep(0.005)
-        return found
+
+        def turned() -> Any:
+            if not (found := what()):
+                self.controller.cycle()
+            return found
+
+        return await eventually(turned, lambda: f"{why}: {self.cluster.calls} {self.said}", DEADLINE_S, 0.005)
 
     async def phase(self, phase: Phase) -> Incident:
         await self.until(lambda: self.store.incidents("j") and self.incident.phase == phase, phase.value)
         return self.incident
-
-    async def turns(self) -> None:
-        """Whatever can go on goes on: what has not happened then waits for something."""
-        for _ in range(100):
-            await asyncio.sleep(0)
 
     def at_rest(self) -> bool:
         """Has every effect that was begun come to its end?"""
@@ -269,12 +262,10 @@ class World:
     async def later(self, seconds: float) -> None:
         self.clock.mono_s += seconds
         self.controller.cycle()
-        await asyncio.sleep(0)
+        await turns()
 
     def end(self, grace_s: float = 30.0, *, save: bool = False) -> None:
-        end = recovery.EndRequested(
-            JobState.STOPPED, "Stopped", "Stopped by a person.", grace_s, save=save, code=130
-        )
+        end = EndRequested(JobState.STOPPED, "Stopped", "Stopped by a person.", grace_s, save=save, code=130)
         self.controller.request_end("j", end)
 
 

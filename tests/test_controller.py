@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from sentinel.cluster.base import Room, StopOutcome
-from sentinel.core.model import Component, JobState, Phase, Policy, Restart, Stage
-from sentinel.core.recovery import START_TRIES
+from sentinel.core.health import Component
+from sentinel.core.model import JobState, Phase, Stage
+from sentinel.core.policy_model import Policy, Restart
+from sentinel.core.recovery_moves import START_TRIES
 from sentinel.effects import perform
 from sentinel.errors import PermanentError, TemporaryError
 from tests.controller_world import RESUMABLE, World, gpu_fault, without_proof
+from tests.waits import turns
 
 Play = Callable[[World], Coroutine[Any, Any, None]]
 
@@ -115,7 +118,7 @@ def test_what_cannot_be_recorded_is_not_done_and_is_done_once_it_can_be(
             broken.setattr(world.store, "save", lambda **what: raising(OSError("no space"))())
             with pytest.raises(OSError, match="no space"):
                 world.ends(1)
-            await asyncio.sleep(0)
+            await turns()
             assert world.cluster.of("stop") == []
             assert world.picture.incident is None
         await world.phase(Phase.VERIFYING)
@@ -308,12 +311,33 @@ def test_a_chosen_stop_whose_room_was_taken_meanwhile_waits_for_it(tmp_path: Pat
     assert play(tmp_path, scene).job.used == 1
 
 
+def test_a_job_that_has_no_room_for_hours_is_started_when_there_is_some(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        world.cluster.hooks["room"] = lambda: Room(size=0, reason="NoRoom", sentence="No room.")
+        world.steps(1, 2)
+        world.ends(1)
+        await world.until(lambda: world.incident.reason == "NoRoom")
+        for _ in range(8):
+            asked = len(world.cluster.of("room"))
+            await world.later(3600)
+            await world.until(lambda asked=asked: len(world.cluster.of("room")) > asked)
+        del world.cluster.hooks["room"]
+        await world.later(11)
+        await world.phase(Phase.VERIFYING)
+        world.steps(3, 4)
+        done = await world.phase(Phase.RECOVERED)
+        assert [step.reason for step in done.steps].count("NoRoom") == 1
+        assert [mail.stage for mail in done.mails] == [Stage.STARTED, Stage.RECOVERED]
+
+    assert play(tmp_path, scene).job.used == 1
+
+
 def test_a_job_that_waits_for_room_too_long_fails_with_that_reason(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         world.cluster.hooks["room"] = lambda: Room(size=0, reason="NoRoom", sentence="No room.")
         world.ends(1)
         await world.until(lambda: world.incident.reason == "NoRoom")
-        await world.later(3700)
+        await world.later(13 * 3600)
         failed = await world.phase(Phase.FAILED)
         assert (failed.reason, failed.sentence) == ("NoRoom", "No room.")
 
@@ -432,7 +456,7 @@ def test_the_outcome_of_an_effect_that_cannot_be_cancelled_comes_too_late(tmp_pa
         world.cluster.hooks["stop"] = gate.wait
         world.end(0.0)
         await world.until(lambda: len(world.cluster.of("stop")) == 2)
-        await world.turns()
+        await turns()
         assert world.incident.phase == Phase.STOPPING
         gate.set()
         await world.phase(Phase.ENDED)
@@ -452,7 +476,7 @@ def test_a_stop_in_the_middle_of_a_start_waits_for_the_order_that_cannot_be_call
         await world.until(lambda: len(world.cluster.of("start")) == 2)
         world.end()
         await world.phase(Phase.STOPPING)
-        await world.turns()
+        await turns()
         assert len(world.cluster.of("stop")) == 1
         gate.set()
         await world.phase(Phase.ENDED)

@@ -9,17 +9,11 @@ import pytest
 from msgspec import structs
 
 from sentinel.cluster.local.store import LocalStore
-from sentinel.core.model import (
-    CheckResult,
-    CheckState,
-    IncidentKind,
-    JobState,
-    Performance,
-    Phase,
-    Quarantine,
-    Severity,
-)
+from sentinel.core.health import CheckResult, CheckState, Severity
+from sentinel.core.model import IncidentKind, JobState, Phase, Quarantine
+from sentinel.core.policy_model import Performance
 from tests.controller_world import RESUMABLE, World, gpu_fault
+from tests.waits import eventually, turns
 
 
 def held() -> Awaitable[None]:
@@ -76,10 +70,11 @@ WHERE: dict[str, Callable[[World], Any]] = {
 async def finish(world: World) -> None:
     """Answer what the recovery waits for, until it has recovered."""
     world.cluster.hooks.clear()
-    for _ in range(2000):
+
+    def recovered() -> bool:
         phase = world.store.incidents("j")[-1].phase
         if phase == Phase.RECOVERED:
-            return
+            return True
         if phase == Phase.SAVING and len(world.cluster.of("signal")) > 0:
             world.prints_proof()
         if phase == Phase.VERIFYING:
@@ -87,8 +82,9 @@ async def finish(world: World) -> None:
         if phase == Phase.PRECHECKING:
             world.clock.mono_s += 1.0  # a second fault waits for its back-off
         world.controller.cycle()
-        await asyncio.sleep(0.005)
-    raise AssertionError(f"not recovered: {world.store.incidents('j')[-1].steps}")
+        return False
+
+    await eventually(recovered, lambda: f"not recovered: {world.store.incidents('j')[-1].steps}")
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -175,7 +171,7 @@ def test_what_was_told_is_not_told_again_by_the_next_sentinel(tmp_path: Path) ->
         await world.phase(Phase.KEPT_RUNNING)
         await world.again()
         world.checks(gpu_fault())
-        await asyncio.sleep(0)
+        await turns()
         assert len(LocalStore(world.store.path, read_only=True).incidents("j")) == 1
         await world.controller.close()
 

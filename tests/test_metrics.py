@@ -2,27 +2,19 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
-from sentinel import metrics as declared
+from sentinel import declared, fleet_numbers, measures
 from sentinel.checks.base import Measure
-from sentinel.core.model import (
-    Budget,
-    Cause,
-    CheckResult,
-    CheckState,
-    Component,
-    Finding,
-    JobState,
-    Lost,
-    Severity,
-    Symptom,
-)
-from sentinel.metrics import DECLARATIONS, MAX_FINDINGS, MAX_SERIES, Metrics, markdown
+from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
+from sentinel.core.model import Budget, Cause, JobState, Lost, Symptom
+from sentinel.core.reports import Iteration, RankReport
+from sentinel.declared import DECLARATIONS, MAX_FINDINGS, MAX_JOBS, MAX_SERIES
+from sentinel.metrics import JobNumbers, Metrics, markdown
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -40,20 +32,77 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
     return scrape(metrics).get((f"sentinel_{name}", tuple(sorted(labels.items()))))
 
 
+# What is counted elsewhere, and told as a whole.
+REPLACED = (
+    *fleet_numbers.FLEET,
+    declared.POLICY_FAILURES,
+    declared.EVENTS_WRITTEN,
+    declared.EVENTS_DROPPED,
+    declared.POLICIES,
+    declared.UNREADABLE,
+    declared.CONNECTIONS,
+    declared.AGENTS,
+    declared.REQUESTS,
+    declared.REPORTS,
+    declared.REFUSED,
+    declared.SLOWED,
+    declared.RECEIVED,
+    declared.IN_FLIGHT,
+    declared.CERTIFICATE_END,
+    declared.CERTIFICATE_FAILURES,
+    declared.JOBS_HELD,
+    declared.JOBS_RECOVERING,
+    declared.AGENT,
+)
+
+
+FULL = JobNumbers(
+    owner="ann@example.com",
+    policy="all",
+    state=JobState.RUNNING,
+    ranks=4,
+    gpus=8,
+    incidents=2,
+    restarts={Cause.GPU: 1},
+    phase=("Saving", "gpu", 1.7e9),
+    iteration=7,
+    iteration_wall_s=1.8e9,
+    step_ms=1500.0,
+    hardware_ms=750.0,
+    ratio=0.5,
+    restarts_left=3,
+    inner_restarts=2,
+    time_left_s=60.0,
+    productive_s=90.0,
+    wall_s=100.0,
+)
+A = "ns/job.batch/a"
+
+
 def every_call(metrics: Metrics) -> None:
     """Each public method once, with numbers that can be told apart."""
     metrics.jobs({JobState.RUNNING: 2, JobState.QUEUED: 1})
-    metrics.job(
-        "a", iteration=7, step_ms=1500.0, hardware_ms=750.0, ratio=0.5, restarts_left=3, time_left_s=60.0
+    metrics.job("ns/job.batch/a", FULL)
+    metrics.rank(
+        RankReport(
+            job="ns/job.batch/a",
+            incarnation=1,
+            rank=3,
+            iterations=[
+                Iteration(1.0, 7, 750.0, 1500.0),
+                Iteration(2.0, 8, 800.0, 1600.0),
+                Iteration(3.0, 9),
+            ],
+        )
     )
-    metrics.job_time("a", productive_s=90.0, wall_s=100.0)
-    metrics.incident(Symptom.HANG, Cause.NETWORK)
+    metrics.incident(Symptom.HANG, Cause.NETWORK, "ann@example.com", "node-1")
     metrics.restarted(Cause.GPU, Budget.INFRASTRUCTURE)
     metrics.detected(Symptom.HANG, 1.5)
     metrics.saved(20.0)
     metrics.stopped(0.2)
     metrics.started(0.3)
-    metrics.recovered(Cause.GPU, 40.0, Lost(steps=12, seconds=33.0, gpu_seconds=264.0))
+    lost = Lost(steps=12, seconds=33.0, gpu_seconds=264.0)
+    metrics.recovered(Cause.GPU, 40.0, lost, "ann@example.com", "node-1")
     metrics.findings(
         [
             Finding(
@@ -73,9 +122,8 @@ def every_call(metrics: Metrics) -> None:
     metrics.decision("NoRoom")
     metrics.effect("start")
     metrics.effect_failed("start", permanent=False)
-    metrics.mail_sent()
-    metrics.mail_failed()
-    metrics.mails_waiting(2)
+    metrics.mails("jobs", sent=1, failed=3, given_up=4, waiting=2)
+    metrics.paused(True)
     metrics.records_saved(3)
     metrics.record_failed()
     metrics.check_timeouts("nvml", 1)
@@ -83,9 +131,16 @@ def every_call(metrics: Metrics) -> None:
     metrics.loop_lag(0.1)
     metrics.settings_read("refused")
     metrics.controller_link(connected=True, waiting=5, dropped={"event": 6})
+    metrics.self_fence_pods(3)
+    metrics.self_fenced(9)
     metrics.api_request("PATCH", "ok", 0.004)
     metrics.watch("nodes", age_s=3.0, synced=True, objects=7, lists=2, breaks=4)
-    metrics.leading(True, 12)
+    metrics.leading(True, 12, 8.5)
+    metrics.leads()
+    metrics.round("all", 0.02)
+    metrics.fence_call("timed-out")
+    for number, declaration in enumerate(REPLACED, 40):
+        metrics.replace(declaration, {declaration.labels: number})
     metrics.degraded(1)
     metrics.exception("effect")
 
@@ -95,15 +150,30 @@ def every_call(metrics: Metrics) -> None:
     [
         (2, "jobs", {"state": "running"}),
         (0, "jobs", {"state": "error"}),
-        (7, "job_iteration", {"job": "a"}),
-        (1.5, "job_step_time_seconds", {"job": "a"}),
-        (0.75, "job_hardware_time_seconds", {"job": "a"}),
-        (0.5, "job_hardware_ratio", {"job": "a"}),
-        (3, "job_restarts_left", {"job": "a"}),
-        (60, "job_time_left_seconds", {"job": "a"}),
-        (90, "job_productive_seconds_total", {"job": "a"}),
-        (100, "job_wall_seconds_total", {"job": "a"}),
-        (0.9, "job_ettr_ratio", {"job": "a"}),
+        (7, "job_iteration", {"job_name": A}),
+        (1.5, "job_step_time_seconds", {"job_name": A}),
+        (0.75, "job_hardware_time_seconds", {"job_name": A}),
+        (0.5, "job_hardware_ratio", {"job_name": A}),
+        (3, "job_restarts_left", {"job_name": A}),
+        (2, "job_inner_restarts", {"job_name": A}),
+        (60, "job_time_left_seconds", {"job_name": A}),
+        (90, "job_productive_seconds", {"job_name": A}),
+        (100, "job_wall_seconds", {"job_name": A}),
+        (0.9, "job_ettr_ratio", {"job_name": A}),
+        (4, "job_ranks", {"job_name": A}),
+        (8, "job_gpus", {"job_name": A}),
+        (1.8e9, "job_last_iteration_timestamp_seconds", {"job_name": A}),
+        (2, "job_incidents_total", {"job_name": A}),
+        (1, "job_restarts_total", {"job_name": A, "cause": "gpu"}),
+        (0, "job_restarts_total", {"job_name": A, "cause": "network"}),
+        (1, "job_state", {"job_name": A, "state": "running"}),
+        (1.7e9, "job_phase_since_timestamp_seconds", {"job_name": A, "phase": "Saving", "cause": "gpu"}),
+        (9, "rank_iteration", {"job_name": A, "rank": "3"}),
+        (2, "rank_iterations_total", {"job_name": A, "rank": "3"}),
+        (3.1, "rank_step_seconds_total", {"job_name": A, "rank": "3"}),
+        (1.55, "rank_hardware_seconds_total", {"job_name": A, "rank": "3"}),
+        (0, "lost_gpu_seconds_total", {"cause": "network", "owner": "ann@example.com"}),
+        (264, "node_lost_gpu_seconds_total", {"node": "node-1"}),
         (1, "incidents_total", {"symptom": "hang", "cause": "network"}),
         (1, "restarts_total", {"cause": "gpu", "budget": "infrastructure"}),
         (1.5, "time_to_detect_seconds_sum", {"symptom": "hang"}),
@@ -116,7 +186,7 @@ def every_call(metrics: Metrics) -> None:
         (40, "time_to_recover_seconds_sum", {"cause": "gpu"}),
         (12, "lost_steps_total", {"cause": "gpu"}),
         (33, "lost_seconds_total", {"cause": "gpu"}),
-        (264, "lost_gpu_seconds_total", {"cause": "gpu"}),
+        (264, "lost_gpu_seconds_total", {"cause": "gpu", "owner": "ann@example.com"}),
         (1, "findings", {"component": "gpu", "severity": "fatal"}),
         (0, "findings", {"component": "disk", "severity": "warning"}),
         (0.02, "check_duration_seconds_sum", {"check": "disk"}),
@@ -126,14 +196,19 @@ def every_call(metrics: Metrics) -> None:
         (1, "decisions_total", {"reason": "NoRoom"}),
         (1, "effects_total", {"effect": "start"}),
         (1, "effect_failures_total", {"effect": "start", "kind": "temporary"}),
-        (1, "mails_sent_total", {}),
-        (1, "mail_failures_total", {}),
-        (2, "mails_waiting", {}),
+        (1, "mails_sent_total", {"about": "jobs"}),
+        (3, "mail_failures_total", {"about": "jobs"}),
+        (4, "mails_given_up_total", {"about": "jobs"}),
+        (2, "mails_waiting", {"about": "jobs"}),
+        (1, "paused", {}),
+        (8.5, "lease_left_seconds", {}),
         (3, "records_saved_total", {}),
         (1, "record_save_failures_total", {}),
         (1, "controller_connected", {}),
         (5, "reports_waiting", {}),
         (6, "reports_dropped_total", {"kind": "event"}),
+        (3, "self_fence_pods", {}),
+        (9, "self_fenced_processes_total", {}),
         (1, "api_request_seconds_count", {"method": "PATCH", "outcome": "ok"}),
         (3, "watch_age_seconds", {"kind": "nodes"}),
         (1, "watch_synced", {"kind": "nodes"}),
@@ -142,6 +217,11 @@ def every_call(metrics: Metrics) -> None:
         (4, "watch_breaks_total", {"kind": "nodes"}),
         (1, "leading", {}),
         (12, "leader_epoch", {}),
+        (1, "leaderships_total", {}),
+        (0.02, "round_seconds_sum", {"scope": "all"}),
+        (1, "fence_calls_total", {"outcome": "timed-out"}),
+        (40, "nodes", {"state": "state"}),
+        (52, "events_written_total", {}),
         (1, "degraded_modes", {}),
         (1, "exceptions_total", {"place": "effect"}),
     ],
@@ -165,25 +245,53 @@ def test_every_declared_metric_can_get_a_value() -> None:
 
 
 def test_counters_without_labels_start_at_zero_so_that_the_first_increase_shows() -> None:
-    assert value(Metrics(), "mails_sent_total") == 0
+    assert value(Metrics(), "records_saved_total") == 0
     assert value(Metrics(), "time_to_save_seconds_count") == 0
+
+
+def test_what_a_leader_may_count_begins_at_zero_too() -> None:
+    metrics = Metrics()
+    metrics.leads()
+    assert value(metrics, "incidents_total", symptom="hang", cause="network") == 0
+    assert value(metrics, "restarts_total", cause="gpu", budget="free") == 0
+    assert value(metrics, "effect_failures_total", effect="isolate", kind="permanent") == 0
+    assert value(metrics, "time_to_recover_seconds_count", cause="gpu") == 0
+    metrics.incident(Symptom.HANG, Cause.NETWORK, "ann@example.com", "node-1")
+    assert value(metrics, "lost_gpu_seconds_total", cause="network", owner="ann@example.com") == 0
+    assert value(metrics, "node_lost_gpu_seconds_total", node="node-1") == 0
 
 
 def test_a_number_that_is_not_known_is_not_told() -> None:
     metrics = Metrics()
-    metrics.job("a", iteration=1, ratio=0.5)
-    metrics.job("a", iteration=2)
-    assert value(metrics, "job_iteration", job="a") == 2
-    assert value(metrics, "job_hardware_ratio", job="a") is None
+    metrics.job(A, FULL)
+    metrics.job(A, structs.replace(FULL, iteration=8, ratio=None, phase=None, state=JobState.ERROR))
+    assert value(metrics, "job_iteration", job_name=A) == 8
+    told = {(name, dict(labels).get("state")) for name, labels in scrape(metrics)}
+    assert not {name for name, _ in told} & {
+        "sentinel_job_hardware_ratio",
+        "sentinel_job_phase_since_timestamp_seconds",
+    }
+    assert {state for name, state in told if name == "sentinel_job_state"} == {"error"}
 
 
 def test_no_series_of_a_job_outlives_it() -> None:
     metrics = Metrics()
     every_call(metrics)
-    metrics.job("b", iteration=1)
-    metrics.job_gone("a")
-    jobs = {labels for _, labels in scrape(metrics) if dict(labels).get("job")}
-    assert jobs == {(("job", "b"),)}
+    metrics.job("b", FULL)
+    metrics.job_gone(A)
+    metrics.ranks_gone(A)
+    jobs = {dict(labels).get("job_name") for _, labels in scrape(metrics)}
+    assert jobs == {None, "b"}
+
+
+def test_so_many_jobs_have_series_and_not_more() -> None:
+    metrics = Metrics()
+    for number in range(MAX_JOBS + 3):
+        metrics.job(f"ns/job.batch/{number}", FULL)
+    assert sum(name == "sentinel_job_state" for name, _ in scrape(metrics)) == MAX_JOBS
+    metrics.job_gone("ns/job.batch/0")
+    metrics.job("ns/job.batch/new", FULL)
+    assert value(metrics, "job_gpus", job_name="ns/job.batch/new") == 8
 
 
 def test_a_label_out_of_control_cannot_grow_without_bound() -> None:
@@ -195,6 +303,18 @@ def test_a_label_out_of_control_cannot_grow_without_bound() -> None:
     }
     assert len(matches) == MAX_SERIES + 1
     assert sum(matches.values()) == 10 * MAX_SERIES
+
+
+def test_of_numbers_that_are_told_as_a_whole_the_largest_stay_and_none_is_lost() -> None:
+    metrics = Metrics()
+    metrics.replace(declared.FLEET_FINDINGS, {("gpu", "fatal", "gone"): 1})
+    series = {("gpu", "fatal", f"XID {number}"): number for number in range(2 * MAX_SERIES)}
+    metrics.replace(declared.FLEET_FINDINGS, series)
+    told = {labels: v for (name, labels), v in scrape(metrics).items() if name == "sentinel_fleet_findings"}
+    assert len(told) == MAX_SERIES + 1
+    assert sum(told.values()) == sum(series.values())
+    assert value(metrics, "fleet_findings", component="gpu", severity="fatal", code="gone") is None
+    assert value(metrics, "fleet_findings", component="gpu", severity="fatal", code="XID 255") == 255
 
 
 def test_findings_are_series_of_a_bounded_number_and_end_with_the_finding() -> None:
@@ -265,10 +385,40 @@ def test_the_documentation_says_what_is_declared(repo: Path) -> None:
     assert (repo / "docs" / "metrics.md").read_text("utf-8") == markdown()
 
 
-def test_counting_does_not_import_prometheus_client() -> None:
-    """Its import waits for the first scrape: memory and start-up time belong to the job."""
-    program = (
-        "import sys; from sentinel.metrics import Metrics; m = Metrics(); m.mail_sent();"
-        "assert 'prometheus_client' not in sys.modules; m.render(); assert 'prometheus_client' in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+def test_what_was_told_before_is_told_again_only_as_it_changed() -> None:
+    """Text is kept between scrapes: no change may be missed."""
+    metrics = Metrics()
+    every_call(metrics)
+    first = metrics.render()
+    assert metrics.render() == first
+    metrics.job(A, structs.replace(FULL, iteration=8))
+    metrics.detected(Symptom.HANG, 3.0)
+    metrics.decision("NoRoom")
+    assert value(metrics, "job_iteration", job_name=A) == 8
+    assert value(metrics, "time_to_detect_seconds_count", symptom="hang") == 2
+    assert value(metrics, "decisions_total", reason="NoRoom") == 2
+    assert len(metrics.render().splitlines()) == len(first.splitlines())
+
+
+def promtool(text: bytes) -> list[str]:
+    """What `promtool check metrics` complains of."""
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=60)
+    return done.stderr.decode().splitlines() + done.stdout.decode().splitlines()
+
+
+def test_promtool_has_no_complaint_of_any_metric_of_sentinel() -> None:
+    metrics = Metrics()
+    every_call(metrics)
+    metrics.leads()
+    assert promtool(metrics.render()) == []
+
+
+def test_promtool_complains_of_no_name_of_a_measure_but_of_those_that_other_exporters_chose() -> None:
+    metrics = Metrics()
+    metrics.measured = lambda: [
+        Measure(name, tuple((label, "x") for label in row.labels), 1.0)
+        for name, row in measures.rows().items()
+    ]
+    ours = {name for name, row in measures.rows().items() if row.source == ""}
+    assert ours
+    assert [line for line in promtool(metrics.render()) if line.split(" ", 1)[0] in ours] == []

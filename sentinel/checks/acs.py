@@ -11,7 +11,7 @@ import struct
 from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.gpus import inventory
 from sentinel.checks.nic_aer import network_cards
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 
 # PCI Express Base Specification, extended capabilities: a list that begins at 0x100.
 EXTENDED_AT = 0x100

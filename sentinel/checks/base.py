@@ -5,7 +5,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from sentinel.core.model import Component, Finding, Now
+from sentinel.core.health import Component, Finding, Severity
+from sentinel.core.now import Now
 from sentinel.settings import Settings
 
 
@@ -19,6 +20,39 @@ class Unknown(Exception):
     def __init__(self, detail: str, findings: tuple[Finding, ...] = ()) -> None:
         super().__init__(detail)
         self.findings = findings
+
+
+class Source(Struct, frozen=True):
+    """Whose findings they are: the name of the check, and the part of the node that it looks at."""
+
+    check: str
+    component: Component
+
+    def finding(
+        self,
+        entity: str,
+        code: str,
+        severity: Severity,
+        action: str,
+        summary: str,
+        *evidence: str,
+        event: bool = False,
+        count: int = 1,
+        uuid: str = "",
+    ) -> Finding:
+        return Finding(
+            check=self.check,
+            component=self.component,
+            entity=entity,
+            code=code,
+            severity=severity,
+            action=action,
+            summary=summary,
+            evidence=evidence,
+            event=event,
+            count=count,
+            uuid=uuid,
+        )
 
 
 class Measure(Struct, frozen=True):
@@ -35,6 +69,7 @@ class Look(Struct, frozen=True):
     `kept` is this check's own memory between samples. An object there that has `close()` is closed at the
     end; `kept["wake_fd"]` is a descriptor whose readiness asks for the next sample at once, as a true
     `kept["unfinished"]` does; what stands in `kept["saved"]` (plain data) survives a restart of the agent;
+    `kept["anew"]` is true where somebody waits for what happened until just now;
     `kept["measures"]` (a tuple of Measure) is what /metrics shows of the newest sample; `kept["detail"]` is
     what a result without trouble says beside "ok", such as an expectation that is not set.
     """

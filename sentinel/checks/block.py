@@ -2,31 +2,15 @@
 
 from pathlib import Path
 
-from sentinel.checks.base import Absent, Look, Unknown
+from sentinel.checks.base import Absent, Look, Source, Unknown
 from sentinel.checks.nvme import drives, read_text
 from sentinel.checks.sysfs import names
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
+
+_SOURCE = Source("block", Component.DISK)
 
 RESETTING_SAMPLES = 3  # a controller is reset within seconds; longer, it does not come back
 _PSEUDO = ("loop", "ram", "zram", "dm-", "nbd", "sr", "fd")
-
-
-def _finding(
-    entity: str, code: str, severity: Severity, action: str, summary: str, evidence: str, count: int = 0
-) -> Finding:
-    """`count` above 0: something that happened so often, and ends by time, a new boot or a person."""
-    return Finding(
-        check="block",
-        component=Component.DISK,
-        entity=entity,
-        code=code,
-        severity=severity,
-        action=action,
-        summary=summary,
-        evidence=(evidence,),
-        event=count > 0,
-        count=max(1, count),
-    )
 
 
 def _errors(folder: Path, name: str, before: int | None) -> tuple[int | None, list[Finding]]:
@@ -40,7 +24,11 @@ def _errors(folder: Path, name: str, before: int | None) -> tuple[int | None, li
     more = now - before
     text = f"{name}: {more} more commands failed, {now} since the disk was attached"
     summary = "Commands to a disk failed"
-    return now, [_finding(name, "disk-io-errors", Severity.WARNING, "CHECK_DISK", summary, text, count=more)]
+    return now, [
+        _SOURCE.finding(
+            name, "disk-io-errors", Severity.WARNING, "CHECK_DISK", summary, text, event=True, count=more
+        )
+    ]
 
 
 def _raid(folder: Path, name: str) -> list[Finding]:
@@ -53,7 +41,7 @@ def _raid(folder: Path, name: str) -> list[Finding]:
     else:
         return []
     said = f"{name}: array_state {state}, degraded {missing}"
-    return [_finding(name, "raid-degraded", severity, "REPLACE_DISK", text, said)]
+    return [_SOURCE.finding(name, "raid-degraded", severity, "REPLACE_DISK", text, said)]
 
 
 def _controllers(
@@ -68,12 +56,16 @@ def _controllers(
         if state == "dead" or resetting[name] >= RESETTING_SAMPLES:
             text = "The drive's controller does not answer"
             found.append(
-                _finding(name, "nvme-state", Severity.DEGRADED, "CHECK_DISK", text, f"{name}: state {state}")
+                _SOURCE.finding(
+                    name, "nvme-state", Severity.DEGRADED, "CHECK_DISK", text, f"{name}: state {state}"
+                )
             )
     for name in sorted(before.keys() - there.keys()):
         text = f"{name} (serial number {before[name]}): was there before in this boot"
         found.append(
-            _finding(name, "nvme-gone", Severity.DEGRADED, "CHECK_DISK", "A drive has gone", text, count=1)
+            _SOURCE.finding(
+                name, "nvme-gone", Severity.DEGRADED, "CHECK_DISK", "A drive has gone", text, event=True
+            )
         )
     return found
 

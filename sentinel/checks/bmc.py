@@ -10,9 +10,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from sentinel.checks.base import Absent, Look, Unknown
+from sentinel.checks.base import Absent, Look, Source, Unknown
 from sentinel.checks.command import CommandHangs, Output, run
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
+
+_SOURCE = Source("bmc", Component.SYSTEM)
 
 DEADLINE_S = 20.0  # for each of two questions
 NEWEST_EVENTS = 256
@@ -147,17 +149,7 @@ def judge_events(events: list[Event]) -> list[Finding]:
 def _finding(
     entity: str, code: str, severity: Severity, summary: str, evidence: str, event: bool = False
 ) -> Finding:
-    return Finding(
-        check="bmc",
-        component=Component.SYSTEM,
-        entity=entity,
-        code=code,
-        severity=severity,
-        action="CHECK_HARDWARE",
-        summary=summary,
-        evidence=(evidence,),
-        event=event,
-    )
+    return _SOURCE.finding(entity, code, severity, "CHECK_HARDWARE", summary, evidence, event=event)
 
 
 def new_events(events: list[Event], saved: dict[str, Any], now_s: float) -> list[Event]:

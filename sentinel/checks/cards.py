@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from sentinel.checks.cards_table import Family
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 from sentinel.settings import CardLimits
 
 PROVED_LOOKS = 2

@@ -10,7 +10,7 @@ from sentinel.checks.base import Look
 from sentinel.checks.cards import Card, NotUnderstood, Temperature, normal_address
 from sentinel.checks.cards_table import family
 from sentinel.checks.cards_tool import Tool, look_at
-from sentinel.core.model import Finding
+from sentinel.core.health import Finding
 
 # Sensor of `amd-smi metric` -> its limit in `amd-smi static`; older versions say vram for the memory.
 LIMITS = {

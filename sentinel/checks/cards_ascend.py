@@ -9,7 +9,7 @@ from sentinel.checks.base import Look
 from sentinel.checks.cards import Card, NotUnderstood, Temperature, normal_address
 from sentinel.checks.cards_table import family
 from sentinel.checks.cards_tool import Tool, look_at
-from sentinel.core.model import Finding
+from sentinel.core.health import Finding
 
 _HEAD = ("NPU", "Name", "Health", "Power(W)", "Temp(C)")
 _HEAD_2 = ("Chip", "Bus-Id", "AICore(%)", "Memory-Usage(MB)")

@@ -10,7 +10,7 @@ from sentinel.checks.base import Look
 from sentinel.checks.cards import Card, NotUnderstood, Temperature, normal_address
 from sentinel.checks.cards_table import family
 from sentinel.checks.cards_tool import Tool, look_at
-from sentinel.core.model import Finding
+from sentinel.core.health import Finding
 
 _HEAD = ("Card", "Name", "Firmware", "Util", "Ecc-Error")
 _HEAD_2 = ("Temp", "Pwr:Usage/Cap", "Memory-Usage")

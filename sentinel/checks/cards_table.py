@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from sentinel.checks.base import Check
-from sentinel.core.model import Component, Severity
+from sentinel.core.health import Component, Severity
 
 ACCELERATOR, DISPLAY, CONTROLLER_3D = "0x1200", "0x0380", "0x0302"  # PCI classes without a screen
 

@@ -22,7 +22,7 @@ from sentinel.checks.cards import (
 from sentinel.checks.cards_table import Family
 from sentinel.checks.command import CommandHangs, Output, run
 from sentinel.checks.gpus import pci_addresses, pci_functions
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 
 SAMPLE_S = 30.0  # for all commands of one look
 COMMAND_S = 15.0  # for each

@@ -4,8 +4,10 @@ import ctypes
 import os
 from pathlib import Path
 
-from sentinel.checks.base import Look, Unknown
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.checks.base import Look, Source, Unknown
+from sentinel.core.health import Component, Finding, Severity
+
+_SOURCE = Source("clocks", Component.SYSTEM)
 
 # The others are read through the kernel or a device, some 20 times slower, and a kernel that fell back to one has
 # found the time stamp counter unreliable. A guest's own clock is read in user space as the TSC is.
@@ -68,16 +70,7 @@ def judge_source(current: str, available: str) -> list[Finding]:
 
 
 def _finding(code: str, action: str, summary: str, evidence: str) -> Finding:
-    return Finding(
-        check="clocks",
-        component=Component.SYSTEM,
-        entity="clock",
-        code=code,
-        severity=Severity.WARNING,
-        action=action,
-        summary=summary,
-        evidence=(evidence,),
-    )
+    return _SOURCE.finding("clock", code, Severity.WARNING, action, summary, evidence)
 
 
 def check(look: Look) -> list[Finding]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from sentinel.checks.base import Absent, Look, Measure, Unknown
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 
 FULL = 0.90
 

@@ -18,7 +18,7 @@ from sentinel.checks.base import Look, Measure, Unknown
 from sentinel.checks.mount_calls import NotAsked, ask, judge_calls
 from sentinel.checks.mounts import Mount, Target, parse_mountinfo, targets
 from sentinel.checks.shape import expected, judged
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 from sentinel.settings import Settings, Shape
 
 # A threshold is left only so far above it: what hovers there does not flap.

@@ -6,7 +6,8 @@ from typing import Any
 from msgspec import Struct
 
 from sentinel.checks.base import Absent, Look, Measure, Unknown
-from sentinel.core.model import Component, Finding, Now, Severity
+from sentinel.core.health import Component, Finding, Severity
+from sentinel.core.now import Now
 
 # Corrected errors of one module: the threshold and window of mcelog.conf ("ce-error-threshold = 10 / 24h" in [dimm]).
 MAX_CORRECTED = 10

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.gpus import inventory
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 
 BAD_VARIABLES = {
     "NSIGHT_CUDA_DEBUGGER": "a debugger is attached",

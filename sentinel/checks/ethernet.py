@@ -9,14 +9,16 @@ import msgspec
 from msgspec import Struct
 
 from sentinel.checks import netdev
-from sentinel.checks.base import Absent, Look, Unknown
+from sentinel.checks.base import Absent, Look, Source, Unknown
 from sentinel.checks.counters import Tally, counted, lately
 from sentinel.checks.netdev import Interface, Member
 from sentinel.checks.shape import judged
 from sentinel.checks.sysfs import read_each
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 from sentinel.rules import CounterLimit, counter_limits
 from sentinel.settings import Network
+
+_SOURCE = Source("ethernet", Component.NIC)
 
 MISSED = 3  # samples: a driver that is loaded anew takes its interfaces away for a moment
 
@@ -194,7 +196,7 @@ def _interface(sample: _Sample, state: Followed, one: Interface) -> list[Finding
         flaps = round(max(lately(state.downs), lately(state.seen_downs)))
         if flaps >= limits.flaps:
             found.append(
-                _finding(
+                _SOURCE.finding(
                     one.name,
                     "link-flaps",
                     Severity.WARNING,
@@ -206,7 +208,7 @@ def _interface(sample: _Sample, state: Followed, one: Interface) -> list[Finding
         slower = one.speed_mbps is not None and one.speed_mbps < state.best_mbps
         if one.up and slower and not settling and one.name not in sample.bonds:
             found.append(
-                _finding(
+                _SOURCE.finding(
                     one.name,
                     "port-speed",
                     Severity.WARNING,
@@ -217,7 +219,7 @@ def _interface(sample: _Sample, state: Followed, one: Interface) -> list[Finding
             )
     if one.up and one.duplex == "half":
         found.append(
-            _finding(
+            _SOURCE.finding(
                 one.name,
                 "half-duplex",
                 Severity.WARNING,
@@ -230,7 +232,7 @@ def _interface(sample: _Sample, state: Followed, one: Interface) -> list[Finding
         limit = _limit(counter, limits)
         if lately(tally) > limit.count:
             found.append(
-                _finding(
+                _SOURCE.finding(
                     one.name,
                     counter,
                     Severity.WARNING,
@@ -249,7 +251,7 @@ def _down(sample: _Sample, state: Followed, one: Interface) -> Finding:
     severity = Severity.WARNING
     if lasting_s >= sample.limits.port_down_s:
         severity = _lasting(sample, one.name, state)
-    return _finding(
+    return _SOURCE.finding(
         one.name,
         "port-down",
         severity,
@@ -286,7 +288,7 @@ def _gone(sample: _Sample, name: str, old: Followed) -> tuple[Followed | None, l
     evidence = f"{name}: no such interface" + (f"; PCI function {old.pci} is gone" if off_bus else "")
     summary = "The interface was there and is no longer" if old.was_up else "The interface is not there"
     severity = _lasting(sample, name, old) if state.missing >= MISSED else Severity.WARNING
-    return state, [_finding(name, "nic-vanished", severity, "CHECK_NIC", summary, evidence)]
+    return state, [_SOURCE.finding(name, "nic-vanished", severity, "CHECK_NIC", summary, evidence)]
 
 
 # ---------------------------------------------------------------- bonds
@@ -303,7 +305,7 @@ def _bonds(sample: _Sample, old: State) -> tuple[dict[str, dict[str, float]], li
         bad = list(_bad_members(members, known[bond]))
         if bad and not sample.booting:
             found.append(
-                _finding(
+                _SOURCE.finding(
                     bond,
                     "bond-degraded",
                     Severity.WARNING,
@@ -324,16 +326,3 @@ def _bad_members(members: list[Member], known: Iterable[str]) -> Iterable[str]:
     for name in known:
         if name not in here:
             yield f"{name} (has left the bond)"
-
-
-def _finding(entity: str, code: str, severity: Severity, action: str, summary: str, evidence: str) -> Finding:
-    return Finding(
-        check="ethernet",
-        component=Component.NIC,
-        entity=entity,
-        code=code,
-        severity=severity,
-        action=action,
-        summary=summary,
-        evidence=(evidence,),
-    )

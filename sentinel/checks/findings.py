@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from sentinel.checks.repeats import Key, Past, Repeats
 from sentinel.checks.xid import RepeatRow, actions
-from sentinel.core.model import Finding, Now, Severity
+from sentinel.core.health import Finding, Severity
+from sentinel.core.now import Now
 
 CLEAN_SAMPLES = 2
 STALE_S = 600.0  # what a stopped agent saw so long ago ends with the first clean sample

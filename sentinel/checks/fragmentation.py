@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from sentinel.checks.base import Look, Unknown
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 
 LARGE_ORDER = 8  # 2^8 pages of 4 KiB: 1 MiB
 MIN_LARGE_BLOCKS = 10

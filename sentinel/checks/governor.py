@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from sentinel.checks.base import Absent, Look, Unknown
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 
 WANTED = "performance"
 

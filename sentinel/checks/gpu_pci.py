@@ -4,12 +4,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sentinel.checks.base import Absent, Look, Unknown
+from sentinel.checks.base import Absent, Look, Source, Unknown
 from sentinel.checks.gpus import Gpu, inventory
 from sentinel.checks.nic_aer import parse_total
 from sentinel.checks.shape import expected, judged
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 from sentinel.settings import Shape
+
+_SOURCE = Source("gpu-pci", Component.GPU)
 
 WINDOW_S = 600.0
 CORRECTABLE_WARN = 80  # in the window: as many as replays that are told, 8 a minute
@@ -44,22 +46,6 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _finding(
-    entity: str, code: str, severity: Severity, action: str, summary: str, evidence: str, event: bool = False
-) -> Finding:
-    return Finding(
-        check="gpu-pci",
-        component=Component.GPU,
-        entity=entity,
-        code=code,
-        severity=severity,
-        action=action,
-        summary=summary,
-        evidence=(evidence,),
-        event=event,
-    )
-
-
 def judge_aer(gpu: Gpu, totals: dict[str, int], counts: dict[str, list[Any]], now_s: float) -> list[Finding]:
     """`counts` (kept by the caller): file -> [total at the last look, errors and time of each growth].
 
@@ -82,7 +68,7 @@ def judge_aer(gpu: Gpu, totals: dict[str, int], counts: dict[str, list[Any]], no
         if recent > (CORRECTABLE_WARN if file == "aer_dev_correctable" else 0):
             evidence = f"{file}: {recent} in the last {WINDOW_S / 60:.0f} min, {total} since the boot"
             event = severity is Severity.FATAL
-            found.append(_finding(gpu.entity, code, severity, action, summary, evidence, event))
+            found.append(_SOURCE.finding(gpu.entity, code, severity, action, summary, evidence, event=event))
     return found
 
 
@@ -93,10 +79,10 @@ def judge_count(seen: int, shape: Shape) -> list[Finding]:
     evidence = f"{seen} GPUs on the PCI bus, {expected(shape, 'gpus')}"
     if seen > shape.gpus:
         summary = "The node has more GPUs than expected"
-        return [_finding("node", "gpu-count", Severity.WARNING, "CHECK_SETTINGS", summary, evidence)]
+        return [_SOURCE.finding("node", "gpu-count", Severity.WARNING, "CHECK_SETTINGS", summary, evidence)]
     severity = judged(shape, Severity.FATAL)
     return [
-        _finding(
+        _SOURCE.finding(
             "node", "gpu-count", severity, "RESTART_BM", "The node has fewer GPUs than expected", evidence
         )
     ]
@@ -118,7 +104,7 @@ def check(look: Look) -> list[Finding]:
     silent = sorted(seen.keys() - {gpu.pci for gpu in present})
     gone = [pci for pci in silent if not os.path.lexists(folder / pci)]
     found = [
-        _finding(
+        _SOURCE.finding(
             Gpu(pci, seen[pci]).entity,
             "gpu-vanished",
             Severity.FATAL,

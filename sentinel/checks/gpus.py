@@ -88,7 +88,8 @@ def hidden(sysfs: str, procfs: str, pci: str, contained: bool) -> bool:
         return True  # a container's /proc names only the cards that it was given
     try:
         # As NVML does it; where a control group forbids the device this is what says so.
-        os.close(os.open(f"{procfs}/self/root/dev/nvidia{minor}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        device = Path(procfs, "self", "root", "dev", f"nvidia{minor}")
+        os.close(os.open(device, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
     except PermissionError:
         return True
     except FileNotFoundError:

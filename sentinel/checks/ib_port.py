@@ -5,9 +5,10 @@ from functools import cache
 import msgspec
 from msgspec import Struct
 
+from sentinel.checks.base import Source
 from sentinel.checks.counters import Tally, counted, lately
 from sentinel.checks.rdma import COUNTERS, HW_COUNTERS, LINK_UP, STATES, Port
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 from sentinel.rules import CounterLimit, counter_limits
 from sentinel.settings import Network
 
@@ -179,17 +180,7 @@ def vanished(entity: str, code: str, evidence: str) -> Finding:
     )
 
 
-def finding(entity: str, code: str, severity: Severity, action: str, summary: str, evidence: str) -> Finding:
-    return Finding(
-        check="infiniband",
-        component=Component.NIC,
-        entity=entity,
-        code=code,
-        severity=severity,
-        action=action,
-        summary=summary,
-        evidence=(evidence,),
-    )
+finding = Source("infiniband", Component.NIC).finding
 
 
 def one_more_missing(state: PortState) -> PortState:

@@ -13,7 +13,7 @@ from sentinel.checks.ib_port import PortState, finding, vanished
 from sentinel.checks.rdma import Card, Port
 from sentinel.checks.shape import expected, judged
 from sentinel.checks.sysfs import names, read_each, text
-from sentinel.core.model import Finding, Severity
+from sentinel.core.health import Finding, Severity
 from sentinel.settings import Network, Shape
 
 MISSED = 3  # a driver that is loaded anew takes its cards away for a moment

@@ -5,7 +5,7 @@ from pathlib import Path
 from sentinel.checks.base import Look, Measure, Unknown
 from sentinel.checks.memory import parse_meminfo
 from sentinel.checks.shape import expected, judged
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 from sentinel.settings import Shape
 
 GIB = 1 << 30

@@ -9,7 +9,7 @@ from msgspec import Struct
 from sentinel.checks.base import Look, Measure, Unknown
 from sentinel.checks.gpus import inventory
 from sentinel.checks.xid import finding_of, job_of_cgroup, named_pod
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 from sentinel.logs.journal import read_journal
 from sentinel.logs.kernel import KernelLog
 from sentinel.logs.kmsg import KERNEL_ONLY, KmsgPosition, KmsgReader, KmsgRecord
@@ -26,6 +26,7 @@ FLOOD_S = 0.2
 JOURNAL_DEADLINE_S = 1.2  # of the first try: `sentinel check` answers within 2 s
 JOURNAL_RETRY_S = 6.0  # of the second, in an agent
 NEXT_CHILD_S = 60.0  # after a child that ended: it must not be started all the time
+CATCH_UP_S = 1.5  # for the child to read what is there already, on a machine that is busy
 CARDS_S = 60.0  # so long the GPUs that were found on the bus stand
 OVERLAP_US = 1_000_000  # no processor's clock is further from another's
 
@@ -207,6 +208,9 @@ def check(look: Look, trusted: tuple[int, ...] = KERNEL_ONLY) -> list[Finding]:
     """Reads first and handles after, in small turns: a flood must not overtake the reader."""
     reader = _reader(look, trusted)
     start: _Start = look.kept.setdefault("start", _Start())
+    anew, drain = look.kept.pop("anew", False), look.kept.get("drain")
+    if anew and isinstance(drain, Drain):
+        drain.catch_up(CATCH_UP_S)
     reader.drain()
     found = _before(reader, start, look) if start.tries_left else []
     until_s = time.monotonic() + FLOOD_S

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from sentinel.checks.base import Look, Unknown
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 
 # Shares of all memory; the kernel kills near zero. Pressure: share of the last 60 s in which all tasks waited.
 WARN_AVAILABLE = 0.05

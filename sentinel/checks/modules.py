@@ -6,10 +6,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from sentinel.checks.base import Absent, Look
+from sentinel.checks.base import Absent, Look, Source
 from sentinel.checks.gpus import inventory
 from sentinel.checks.shape import expected, judged
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 from sentinel.settings import Shape
 
 # The node's root where its processes can be seen (hostPID and root), else our own.
@@ -120,27 +120,6 @@ def read_modules(sysfs: Path, procfs: Path) -> Seen:
 # ---------------------------------------------------------------- judging
 
 
-def _finding(
-    component: Component,
-    entity: str,
-    code: str,
-    severity: Severity,
-    action: str,
-    summary: str,
-    evidence: str,
-) -> Finding:
-    return Finding(
-        check="modules",
-        component=component,
-        entity=entity,
-        code=code,
-        severity=severity,
-        action=action,
-        summary=summary,
-        evidence=(evidence,),
-    )
-
-
 def _component(module: str) -> Component:
     if module.startswith(("nvidia", "nv_", "gdrdrv")):
         return Component.GPU
@@ -176,7 +155,9 @@ def judge_modules(seen: Seen, shape: Shape) -> list[Finding]:
     for name, (severity, why) in missing.items():
         entity, summary = f"module {name}", f"The kernel module {name} is not loaded"
         found.append(
-            _finding(_component(name), entity, "module-missing", severity, "LOAD_MODULE", summary, why)
+            Source("modules", _component(name)).finding(
+                entity, "module-missing", severity, "LOAD_MODULE", summary, why
+            )
         )
     return found
 
@@ -195,7 +176,11 @@ def judge_libraries(seen: Seen) -> list[Finding]:
             summary = "Driver/library version mismatch: programs that start now cannot use the GPUs"
             evidence = f"{name} is of {', '.join(versions)}, the loaded driver is {seen.driver}"
             code, severity, action = "driver-library-mismatch", Severity.DEGRADED, "RESTART_BM"
-        found.append(_finding(Component.GPU, f"library {name}", code, severity, action, summary, evidence))
+        found.append(
+            Source("modules", Component.GPU).finding(
+                f"library {name}", code, severity, action, summary, evidence
+            )
+        )
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from sentinel.checks.base import Look
 from sentinel.checks.child import ChildBroke, ChildHangs, LineChild
 from sentinel.checks.mounts import Mount, Target, holding, of_pod, resolve
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 
 DEADLINE_S = 5.0
 PROBE_EVERY_S = 60.0

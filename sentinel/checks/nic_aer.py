@@ -6,10 +6,12 @@ from typing import Any
 
 import msgspec
 
-from sentinel.checks.base import Absent, Look, Unknown
+from sentinel.checks.base import Absent, Look, Source, Unknown
 from sentinel.checks.counters import Tally, counted, lately
 from sentinel.checks.sysfs import names, read_each, text
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
+
+_SOURCE = Source("nic-aer", Component.NIC)
 
 NETWORK_CLASS = "0x02"  # PCI class: network controllers (Ethernet 00, InfiniBand 07, others)
 WINDOW_S = 600.0
@@ -116,14 +118,6 @@ def judge(
 
 
 def _finding(name: str, code: str, severity: Severity, did: str, evidence: str) -> Finding:
-    return Finding(
-        check="nic-aer",
-        component=Component.NIC,
-        entity=f"NIC {name}",
-        code=code,
-        severity=severity,
-        action="CHECK_PCIE",
-        summary=f"The PCIe link of the network card {did}",
-        evidence=(evidence,),
-        event=severity is Severity.FATAL,
-    )
+    event = severity is Severity.FATAL
+    summary = f"The PCIe link of the network card {did}"
+    return _SOURCE.finding(f"NIC {name}", code, severity, "CHECK_PCIE", summary, evidence, event=event)

@@ -13,10 +13,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from sentinel.checks.base import Absent, Look, Measure, Unknown
+from sentinel.checks.base import Absent, Look, Measure, Source, Unknown
 from sentinel.checks.command import CommandHangs, run
 from sentinel.checks.sysfs import names
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
+
+_SOURCE = Source("nvme", Component.DISK)
 
 COMMAND_S = 5.0
 WARN_USED_PERCENT, WORN_PERCENT = 80, 100  # of what the vendor gives the drive; it may go on beyond
@@ -126,17 +128,8 @@ def _finding(
     drive: str, code: str, severity: Severity, summary: str, evidence: str, event: bool = False
 ) -> Finding:
     replace = severity is Severity.DEGRADED or code == "nvme-wear"
-    return Finding(
-        check="nvme",
-        component=Component.DISK,
-        entity=drive,
-        code=code,
-        severity=severity,
-        action="REPLACE_DISK" if replace else "CHECK_DISK",
-        summary=summary,
-        evidence=(f"{drive}: {evidence}",),
-        event=event,
-    )
+    action = "REPLACE_DISK" if replace else "CHECK_DISK"
+    return _SOURCE.finding(drive, code, severity, action, summary, f"{drive}: {evidence}", event=event)
 
 
 def drives(sysfs: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from sentinel.checks.nvml_sample import Device, Event, Sample
 from sentinel.checks.proc_scan import in_hosts_pid_namespace
 from sentinel.checks.shape import expected, in_time
 from sentinel.checks.xid import recovery_meaning, xid_meaning
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 
 START_DEADLINE_S = 30.0  # without persistence mode the driver first wakes every card
 CALL_DEADLINE_S = 10.0  # a healthy sample of 8 cards takes well under 1 s

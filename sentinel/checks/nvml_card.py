@@ -5,8 +5,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from sentinel.checks.base import Source
 from sentinel.checks.nvml_sample import Device
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 from sentinel.logs.kernel import normal_pci
 
 WINDOW_S = 600.0  # what "over time" means for throttling, links and peers
@@ -125,28 +126,7 @@ class Card(Struct, frozen=True, kw_only=True):
         return finding(self.entity, code, severity, action, summary, *lines, event=event, uuid=uuid)
 
 
-def finding(
-    entity: str,
-    code: str,
-    severity: Severity,
-    action: str,
-    summary: str,
-    *evidence: str,
-    event: bool = False,
-    uuid: str = "",
-) -> Finding:
-    return Finding(
-        check="nvml",
-        component=Component.GPU,
-        entity=entity,
-        code=code,
-        severity=severity,
-        action=action,
-        summary=summary,
-        evidence=evidence,
-        event=event,
-        uuid=uuid,
-    )
+finding = Source("nvml", Component.GPU).finding
 
 
 def entity_of(pci: str, index: int) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from sentinel.checks.nvml_card import WINDOW_S, Card, Past
-from sentinel.core.model import Finding, Severity
+from sentinel.core.health import Finding, Severity
 from sentinel.settings import GpuThresholds
 
 # nvmlClocksEventReason bits of nvml.h, by the names of nvml_read.THROTTLED and for cards without counters.

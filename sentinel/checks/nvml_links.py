@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from sentinel.checks.nvml_card import WINDOW_S, Card
 from sentinel.checks.nvml_sample import Fabric
-from sentinel.core.model import Finding, Severity
+from sentinel.core.health import Finding, Severity
 from sentinel.settings import GpuThresholds
 
 # Under load without a break: a link that trains again, or a card that just woke, is below its speed for a moment.

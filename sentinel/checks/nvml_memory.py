@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from sentinel.checks.nvml_card import Card
-from sentinel.core.model import Finding, Severity
+from sentinel.core.health import Finding, Severity
 from sentinel.settings import GpuThresholds
 
 MAX_RETIRED_PAGES = 10
@@ -147,10 +147,8 @@ def judge_orphans(card: Card, gone: Callable[[int], bool] | None, limits: GpuThr
     last: a process that just ended may still be listed, and one that starts takes memory before it is listed.
     """
     device = card.device
-    if (
-        gone is None or device.processes is None or device.identity.mig
-    ):  # with MIG the card lists what its instances hold
-        return []
+    if gone is None or device.processes is None or device.identity.mig:
+        return []  # with MIG the card lists what its instances hold
     dead = [item for item in device.processes if item.used_bytes >= limits.orphan_bytes and gone(item.pid)]
     held = f"{sum(item.used_bytes for item in dead) >> 20} MiB of pid " + ", ".join(
         str(item.pid) for item in dead

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from sentinel.checks.nvml_card import Card, entity_of, finding
 from sentinel.checks.nvml_sample import Device
 from sentinel.checks.shape import expected
-from sentinel.core.model import Finding, Severity
+from sentinel.core.health import Finding, Severity
 from sentinel.settings import Shape
 
 # What the cards of one model on one node share, by the names of nvml_sample.Identity.

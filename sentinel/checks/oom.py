@@ -9,7 +9,7 @@ from pathlib import Path
 from sentinel.checks.base import Look, Unknown
 from sentinel.checks.storable import storable
 from sentinel.checks.xid import job_of_cgroup, named_pod
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 
 MAX_GROUPS = 20_000
 # cgroup v2, then v1 (since Linux 4.13). A v2 file counts the groups below it too: the deepest ones name the place.

@@ -16,7 +16,7 @@ from msgspec import Struct
 from sentinel.checks.base import Look, Measure, Unknown
 from sentinel.checks.command import CommandHangs, Output, run
 from sentinel.checks.table import OWN_PREFIX
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 from sentinel.settings import OwnCheck
 
 AT_ONCE = 4  # programs of own checks that run at the same time; more wait for their turn

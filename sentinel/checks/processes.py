@@ -8,9 +8,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from sentinel.checks.base import Look, Measure, Unknown
+from sentinel.checks.base import Look, Measure, Source, Unknown
 from sentinel.checks.proc_scan import Process, Scan, scan
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
+
+_SOURCE = Source("processes", Component.SYSTEM)
 
 # Shares of the limit: (warning, degraded). Zombies: as GPUd has them.
 FULL = (0.80, 0.95)
@@ -94,21 +96,6 @@ def follow(procfs: Path, blocked: list[Process], before: dict[int, Stuck]) -> di
 # ---------------------------------------------------------------- judging
 
 
-def _finding(
-    entity: str, code: str, severity: Severity, action: str, summary: str, *evidence: str
-) -> Finding:
-    return Finding(
-        check="processes",
-        component=Component.SYSTEM,
-        entity=entity,
-        code=code,
-        severity=severity,
-        action=action,
-        summary=summary,
-        evidence=evidence,
-    )
-
-
 def _severity(share: float, limits: tuple[float, float]) -> Severity | None:
     if share > limits[1]:
         return Severity.DEGRADED
@@ -125,7 +112,7 @@ def judge_limits(limits: Limits) -> list[Finding]:
         if severity := _severity(share, FULL):
             summary = f"The node runs out of {entity}: soon nothing can be {'started' if code == 'pids' else 'opened'}"
             found.append(
-                _finding(
+                _SOURCE.finding(
                     entity,
                     code,
                     severity,
@@ -150,7 +137,7 @@ def judge_zombies(zombies: list[Process], limits: Limits, name: Callable[[int], 
     parents = Counter(zombie.parent for zombie in zombies).most_common(3)
     who = ", ".join(f"{count} of {name(pid)} (pid {pid})" for pid, count in parents)
     return [
-        _finding(
+        _SOURCE.finding(
             "zombies",
             "zombies",
             severity,
@@ -188,7 +175,7 @@ def judge_stuck(stuck: list[Stuck], where: dict[int, str]) -> list[Finding]:
         ),
     )
     return [
-        _finding(
+        _SOURCE.finding(
             entity,
             code,
             severity,
@@ -214,7 +201,7 @@ def judge_fds(many: list[tuple[Process, int]], procfs: Path) -> list[Finding]:
         share = fds / int(limit[1]) if limit else 0.0
         entity = f"process {process.name}"
         if share > FULL[0] and entity not in found and len(found) < MAX_NAMED and limit:
-            found[entity] = _finding(
+            found[entity] = _SOURCE.finding(
                 entity,
                 "process-fds",
                 Severity.WARNING,  # it harms that program alone

@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from sentinel.checks.base import Look, Measure, Unknown
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.checks.base import Look, Measure, Source, Unknown
+from sentinel.core.health import Component, Finding, Severity
+
+_SOURCE = Source("reboot", Component.SYSTEM)
 
 HOLD_S = 600.0  # what a node does right after a boot says little
 TOLD_S = 24 * 3600.0
@@ -22,7 +24,8 @@ SAME_BOOT_S = 300.0  # the wall clock may be set right after wtmp was written
 
 FILE = "boots.json"  # in the state directory
 # Without hostPID, or without root, the second is what can be seen.
-WTMP = ("1/root/var/log/wtmp", "self/root/var/log/wtmp")
+SEEN_AS = ("1", "self")  # processes of /proc
+WTMP = "root/var/log/wtmp"  # as one of them sees it
 WTMP_BYTES = 400 * 384 * 2  # its end is enough; whole records of either size
 
 # struct utmp of glibc, see utmp(5): (size of a record, where its time is, bytes of the time)
@@ -62,9 +65,9 @@ def parse_wtmp(data: bytes) -> list[Boot]:
 
 
 def _read_wtmp(procfs: Path) -> list[Boot]:
-    for name in WTMP:
+    for process in SEEN_AS:
         try:
-            with open(procfs / name, "rb") as file:
+            with open(procfs / process / WTMP, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 file.seek(max(0, size - WTMP_BYTES))
                 return parse_wtmp(file.read(WTMP_BYTES))
@@ -138,16 +141,7 @@ def judge_boots(boots: list[Boot], uptime_s: float, dumps: list[str]) -> list[Fi
 
 
 def _finding(code: str, severity: Severity, action: str, summary: str, evidence: str) -> Finding:
-    return Finding(
-        check="reboot",
-        component=Component.SYSTEM,
-        entity="node",
-        code=code,
-        severity=severity,
-        action=action,
-        summary=summary,
-        evidence=(evidence,),
-    )
+    return _SOURCE.finding("node", code, severity, action, summary, evidence)
 
 
 def _dumps(sysfs: Path) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from sentinel.checks.xid import RepeatRow, severities
-from sentinel.core.model import Finding, Severity
+from sentinel.core.health import Finding, Severity
 
 MAX_JOBS = 8  # of one fault that are remembered: the newest
 PROGRAM = "program "  # stands for a job where only the name of the process is known

@@ -18,7 +18,8 @@ from sentinel.checks.shape import with_shape
 from sentinel.checks.storable import in_text, storable
 from sentinel.checks.table import all_checks, select
 from sentinel.clock import Clock, boot_id, system_now
-from sentinel.core.model import CheckResult, CheckState, Component, Finding, Now, Severity
+from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
+from sentinel.core.now import Now
 from sentinel.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -233,7 +234,8 @@ class CheckRunner:
         awake = asyncio.Event()
         loop.add_reader(wake_fd, awake.set)
         try:
-            await asyncio.wait_for(awake.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await awake.wait()
         except TimeoutError:
             pass
         finally:
@@ -272,6 +274,7 @@ class CheckRunner:
         running = self._running[name]
         if running.current is not None:
             await asyncio.wait({running.current})
+        running.kept["anew"] = True
         return await self._sample(running)
 
     def _quick_rows(self) -> list[Check]:

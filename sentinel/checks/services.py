@@ -13,13 +13,15 @@ from typing import Any
 
 from msgspec import Struct
 
-from sentinel.checks.base import Absent, Look, Unknown
+from sentinel.checks.base import Absent, Look, Source, Unknown
 from sentinel.checks.command import CommandHangs, run
 from sentinel.checks.gpus import NVIDIA_VENDOR
 from sentinel.checks.proc_scan import in_hosts_pid_namespace
 from sentinel.checks.shape import expected, judged
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 from sentinel.settings import Shape
+
+_SOURCE = Source("services", Component.RUNTIME)
 
 DEADLINE_S = 3.0
 DOWN_LOOKS = 2  # a service that somebody restarts is down for a moment
@@ -88,7 +90,7 @@ def parse_show(text: str) -> list[Service]:
 def ask_systemd(names: list[str], procfs: Path) -> list[Service] | None:
     """None: there is no systemd here that answers. Raises Unknown when it hangs."""
     # As sd_booted(3) knows it.
-    if not (procfs / "self/root/run/systemd/system").is_dir() or not shutil.which("systemctl"):
+    if not Path(procfs, "self", "root", "run/systemd/system").is_dir() or not shutil.which("systemctl"):
         return None
     units = [f"{name}.service" for name in names]
     try:
@@ -167,16 +169,7 @@ def has_nvswitches(sysfs: Path) -> bool:
 
 
 def _finding(name: str, code: str, severity: Severity, summary: str, evidence: str) -> Finding:
-    return Finding(
-        check="services",
-        component=Component.RUNTIME,
-        entity=f"service {name}",
-        code=code,
-        severity=severity,
-        action="CHECK_SERVICE",
-        summary=summary,
-        evidence=(evidence,),
-    )
+    return _SOURCE.finding(f"service {name}", code, severity, "CHECK_SERVICE", summary, evidence)
 
 
 def judge_down(down: list[Service], shape: Shape) -> list[Finding]:

@@ -15,10 +15,12 @@ from typing import Any
 import msgspec
 import structlog
 
-from sentinel.checks.base import Look
+from sentinel.checks.base import Look, Source
 from sentinel.checks.gpus import NVIDIA_VENDOR, inventory
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 from sentinel.settings import Settings, Shape
+
+_SOURCE = Source("shape", Component.SYSTEM)
 
 log = structlog.get_logger(__name__)
 
@@ -301,13 +303,4 @@ def check(look: Look) -> list[Finding]:
 
 
 def _finding(code: str, severity: Severity, action: str, summary: str, evidence: str) -> Finding:
-    return Finding(
-        check="shape",
-        component=Component.SYSTEM,
-        entity="node",
-        code=code,
-        severity=severity,
-        action=action,
-        summary=summary,
-        evidence=(evidence,),
-    )
+    return _SOURCE.finding("node", code, severity, action, summary, evidence)

@@ -5,7 +5,7 @@ What is kept, sent and shown is UTF-8: one such name must not keep everything el
 
 import msgspec
 
-from sentinel.core.model import Finding
+from sentinel.core.health import Finding
 
 
 def storable(words: str) -> str:

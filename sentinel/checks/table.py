@@ -4,7 +4,7 @@ import shlex
 
 from sentinel.checks.base import Check
 from sentinel.checks.cards_table import FAMILIES
-from sentinel.core.model import Component
+from sentinel.core.health import Component
 from sentinel.settings import Settings
 
 OWN_PREFIX = "own-"  # a name in the settings is never that of a shipped check

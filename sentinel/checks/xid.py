@@ -7,7 +7,7 @@ from functools import cache
 
 from msgspec import Struct
 
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 from sentinel.logs.kernel import KernelEvent, KernelRule
 from sentinel.rules import data_dir, load_rows
 

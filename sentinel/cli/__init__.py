@@ -15,7 +15,22 @@ COMMANDS = {
     "logs": ("sentinel.cli.logs", "print or follow the logs of a job's ranks"),
     "stop": ("sentinel.cli.stop", "let a job save, then stop it"),
     "extend": ("sentinel.cli.extend", "let a job run longer than its maxDuration"),
-    "release": ("sentinel.cli.release", "say that a GPU, a disk or a node is well again"),
+    "retry": ("sentinel.cli.retry", "try a job of a cluster again that was given up, stopped or has expired"),
+    "cancel": (
+        "sentinel.cli.cancel",
+        "give up the recovery of a job of a cluster, and leave the job as it is",
+    ),
+    "release": (
+        "sentinel.cli.release",
+        "bring a node back; let a held job go; say that a GPU or a disk is well",
+    ),
+    "hold": ("sentinel.cli.hold", "keep a node of a cluster out of service until it is released"),
+    "drain": (
+        "sentinel.cli.drain",
+        "move the protected jobs off a node of a cluster and keep it out of service",
+    ),
+    "confirm-dead": ("sentinel.cli.confirm_dead", "say that a silent node is off: its pods may go"),
+    "pause": ("sentinel.cli.pause", "let nothing new be done to the nodes of a cluster, or go on"),
     "check": ("sentinel.cli.check", "look at the health of this machine"),
     "agent": ("sentinel.cli.agent", "watch the health of this node, and serve it as metrics and JSON"),
     "controller": ("sentinel.cli.controller", "take bad nodes of a Kubernetes cluster out of service"),

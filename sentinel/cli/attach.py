@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from sentinel.cli.options import add_settings, read_settings
 from sentinel.cli.protect import detached, open_store, protect, say, take_over
-from sentinel.core.recovery import EndRequested
+from sentinel.core.events import EndRequested
 from sentinel.settings import Settings
 
 
@@ -66,7 +66,7 @@ def attach(
         return 1
     if job.state.final:
         say(f"{name} has ended: {job.state.value} ({job.reason}): {job.sentence}")
-        from sentinel.cli.session import ended_code
+        from sentinel.cli.exit_codes import ended_code
 
         return ended_code(job)
     store.close()

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sentinel.cli.options import add_settings, read_settings
-from sentinel.cli.tables import GAP, put
-from sentinel.core.model import CheckResult, CheckState, Severity
+from sentinel.cli.tables import GAP, put, put_json
+from sentinel.core.health import CheckResult, CheckState, Severity
 from sentinel.web.words import fit, printable, width
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def look(settings: "Settings", args: argparse.Namespace) -> int:
     code = exit_code(results)
     if args.output == "json":
         document = {"exit": code, "checks": msgspec.to_builtins(results)}
-        put(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+        put_json(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
     else:
         wide = (sys.stdout and sys.stdout.isatty()) or "COLUMNS" in os.environ
         put(

@@ -7,25 +7,38 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 import structlog
+from msgspec import structs
 
 import sentinel
+from sentinel.cli.controlling_pages import Pages, Parts
+from sentinel.cli.job_nodes import JobNodes
+from sentinel.cli.judging import judge
+from sentinel.cli.leading_jobs import LeadingJobs
+from sentinel.cli.page_orders import PageOrders
 from sentinel.clock import system_now
 from sentinel.cluster.kubernetes import identity
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.fleet import KubernetesFleet
-from sentinel.cluster.kubernetes.lease import Election
-from sentinel.core.fleet_model import Mode
-from sentinel.core.fleet_settings import FleetSettings
+from sentinel.cluster.kubernetes.lease import UNHEARD, Election
+from sentinel.cluster.kubernetes.pause import PAUSED
+from sentinel.core.fleet_isolate import standing
+from sentinel.core.fleet_model import Mode, NodeMail
+from sentinel.core.fleet_settings import FleetSettings, fleet_settings
+from sentinel.effects.notify_nodes import NodeNotifier
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.fleet_controller import FleetController
+from sentinel.metrics import Metrics
+from sentinel.notify.compose_nodes import Place
+from sentinel.recording import Recorder
 from sentinel.settings import Settings
 from sentinel.transport.auth import Authenticator
 from sentinel.transport.certs import Certificates, Conflict
 from sentinel.transport.server import Server
+from sentinel.transport.wire import Alive, Arrived
 
 log = structlog.get_logger(__name__)
 
@@ -34,6 +47,7 @@ AGENT = "sentinel-agent"  # the agents' service account
 LOOK_S = 0.5
 BEGIN_AGAIN_S = 2.0
 SERVICE_PAUSE_S = 1.0
+MAIL_S = 3.0  # at the end, for a mail that is on its way, and again for its record
 
 
 class _Discovery(msgspec.Struct):
@@ -46,19 +60,26 @@ class Controlling:
     def __init__(
         self, settings: Settings, args: argparse.Namespace, host: str, port: int, say: Callable[[str], None]
     ) -> None:
-        self._settings, self._args, self._say = settings, args, say
+        self._settings, self._args, self._stderr = settings, args, say
         self._host, self._port = host, port
         self._namespace = args.namespace or os.environ.get("POD_NAMESPACE", "") or "sentinel-system"
         self._name = os.environ.get("POD_NAME", "") or socket.gethostname()
         self._stop = asyncio.Event()
         self._leading: asyncio.Task[None] | None = None
+        self._metrics = Metrics()
+        self._pages = Pages(settings.listen, self._metrics, system_now, self._say)
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        async with await Client.connect(self._args.kubeconfig) as client:
-            await self._run(client)
+        pages = asyncio.create_task(self._kept("page", self._pages.run), name="page")
+        try:
+            async with await Client.connect(self._args.kubeconfig, metrics=self._metrics) as client:
+                await self._run(client)
+        finally:
+            pages.cancel()
+            await asyncio.gather(pages, return_exceptions=True)
 
     async def _run(self, client: Client) -> None:
         certificates = Certificates(
@@ -67,12 +88,49 @@ class Controlling:
         issuer = await self._begun(client, certificates)
         if issuer is None:
             return
-        mode = Mode.OBSERVE if self._args.observe else Mode.ENFORCE
-        fleet_settings = FleetSettings(mode=mode)
+        allowed = self._fleet_settings()
         self._fleet = KubernetesFleet(
-            client, fleet_settings, lambda: self._election.epoch(), self._name, self._changed, system_now
+            client,
+            allowed,
+            lambda: self._election.epoch(),
+            self._name,
+            self._changed,
+            system_now,
+            self._namespace,
+            judge(self._settings),
         )
-        self._controller = FleetController(self._fleet, fleet_settings, system_now, self._say)
+        recorder = self._recorder()
+        self._controller = FleetController(
+            self._fleet, allowed, system_now, self._say, self._metrics, recorder
+        )
+        self._jobs = LeadingJobs(
+            client,
+            self._fleet,
+            JobNodes(
+                self._controller.findings,
+                self._controller.nodes.ailing,
+                self._controller.draining,
+                lambda: standing(self._fleet.records.values()),
+                self._controller.lost,
+                system_now,
+            ),
+            lambda: self._election.epoch(),
+            self._name,
+            self._settings,
+            allowed,
+            self._metrics,
+            self._say,
+            lambda node: self._server.orders_changed(node),
+        )
+        place = Place(name=self._namespace, cluster=issuer)
+        self._mail = NodeNotifier(
+            self._settings,
+            self._controller.to_tell,
+            self._controller.record_mail,
+            lambda: place,
+            self._notices,
+        )
+        self._controller.mail_waits = self._mail.wake
         self._server = Server(
             authenticator=Authenticator(
                 issuer=issuer,
@@ -82,7 +140,9 @@ class Controlling:
                 review=identity.reviewer(client, AUDIENCE),
             ),
             tls=certificates.tls,
-            take=self._controller.arrived,
+            take=self._arrived,
+            alive=self._alive,
+            orders=self._jobs.orders,
             uid_of=self._fleet.uid_of,
             version=sentinel.__version__,
         )
@@ -98,8 +158,19 @@ class Controlling:
             namespace=self._namespace,
             address=address,
             floor=lambda: self._fleet.top_epoch,
+            notes=lambda: {PAUSED: self._fleet.paused or None, UNHEARD: str(self._controller.nodes.unheard)},
         )
-        self._say(f"serves agents on port {port}, as {address}; {mode.value}s")
+        self._pages.parts = Parts(
+            self._fleet,
+            self._controller,
+            self._server,
+            self._election,
+            certificates,
+            self._mail,
+            self._jobs,
+            PageOrders(client, self._fleet, self._namespace, lambda: self._election.leading),
+        )
+        self._say(f"serves agents on port {port}, as {address}; {_modes(allowed)}")
         services: dict[str, Callable[[], Awaitable[None]]] = {
             "cluster": self._fleet.run,
             "certificates": certificates.run,
@@ -110,12 +181,33 @@ class Controlling:
         try:
             await self._stop.wait()
         finally:
+            await self._end_mail()
+            leading = self._leading
             self._lost("it was told to end")
+            if leading is not None:  # its children end with it
+                await asyncio.wait({leading}, timeout=MAIL_S)
             await self._election.release()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._server.close()
+            if recorder is not None:
+                recorder.close()
+
+    def _recorder(self) -> Recorder | None:
+        limit = self._settings.recording_bytes
+        folder = self._settings.state_path / "recording"
+        return Recorder(folder, limit, sentinel.__version__) if limit else None
+
+    def _fleet_settings(self) -> FleetSettings:
+        """As the file says; `--observe` wins."""
+        made = fleet_settings(self._settings.fleet)
+        return structs.replace(made, mode=Mode.OBSERVE) if self._args.observe else made
+
+    def _say(self, text: str) -> None:
+        """One line for people: in the pod's log and in the controller's own, which outlives the pod's restart."""
+        log.info("said", text=text)
+        self._stderr(text)
 
     async def _begun(self, client: Client, certificates: Certificates) -> str | None:
         """The issuer of tokens, once the API server answers and certificates are there; None: told to end before."""
@@ -129,8 +221,10 @@ class Controlling:
                 if str(error) != said:
                     said = str(error)
                     self._say(f"waits for the API server: {said}")
+                    log.warning("waits_for_api_server", why=said)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stop.wait(), BEGIN_AGAIN_S)
+                    async with asyncio.timeout(BEGIN_AGAIN_S):
+                        await self._stop.wait()
         return None
 
     async def _kept(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
@@ -140,6 +234,7 @@ class Controlling:
                 return await work()
             except Exception as error:  # the named boundary of a service
                 log.exception("service_broke", service=name)
+                self._metrics.exception(name)
                 self._say(f"{name} broke and begins again: {error!r}")
                 await asyncio.sleep(SERVICE_PAUSE_S)
 
@@ -147,26 +242,57 @@ class Controlling:
 
     def _lead(self, epoch: int) -> None:
         self._say(f"leads, epoch {epoch}")
+        log.info("leads", epoch=epoch)
+        self._metrics.leads()
         self._controller.forget()
         self._server.lead(epoch)
-        work = self._kept("leading", lambda: self._controller.lead(epoch))
-        self._leading = asyncio.create_task(work, name="leading")
+        self._leading = asyncio.create_task(self._lead_with(epoch), name="leading")
+
+    async def _lead_with(self, epoch: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._kept("leading", lambda: self._controller.lead(epoch)))
+            group.create_task(self._kept("policies", self._fleet.lead_policies))
+            group.create_task(self._kept("jobs", self._jobs.lead))
+            group.create_task(self._kept("mail", self._tell_by_mail))
+
+    def _notices(self) -> Iterator[tuple[str, str, NodeMail]]:
+        return ((one.id, one.sentence, one.mail) for one in self._controller.notes.waiting())
+
+    async def _tell_by_mail(self) -> None:
+        """What an earlier leader left untold too, as soon as the records were read."""
+        await self._controller.lead_began.wait()
+        self._mail.count(mail for record in self._fleet.records.values() for mail in record.mails)
+        await self._mail.run()
+
+    async def _end_mail(self) -> None:
+        """A mail that is on its way is written down before another one leads, which would send it again."""
+        if self._leading is not None:
+            await self._mail.rest(MAIL_S)
+            await self._controller.mails.all_saved(MAIL_S)
+            await self._jobs.end_mail(MAIL_S)
 
     def _lost(self, why: str) -> None:
         if self._leading is not None:
             self._say(f"leads no more: {why}")
+            log.info("leads_no_more", why=why)
             self._leading.cancel()
             self._leading = None
+            self._controller.stand_by()
             self._server.stand_by("")
 
     async def _follow_leader(self) -> None:
         """The standby tells agents where the leader is."""
         told = ""
         while True:
+            if self._leading is not None and self._fleet.top_epoch > self._election.leader.epoch:
+                # Of a leader after us, or a person wrote it: nothing may be written below it. Whoever leads next is.
+                self._lost("a record bears a later epoch")
+                await self._election.release()
             leader = self._election.leader
             address = "" if leader.identity == self._election.identity else leader.address
             if self._leading is None and address != told:
                 told = address
+                log.info("stands_by", leader=address)
                 self._server.stand_by(address)
             await asyncio.sleep(LOOK_S)
 
@@ -174,3 +300,18 @@ class Controlling:
 
     def _changed(self, node: str) -> None:
         self._controller.changed(node)
+
+    def _arrived(self, arrived: Arrived) -> None:
+        self._controller.arrived(arrived)
+        self._jobs.arrived(arrived)
+
+    def _alive(self, alive: Alive) -> None:
+        self._controller.nodes.alive(alive)
+        self._jobs.alive(alive)
+
+
+def _modes(settings: FleetSettings) -> str:
+    """For the log: what is touched."""
+    spared = [f"pool {pool}" for pool in sorted(settings.observe_pools)]
+    spared += [f"namespace {name}" for name in sorted(settings.observe_namespaces)]
+    return f"{settings.mode.value}s" + (f", but observes {', '.join(spared)}" if spared else "")

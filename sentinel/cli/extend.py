@@ -1,24 +1,33 @@
-"""`sentinel extend NAME 2h`: more time before maxDuration ends the job, with no restart."""
+"""`sentinel extend JOB 2h`: more time before maxDuration ends the job, with no restart."""
 
 import argparse
 
 from msgspec import structs
 
+from sentinel.cli import reach
 from sentinel.cli.control import Lock, ask
+from sentinel.cli.job_target import FORMS
 from sentinel.cli.options import add_settings, duration_s, read_settings
+from sentinel.cli.ordering import add_job_order, order_of_job
 from sentinel.cli.protect import open_store, say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help="the job")
-    parser.add_argument("time", type=duration_s, help="how much longer: 30m, 2h, 1d")
+    parser.add_argument("name", metavar="JOB", help=f"of this machine; or of a cluster: {FORMS}")
+    parser.add_argument("time", type=duration_s, metavar="TIME", help="how much longer: 30m, 2h, 1d")
     add_settings(parser)
+    add_job_order(parser)
 
 
 def main(args: argparse.Namespace) -> int:
+    """0: done; 1: not done, and why is said; of a cluster also 69, 75, 77: docs/exit-codes.md."""
     settings = read_settings(args)
     if settings is None:
         return 78
+    if reach.of_cluster(args, settings.state_path, args.name):
+        from sentinel.core.job_orders import JobOrderKind
+
+        return order_of_job(args, JobOrderKind.EXTEND, args.name, f"{args.time:g}s")
     store = open_store(settings)
     if store is None:
         return 73

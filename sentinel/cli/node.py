@@ -16,12 +16,13 @@ from sentinel.checks.runner import CheckRunner
 from sentinel.cli import node_state
 from sentinel.cli.control import Presence, listen, write_presence
 from sentinel.cli.node_health import Health, LagMeter
+from sentinel.cli.node_jobs import NodeJobs
 from sentinel.cli.node_link import NodeLink
 from sentinel.cli.node_pages import routes
 from sentinel.cli.node_settings import SettingsWatch
 from sentinel.clock import system_now
 from sentinel.cluster.local.processes import read_proc
-from sentinel.core.model import CheckResult, CheckState, Component, Finding, Severity
+from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
 from sentinel.errors import PermanentError
 from sentinel.metrics import Metrics
 from sentinel.settings import Settings
@@ -59,6 +60,7 @@ class NodeAgent:
         self._stop = asyncio.Event()
         self._watch = SettingsWatch(settings_file, settings)
         self.link = NodeLink(self)
+        self.jobs = NodeJobs(self, self.link.reported)
         self._runner = self._new_runner(settings)
         self._checks: asyncio.Task[None] | None = None
         self._server: Any = None
@@ -87,6 +89,8 @@ class NodeAgent:
             "page": self._serve,
             "control": self._answer,
             "controller": self.link.run,
+            "jobs": self.jobs.run,
+            "self-fence": self.jobs.fence.run,
             "heartbeat": LagMeter(self.health, lambda: _notify("WATCHDOG=1")).run,
         }
         tasks = [asyncio.create_task(self._kept(name, work), name=name) for name, work in services.items()]
@@ -165,9 +169,8 @@ class NodeAgent:
         for key, finding in now.items():
             if key not in before or before[key].severity is not finding.severity:
                 evidence = f": {finding.evidence[-1]}" if finding.evidence else ""
-                lines.append(
-                    f"{finding.severity.value}: {finding.entity} {finding.code}: {finding.summary}{evidence}"
-                )
+                what = f"{finding.code}: {finding.summary.removeprefix(f'{finding.code}: ')}"
+                lines.append(f"{finding.severity.value}: {finding.entity} {what}{evidence}")
                 if (logged := logged + 1) <= MAX_LINES:
                     log.info(
                         "finding", severity=finding.severity.value, entity=finding.entity, code=finding.code
@@ -192,8 +195,10 @@ class NodeAgent:
         self.health.trouble(code, f"{summary}: {evidence}")
         self.notice(code, entity, summary, evidence, action)
 
-    def notice(self, code: str, entity: str, summary: str, evidence: str, action: str) -> None:
-        """A finding about the agent itself, which stands until `well` is called."""
+    def notice(
+        self, code: str, entity: str, summary: str, evidence: str, action: str, *, event: bool = False
+    ) -> None:
+        """A finding about the agent itself, which stands until `well` is called; an `event` as those of checks do."""
         now = system_now()
         finding = Finding(
             check=CHECK,
@@ -204,6 +209,7 @@ class NodeAgent:
             action=action,
             summary=summary,
             evidence=(evidence,),
+            event=event,
             first_seen_wall_s=now.wall_s,
             last_seen_wall_s=now.wall_s,
             seen_mono_s=now.mono_s,
@@ -264,7 +270,8 @@ class NodeAgent:
     async def _keep_saving(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), SAVE_S)
+                async with asyncio.timeout(SAVE_S):
+                    await self._changed.wait()
             await asyncio.sleep(SAVE_SOON_S)
             self._changed.clear()
             self._save()

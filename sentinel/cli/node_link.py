@@ -7,10 +7,12 @@ import time
 from typing import TYPE_CHECKING
 
 import structlog
+from msgspec import structs
 
 import sentinel
 from sentinel.clock import system_now
-from sentinel.core.model import CheckResult, Report
+from sentinel.core.health import CheckResult
+from sentinel.core.reports import Report
 from sentinel.settings import ControllerLink
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ class NodeLink:
             self._client = self._new(wanted)
             for result in self._agent.runner.results():
                 self.checked(result)
+            self._agent.jobs.fence.ordered()  # the new link has told nothing yet
             running = asyncio.create_task(self._client.run())
             try:
                 while self._agent.settings.controller == wanted and not running.done():
@@ -103,6 +106,7 @@ class NodeLink:
                 version=sentinel.__version__,
             ),
             self._ordered,
+            self._agent.jobs.fence.reached,
         )
 
     def measure(self) -> None:
@@ -128,7 +132,28 @@ class NodeLink:
             text = "No controller takes the reports of this node: they wait on its disk"
             self._agent.notice(CODE, ENTITY, text, problem, "CHECK_SETTINGS")
 
+    def reported(self, report: Report) -> None:
+        """Of jobs."""
+        if self._client is not None:
+            self._sequence += 1
+            self._client.send(structs.replace(report, sequence=self._sequence))
+
+    def fences(self, pods: dict[str, float]) -> int:
+        """All pods that this agent ends by itself: see Report.fences. Returns what to ask `took` for."""
+        report = Report(
+            node=self.node, boot_id=self._agent.runner.boot_id, sequence=0, now=system_now(), fences=pods
+        )
+        self.reported(report)
+        return self._client.spool.last if self._client is not None else 0
+
+    def took(self, number: int) -> bool:
+        """Has a controller taken everything up to this report?"""
+        client = self._client
+        return client is not None and bool(client.status.address) and client.spool.acked >= number
+
+    def forget(self, job: str) -> None:
+        if self._client is not None:
+            self._client.forget(job)
+
     def _ordered(self, orders: "Orders") -> None:
-        """This agent follows no jobs: orders of a newer controller are told and left alone."""
-        for order in orders.items:
-            log.info("order_not_known", kind=order.kind, id=order.id)
+        self._agent.jobs.ordered(orders)

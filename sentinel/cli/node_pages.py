@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sentinel import __version__
+from sentinel import __version__, declared
 from sentinel.clock import system_now
-from sentinel.core.model import CheckResult, Now
-from sentinel.metrics import CONTENT_TYPE
+from sentinel.core.health import CheckResult
+from sentinel.core.now import Now
+from sentinel.exposition import CONTENT_TYPE
 
 if TYPE_CHECKING:
     from sentinel.cli.node import NodeAgent
@@ -35,6 +36,7 @@ def numbers(agent: "NodeAgent") -> Answer:
         metrics.check_age(result.check, max(0.0, now.mono_s - result.at_mono_s))
     metrics.loop_lag(agent.health.lag_s(agent.health.now_s()))
     metrics.degraded(len(agent.health.troubles))
+    metrics.replace(declared.AGENT, {(agent.link.node,): 1})
     agent.link.measure()
     return 200, CONTENT_TYPE, metrics.render()
 

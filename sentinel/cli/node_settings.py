@@ -44,7 +44,8 @@ class SettingsWatch:
     async def changes(self) -> AsyncIterator[Outcome]:
         while True:
             try:
-                await asyncio.wait_for(self._asked.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):
+                    await self._asked.wait()
             except TimeoutError:
                 pass
             prints = self._prints()

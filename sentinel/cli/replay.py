@@ -1,5 +1,6 @@
 """`sentinel replay LOG…`: what Sentinel would have seen in old logs, and what it would have decided.
 `sentinel replay --kernel FILE…`: the faults that a saved kernel log names.
+`sentinel replay --fleet FILE…`: what the controller of a cluster decided, from its recording.
 
 Nothing is touched and no state is written. Exit codes: 0 replayed; 1 a log cannot be read or tells nothing;
 64 the command line is wrong; 78 the policy, the settings or a rule file is.
@@ -16,7 +17,7 @@ from sentinel.cli.options import add_settings
 
 if TYPE_CHECKING:
     from sentinel.cli.replay_read import OldLog
-    from sentinel.core.model import RankExit
+    from sentinel.core.reports import RankExit
 
 USAGE, CONFIG = 64, 78
 
@@ -43,6 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "are one log, the oldest first, or in the order of their rotation (kern.log kern.log.1 kern.log.2.gz); - is "
         "standard input; .gz is read too",
     )
+    parser.add_argument(
+        "--fleet",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="instead of a job's logs: recordings of a cluster's controller (fleet.N.jsonl, or the folder of them); "
+        "with --settings, what those settings would have decided",
+    )
     add_settings(parser)
     parser.add_argument(
         "--exit-code",
@@ -64,10 +74,14 @@ def main(args: argparse.Namespace) -> int:
         from sentinel.cli.replay_kernel import main as replay_kernel
 
         return replay_kernel(args)
+    if args.fleet:
+        from sentinel.cli.replay_fleet import main as replay_fleet
+
+        return replay_fleet(args)
     from sentinel.cli.replay_exits import EXIT_RULES
     from sentinel.cli.replay_job import Replay
     from sentinel.cli.replay_read import LogError, OldLogs
-    from sentinel.cli.tables import complain, put
+    from sentinel.cli.tables import complain, put, put_json
     from sentinel.config.client import ConfigProblem, load_in_child
     from sentinel.failures import failure_classes
     from sentinel.logs.ruleset import load_ruleset
@@ -108,7 +122,10 @@ def main(args: argparse.Namespace) -> int:
     from sentinel.cli.replay_show import as_json, as_text, result_of
 
     result = result_of(replay, logs, source, asked, notes)
-    put(as_json(result) if args.output == "json" else as_text(result))
+    if args.output == "json":
+        put_json(as_json(result))
+    else:
+        put(as_text(result))
     took_s = time.monotonic() - began_s
     read_bytes = sum(log.read_bytes for log in opened)
     print(
@@ -134,7 +151,7 @@ def _exits(codes: list[str], signals: list[str]) -> "dict[int | None, RankExit]"
     """Rank (None: all that are not named) → how it ended. Raises ValueError."""
     import signal
 
-    from sentinel.core.model import RankExit
+    from sentinel.core.reports import RankExit
 
     found: dict[int | None, RankExit] = {}
     for option, texts in (("--exit-code", codes), ("--signal", signals)):

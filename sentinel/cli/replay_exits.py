@@ -2,7 +2,8 @@
 
 import re
 
-from sentinel.core.model import LogRule, RankExit
+from sentinel.core.policy_model import LogRule
+from sentinel.core.reports import RankExit
 
 # Launchers that tell how a rank ended. Their patterns are matched with the log rules.
 EXIT_RULES = (

@@ -8,19 +8,12 @@ from sentinel.cli.replay_exits import TEARDOWN, exits_told
 from sentinel.cli.replay_paper import Foreseen, foresee
 from sentinel.cli.replay_read import Told
 from sentinel.core import policy
-from sentinel.core.model import (
-    Iteration,
-    JobState,
-    LogMatch,
-    Now,
-    Policy,
-    ProtectedJob,
-    RankExit,
-    RankReport,
-    Symptom,
-)
+from sentinel.core.model import JobState, ProtectedJob, Symptom
+from sentinel.core.now import Now
 from sentinel.core.performance import Histogram, RankTiming
 from sentinel.core.picture import JobPicture
+from sentinel.core.policy_model import Policy
+from sentinel.core.reports import Iteration, LogMatch, RankExit, RankReport
 from sentinel.core.triage import FailureClass
 
 REPORT_S = 0.1  # a match waits so long for what belongs to it, as the agent polls

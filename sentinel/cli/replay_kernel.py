@@ -19,8 +19,9 @@ from sentinel.checks.findings import LATEST_WINS, NOTHING, FindingBook
 from sentinel.checks.repeats import Key
 from sentinel.checks.xid import actions, catalogue, finding_of
 from sentinel.cli.replay_open import NoLog, oldest_first, open_log
-from sentinel.cli.tables import complain, put, table
-from sentinel.core.model import Component, Finding, Now, Severity
+from sentinel.cli.tables import complain, put, put_json, table
+from sentinel.core.health import Component, Finding, Severity
+from sentinel.core.now import Now
 from sentinel.logs.kernel import KernelLog
 from sentinel.logs.kernel_file import GZIP, NotALog, SavedLine, saved_lines, unpacked
 from sentinel.logs.kernel_prefix import KernelLine
@@ -239,7 +240,10 @@ def main(args: argparse.Namespace) -> int:
         not_shown=replay.not_shown,
         notes=notes,
     )
-    put(as_json(answer) if args.output == "json" else as_text(answer))
+    if args.output == "json":
+        put_json(as_json(answer))
+    else:
+        put(as_text(answer))
     return 1 if bad else 0
 
 

@@ -2,19 +2,24 @@
 
 from msgspec import Struct
 
-from sentinel.core import books, budget, policy, recovery
-from sentinel.core.model import (
-    Incident,
-    IncidentKind,
-    Now,
-    Phase,
-    Policy,
-    ProtectedJob,
-    SaveResult,
-    Step,
-    Verdict,
+from sentinel.core import books, budget, incidents, policy, recovery
+from sentinel.core.events import (
+    Begin,
+    DoPrecheck,
+    DoSave,
+    DoStart,
+    DoStop,
+    Effect,
+    Event,
+    PrecheckPassed,
+    RanksStarted,
+    SaveEnded,
+    StopEnded,
 )
+from sentinel.core.model import Incident, IncidentKind, Phase, ProtectedJob, SaveResult, Step, Verdict
+from sentinel.core.now import Now
 from sentinel.core.picture import JobPicture
+from sentinel.core.policy_model import Policy
 
 
 class Foreseen(Struct, frozen=True, kw_only=True):
@@ -37,9 +42,9 @@ class Foreseen(Struct, frozen=True, kw_only=True):
 def foresee(picture: JobPicture, decision: policy.Open, now: Now) -> tuple[Foreseen, ProtectedJob]:
     """What would have followed, and the job's books after it."""
     job = picture.job
-    incident = policy.open_incident(picture, decision, now, "")
+    incident = incidents.open_incident(picture, decision, now, "")
     terms = policy.terms(job.policy)
-    begin = recovery.Begin(decision.reason, decision.sentence)
+    begin = Begin(decision.reason, decision.sentence)
     moved, effects = recovery.step(incident, begin, now, terms)
     settled = books.settle(job, None, moved, now)
     while (event := _outcome(picture, settled, moved, effects, now)) is not None:
@@ -64,22 +69,22 @@ def foresee(picture: JobPicture, decision: policy.Open, now: Now) -> tuple[Fores
 
 
 def _outcome(
-    picture: JobPicture, job: ProtectedJob, incident: Incident, effects: tuple[recovery.Effect, ...], now: Now
-) -> recovery.Event | None:
+    picture: JobPicture, job: ProtectedJob, incident: Incident, effects: tuple[Effect, ...], now: Now
+) -> Event | None:
     for effect in effects:
-        if isinstance(effect, recovery.DoPrecheck):
-            return recovery.PrecheckPassed(incident.size, incident.excluded, "Room is taken for granted.")
-        if isinstance(effect, recovery.DoSave):
+        if isinstance(effect, DoPrecheck):
+            return PrecheckPassed(incident.size, incident.excluded, "Room is taken for granted.")
+        if isinstance(effect, DoSave):
             if job.policy.resume is None or job.policy.resume.checkpoint is None:
                 why = "the policy names no checkpoint signal"
-                return recovery.SaveEnded(SaveResult(skipped=why), False, f"Not saved: {why}.")
-            return recovery.SaveEnded(SaveResult(), True, "The save is taken to succeed.")
-        if isinstance(effect, recovery.DoStop):
+                return SaveEnded(SaveResult(skipped=why), False, f"Not saved: {why}.")
+            return SaveEnded(SaveResult(), True, "The save is taken to succeed.")
+        if isinstance(effect, DoStop):
             last = picture.timing.last_step
             plan = budget.plan(job, incident, incident.verdict, last, now)
-            return recovery.StopEnded(plan, (), last)
-        if isinstance(effect, recovery.DoStart):
-            return recovery.RanksStarted("The start is taken to succeed.")
+            return StopEnded(plan, (), last)
+        if isinstance(effect, DoStart):
+            return RanksStarted("The start is taken to succeed.")
     return None
 
 

@@ -11,7 +11,8 @@ from typing import BinaryIO
 
 from msgspec import Struct
 
-from sentinel.core.model import Iteration, LogMatch, Now
+from sentinel.core.now import Now
+from sentinel.core.reports import Iteration, LogMatch
 from sentinel.logs.follow import FilePosition
 from sentinel.logs.reader import READ_BYTES, RankLog
 from sentinel.logs.ruleset import RuleSet

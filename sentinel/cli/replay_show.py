@@ -10,8 +10,9 @@ from sentinel.cli.replay_job import RankSeen, Replay, RuleSeen
 from sentinel.cli.replay_paper import Foreseen
 from sentinel.cli.replay_read import OldLogs
 from sentinel.cli.tables import pairs, table
-from sentinel.core.model import Policy, Step
+from sentinel.core.model import Step
 from sentinel.core.performance import Gap, Histogram
+from sentinel.core.policy_model import Policy
 from sentinel.core.signals import names
 from sentinel.web.words import duration, milliseconds, number, printable
 

@@ -10,7 +10,7 @@ from sentinel.cli.options import add_settings
 if TYPE_CHECKING:
     import subprocess
 
-    from sentinel.core.model import Policy
+    from sentinel.core.policy_model import Policy
     from sentinel.settings import Settings
 
 
@@ -63,7 +63,7 @@ def _refuse(code: int, text: str) -> int:
 
 
 def _outcome(child: "subprocess.Popen[bytes] | None") -> "tuple[Policy, Settings] | None":
-    from sentinel.core.model import Policy
+    from sentinel.core.policy_model import Policy
     from sentinel.settings import Settings
 
     if child is None:

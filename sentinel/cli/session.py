@@ -9,26 +9,27 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
-from msgspec import structs, to_builtins
+from msgspec import structs
 
+from sentinel import job_numbers
 from sentinel.agent import Agent
 from sentinel.checks import gpus
-from sentinel.checks.mounts import on_network
-from sentinel.checks.runner import CheckRunner
 from sentinel.cli.control import Lock, Presence, listen, write_presence
+from sentinel.cli.exit_codes import EXIT_CANNOT_START, ended_code
+from sentinel.cli.session_checks import SessionChecks
+from sentinel.cli.session_orders import SessionOrders
 from sentinel.clock import boot_id, system_now
 from sentinel.cluster.local.machine import LocalMachine
 from sentinel.cluster.local.processes import read_proc
 from sentinel.cluster.local.stop import STUCK_AFTER_S
 from sentinel.cluster.local.store import LocalStore
-from sentinel.controller import PROOF_RULE, Controller
-from sentinel.core import recovery
 from sentinel.core.budget import restarts_left
-from sentinel.core.model import JobState, LogRule, Phase, ProtectedJob, RankExit, StageMail
-from sentinel.core.triage_disk import may_be_a_failed_write
-from sentinel.effects.proof import checkpoint_folder
-from sentinel.errors import PermanentError, TemporaryError
+from sentinel.core.events import EndRequested
+from sentinel.core.model import Incident, JobState, Phase, ProtectedJob, StageMail
+from sentinel.core.reports import RankExit
+from sentinel.errors import PermanentError
 from sentinel.failures import failure_classes
+from sentinel.machine_controller import MachineController
 from sentinel.metrics import Metrics
 from sentinel.settings import Settings
 
@@ -40,29 +41,10 @@ LIVE_S = 1.0
 FLUSH_MAIL_S = 15.0
 # A mail's child takes a core for a third of a second, just when the new ranks want to start: it comes after them.
 MAIL_AFTER_S = 1.0
-KERNEL_LOG_S = 0.5
 SERVICE_PAUSE_S = 1.0  # before a service that broke begins again
 SAVE_CHECKS_S = 10.0
 MIN_STUCK_AFTER_S = 2.0
 KEEP_RECORDS_S = 30 * 86_400.0
-
-# Exit codes that are not the job's own; docs/exit-codes.md explains them.
-EXIT_EXPIRED = 124
-EXIT_GAVE_UP = 125
-EXIT_WARNED = 75
-EXIT_STOPPED = 130
-EXIT_CANNOT_START = 69
-
-
-def ended_code(job: ProtectedJob) -> int:
-    """The exit code of `sentinel` for a job that has ended."""
-    if job.state == JobState.SUCCEEDED:
-        return 0
-    if job.state == JobState.EXPIRED:
-        return EXIT_EXPIRED
-    if job.exit_code is not None:
-        return job.exit_code
-    return EXIT_STOPPED if job.state == JobState.STOPPED else EXIT_GAVE_UP
 
 
 class Quiet:
@@ -88,7 +70,7 @@ class Session:
         *,
         fresh: bool,
         on_ready: Callable[[], None] = lambda: None,
-        end_at_once: recovery.EndRequested | None = None,
+        end_at_once: EndRequested | None = None,
     ) -> None:
         self.name = job.name
         self._job = job
@@ -103,14 +85,13 @@ class Session:
         self._boot_id = boot_id()
         self._ended = asyncio.Event()
         self._handed_over = False
-        self._interrupts = 0
-        self._checks_saved = b""
-        self._mails_counted = (0, 0)
         self._rules: Any = None
         self._server: Any = None
         self._notifier: Any = None
         self._leftovers: Any = None
         self._metrics = Metrics()
+        self._counted = (-1, -1)
+        self._incidents: list[Incident] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._broken: dict[str, str] = {}  # part of Sentinel -> how it broke last
         # What outlives SIGKILL for as long as the job may take to stop is stuck.
@@ -118,12 +99,12 @@ class Session:
         cluster = LocalMachine(
             settings.state_path, self._on_exit, self._on_supervisor_lost, stuck_after_s=stuck_after_s
         )
-        cluster.precheck = self._precheck
         cluster.places = lambda: gpus.inventory(settings.sysfs)
         cluster.environment = lambda out: gpus.cuda_environment(gpus.inventory(settings.sysfs), out)
         self._cluster = cluster
-        self._checks = CheckRunner(self._check_settings(), self._watched_paths())
-        self._metrics.measured = self._checks.measures
+        self._checks = SessionChecks(job, settings, store)
+        cluster.precheck = self._checks.precheck
+        self._metrics.measured = self._checks.runner.measures
         self._agent = Agent(
             socket.gethostname(),
             self._boot_id,
@@ -133,11 +114,11 @@ class Session:
             metrics=self._metrics,
             output=terminal.output,
             look=cluster.look,
-            read_kernel_log=self._read_kernel_log,
+            read_kernel_log=self._checks.read_kernel_log,
             load_positions=store.positions,
             save_positions=lambda positions: store.save(positions=positions),
         )
-        self._controller = Controller(
+        self._controller = MachineController(
             cluster,
             store,
             self._agent,
@@ -149,6 +130,9 @@ class Session:
             wake_mail=self._wake_mail,
             on_end=lambda _: self._ended.set(),
         )
+        self._orders = SessionOrders(
+            job.name, self._controller, self._checks.runner, terminal, self.view, self._hand_over
+        )
 
     # ------------------------------------------------------------ life
 
@@ -157,10 +141,10 @@ class Session:
         loop.set_exception_handler(self._unhandled)
         picture = self._controller.add(self._job, self._store.incidents(self.name))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._signalled, number)
+            loop.add_signal_handler(number, self._orders.signalled, number)
         for name in self._job.policy.warning_signals:
-            loop.add_signal_handler(signal.Signals[name], self._signalled, signal.Signals[name])
-        control = await listen(self._folder, self._asked)
+            loop.add_signal_handler(signal.Signals[name], self._orders.signalled, signal.Signals[name])
+        control = await listen(self._folder, self._orders.asked)
         self._presence("")
         try:
             if self._fresh:
@@ -223,18 +207,16 @@ class Session:
         self._leftovers = Leftovers(self._store, self._settings.state_path, self.name)
         self._notifier = Notifier(
             self._settings,
-            lambda: self._controller.pending_mail() + self._leftovers.pending(),
+            lambda: self._controller.mail.pending() + self._leftovers.pending(),
             self._record_mail,
             log_paths=lambda job: self._log_paths(),
         )
         self._store.prune(system_now().wall_s - KEEP_RECORDS_S)
-        self._checks.on_result = self._agent.checked
-        kept = self._store.positions(self._checks_key).get((0, 0))
-        if kept is not None:
-            self._checks.restore(kept)
+        self._checks.runner.on_result = self._agent.checked
+        self._checks.restore()
         services = {
             "logs": self._agent.run,
-            "checks": self._checks.run,
+            "checks": self._checks.runner.run,
             "mail": self._notifier.run,
             "page": self._serve,
             "display": self._show,
@@ -288,6 +270,10 @@ class Session:
         turn_s = CALM_CYCLE_S if picture.incident is None else CYCLE_S
         return turn_s if deadline is None else min(turn_s, max(0.01, deadline - now.mono_s))
 
+    def _hand_over(self) -> None:
+        self._handed_over = True
+        self._ended.set()
+
     async def _close(self) -> None:
         job = self._controller.pictures[self.name].job
         await self._controller.close()
@@ -300,8 +286,8 @@ class Session:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._save_checks()
-        self._checks.close()
+        self._checks.save()
+        self._checks.runner.close()
         self._agent.close()
         if self._server is not None:
             await self._server.close()
@@ -338,11 +324,7 @@ class Session:
     # ------------------------------------------------------------ what comes in
 
     def _on_exit(self, job: str, gone: RankExit) -> None:
-        if not gone.ok and may_be_a_failed_write(gone):  # a disk may have filled since it was last looked at
-            from sentinel.checks.disk import full_now
-
-            if full := full_now(self._settings, self._watched_paths()):
-                self._checks.seen("disk", full)
+        self._checks.rank_ended(gone)
         self._agent.rank_ended(job, gone)
 
     def _on_supervisor_lost(self, job: str) -> None:
@@ -351,63 +333,6 @@ class Session:
         )
         note = "the job's supervisor was killed: exit statuses are unknown until the next start"
         self._controller.degrade(job, note)
-
-    def _signalled(self, number: signal.Signals) -> None:
-        policy = self._controller.pictures[self.name].job.policy
-        if number == signal.SIGHUP:
-            self._terminal.say("detached: the job goes on, and so does its protection")
-            self._terminal.detach()
-            return
-        if number == signal.SIGINT:
-            self._interrupts += 1
-            grace_s = policy.graceful_stop_s if self._interrupts == 1 else 0.0
-            text = "Stopped by Ctrl-C" + (
-                f": {grace_s:.0f} s to end; Ctrl-C again kills it."
-                if self._interrupts == 1
-                else ", twice: killed."
-            )
-            self._request(JobState.STOPPED, "Stopped", text, grace_s, save=False, code=EXIT_STOPPED)
-            return
-        text = f"{number.name} was sent to Sentinel: saves, stops, and leaves nothing behind."
-        self._request(JobState.STOPPED, "Warned", text, policy.graceful_stop_s, save=True, code=EXIT_WARNED)
-
-    def _request(
-        self, state: JobState, reason: str, text: str, grace_s: float, *, save: bool, code: int | None
-    ) -> None:
-        self._controller.request_end(
-            self.name, recovery.EndRequested(state, reason, text, grace_s, save=save, code=code)
-        )
-
-    async def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What `stop`, `extend`, `attach` and, where there is no page, `status` ask over the control socket."""
-        what = request.get("do")
-        policy = self._controller.pictures[self.name].job.policy
-        if what == "stop":
-            grace_s = float(request.get("grace_s", policy.graceful_stop_s))
-            save = bool(request.get("save", True))
-            self._request(
-                JobState.STOPPED, "Stopped", "Stopped by a person.", grace_s, save=save, code=EXIT_STOPPED
-            )
-            return {"ok": True, "text": f"{self.name} is being stopped"}
-        if what == "extend":
-            job = self._controller.extend(self.name, float(request["seconds"]))
-            return {
-                "ok": True,
-                "text": f"{self.name} may run {job.extra_s:.0f} s longer than its maxDuration",
-            }
-        if what == "release":
-            entity = str(request.get("entity", ""))
-            ended, text = self._checks.book.release(entity)
-            if ended:
-                self._controller.release(entity)
-            return {"ok": ended, "text": text}
-        if what == "view":
-            return {"ok": True, "view": to_builtins(self.view())}
-        if what == "handover":
-            self._handed_over = True
-            self._ended.set()
-            return {"ok": True, "text": "handed over"}
-        return {"ok": False, "text": f"unknown request {what!r}"}
 
     # ------------------------------------------------------------ services
 
@@ -445,35 +370,19 @@ class Session:
             self._update_metrics(picture)
             if now.mono_s - checks_saved_s >= SAVE_CHECKS_S:
                 checks_saved_s = now.mono_s
-                self._save_checks()
+                self._checks.save()
                 self._store.verify()
             await asyncio.sleep(LIVE_S)
 
     def _update_metrics(self, picture: Any) -> None:
-        job, timing, now = picture.job, picture.timing, system_now()
-        self._metrics.jobs({job.state: 1})
-        hardware = [r.hardware_ms for r in timing.ranks.values() if r.hardware_ms is not None]
-        self._metrics.job(
-            self.name,
-            iteration=timing.last_step,
-            step_ms=timing.step_ms,
-            hardware_ms=max(hardware, default=None),
-            ratio=timing.ratio,
-            restarts_left=restarts_left(job, now),
-            time_left_s=picture.time_left_s(now),
-        )
-        wall_s = max(0.0, now.wall_s - job.created_wall_s)
-        self._metrics.job_time(
-            self.name, productive_s=max(0.0, picture.job.run_time_s(now) - picture.lost_s), wall_s=wall_s
-        )
+        self._metrics.jobs({picture.job.state: 1})
+        count = (picture.job.incidents, picture.job.incarnation)
+        if count != self._counted:  # records are read when there is something new in them
+            self._counted, self._incidents = count, self._store.incidents(self.name)
+        self._metrics.job(self.name, job_numbers.numbers(picture, self._incidents, system_now()))
         self._metrics.degraded(len(self._degraded()))
         if self._notifier is not None:
-            self._metrics.mails_waiting(self._notifier.waiting)
-            for _ in range(self._notifier.mails_sent - self._mails_counted[0]):
-                self._metrics.mail_sent()
-            for _ in range(self._notifier.mails_failed - self._mails_counted[1]):
-                self._metrics.mail_failed()
-            self._mails_counted = (self._notifier.mails_sent, self._notifier.mails_failed)
+            self._notifier.measure(self._metrics)
 
     def _degraded(self) -> tuple[str, ...]:
         picture = self._controller.pictures[self.name]
@@ -505,29 +414,7 @@ class Session:
 
     def _record_mail(self, incident_id: str, mail: StageMail) -> None:
         if not self._leftovers.record(incident_id, mail):
-            self._controller.record_mail(incident_id, mail)
-
-    @property
-    def _checks_key(self) -> str:
-        return f"{self.name}/checks"
-
-    def _save_checks(self) -> None:
-        """What the checks found and how far the kernel log was read: nothing is lost or told twice."""
-        snapshot = self._checks.snapshot()
-        if snapshot != self._checks_saved:
-            self._checks_saved = snapshot
-            self._store.save(positions={(self._checks_key, 0, 0): snapshot})
-
-    async def _precheck(self, names: tuple[str, ...], max_age_s: float) -> Any:
-        try:
-            return await self._checks.check_now(names, max_age_s)
-        except KeyError as error:
-            raise TemporaryError(f"unknown check {error}") from None
-
-    async def _read_kernel_log(self) -> None:
-        """Whom the memory killer killed stands there before the process is gone. A hung check delays no restart."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._checks.check_anew("kernel"), KERNEL_LOG_S)
+            self._controller.mail.record(incident_id, mail)
 
     def _wake_mail(self) -> None:
         if self._notifier is not None:
@@ -539,11 +426,7 @@ class Session:
             from sentinel.logs.ruleset import load_ruleset
             from sentinel.rules import RuleError
 
-            extra = job.policy.log_rules
-            checkpoint = job.policy.resume.checkpoint if job.policy.resume else None
-            if checkpoint is not None and checkpoint.proof is not None and checkpoint.proof.log_pattern:
-                proof = LogRule(id=PROOF_RULE, pattern=checkpoint.proof.log_pattern, failure="proof")
-                extra = (*extra, proof)
+            extra = job.policy.rules
             cache = self._settings.state_path / "cache"
             try:
                 self._rules = load_ruleset(extra, self._settings.rules_dir, cache)
@@ -551,24 +434,6 @@ class Session:
                 self._terminal.say(f"the added rules are left out: {error}")
                 self._rules = load_ruleset(extra, "", cache)
         return self._rules
-
-    def _watched_paths(self) -> list[str]:
-        cwd = self._job.launch.cwd if self._job.launch else "/"
-        return [cwd, str(self._settings.state_path), self._checkpoints() or cwd]
-
-    def _checkpoints(self) -> str:
-        checkpoint = self._job.policy.resume.checkpoint if self._job.policy.resume else None
-        if checkpoint is None or self._job.launch is None:
-            return ""
-        return checkpoint_folder(self._job.launch.cwd, checkpoint.proof)
-
-    def _check_settings(self) -> Settings:
-        """Whether a checkpoint could be written is known before one is: on a network mount it is tried."""
-        settings, folder = self._settings, self._checkpoints()
-        if not folder or not on_network(folder, settings.procfs):
-            return settings
-        probes = (*settings.disk.probe_writes, folder)
-        return structs.replace(settings, disk=structs.replace(settings.disk, probe_writes=probes))
 
     def _log_paths(self) -> list[str]:
         job = self._controller.pictures[self.name].job

@@ -9,7 +9,8 @@ import time
 
 from sentinel.cli.protect import detached, open_store, protect, say
 from sentinel.cluster.local.store import LocalStore, check_job_name
-from sentinel.core.model import JobState, Launch, Policy, ProtectedJob
+from sentinel.core.model import JobState, Launch, ProtectedJob
+from sentinel.core.policy_model import Policy
 from sentinel.errors import PermanentError
 from sentinel.settings import Settings
 
@@ -85,6 +86,8 @@ def _start(args: argparse.Namespace, name: str, launch: Launch, policy: Policy, 
         store.close()
         lock.release()
         return 73
+    for note in policy.capped:
+        say(note)
     size = args.nproc or 1
     job = ProtectedJob(
         name=name,

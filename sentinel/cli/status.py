@@ -1,28 +1,32 @@
 """`sentinel status [NAME]`: all jobs of this machine in a table, or one of them with its whole story.
 
+With --kubeconfig or --cluster it is about the nodes of a cluster, and so it is where this machine has no jobs and
+something says how to reach a cluster (cli/fleet_status.py).
+
 What stands in the records is joined with live numbers from the page of the Sentinel that protects the
 job, if one does (without a page: from its control socket). Nothing is changed: the state file is opened read-only.
 """
 
 import argparse
 import contextlib
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
-from sentinel.cli import presence
+from sentinel.cli import presence, reach
 from sentinel.cli.control import ask
-from sentinel.cli.tables import complain, pairs, put, silence_stdout, table, unknown_job
+from sentinel.cli.job_target import add_namespace
+from sentinel.cli.tables import complain, pairs, put_json, silence_stdout, table, unknown_job
+from sentinel.cli.watching import Shown
 from sentinel.clock import boot_id, system_now
 from sentinel.cluster.local.store import LocalStore
 from sentinel.core.model import Incident, ProtectedJob
 from sentinel.errors import PermanentError
 from sentinel.settings import Settings
-from sentinel.web.view import Protector, View, build_view
-from sentinel.web.words import NONE, duration, milliseconds, number, printable, ratio, when
+from sentinel.web.view import Protector, View, build_view, matter
+from sentinel.web.words import NONE, duration, lost, milliseconds, number, printable, ratio, when
 
 WATCH_S = 2.0
 EVENTS_SHOWN = 20
@@ -34,26 +38,47 @@ class _UnknownJob(Exception):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="one job, with its incidents and events")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="one job, with its incidents and events; or one node, with its records. "
+        "Of a cluster a job is NAMESPACE/NAME or NAMESPACE/KIND/NAME",
+    )
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     parser.add_argument(
         "--watch", action="store_true", help=f"show it again every {WATCH_S:.0f} s until Ctrl-C"
     )
     parser.add_argument("--state-dir", metavar="DIR", default="", help="where Sentinel keeps its state")
+    parser.add_argument(
+        "--cluster", action="store_true", help="the nodes of a cluster, also where this machine has jobs"
+    )
+    parser.add_argument("--all", action="store_true", help="all nodes and jobs that matter, however many")
+    parser.add_argument(
+        "-A", "--all-namespaces", dest="every_namespace", action="store_true", help="jobs of all namespaces"
+    )
+    add_namespace(parser)
+    reach.add_cluster(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    """0: shown; 1: there is no such job, or the state cannot be read."""
+    """0: shown; 1: there is no such job or node, or the state cannot be read; 69, 77: see docs/exit-codes.md."""
     state_dir = Settings(state_dir=args.state_dir).state_path
+    if _of_cluster(args, state_dir):
+        from sentinel.cli import fleet_status
+
+        return fleet_status.main(args)
+    shown = Shown(WATCH_S if args.watch else 0.0)
     try:
         while True:
             views, troubles = collect(state_dir, args.name)
             if args.output == "json":
-                put(_json(views, one=args.name is not None))
+                put_json(_json(views, one=args.name is not None))
+                for trouble in troubles:
+                    complain(trouble)
             else:
-                put(_clear(args.watch) + "\n".join(_text(views, state_dir, one=args.name is not None)) + "\n")
-            for trouble in troubles:
-                complain(trouble)
+                lines = _text(views, state_dir, one=args.name is not None)
+                shown.show(lines, troubles, system_now().wall_s)
             if not args.watch:
                 return 0
             time.sleep(WATCH_S)
@@ -64,7 +89,14 @@ def main(args: argparse.Namespace) -> int:
         silence_stdout()
         return 0
     except KeyboardInterrupt:
+        shown.end()
         return 130
+
+
+def _of_cluster(args: argparse.Namespace, state_dir: Path) -> bool:
+    if args.cluster or args.every_namespace:
+        return True
+    return not args.state_dir and reach.of_cluster(args, state_dir, args.name or "")
 
 
 def collect(state_dir: Path, name: str | None = None) -> tuple[list[View], tuple[str, ...]]:
@@ -114,14 +146,9 @@ def _json(views: list[View], *, one: bool) -> str:
     return msgspec.json.encode(views[0] if one else views).decode() + "\n"
 
 
-def _clear(watch: bool) -> str:
-    """To the top of a terminal's emptied screen; in a pipe one picture follows the other."""
-    return "\x1b[H\x1b[2J" if watch and sys.stdout.isatty() else ""
-
-
 def _text(views: list[View], state_dir: Path, *, one: bool) -> list[str]:
     if one:
-        return _details(views[0])
+        return details(views[0], _protected_by(views[0]))
     return _overview(views) if views else [f"No jobs in {printable(str(state_dir))}."]
 
 
@@ -135,8 +162,8 @@ def _protected_by(view: View) -> str:
     return f"{told} (does not answer)" if age_s is None else f"{told} (stands still for {duration(age_s)})"
 
 
-def _restarts(view: View) -> str:
-    return f"{view.restarts.used} used, {view.restarts.left} left"
+def restarts(used: int, left: int) -> str:
+    return f"{used} used, {left} left"
 
 
 def _overview(views: Iterable[View]) -> list[str]:
@@ -160,7 +187,7 @@ def _overview(views: Iterable[View]) -> list[str]:
             number(view.step),
             milliseconds(view.step_ms),
             ratio(view.ratio),
-            _restarts(view),
+            restarts(view.restarts.used, view.restarts.left),
             duration(view.time_left_s),
             _protected_by(view),
             str(len(view.degraded)) if view.degraded else "",
@@ -172,24 +199,28 @@ def _overview(views: Iterable[View]) -> list[str]:
     return [*lines, "", "Degraded:", *(f"  {printable(line)}" for line in told)] if told else lines
 
 
-def _details(view: View) -> list[str]:
+def details(view: View, protected_by: str, more: Iterable[tuple[str, str]] = ()) -> list[str]:
+    """One job with its story. `more`: lines of its head."""
     why = ": ".join(part for part in (view.reason, view.sentence) if part)
     saved = view.checkpoint
+    used = restarts(view.restarts.used, view.restarts.left)
     size = str(view.size) if view.size == view.original_size else f"{view.size} of {view.original_size}"
     lines = pairs(
         (
             ("Job", view.name),
             ("State", f"{view.state.value}{' (' + why + ')' if why else ''}"),
+            *_matter(view),
             ("Exit code", "" if view.exit_code is None else str(view.exit_code)),
             ("Command", " ".join(view.command)),
             ("Mode", "" if view.mode == "enforce" else view.mode),
-            ("Protected by", _protected_by(view)),
+            ("Protected by", protected_by),
             ("Page", view.protector.url if view.protector else ""),
+            *more,
             ("Run", f"{view.incarnation}, ranks: {size}"),
             ("Iteration", number(view.step)),
             ("Step time", milliseconds(view.step_ms)),
             ("Hardware ratio", ratio(view.ratio)),
-            ("Restarts", f"{_restarts(view)} of {view.restarts.allowed}"),
+            ("Restarts", f"{used} of {view.restarts.allowed}"),
             ("Time", f"ran {duration(view.run_s)}, left {duration(view.time_left_s)}"),
             ("Checkpoint", f"iteration {number(saved.step)}, proved by {saved.proof}" if saved else ""),
             ("Not save-capable", view.save_note),
@@ -200,6 +231,14 @@ def _details(view: View) -> list[str]:
         if told:
             lines += ["", f"{title}:", *(f"  {printable(line)}" for line in told)]
     return lines + _ranks(view) + _findings(view) + _incidents(view) + _events(view)
+
+
+def _matter(view: View) -> list[tuple[str, str]]:
+    wrong = matter(view)
+    if wrong is None:
+        return []
+    since = when(wrong.opened_wall_s, view.at_wall_s)
+    return [("What happened", f"{since} {wrong.verdict.sentence}"), ("What to do", wrong.verdict.advice)]
 
 
 def _ranks(view: View) -> list[str]:
@@ -245,7 +284,7 @@ def _incident(item: Incident, now_wall_s: float) -> list[str]:
             ("  Rank", number(verdict.rank) if verdict.rank is not None else ""),
             ("  To do", verdict.advice),
             ("  Outcome", item.sentence),
-            ("  Lost", _lost(item)),
+            ("  Lost", "" if item.lost is None else lost(item.lost)),
         )
     )
     lines += [f"    {printable(line)}" for line in verdict.evidence[:EVIDENCE_SHOWN]]
@@ -253,13 +292,6 @@ def _incident(item: Incident, now_wall_s: float) -> list[str]:
         (when(step.wall_s, now_wall_s), step.phase.value, step.sentence or step.reason) for step in item.steps
     ]
     return lines + [f"  {line}" for line in table(("TIME", "PHASE", "WHAT"), rows)] if rows else lines
-
-
-def _lost(item: Incident) -> str:
-    if item.lost is None:
-        return ""
-    steps = "" if item.lost.steps is None else f"{item.lost.steps} iterations, "
-    return f"{steps}{duration(item.lost.seconds)}, {item.lost.gpu_seconds:.0f} GPU-seconds"
 
 
 def _events(view: View) -> list[str]:

@@ -1,32 +1,45 @@
-"""`sentinel stop NAME`: save, stop, and wait for the end."""
+"""`sentinel stop JOB`: save, stop, and wait for the end; of a cluster for the controller's answer alone."""
 
 import argparse
 import time
 
+from sentinel.cli import reach
 from sentinel.cli.attach import attach
 from sentinel.cli.control import Lock, ask_holder
+from sentinel.cli.job_target import FORMS
 from sentinel.cli.options import add_settings, duration_s, read_settings
+from sentinel.cli.ordering import add_job_order, order_of_job
 from sentinel.cli.protect import open_store, say
+from sentinel.core.events import EndRequested
 from sentinel.core.model import JobState
-from sentinel.core.recovery import EndRequested
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help="the job")
+    parser.add_argument("name", metavar="JOB", help=f"of this machine; or of a cluster: {FORMS}")
     parser.add_argument("--now", action="store_true", help="neither save nor wait: kill it")
     parser.add_argument(
         "--grace", type=duration_s, metavar="TIME", help="SIGKILL after this long (default: the policy's)"
     )
     parser.add_argument(
-        "--timeout", type=duration_s, default=3600.0, metavar="TIME", help="how long to wait for the end"
+        "--timeout",
+        type=duration_s,
+        default=3600.0,
+        metavar="TIME",
+        help="for its end, on this machine",
     )
     add_settings(parser)
+    add_job_order(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     settings = read_settings(args)
     if settings is None:
         return 78
+    if reach.of_cluster(args, settings.state_path, args.name):
+        from sentinel.core.job_orders import NOW, JobOrderKind
+
+        how = NOW if args.now else "" if args.grace is None else f"{args.grace:g}s"
+        return order_of_job(args, JobOrderKind.STOP, args.name, how)
     store = open_store(settings)
     if store is None:
         return 73
@@ -51,8 +64,10 @@ def main(args: argparse.Namespace) -> int:
         attach(settings, args.name, quiet=True, end=end)
         store = open_store(settings)
         ended = store.job(args.name) if store else None
-        say(f"{args.name}: {ended.state.value if ended else 'unknown'}")
-        return 0 if ended is not None and ended.state.final else 1
+        if store is None or ended is None or ended.state.final:
+            say(f"{args.name}: {ended.state.value if ended else 'unknown'}")
+            return 0 if ended is not None else 1
+        # Another Sentinel, which began at the same time, takes it over.
     answer = ask_holder(folder, {"do": "stop", "grace_s": grace_s, "save": not args.now})
     if answer is None:
         say(

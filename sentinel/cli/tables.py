@@ -27,7 +27,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[s
 
 def pairs(items: Iterable[tuple[str, str]]) -> list[str]:
     """Lines of "name  value", values aligned; items without a value are left out."""
-    shown = [(name, printable(value)) for name, value in items if value]
+    shown = [(printable(name), printable(value)) for name, value in items if value]
     longest = max((width(name) for name, _ in shown), default=0)
     return [f"{name}{' ' * (longest - width(name))}  {value}" for name, value in shown]
 
@@ -40,6 +40,16 @@ def put(text: str) -> None:
     encoding = getattr(stream, "encoding", None) or "utf-8"
     stream.write(text.encode(encoding, "replace").decode(encoding))
     stream.flush()
+
+
+def put_json(text: str) -> None:
+    """`put` of JSON in which what could steer a terminal is escaped as JSON does it: its reader gets what was said."""
+    put("".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text))
+
+
+def _escaped(character: str) -> str:
+    code = character.encode("utf-16-be").hex()
+    return "".join(f"\\u{code[at : at + 4]}" for at in range(0, len(code), 4))
 
 
 def silence_stdout() -> None:

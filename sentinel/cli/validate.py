@@ -17,9 +17,11 @@ from sentinel.config.document import Document, parse, read_text
 from sentinel.config.kinds import failure_problem
 from sentinel.config.load import load_settings, policies_of, settings_of
 from sentinel.config.problems import ConfigErrors, Problem, show
-from sentinel.config.units import duration_text
-from sentinel.core.model import Policy
+from sentinel.core.job_kinds import JobKind, Trap
+from sentinel.core.policy_model import Policy
+from sentinel.core.policy_words import policy_words
 from sentinel.core.triage_rows import FailureClass
+from sentinel.core.units import duration_text
 from sentinel.logs.formats import TimingRow, check_row
 from sentinel.logs.kernel import KernelRule
 from sentinel.logs.match import check_pattern
@@ -44,6 +46,8 @@ ROWS: dict[str, type[Struct]] = {
     "class": FailureClass,
     "measure": MeasureRow,
     "counter": CounterLimit,
+    "kind": JobKind,
+    "trap": Trap,
 }
 
 
@@ -106,7 +110,9 @@ def validate(files: Iterable[str], settings_file: str | None = None) -> tuple[li
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    files = (path for path in sorted(folder.rglob("*")) if path.suffix in SUFFIXES and path.is_file())
+    """What Prometheus reads (`rules/prometheus`) is for `promtool` to judge."""
+    found = (path for path in sorted(folder.rglob("*")) if path.suffix in SUFFIXES and path.is_file())
+    files = (path for path in found if "prometheus" not in path.relative_to(folder).parts[:-1])
     for count, path in enumerate(files):
         if count >= MAX_FILES:
             return
@@ -140,6 +146,14 @@ def _yaml_file(path: Path, settings: Settings) -> list[Good]:
     return good
 
 
+def judged_policy(document: Document, settings: Settings) -> tuple[Policy, str]:
+    """One policy, and what it says in words. Raises ConfigErrors."""
+    (policy,) = policies_of([document], settings)
+    if problems := list(_unmatchable(policy, [document])):
+        raise ConfigErrors(problems)
+    return policy, policy_words(policy)
+
+
 def _unmatchable(policy: Policy, documents: list[Document]) -> Iterator[Problem]:
     """Patterns that RE2 takes and the engine that scans logs does not."""
     document = next(one for one in documents if one.data["metadata"]["name"] == policy.name)
@@ -154,51 +168,6 @@ def _unmatchable(policy: Policy, documents: list[Document]) -> Iterator[Problem]
         problem = check_pattern(pattern)
         if problem:
             yield document.problem(place, f"a pattern for logs: {problem}", show(pattern))
-
-
-def policy_words(policy: Policy) -> str:
-    """What a policy protects, as a sentence."""
-    words: list[str] = []
-    if policy.resume:
-        words.append(f"resumes up to {_times(policy.resume.max_resumes)}{_save_words(policy)}")
-    elif policy.restart and policy.restart.max_restarts:
-        words.append(f"restarts up to {_times(policy.restart.max_restarts)}")
-    else:
-        words.append("never restarts")
-    if policy.elastic:
-        words.append(f"may shrink to {policy.elastic.min_nodes}")
-    hang = "by itself" if policy.hang.after_s is None else f"after {duration_text(policy.hang.after_s)}"
-    words.append(f"detects a hang {hang} and " + ("tells" if policy.hang.action == "Alert" else "restarts"))
-    speed = policy.performance
-    if speed.max_hardware_ratio is not None or speed.max_step_growth is not None:
-        limits = []
-        if speed.max_hardware_ratio is not None:
-            limits.append(f"a hardware ratio above {speed.max_hardware_ratio:g}")
-        if speed.max_step_growth is not None:
-            limits.append(f"steps {speed.max_step_growth:g} times the baseline")
-        does = "tells of" if speed.action == "Alert" else "moves at"
-        words.append(f"{does} {' or '.join(limits)} over {speed.over} iterations")
-    if policy.max_duration_s is not None:
-        words.append(f"expires after {duration_text(policy.max_duration_s)}")
-    words.append(f"mails {', '.join(policy.emails)}" if policy.emails else "mails nobody")
-    if policy.mode == "observe":
-        words.append("only observes")
-    return f"policy {policy.name}: {', '.join(words)}"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
-
-
-def _save_words(policy: Policy) -> str:
-    checkpoint = policy.resume.checkpoint if policy.resume else None
-    if checkpoint is None:
-        return " from checkpoints that the job makes by itself"
-    if checkpoint.proof is None:
-        return f" after a save that nothing proves ({checkpoint.signal})"
-    proof = checkpoint.proof
-    kind = "log pattern" if proof.log_pattern else "file appears" if proof.file_appears else "file gone"
-    return f" after a proved save ({checkpoint.signal}, {kind})"
 
 
 def settings_words(settings: Settings) -> str:

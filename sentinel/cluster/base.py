@@ -1,11 +1,12 @@
 """What the controller needs of the place where jobs run, and of the place where records live."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
-from sentinel.core.model import Incident, JobEvent, Launch, ProtectedJob, Quarantine, RankExit
+from sentinel.core.model import Incident, JobEvent, Launch, ProtectedJob, Quarantine
+from sentinel.core.reports import Files, RankExit
 
 
 class RankProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -16,14 +17,19 @@ class RankProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):
     start_ticks: int
     log_path: str
     started_mono_s: float = 0.0
+    cri: bool = False  # the log is one of a container runtime
 
 
 class StopOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`stuck` names what could not be ended: "pid 42 (D in nvidia_close)"."""
+    """`stuck` names what could not be ended: "pid 42 (D in nvidia_close)". `waits`: why it goes on trying instead.
+    `reason`: of that, a word. `ended`: its kind has ended the job for good, in a sentence."""
 
     gone: bool
     killed: int = 0  # processes that needed SIGKILL
     stuck: tuple[str, ...] = ()
+    waits: str = ""
+    reason: str = "StopWaits"
+    ended: str = ""
 
 
 class SignalOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,21 +54,39 @@ class Cluster(Protocol):
     """All calls are idempotent: repeated after a crash they find what is already done."""
 
     async def start(
-        self, job: str, launch: Launch, incarnation: int, size: int, env: dict[str, str]
+        self,
+        job: str,
+        launch: Launch | None,
+        incarnation: int,
+        size: int,
+        env: dict[str, str],
+        excluded: Sequence[str] = (),
     ) -> list[RankProcess]:
-        """Start `size` ranks together. Raises PermanentError (no such command) or TemporaryError."""
+        """Start `size` ranks together, off `excluded` nodes. Raises PermanentError (no such command) or TemporaryError.
+
+        `launch`: None where the cluster itself knows how. `env` keeps a local rank off GPUs.
+        """
 
     async def stop(self, job: str, incarnation: int, grace_s: float) -> StopOutcome:
         """SIGTERM to every rank, SIGKILL to all that is left of the job after `grace_s`."""
 
-    def signal_ranks(self, job: str, incarnation: int, ranks: Iterable[int], name: str) -> SignalOutcome:
+    async def signal_ranks(
+        self, job: str, incarnation: int, ranks: Iterable[int], name: str
+    ) -> SignalOutcome:
         """Send a save signal to ranks that catch it, never to their helpers."""
 
-    def save_capable(self, job: str, incarnation: int, name: str) -> dict[int, bool]:
-        """Does each living rank catch the signal `name`?"""
+    async def save_capable(self, job: str, incarnation: int, name: str) -> dict[int, bool]:
+        """Does each living rank catch the signal `name`? Raises TemporaryError where that of one cannot be told."""
+
+    async def files(self, job: str, incarnation: int, cwd: str, pattern: str) -> Files:
+        """What a path or glob names that the job's owner wrote; `cwd`: where its ranks were started, if that is known.
+        Raises TemporaryError, PermanentError: it cannot be told."""
 
     async def room(self, job: ProtectedJob, size: int, excluded: tuple[str, ...]) -> Room:
         """Is there room for `size` ranks without `excluded`; an elastic job may get less. Never raises."""
+
+    def unpromise(self, job: str) -> None:
+        """What `room` found for it last is not held for it any longer, where it was."""
 
     async def stacks(self, job: str, incarnation: int, ranks: Iterable[int]) -> tuple[str, ...]:
         """Where the ranks stand, for the evidence. Bounded in time and size; never raises."""
@@ -73,6 +97,12 @@ class Cluster(Protocol):
 
 class Records(Protocol):
     """The four records, saved before anything is done about them."""
+
+    async def written(self, job: str) -> None:
+        """Wait until what was saved about the job outlives this process: only then its effects begin.
+
+        A store that cannot write (its disk is full) and goes on without lets them begin too.
+        """
 
     def save(
         self,

@@ -10,9 +10,10 @@ import msgspec
 
 from sentinel.config.client import Loaded
 from sentinel.config.document import parse, read_text
-from sentinel.config.load import clamp, load_settings, policies_of
+from sentinel.config.load import load_settings, policies_of
 from sentinel.config.problems import ConfigErrors, Problem
-from sentinel.core.model import Policy
+from sentinel.core.caps import capped
+from sentinel.core.policy_model import Policy
 from sentinel.settings import Settings
 
 
@@ -29,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigErrors as errors:
         problems += errors.problems
     try:
-        policy = _one_policy(args.policy, settings) if args.policy else clamp(Policy(), settings.caps)
+        policy = _one_policy(args.policy, settings) if args.policy else capped(Policy(), settings.caps)
     except ConfigErrors as errors:
         problems += errors.problems
     if problems or policy is None:

@@ -8,10 +8,10 @@ import msgspec
 from msgspec import Struct
 
 from sentinel.config.child import begin
-from sentinel.core.model import Policy
+from sentinel.core.policy_model import Policy
 from sentinel.settings import Settings
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 class Loaded(Struct, frozen=True, kw_only=True):

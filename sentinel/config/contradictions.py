@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from sentinel.config.document import Path_
-from sentinel.config.units import duration_text, parse_duration
-from sentinel.settings import Caps, DiskThresholds, OwnCheck
+from sentinel.core.fleet_settings import FleetSettings
+from sentinel.core.units import duration_text, parse_duration
+from sentinel.settings import DiskThresholds, OwnCheck
 
 Contradiction = tuple[Path_, str]  # where, what was expected
+LOST_NODE = ("forceAfter", "selfFence")
 PROOFS = ("logPattern", "fileAppears", "fileGone")
 
 
@@ -30,7 +32,7 @@ def _seconds(value: Any) -> float | None:
         return None
 
 
-def policy_contradictions(document: Any, caps: Caps) -> Iterator[Contradiction]:
+def policy_contradictions(document: Any) -> Iterator[Contradiction]:
     spec = _at(document, "spec")
     if not isinstance(spec, dict):
         return
@@ -40,6 +42,9 @@ def policy_contradictions(document: Any, caps: Caps) -> Iterator[Contradiction]:
     if "elastic" in spec and not resumes:
         yield ("spec", "elastic"), "resume beside elastic: another size continues from a checkpoint"
     yield from _performance(spec, resumes)
+    lost = spec.get("lostNode")
+    if isinstance(lost, dict) and len(lost.keys() & set(LOST_NODE)) != 1:
+        yield ("spec", "lostNode"), f"exactly one of {', '.join(LOST_NODE)}"
     proof = _at(spec, "resume", "checkpoint", "proof")
     if isinstance(proof, dict) and len(proof.keys() & set(PROOFS)) != 1:
         yield ("spec", "resume", "checkpoint", "proof"), f"exactly one of {', '.join(PROOFS)}"
@@ -54,7 +59,7 @@ def policy_contradictions(document: Any, caps: Caps) -> Iterator[Contradiction]:
             if isinstance(name, str) and name in seen:
                 yield ("spec", "logRules", index, "id"), "an id that no other rule of this policy has"
             seen.add(name if isinstance(name, str) else None)
-    yield from _over_caps(spec, caps)
+    yield from _parts_over_the_whole(spec)
 
 
 def _performance(spec: dict[str, Any], resumes: bool) -> Iterator[Contradiction]:
@@ -77,32 +82,13 @@ def _performance(spec: dict[str, Any], resumes: bool) -> Iterator[Contradiction]
             yield (*where, "action"), "maxHardwareRatio or maxStepGrowth beside it: they have no default"
 
 
-def _over_caps(spec: dict[str, Any], caps: Caps) -> Iterator[Contradiction]:
-    for section, budget, cap, most in (
-        ("resume", "maxResumes", "maxResumes", caps.max_resumes),
-        ("restart", "maxRestarts", "maxRestarts", caps.max_restarts),
-    ):
+def _parts_over_the_whole(spec: dict[str, Any]) -> Iterator[Contradiction]:
+    for section, budget in (("resume", "maxResumes"), ("restart", "maxRestarts")):
         count = _number(_at(spec, section, budget))
-        if count is not None and count > most:
-            yield ("spec", section, budget), f"at most {most} (caps.{cap} of the administrators' settings)"
         for part in ("maxInfrastructure", "maxJob"):
             share = _number(_at(spec, section, part))
             if share is not None and count is not None and share > count:
                 yield ("spec", section, part), f"at most {budget} ({count:g})"
-        grace_s = _seconds(_at(spec, section, "gracefulStop"))
-        if grace_s is not None and grace_s > caps.graceful_stop_s:
-            limit = duration_text(caps.graceful_stop_s)
-            yield (
-                ("spec", section, "gracefulStop"),
-                f"at most {limit} (caps.gracefulStop of the administrators' settings)",
-            )
-        reset_s = _seconds(_at(spec, section, "resetAfter"))
-        if reset_s is not None and reset_s < caps.reset_after_min_s:
-            limit = duration_text(caps.reset_after_min_s)
-            yield (
-                ("spec", section, "resetAfter"),
-                f"at least {limit} (caps.resetAfterMin of the administrators' settings)",
-            )
 
 
 def settings_contradictions(document: Any) -> Iterator[Contradiction]:
@@ -112,9 +98,24 @@ def settings_contradictions(document: Any) -> Iterator[Contradiction]:
             yield ("mail", "username"), "passwordFile beside it"
         if "passwordFile" in mail and "username" not in mail:
             yield ("mail", "passwordFile"), "username beside it"
+    yield from _webhooks(_at(document, "webhooks"))
     yield from _disk(_at(document, "disk"))
     yield from _own_checks(_at(document, "ownChecks"))
+    yield from _fleet(_at(document, "fleet"))
     yield from _shapes(_at(document, "shapes"))
+
+
+def _webhooks(hooks: Any) -> Iterator[Contradiction]:
+    if not isinstance(hooks, list):
+        return
+    names = [_at(hook, "name") for hook in hooks]
+    for index, hook in enumerate(hooks):
+        if names[index] in names[:index]:
+            yield ("webhooks", index, "name"), "a name that no other webhook here has"
+        if isinstance(hook, dict) and ("url" in hook) == ("urlFile" in hook):
+            yield ("webhooks", index, "url"), "one of url and urlFile"
+        if isinstance(hook, dict) and hook.get("format") == "slack" and "secretFile" in hook:
+            yield ("webhooks", index, "secretFile"), "format: json beside it: nothing signs what Slack takes"
 
 
 def _disk(disk: Any) -> Iterator[Contradiction]:
@@ -155,6 +156,37 @@ def _own_checks(checks: Any) -> Iterator[Contradiction]:
         if (timeout_s or standard.timeout_s) > (interval_s or standard.interval_s):
             place = "timeout" if timeout_s is not None else "interval"
             yield ("ownChecks", index, place), "a timeout that is at most the interval"
+
+
+def _fleet(fleet: Any) -> Iterator[Contradiction]:
+    if not isinstance(fleet, dict):
+        return
+    standard = FleetSettings()
+    for name in ("observePools", "observeNamespaces"):
+        if fleet.get("mode") == "observe" and fleet.get(name):
+            yield ("fleet", name), "mode: enforce beside it: with observe, nothing is touched anywhere"
+    for name in ("isolations", "poolIsolations", "disks", "poolDisks"):
+        for part in ("atATime", "perWindow"):
+            limit = _at(fleet, name, part)
+            if _at(limit, "atLeast") == 0 and not _at(limit, "share"):
+                yield ("fleet", name, part), "room for one node at least (for none ever: mode: observe)"
+    for shorter, longer, why in (
+        ("networkSettle", "networkWindow", "no node would be seen together with another"),
+        ("releaseAfter", "repeatWindow", "no node would ever be isolated again within it"),
+    ):
+        short_s, long_s = _seconds(fleet.get(shorter)), _seconds(fleet.get(longer))
+        if short_s is None and long_s is None:
+            continue
+        defaults = {"networkSettle": standard.network_settle_s, "networkWindow": standard.network_window_s}
+        defaults |= {"releaseAfter": standard.release_after_s, "repeatWindow": standard.repeat_window_s}
+        short_s = defaults[shorter] if short_s is None else short_s
+        long_s = defaults[longer] if long_s is None else long_s
+        if short_s >= long_s:
+            place = shorter if fleet.get(shorter) is not None else longer
+            yield (
+                ("fleet", place),
+                f"{shorter} ({duration_text(short_s)}) shorter than {longer} ({duration_text(long_s)}): else {why}",
+            )
 
 
 def _shapes(shapes: Any) -> Iterator[Contradiction]:

@@ -8,11 +8,11 @@ import msgspec
 from msgspec import Struct
 from pydantic.fields import FieldInfo
 
-from sentinel.config import schema as policy_schema
+from sentinel.config import policy_schema
 from sentinel.config.crd_words import WORDS
 from sentinel.config.kinds import Checked
 from sentinel.config.reference import meaning_of, written_default
-from sentinel.config.schema import Section
+from sentinel.config.section import Section
 from sentinel.documents import Field, fields_of
 
 Schema = dict[str, Any]
@@ -29,7 +29,7 @@ _SCALARS: dict[Any, Schema] = {
     bytes: {"type": "string", "format": "byte"},
 }
 # Fields of core records that a document on Kubernetes never has: local jobs only.
-LOCAL_ONLY = frozenset({("ProtectedJob", "launch")})
+LOCAL_ONLY = frozenset({("StoredJob", "launch")})
 
 
 def of_section(section: type[Section], rules: dict[str, list[Schema]], path: str = "spec") -> Schema:

@@ -4,6 +4,7 @@
 _FINDING_WORDS = {
     "": "One thing that is wrong with one part of the node.",
     "check": "The check that found it.",
+    "node": "The node, where findings of several are told together.",
     "component": "What it is about.",
     "entity": 'Which part: "GPU 0000:18:00.0", "mlx5_0/1", "/scratch".',
     "code": 'What it is: "XID 79", "disk-space".',
@@ -37,6 +38,8 @@ _JOB_WORDS = {
     "size": "Ranks now.",
     "originalSize": "Ranks at first.",
     "created": "When Sentinel first saw it.",
+    "uid": "UID of the job's object: another one of its name is another job.",
+    "started": "When the running incarnation was started.",
     "startedMonotonicSeconds": "When the running incarnation was started, by the controller's monotonic clock.",
     "runSeconds": "Run time of earlier incarnations, which counts against maxDuration.",
     "extraSeconds": "Run time that a person granted besides.",
@@ -47,6 +50,7 @@ _JOB_WORDS = {
     "performanceFrozen": "Why slowness is only told from now on.",
     "fastIncarnation": "The newest incarnation that was fast enough for a whole window.",
     "elasticFrozen": "Why its size is not changed any more.",
+    "growsAfterRunSeconds": "The job's run time before which it is not made larger.",
     "lastStep": "The newest iteration of the running incarnation at the last save of this record.",
     "bestStep": "The furthest iteration so far.",
     "baselineMilliseconds": "Its usual time for one iteration.",
@@ -56,9 +60,14 @@ _JOB_WORDS = {
     "excluded": "Nodes and GPUs that its ranks must not use.",
     "incidents": "How many incidents were opened.",
     "exitCode": "How it ended.",
+    "holdUntil": "It failed, and is kept until then for a look inside.",
     "bootId": "The boot to which its monotonic times belong.",
+    "placed": "Where its ranks run, for the next leader.",
+    "innerRestarts": "Restarts of its ranks, in the running incarnation, by a launcher inside its pods (torchrun).",
     "saveNote": "Why it cannot be asked to save.",
     "degraded": "What Sentinel cannot do for it now.",
+    "order": "The last order of a person that it has followed.",
+    "incident": "Its newest incident, as the Incident of that name will say it: both are saved by one write.",
 }
 
 _INCIDENT_WORDS = {
@@ -91,6 +100,7 @@ _INCIDENT_WORDS = {
     "graceSeconds": "From SIGTERM to SIGKILL when it is stopped.",
     "bootId": "The boot to which its monotonic times belong.",
     "key": "What it was opened for; told once in each incarnation.",
+    "refusals": "How often the same move was refused before, in this incarnation.",
     "failedStep": "The last iteration before the fault.",
     "topStep": "The furthest iteration that earlier faults of this incident undid.",
     "save": "What became of the save.",
@@ -98,6 +108,7 @@ _INCIDENT_WORDS = {
     "steps": "Its story, a line for each step.",
     "mails": "What was told by mail, and to whom.",
     "stacks": "Where the ranks stood. Untrusted text.",
+    "pace": "How long iterations of one rank took: the last ones before it, and the newest at its end.",
 }
 
 _QUARANTINE_WORDS = {
@@ -130,22 +141,38 @@ _QUARANTINE_WORDS = {
     "orders": "Orders of persons that it has followed.",
     "by": "The person who gave the last of them.",
     "ignored": "Findings that a person chose to live with.",
+    "selfFences": "Of a silent node: those of its pods that its agent had confirmed to end by itself.",
     "removals": "Pods that were removed by force, and with which proof.",
     "confirmedDead": "A person said that the node is dead.",
+    "fence": "What became of the program that powers the silent node off.",
+    "drain": "Of a hold: the protected jobs on the node are to move.",
+    "jobsLeft": "Of a drain: the protected jobs that are still there.",
     "ended": "When it ended.",
     "endedBy": "How it ended.",
     "epoch": "Counts the controllers that have led. A write of an older one is refused.",
     "story": "What happened to it, a line for each state.",
+    "mails": "What is told to the administrators by mail, and how far that is.",
+}
+
+_MAIL_WORDS = {
+    "state": "waiting, sent, digested (told in a later mail) or failed.",
+    "attempts": "How often it was tried.",
+    "next": "When it is tried again.",
+    "error": "Why it did not go.",
+    "sent": "When the server took it, for the last of its addresses. What one mail told has one time.",
+    "done": "Addresses that the server took it for.",
+    "refused": "Addresses that the server refused for good.",
 }
 
 WORDS: dict[str, dict[str, str]] = {
     "Finding": _FINDING_WORDS,
-    "ProtectedJob": _JOB_WORDS,
+    "StoredJob": _JOB_WORDS,
     "Incident": _INCIDENT_WORDS,
     "NodeQuarantine": _QUARANTINE_WORDS,
     "Policy": {
         "": "A JobPolicy after validation, in base units.",
         "name": "Name of the JobPolicy.",
+        "capped": "What administrators do not allow as it was asked.",
     },
     "LogRule": {"source": "Where the rule comes from.", "literal": "Text that every match contains."},
     "Verdict": {
@@ -161,7 +188,17 @@ WORDS: dict[str, dict[str, str]] = {
         "budget": "Which budget pays for the restart.",
         "restart": "May the job be started again: yes, once, no.",
         "confidence": "What made it more or less certain.",
+        "place": "The GPU or node that this rank used, to blame or not.",
+        "follows": "job or node, where earlier faults tell which of them the fault goes with.",
     },
+    "Placed": {"incarnation": "Of the job.", "ranks": "One line for each rank."},
+    "RankPlace": {
+        "rank": "Its number.",
+        "uid": "Of its pod.",
+        "node": "Where that runs.",
+        "restarts": "How often the kubelet had started its container again.",
+    },
+    "FollowedOrder": {"id": "Of the order.", "sentence": "The answer."},
     "ProvedCheckpoint": {
         "step": "The iteration that it holds.",
         "proof": "The line or the path that proved it.",
@@ -175,6 +212,7 @@ WORDS: dict[str, dict[str, str]] = {
         "step": "The last iteration before it.",
         "checkpointStep": "The iteration of the newest checkpoint then.",
         "entity": "The GPU or node that was to blame.",
+        "place": "The GPU or node that the rank used.",
     },
     "SaveResult": {
         "provedBy": "What proved the save. Empty: nothing did.",
@@ -189,20 +227,21 @@ WORDS: dict[str, dict[str, str]] = {
         "gpuSeconds": "The same, multiplied by the job's GPUs.",
         "resumedFrom": "The iteration from which the job went on.",
     },
+    "Pace": {
+        "time": "When the iteration was seen.",
+        "stepMilliseconds": "How long it took.",
+    },
     "Step": {
         "phase": "The phase that was entered.",
         "time": "When.",
         "reason": "Why, in one word.",
         "sentence": "Why, in words.",
     },
-    "StageMail": {
-        "stage": "What the mail tells.",
-        "state": "waiting, sent, digested (told in a later mail) or failed.",
-        "attempts": "How often it was tried.",
-        "next": "When it is tried again.",
-        "error": "Why it did not go.",
-        "done": "Addresses that the server took it for.",
-        "refused": "Addresses that the server refused for good.",
+    "StageMail": {"stage": "What the mail tells.", **_MAIL_WORDS},
+    "NodeMail": {
+        "stage": "What the mail tells: the reason of a line of the story.",
+        "time": "When that happened.",
+        **_MAIL_WORDS,
     },
     "Needs": {
         "sentence": "In words.",
@@ -222,11 +261,21 @@ WORDS: dict[str, dict[str, str]] = {
         "count": "How often it had been seen.",
         "bootId": "The node's boot then.",
     },
+    "Fence": {
+        "tries": "How often it was called.",
+        "begun": "When it was called last.",
+        "state": "called: it runs; off: it says that the machine is off; failed.",
+        "mode": "observe: it was not called, and would have been.",
+    },
     "Removal": {
         "at": "When.",
         "pods": "NAMESPACE/NAME/UID of each.",
         "proof": "Why it could be done.",
         "mode": "observe: only recorded.",
+    },
+    "SelfFence": {
+        "pod": "NAMESPACE/NAME/UID.",
+        "afterSeconds": "How long the agent waits for an answer of any controller or of the API server.",
     },
     "StoryLine": {
         "time": "When.",

@@ -12,9 +12,11 @@ import re2
 from pydantic import BeforeValidator, StrictBool, StrictStr
 from pydantic_core import PydanticCustomError
 
-from sentinel.config.units import DURATION, SIZE, parse_duration, parse_size
 from sentinel.core.hang import ACTIVITY_LIMIT_S
+from sentinel.core.owners import EMAIL_SHAPE, is_address
 from sentinel.core.triage_rows import FailureClass as FailureRow
+from sentinel.core.units import DURATION, SIZE, parse_duration, parse_size
+from sentinel.job_kinds import job_table
 from sentinel.rules import counter_limits, data_dir, load_rows
 
 YEAR_S = 366 * 86400.0
@@ -24,7 +26,7 @@ UNCATCHABLE = ("SIGKILL", "SIGSTOP")
 MAX_PATTERN = 1000
 _DURATION_SHAPE = r"([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+"
 _NAME_SHAPE = r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?"
-_EMAIL_SHAPE = r"[^@\s,;<>]{1,64}@[^@\s,;<>]{1,190}"
+_LABEL_SHAPE = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _ANYTHING = {"x-kubernetes-preserve-unknown-fields": True}  # a number or a word: OpenAPI knows no such type
 _PATTERN_BYTES = 1 << 20  # of compiled program; more is a pattern made to hurt
 
@@ -172,6 +174,22 @@ def _error_limits(value: object) -> dict[str, float]:
     return {str(name): float(most) for name, most in value.items()}
 
 
+def _limit(value: object) -> dict[str, Any]:
+    if isinstance(value, dict) and "atLeast" in value and value.keys() <= {"atLeast", "share"}:
+        least, share = value["atLeast"], value.get("share", 0.0)
+        counted = isinstance(least, int) and not isinstance(least, bool) and 0 <= least <= 100_000
+        shared = isinstance(share, int | float) and not isinstance(share, bool) and 0 <= share <= 1
+        if counted and shared:
+            return {"at_least": least, "share": float(share)}
+    raise refuse("{atLeast: a whole number from 0, share: 0 to 1}; share may be left out, and is 0 then")
+
+
+def _label(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(_LABEL_SHAPE, value, re.ASCII):
+        raise refuse("the key of a label, like example.com/pool")
+    return value
+
+
 def _command(value: object) -> tuple[str, ...]:
     parts = tuple(value) if isinstance(value, list | tuple) else ()
     texts = [part for part in parts if isinstance(part, str) and "\0" not in part]
@@ -181,9 +199,7 @@ def _command(value: object) -> tuple[str, ...]:
 
 
 def _email(value: object) -> str:
-    # Control characters would let an address write mail headers.
-    ok = isinstance(value, str) and re.fullmatch(_EMAIL_SHAPE, value)
-    if not ok or not str(value).isprintable():
+    if not isinstance(value, str) or not is_address(value):
         raise refuse("a mail address like owner@example.com")
     return str(value)
 
@@ -263,12 +279,35 @@ def _failure(value: object) -> str:
     return str(value)
 
 
+def _job_kind(value: object) -> str:
+    known = {name for row in job_table().followed for name in (row.kind, row.full)}
+    if not isinstance(value, str) or value not in known:
+        folded = {name.lower(): name for name in sorted(known, reverse=True)}
+        near = difflib.get_close_matches(str(value).lower(), folded, 1)
+        guess = f" ({folded[near[0]]}?)" if near else ""
+        names = ", ".join(sorted({row.kind for row in job_table().followed}))
+        raise refuse(f"a known kind of jobs{guess}: {names}; or KIND.GROUP where two have one name")
+    return value
+
+
 def _off_or_ratio(value: object) -> float | None:
     if value is False or value == "off":
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 < value <= 1000:
         raise refuse("a number above 1, at most 1000, or off")
     return float(value)
+
+
+def _off_or_size(value: object) -> int:
+    if value is False or value == "off":
+        return 0
+    try:
+        count = parse_size(value)
+    except ValueError as error:
+        raise refuse(f"off, or {error}") from None
+    if not 1 << 20 <= count <= 1 << 40:
+        raise refuse("off, or a size of at least 1Mi and at most 1Ti")
+    return count
 
 
 def _auto_or_duration(value: object) -> float | None:
@@ -295,7 +334,7 @@ Pattern = Annotated[
 ]
 PlainPattern = Annotated[str, BeforeValidator(_plain_pattern), Meaning("regular expression")]
 ErrorLimits = Annotated[dict[str, float], BeforeValidator(_error_limits), Meaning("counter: number")]
-Email = Annotated[str, Checked(_email, type="string", pattern=f"^{_EMAIL_SHAPE}$")]
+Email = Annotated[str, Checked(_email, type="string", pattern=f"^{EMAIL_SHAPE}$")]
 Emails = Annotated[tuple[Email, ...], Meaning("list of addresses")]
 Name = Annotated[str, Checked(_name, type="string", pattern=f"^{_NAME_SHAPE}$"), Meaning("name")]
 AbsolutePath = Annotated[str, BeforeValidator(_absolute), Meaning("path")]
@@ -322,11 +361,19 @@ AutoOrDuration = Annotated[
     Checked(_auto_or_duration, type="string", maxLength=64, pattern=f"^(auto|{_DURATION_SHAPE})$"),
     Meaning("auto or duration", "duration", "auto"),
 ]
+Limit = Annotated[dict[str, Any], BeforeValidator(_limit), Meaning("{atLeast, share}")]
+LabelKey = Annotated[str, BeforeValidator(_label), Meaning("key of a label")]
 Command = Annotated[tuple[str, ...], BeforeValidator(_command), Meaning("list of texts")]
+JobKinds = Annotated[
+    tuple[Annotated[str, Checked(_job_kind, type="string", minLength=1, maxLength=300)], ...],
+    Meaning("list of kinds"),
+]
 Texts = Annotated[tuple[StrictStr, ...], Meaning("list of names")]
 RuleId = Annotated[
     str, Checked(_rule_id, type="string", pattern="^[a-z0-9][a-z0-9-]{0,62}$"), Meaning("name")
 ]
+Budget = Annotated[int, whole(0, 10_000), Meaning("whole number")]
 Duration = Annotated[float, duration(), Meaning("duration", "duration")]
 PositiveDuration = Annotated[float, duration(1.0), Meaning("duration, at least 1s", "duration")]
+OffOrSize = Annotated[int, BeforeValidator(_off_or_size), Meaning("off or size, at least 1Mi", "size")]
 Size = Annotated[int, size(), Meaning("size", "size")]

@@ -11,9 +11,12 @@ from pydantic import ValidationError
 
 from sentinel.config.contradictions import Contradiction, policy_contradictions, settings_contradictions
 from sentinel.config.document import Document, Path_, dotted, parse, read_text
+from sentinel.config.policy_schema import JobPolicyDocument
 from sentinel.config.problems import ConfigErrors, Problem, show
-from sentinel.config.schema import API_VERSION, JobPolicyDocument, Section, SettingsDocument
-from sentinel.core.model import Policy
+from sentinel.config.section import API_VERSION, Section
+from sentinel.config.settings_schema import SettingsDocument
+from sentinel.core.caps import capped
+from sentinel.core.policy_model import Policy
 from sentinel.settings import Caps, Settings
 
 S = TypeVar("S", bound=Section)
@@ -72,37 +75,18 @@ def settings_of(document: Document) -> Settings:
     return msgspec.convert(parsed.model_dump(exclude_unset=True, exclude={"api_version", "kind"}), Settings)
 
 
-def clamp(policy: Policy, caps: Caps) -> Policy:
-    """A default that exceeds what administrators allow becomes what they allow."""
-    replace = msgspec.structs.replace
-    resume, restart = policy.resume, policy.restart
-    if resume:
-        resume = replace(
-            resume,
-            max_resumes=min(resume.max_resumes, caps.max_resumes),
-            graceful_stop_s=min(resume.graceful_stop_s, caps.graceful_stop_s),
-        )
-    if restart:
-        restart = replace(
-            restart,
-            max_restarts=min(restart.max_restarts, caps.max_restarts),
-            graceful_stop_s=min(restart.graceful_stop_s, caps.graceful_stop_s),
-        )
-    return replace(policy, resume=resume, restart=restart)
-
-
 def _policy(document: Document, caps: Caps) -> Policy:
     problems = _wrong_kind(document, "JobPolicy")
     if problems:
         raise ConfigErrors(problems)
-    parsed = _validated(document, JobPolicyDocument, policy_contradictions(document.data, caps))
+    parsed = _validated(document, JobPolicyDocument, policy_contradictions(document.data))
     asked: dict[str, Any] = parsed.spec.model_dump(exclude_unset=True, exclude={"jobs", "owner", "logs"})
     for section in (parsed.spec.owner, parsed.spec.logs):
         if section is not None:
             asked |= section.model_dump(exclude_unset=True)
     if "resume" in asked:
         asked["restart"] = None
-    return clamp(msgspec.convert({"name": parsed.metadata.name, **asked}, Policy), caps)
+    return capped(msgspec.convert({"name": parsed.metadata.name, **asked}, Policy), caps)
 
 
 def _wrong_kind(document: Document, kind: str) -> list[Problem]:

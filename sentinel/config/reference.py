@@ -10,8 +10,11 @@ from pydantic.fields import FieldInfo
 
 from sentinel.config.kinds import Meaning
 from sentinel.config.load import sections
-from sentinel.config.schema import API_VERSION, JobPolicyDocument, Section, SettingsDocument
-from sentinel.config.units import duration_text, size_text
+from sentinel.config.policy_schema import JobPolicyDocument
+from sentinel.config.section import API_VERSION, Section
+from sentinel.config.settings_schema import FleetSpec, SettingsDocument
+from sentinel.core.fleet_settings import FleetSettings, Limit
+from sentinel.core.units import duration_text, size_text
 
 INTRO = f"""# Policies and settings
 
@@ -46,7 +49,8 @@ def reference() -> str:
     return "".join(parts)
 
 
-def _tables(schema: type[Section], path: str) -> Iterator[str]:
+def _tables(schema: type[Section], path: str, base: msgspec.Struct | None = None) -> Iterator[str]:
+    """`base`: what is in force where nothing is written, if that is more than the defaults of its type."""
     if path:
         yield f"\n### {path}\n\n"
     yield "| field | value | default | meaning |\n|---|---|---|---|\n"
@@ -54,11 +58,17 @@ def _tables(schema: type[Section], path: str) -> Iterator[str]:
     for name, field in schema.model_fields.items():
         alias = str(field.alias)
         place = f"{path}.{alias}" if path else alias
-        kind, default = _kind(field, below.get(alias), place), _default(schema, name, field, alias in below)
+        kind, default = (
+            _kind(field, below.get(alias), place),
+            _default(schema, name, field, alias in below, base),
+        )
         yield f"| `{alias}` | {kind} | {default} | {_cell(field.description or '')} |\n"
     for alias, section in below.items():
         place = f"{path}.{alias}" if path else alias
-        yield from _tables(section, place + ("[]" if _is_list(schema, alias) else ""))
+        whole = FleetSettings() if section is FleetSpec else base
+        name = next(name for name, field in schema.model_fields.items() if field.alias == alias)
+        inner = whole if section is FleetSpec else getattr(whole, name, None)
+        yield from _tables(section, place + ("[]" if _is_list(schema, alias) else ""), inner)
 
 
 def _is_list(schema: type[Section], alias: str) -> bool:
@@ -84,11 +94,15 @@ def meaning_of(field: FieldInfo) -> Meaning | None:
     return next((one for one in field.metadata if isinstance(one, Meaning)), None)
 
 
-def _default(schema: type[Section], name: str, field: FieldInfo, is_section: bool) -> str:
+def _default(
+    schema: type[Section], name: str, field: FieldInfo, is_section: bool, base: msgspec.Struct | None
+) -> str:
     if field.is_required():
         return "required"
     known = {} if schema.core is None else {one.name: one for one in msgspec.structs.fields(schema.core)}
     default: Any = known[name].default if name in known else None
+    if base is not None:
+        default = getattr(base, name)
     if is_section:
         return "in force" if isinstance(default, msgspec.Struct) else ""
     if default is None or default is msgspec.NODEFAULT:
@@ -101,7 +115,9 @@ def written_default(default: Any, field: FieldInfo) -> str:
     meaning = meaning_of(field)
     if isinstance(default, bool):
         return "true" if default else "false"
-    if isinstance(default, tuple):
+    if isinstance(default, Limit):
+        return f"{{atLeast: {default.at_least}, share: {default.share:g}}}"
+    if isinstance(default, tuple | frozenset):
         return f"[{', '.join(map(str, default))}]"
     if meaning and meaning.unit == "duration":
         return duration_text(default)
@@ -109,7 +125,7 @@ def written_default(default: Any, field: FieldInfo) -> str:
         return size_text(default)
     if default == "":
         return '""'
-    return f"{default:g}" if isinstance(default, float) else str(default)
+    return f"{default:g}" if isinstance(default, float) else str(getattr(default, "value", default))
 
 
 def _cell(text: str) -> str:

@@ -3,19 +3,21 @@
 from msgspec import structs
 
 from sentinel.core.budget import KEPT_FAILURES, budget_is_reset
+from sentinel.core.events import CANCELLED_BY_PERSON
 from sentinel.core.model import (
     Budget,
     Failure,
     Incident,
     IncidentKind,
     JobState,
-    Now,
     Phase,
     ProtectedJob,
     Symptom,
 )
+from sentinel.core.now import Now
 
 MOVE_DID_NOT_HELP = "MoveDidNotHelp"  # reason of a notice: from then on slowness is only told
+GROW_AGAIN_S = 6 * 3600.0  # of run time, after a growth that came to nothing
 
 
 def settle(job: ProtectedJob, before: Incident | None, after: Incident, now: Now) -> ProtectedJob:
@@ -25,8 +27,14 @@ def settle(job: ProtectedJob, before: Incident | None, after: Incident, now: Now
     """
     if before is None and after.kind == IncidentKind.NOTICE:
         return _freeze_performance(job, after)
+    # Somebody else changed what the job asks for.
+    if before is not None and after.from_size != before.from_size:
+        job = structs.replace(job, size=after.from_size, original_size=after.from_size)
     if before is not None and before.phase == after.phase and before.incarnation == after.incarnation:
         return job
+    gave_up = after.phase in (Phase.KEPT_RUNNING, Phase.CANCELLED)
+    if gave_up and after.verdict.symptom == Symptom.RESIZE:
+        job = structs.replace(job, grows_after_run_s=job.run_time_s(now) + GROW_AGAIN_S)
     if after.phase == Phase.PRECHECKING and after.reason == "ResizeFailed":
         why = f"the first start with {after.size} ranks failed: {after.verdict.sentence}"
         job = structs.replace(job, elastic_frozen=why)
@@ -65,9 +73,16 @@ def _spend(job: ProtectedJob, incident: Incident, now: Now, *, paid: bool) -> Pr
         "excluded": incident.excluded,
         "started_mono_s": None,
         "last_step": None,
+        "inner_restarts": 0,
         "degraded": (),  # was told of the incarnation that is over
     }
     changes |= {k: v for k, v in _clock_stopped(job, now).items() if k == "run_s"}
+    if job.policy.elastic is None:
+        changes["original_size"] = incident.size
+    else:
+        fell_back = incident.failed_starts > 0 and incident.size < job.original_size
+        pause_s = max(GROW_AGAIN_S if fell_back else 0.0, job.policy.elastic.grow_after_s)
+        changes["grows_after_run_s"] = job.run_time_s(now) + pause_s
     if not paid:
         if verdict.budget == Budget.FREE:
             changes["used_free"] = job.used_free + 1
@@ -83,6 +98,7 @@ def _spend(job: ProtectedJob, incident: Incident, now: Now, *, paid: bool) -> Pr
             step=incident.failed_step,
             checkpoint_step=job.checkpoint.step if job.checkpoint else None,
             entity=verdict.entity,
+            place=verdict.place,
         )
         changes["failures"] = (*job.failures, failure)[-KEPT_FAILURES:]
         if verdict.symptom == Symptom.SLOW:
@@ -96,6 +112,8 @@ def _state_of(job: ProtectedJob, incident: Incident) -> tuple[JobState, int | No
         return incident.end_state, incident.end_code
     if phase in (Phase.FAILED, Phase.EXHAUSTED):
         return JobState.ERROR, None
-    if phase == Phase.PRECHECKING and incident.kind == IncidentKind.FORCED:
+    if incident.kind == IncidentKind.FORCED and phase == Phase.PRECHECKING:
         return JobState.QUEUED, None
+    if incident.kind == IncidentKind.FORCED and incident.reason == CANCELLED_BY_PERSON:  # nothing of it runs
+        return JobState.STOPPED, None
     return JobState.RUNNING, None

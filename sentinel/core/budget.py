@@ -4,19 +4,20 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
+from sentinel.core.events import Plan
 from sentinel.core.model import (
     Budget,
     Cause,
     Failure,
     Incident,
     IncidentKind,
-    Now,
-    Policy,
     ProtectedJob,
     Restartable,
     Verdict,
 )
-from sentinel.core.recovery import RETRY_PRECHECK_S, START_TRIES, Plan
+from sentinel.core.now import Now
+from sentinel.core.policy_model import Policy
+from sentinel.core.recovery_moves import RETRY_PRECHECK_S, START_TRIES
 
 # A fault at the same step with no newer checkpoint: the third start would only repeat it.
 SAME_STEP_LIMIT = 3
@@ -77,7 +78,8 @@ def _blames_size(incident: Incident, verdict: Verdict) -> bool:
 
 
 def _avoid(verdict: Verdict) -> str:
-    return verdict.entity if verdict.cause == Cause.GPU and verdict.scope == "node" else ""
+    blamed = verdict.follows == "node" or (verdict.cause == Cause.GPU and verdict.scope == "node")
+    return verdict.entity if blamed else ""
 
 
 def plan_after_stop(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: Now) -> Plan:

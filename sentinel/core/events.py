@@ -28,11 +28,12 @@ class PrecheckRefused(Struct, frozen=True, tag=True):
 
 
 class SaveEnded(Struct, frozen=True, tag=True):
-    """The save was proved, skipped, or ran out of its time. `counts`: it may be relied on."""
+    """The save was proved, skipped, or ran out of its time. `counts`: it may be relied on. `ended`: all ranks are."""
 
     result: SaveResult
     counts: bool
     sentence: str
+    ended: bool = False
 
 
 class StopEnded(Struct, frozen=True, tag=True):
@@ -44,8 +45,46 @@ class StopEnded(Struct, frozen=True, tag=True):
 
 
 class StopStuck(Struct, frozen=True, tag=True):
+    """`ended`: not even that: others have ended the job for good, in a sentence."""
+
     stuck: tuple[str, ...]
     stacks: tuple[str, ...] = ()
+    ended: str = ""
+
+
+class StopWaits(Struct, frozen=True, tag=True):
+    """What is left may still run where nobody can look (a silent node), or the kind cannot be stopped now: the stop
+    goes on until that is settled."""
+
+    sentence: str
+    stacks: tuple[str, ...] = ()
+    reason: str = "StopWaits"
+
+
+class GivenUp(Struct, frozen=True, tag=True):
+    """It would not be started again, and what is left of it is kept for a look inside: nothing is stopped yet."""
+
+    plan: "Plan"
+
+
+class JobGone(Struct, frozen=True, tag=True):
+    """Somebody else deleted the job or ended it for good: there is nothing left to recover."""
+
+    reason: str
+    sentence: str
+
+
+class Rescaled(Struct, frozen=True, tag=True):
+    """Somebody else gave the job another size while it waits for its start: it starts with that."""
+
+    size: int
+    sentence: str
+
+
+class StartWaits(Struct, frozen=True, tag=True):
+    """The job waits for its turn in a queue of others, which is nobody's fault. `sentence` "": it has been let in."""
+
+    sentence: str
 
 
 class RanksStarted(Struct, frozen=True, tag=True):
@@ -90,6 +129,15 @@ class EndRequested(Struct, frozen=True, tag=True):
     code: int | None = None
 
 
+CANCELLED_BY_PERSON = "CancelledByPerson"  # reason of the end that this makes
+
+
+class CancelRequested(Struct, frozen=True, tag=True):
+    """A person gives up a recovery that has touched nothing yet, or waits: the job is left as it is."""
+
+    sentence: str
+
+
 class DeadlinePassed(Struct, frozen=True, tag=True):
     """The phase has lasted longer than its deadline."""
 
@@ -101,12 +149,18 @@ Event: TypeAlias = (
     | SaveEnded
     | StopEnded
     | StopStuck
+    | StopWaits
+    | JobGone
+    | GivenUp
+    | Rescaled
+    | StartWaits
     | RanksStarted
     | StartRefused
     | Progressed
     | Fault
     | JobFinished
     | EndRequested
+    | CancelRequested
     | DeadlinePassed
 )
 

@@ -7,27 +7,44 @@ and last at what is to be isolated: by severity, and as far as the brakes allow.
 gives nothing new.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 
 from sentinel.core import fleet_brakes as brakes
+from sentinel.core import fleet_drain as drain
 from sentinel.core import fleet_fence as fence
 from sentinel.core import fleet_node as one_node
 from sentinel.core.fleet_brakes import NetworkIncident
 from sentinel.core.fleet_desk import Desk
 from sentinel.core.fleet_events import Decision
+from sentinel.core.fleet_hook import FenceCall, calls
 from sentinel.core.fleet_isolate import Candidate, isolate
 from sentinel.core.fleet_model import FleetPicture, NodeQuarantine
 from sentinel.core.fleet_orders import Answer, answers, obey
+from sentinel.core.fleet_prune import prunable, pruned
 from sentinel.core.fleet_settings import FleetSettings
 from sentinel.core.fleet_silence import hearing
-from sentinel.core.model import Now
+from sentinel.core.now import Now
 
-__all__ = ["Answer", "Decision", "answers", "decide", "incidents", "prunable", "superseded"]
+__all__ = [
+    "Answer",
+    "Decision",
+    "answers",
+    "decide",
+    "fence_calls",
+    "incidents",
+    "prunable",
+    "pruned",
+    "superseded",
+]
+
+
+# A Lease counts in 32 bits. What is above this was written by a person, and is no leader's.
+MAX_EPOCH = 1_000_000_000
 
 
 def superseded(picture: FleetPicture, records: Mapping[str, NodeQuarantine]) -> bool:
     """Has a later leader written records already? Then nothing more is decided here."""
-    return any(record.epoch > picture.epoch for record in records.values())
+    return any(picture.epoch < record.epoch <= MAX_EPOCH for record in records.values())
 
 
 def decide(
@@ -36,8 +53,10 @@ def decide(
     settings: FleetSettings,
     now: Now,
     only: Collection[str] | None = None,
+    quiet: Set[str] = frozenset(),
 ) -> tuple[Decision, ...]:
     """One round. `only`: the nodes of which something changed; None: all, and their silence (every few seconds).
+    `quiet`: nodes that are known to be plain (fleet_node) and were heard just now, which saves looking at each.
 
     The events are for `fleet_record.step`, in this order; where one of them cannot be saved the rest must not be
     performed, since their brakes were counted with it.
@@ -46,7 +65,7 @@ def decide(
         return ()
     desk = Desk(picture, records, settings, now)
     held = {record.node for record in desk.held()}
-    names = {*only, *held} if only is not None else {*picture.nodes, *desk.nodes()}
+    names = {*only, *held} if only is not None else {*(picture.nodes.keys() - quiet), *desk.nodes()}
     candidates: list[Candidate] = []
     ordered = {order.node for order in picture.orders}
     loud = []
@@ -55,6 +74,8 @@ def decide(
         if node is not None and name not in ordered and one_node.quiet(desk, node):
             continue
         loud.append(name)
+        one_node.impossible(desk, name)
+        one_node.doubled(desk, name)
         if node is None:
             one_node.gone(desk, name)
             obey(desk, name)
@@ -62,9 +83,10 @@ def decide(
         one_node.same_object(desk, node)
         obey(desk, name)
         one_node.overridden(desk, node)
+        drain.goes_on(desk, node)
         candidates += one_node.findings(desk, node)
     if only is None:
-        fence.judge_all(desk, hearing(picture, settings, now))
+        fence.judge_all(desk, hearing(picture, settings, now, quiet))
     else:
         for name in sorted(only):
             fence.judge_one(desk, name)
@@ -75,19 +97,19 @@ def decide(
     return tuple(desk.decisions)
 
 
+def fence_calls(
+    picture: FleetPicture,
+    records: Mapping[str, NodeQuarantine],
+    settings: FleetSettings,
+    now: Now,
+    quiet: Set[str] = frozenset(),
+) -> tuple[FenceCall, ...]:
+    """The calls of the fencing program that must be under way, as the saved records say."""
+    return () if superseded(picture, records) else calls(picture, records, settings, now, quiet)
+
+
 def incidents(
     records: Mapping[str, NodeQuarantine], settings: FleetSettings, now: Now
 ) -> tuple[NetworkIncident, ...]:
     """The network incidents that the records show: starts of jobs wait while there is one."""
     return brakes.network_incidents({}, records.values(), settings, now)
-
-
-def prunable(record: NodeQuarantine, picture: FleetPicture, settings: FleetSettings, now: Now) -> bool:
-    """May this ended record be deleted? Not while a window reads it, its mark is left, or a person lives with it."""
-    node = picture.nodes.get(record.node)
-    return (
-        record.ended_wall_s is not None
-        and now.wall_s - record.ended_wall_s > settings.keep_s
-        and not (record.ignored and node is not None)
-        and (node is None or node.mark is None or node.mark.number != record.number)
-    )

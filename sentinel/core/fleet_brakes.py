@@ -5,13 +5,14 @@ what was done leaves the window.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
 from sentinel.core.fleet_model import Brake, FleetPicture, Kind, Mode, NodeQuarantine, State
 from sentinel.core.fleet_settings import Allowance, FleetSettings
-from sentinel.core.model import Component, Finding, Now, Severity
+from sentinel.core.health import Component, Finding, Severity
+from sentinel.core.now import Now
 
 
 class Act(Struct, frozen=True):
@@ -21,6 +22,15 @@ class Act(Struct, frozen=True):
     at_wall_s: float  # when it was begun; 0: not by us
     mode: Mode = Mode.ENFORCE
     standing: bool = False
+
+
+class Use(Struct, frozen=True):
+    """How much of one allowance is used, of what is enforced. `pool`: "" for all nodes."""
+
+    window: str  # at-a-time | per-window
+    pool: str
+    used: int
+    limit: int
 
 
 class Tally:
@@ -73,6 +83,22 @@ class Tally:
             return Brake.POOL_PER_WINDOW
         return Brake.NONE
 
+    def uses(self) -> Iterator[Use]:
+        """Of all nodes, then of each pool."""
+        scopes = [(self._whole, "standing", "begun", "", self._all)]
+        scopes += [
+            (self._per_pool, "standing in", "begun in", pool, size)
+            for pool, size in self._sizes.items()
+            if pool
+        ]
+        for allowance, standing, begun, pool, size in scopes:
+            counts = self._counts
+            if allowance.at_a_time:
+                yield Use(
+                    "at-a-time", pool, counts[Mode.ENFORCE, standing, pool], allowance.at_a_time.of(size)
+                )
+            yield Use("per-window", pool, counts[Mode.ENFORCE, begun, pool], allowance.per_window.of(size))
+
 
 def sizes(picture: FleetPicture) -> dict[str, int]:
     """Nodes of each pool."""
@@ -102,13 +128,30 @@ def isolations(
 
 
 def removals(
-    records: Iterable[NodeQuarantine], picture: FleetPicture, settings: FleetSettings, now: Now
+    records: Collection[NodeQuarantine], picture: FleetPicture, settings: FleetSettings, now: Now
 ) -> Tally:
-    """Removals by force: one for each node and time."""
-    acts = (
-        Act(record.pool, removal.at_wall_s, removal.mode) for record in records for removal in record.removals
-    )
+    """Removals by force and calls of the fencing program. All those of one record and mode are one act, the newest."""
+    acts = [
+        Act(record.pool, at_wall_s, mode)
+        for record in records
+        for mode in Mode
+        if (at_wall_s := _newest_force(record, mode))
+    ]
     return Tally(settings.removals, settings.pool_removals, sizes(picture), acts, now)
+
+
+def has_room(record: NodeQuarantine, mode: Mode, settings: FleetSettings, now: Now) -> bool:
+    """Did this silence take room of the brake for removals within its window? More of them take no more."""
+    window_s = min(settings.removals.window_s, settings.pool_removals.window_s)
+    return 0.0 <= now.wall_s - _newest_force(record, mode) < window_s
+
+
+def _newest_force(record: NodeQuarantine, mode: Mode) -> float:
+    """When pods were last removed by force in this mode, or the fencing program called; 0: never."""
+    times = [removal.at_wall_s for removal in record.removals if removal.mode is mode]
+    if record.fence is not None and record.fence.mode is mode:
+        times.append(record.fence.begun_wall_s)
+    return max(times, default=0.0)
 
 
 def stops(acts: Iterable[Act], picture: FleetPicture, settings: FleetSettings, now: Now) -> Tally:

@@ -19,7 +19,8 @@ from sentinel.core.fleet_model import (
 )
 from sentinel.core.fleet_release import standing
 from sentinel.core.fleet_settings import FleetSettings
-from sentinel.core.model import Now, Severity
+from sentinel.core.health import Severity
+from sentinel.core.now import Now
 
 OWN = "SentinelHealthy"
 OURS = "Sentinel"  # every reason of a condition that Sentinel wrote for others begins so

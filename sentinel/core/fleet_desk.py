@@ -9,7 +9,7 @@ from sentinel.core.fleet_marks import by_node
 from sentinel.core.fleet_model import FleetPicture, Kind, Mode, NodeQuarantine, State
 from sentinel.core.fleet_record import step
 from sentinel.core.fleet_settings import FleetSettings
-from sentinel.core.model import Now
+from sentinel.core.now import Now
 
 
 class Desk:
@@ -58,7 +58,10 @@ class Desk:
         there = self.picture.nodes.get(node)
         mark = there.mark if there is not None else None
         last = max((record.number for record in self.of(node)), default=0)
-        return f"{node}-{max(last, mark.number if mark is not None else 0) + 1:04d}"
+        number = max(last, mark.number if mark is not None else 0) + 1
+        while f"{node}-{number:04d}" in self.records:  # a person gave that one another node
+            number += 1
+        return f"{node}-{number:04d}"
 
     def mode(self, pool: str) -> Mode:
         return self.settings.mode_of(pool)

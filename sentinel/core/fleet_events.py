@@ -13,11 +13,13 @@ from sentinel.core.fleet_model import (
     Mark,
     Mode,
     Needs,
+    NodeMail,
     Proof,
     Removal,
+    SelfFence,
     Wrote,
 )
-from sentinel.core.model import Finding, Severity
+from sentinel.core.health import Finding, Severity
 
 
 class Reason(StrEnum):
@@ -26,6 +28,10 @@ class Reason(StrEnum):
     FATAL_FINDING = "FatalFinding"
     DISK_FULL = "DiskFull"
     HELD_BY_PERSON = "HeldByPerson"
+    DRAIN_ORDERED = "DrainOrdered"
+    JOBS_LEFT = "JobsLeft"  # on a node that is drained
+    DRAINED = "Drained"
+    DRAIN_TAKEN_BACK = "DrainTakenBack"
     MARK_FOUND = "MarkFound"  # the node has our taint, and its record is missing
     BRAKED = "Braked"
     NETWORK_INCIDENT = "NetworkIncident"
@@ -48,10 +54,15 @@ class Reason(StrEnum):
     AGENT_SILENT = "AgentSilent"
     UNREACHABLE = "Unreachable"
     UNFENCED = "Unfenced"
+    FENCING = "Fencing"
+    FENCED = "Fenced"
+    FENCE_FAILED = "FenceFailed"
     REMOVAL_BRAKED = "RemovalBraked"
     REMOVED_BY_FORCE = "RemovedByForce"
+    DOUBLED = "Doubled"  # another record says the same
     SPEAKS_AGAIN = "SpeaksAgain"
     DEAD = "Dead"
+    TOLD = "Told"  # a mail has gone, or was given up
 
 
 # ---------------------------------------------------------------- events
@@ -84,7 +95,9 @@ class Open(Said, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     order: str = ""
     by: str = ""
     pods: tuple[str, ...] = ()
+    self_fences: tuple[SelfFence, ...] = ()
     adopted: bool = False  # the node is isolated already: made anew from its mark
+    drain: tuple[str, ...] | None = None  # it is to be drained of these jobs; None: it is not
 
 
 class HeldBack(Said, frozen=True, kw_only=True, tag=True):
@@ -137,10 +150,32 @@ class Noted(Said, frozen=True, kw_only=True, tag=True):
     by: str = ""
 
 
+class Draining(Said, frozen=True, kw_only=True, omit_defaults=True, tag=True):
+    """The node is to be drained, or not any more, or other jobs than before are left on it."""
+
+    drain: bool
+    jobs_left: tuple[str, ...] = ()
+    order: str = ""
+    by: str = ""
+
+
 class Removed(Said, frozen=True, kw_only=True, tag=True):
     """Pods of a silent node are removed by force."""
 
     removal: Removal
+
+
+class FenceBegun(Said, frozen=True, kw_only=True, tag=True):
+    """The administrators' program is called, which powers a silent node off."""
+
+    number: int  # which call for this silence: 1 for the first
+    mode: Mode
+
+
+class FenceEnded(Said, frozen=True, kw_only=True, tag=True):
+    """That program ended: the node is off, or it failed."""
+
+    off: bool
 
 
 class End(Said, frozen=True, kw_only=True, omit_defaults=True, tag=True):
@@ -152,6 +187,12 @@ class End(Said, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     by: str = ""
 
 
+class Told(Said, frozen=True, kw_only=True, tag=True):
+    """A mail of this record has gone, or was given up."""
+
+    mail: NodeMail
+
+
 class Remember(Said, frozen=True, kw_only=True, tag=True):
     """Which findings a person still lives with."""
 
@@ -159,7 +200,21 @@ class Remember(Said, frozen=True, kw_only=True, tag=True):
 
 
 Event: TypeAlias = (
-    Open | HeldBack | Isolate | Found | Well | Marked | Moved | Noted | Removed | End | Remember
+    Open
+    | HeldBack
+    | Isolate
+    | Found
+    | Well
+    | Marked
+    | Moved
+    | Noted
+    | Draining
+    | Removed
+    | FenceBegun
+    | FenceEnded
+    | End
+    | Remember
+    | Told
 )
 
 

@@ -1,5 +1,7 @@
 """Opening, holding back and ending isolations: by severity, and as far as the brakes allow. Pure."""
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 from sentinel.core import fleet_brakes as brakes
@@ -9,7 +11,9 @@ from sentinel.core.fleet_brakes import Act
 from sentinel.core.fleet_desk import Desk
 from sentinel.core.fleet_events import End, HeldBack, Isolate, Open, Reason
 from sentinel.core.fleet_model import Brake, EndedBy, Kind, Mode, NodePicture, NodeQuarantine, Order
-from sentinel.core.model import Finding, Severity
+from sentinel.core.health import Finding, Severity
+
+MAX_FINDINGS = 32  # of one record, which must fit the API server
 
 _REASONS = {
     Brake.PAUSED: Reason.PAUSED,
@@ -27,9 +31,9 @@ class Candidate(Struct, frozen=True):
     record: NodeQuarantine | None
 
     def order(self) -> tuple[int, float, str]:
-        """The most severe first, then who waits longest."""
-        worst = max((finding.severity.order for finding in self.findings), default=Severity.FATAL.order)
-        return (-worst, self.record.since_wall_s if self.record is not None else float("inf"), self.node.name)
+        """The most severe first: who has most fatal findings, for no others isolate. Then who waits longest."""
+        fatal = sum(finding.severity is Severity.FATAL for finding in self.findings)
+        return (-fatal, self.record.since_wall_s if self.record is not None else float("inf"), self.node.name)
 
 
 def isolate(desk: Desk, candidates: list[Candidate]) -> None:
@@ -95,6 +99,7 @@ def opening(
     adopted: bool = False,
     order: str = "",
     by: str = "",
+    drain: tuple[str, ...] | None = None,
 ) -> Open:
     node = one.node
     repeats = release.repeats(desk.of(node.name), desk.settings, desk.now) if one.kind is Kind.FAULT else 0
@@ -109,7 +114,7 @@ def opening(
         mode=mode,
         held_by=held_by,
         severity=worst(one.findings),
-        findings=one.findings,
+        findings=one.findings[:MAX_FINDINGS],
         needs=release.needs(one.kind, one.findings, repeats, desk.settings),
         running_there=words.running_there(node),
         boot_id=node.boot_id or node.api_boot_id,
@@ -118,6 +123,7 @@ def opening(
         order=order,
         by=by,
         adopted=adopted,
+        drain=drain,
     )
 
 
@@ -143,3 +149,12 @@ def end(
         by=order.by if order is not None else "",
     )
     desk.put(record.node, record.id, event)
+
+
+def standing(records: Iterable[NodeQuarantine]) -> dict[str, list[Finding]]:
+    """Nodes that are isolated, or held back by a brake -> what was found there."""
+    found: dict[str, list[Finding]] = {}
+    for record in records:
+        if record.state.open and record.findings:
+            found.setdefault(record.node, []).extend(record.findings)
+    return found

@@ -10,7 +10,8 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
-from sentinel.core.model import CheckState, Finding, Severity
+from sentinel.core.health import CheckState, Finding, Severity
+from sentinel.core.model import Mailing
 
 QUARANTINE_TAINT = "sentinel.dev/quarantined"  # always NoSchedule: it touches no running pod
 OUT_OF_SERVICE = (
@@ -23,7 +24,7 @@ class Kind(StrEnum):
 
     FAULT = "fault"  # a fatal finding
     DISK = "disk-full"  # a disk over the administrator's threshold
-    HOLD = "hold"  # a person keeps it out (`sentinel hold NODE`)
+    HOLD = "hold"  # a person keeps it out (`sentinel hold NODE`, `sentinel drain NODE`)
     SILENCE = "silence"  # unreachable: nothing is written to the node
 
     @property
@@ -79,6 +80,7 @@ class EndedBy(StrEnum):
     NODE_GONE = "node-gone"
     NODE_REPLACED = "node-replaced"
     RETURNED = "returned"  # a silent node speaks again
+    DOUBLED = "doubled"  # another record of the same node and kind stays
     DEAD = "dead"  # a silent node is proved dead, and none of its pods is left
 
 
@@ -86,11 +88,22 @@ class Proof(StrEnum):
     """Why pods of a silent node may be removed by force."""
 
     NODE_GONE = "node-gone"
-    INSTANCE_GONE = "instance-gone"
     NEW_BOOT = "new-boot-id"
     OUT_OF_SERVICE = "out-of-service-taint"
     PERSON = "confirm-dead"
+    SELF_FENCED = (
+        "self-fenced"  # its agent had confirmed that it ends them: not so if the agent itself was dead
+    )
+    FENCED = "fenced"  # the administrators' program powered it off
     POLICY = "policy"  # no proof: the job's policy says so, and names two writers as possible
+
+
+class FenceState(StrEnum):
+    """Of the last call of the administrators' program that powers a machine off."""
+
+    CALLED = "called"
+    OFF = "off"  # it says that the machine is off
+    FAILED = "failed"
 
 
 class Mark(Struct, frozen=True):
@@ -106,8 +119,10 @@ class Mark(Struct, frozen=True):
 
 # ---------------------------------------------------------------- the picture
 
+# `gc=False`: none of these can be part of a cycle, and each collection would else walk ten thousand nodes' checks.
 
-class Taint(Struct, frozen=True, omit_defaults=True):
+
+class Taint(Struct, frozen=True, omit_defaults=True, gc=False):
     key: str
     value: str = ""
     effect: str = "NoSchedule"
@@ -132,14 +147,14 @@ class NodeMark(Struct, frozen=True):
         return Taint(QUARANTINE_TAINT, f"{self.number:04d}{'.cordoned' if self.cordoned else ''}")
 
 
-class NodeCondition(Struct, frozen=True, omit_defaults=True):
+class NodeCondition(Struct, frozen=True, omit_defaults=True, gc=False):
     type: str
     status: str  # True | False | Unknown
     reason: str = ""
     message: str = ""
 
 
-class CheckPicture(Struct, frozen=True, omit_defaults=True):
+class CheckPicture(Struct, frozen=True, omit_defaults=True, gc=False):
     """The newest result of one check. `at_mono_s`: of its sample, on the node's clock."""
 
     state: CheckState
@@ -147,7 +162,7 @@ class CheckPicture(Struct, frozen=True, omit_defaults=True):
     findings: tuple[Finding, ...] = ()
 
 
-class PodPicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PodPicture(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A pod that is bound to a node and has not ended."""
 
     uid: str
@@ -157,6 +172,7 @@ class PodPicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
     protected: bool = False  # belongs to a protected job
     deadline_mono_s: float | None = None  # when its job's time to save and stop is over; None: no limit
     force_after_s: float | None = None  # the policy's `lostNode: force after`; None: only after proof
+    self_fence_s: float | None = None  # the policy's `lostNode: selfFence`
 
     @property
     def id(self) -> str:
@@ -164,7 +180,7 @@ class PodPicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.namespace}/{self.name}/{self.uid}"
 
 
-class NodePicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NodePicture(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One node: its object, its lease, and what its agent told."""
 
     name: str
@@ -173,10 +189,12 @@ class NodePicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
     resource_version: str = ""  # precondition of writes
     unschedulable: bool = False
     taints: tuple[Taint, ...] = ()
+    provider_id: str = ""  # by which a cloud names the machine
     claims: tuple[str, ...] = ()  # others that say, by annotations or labels, that they keep it cordoned
     conditions: tuple[NodeCondition, ...] = ()  # only those types that Sentinel writes
     api_boot_id: str = ""  # status.nodeInfo.bootID: by the kubelet
-    instance_gone: bool = False  # the provider says that the machine behind it is gone
+    gpus: int = 0  # that the kubelet offers
+    seen_mono_s: float = 0.0  # since when this node object is followed: before it could not be heard
     lease_mono_s: float | None = None  # when a renewal of the kubelet's lease was last seen
     agent_mono_s: float | None = None  # when the agent was last heard; None: not since we lead
     boot_id: str = ""  # of the agent's newest report
@@ -185,6 +203,7 @@ class NodePicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
     )
     told_mono_s: float = 0.0  # the node's clock in the newest report
     checks: dict[str, CheckPicture] = field(default_factory=dict)
+    fences: dict[str, float] = field(default_factory=dict)  # Report.fences
     pods: tuple[PodPicture, ...] = ()
 
     @property
@@ -194,13 +213,18 @@ class NodePicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def mark(self) -> NodeMark | None:
         """Sentinel's own taint."""
-        return next((NodeMark.of(taint) for taint in self.taints if taint.key == QUARANTINE_TAINT), None)
+        for taint in self.taints:
+            if taint.key == QUARANTINE_TAINT:
+                return NodeMark.of(taint)
+        return None
 
 
 class OrderKind(StrEnum):
     RELEASE = "release"
     HOLD = "hold"
     CONFIRM_DEAD = "confirm-dead"
+    DRAIN = "drain"
+    DRAIN_OFF = "drain-off"
 
 
 class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -214,6 +238,15 @@ class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seen_wall_s: float | None = None  # when this leader first saw it: what is isolated later is not meant
 
 
+class FenceOutcome(Struct, frozen=True):
+    """How a call of the fencing program ended. It stands in the picture until its record says so."""
+
+    record: str
+    number: int  # which call
+    off: bool  # exit code 0
+    how: str  # in words, one line
+
+
 class FleetPicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
     nodes: dict[str, NodePicture]
     epoch: int = 0  # of our leadership
@@ -221,8 +254,10 @@ class FleetPicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
     watching_since_mono_s: float = (
         0.0  # since when leases are watched without a gap: leading, and the API answers
     )
+    leases_mono_s: float | None = None  # up to when leases are known; None: to now
     paused: str = ""  # by whom or why; "": not paused
     orders: tuple[Order, ...] = ()
+    fenced: tuple[FenceOutcome, ...] = ()
     # Pods that are bound to nodes that are not there.
     orphans: dict[str, tuple[PodPicture, ...]] = field(default_factory=dict)
 
@@ -268,11 +303,39 @@ class Removal(Struct, frozen=True, kw_only=True, omit_defaults=True):
     mode: Mode = Mode.ENFORCE
 
 
+class SelfFence(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A pod that the agent of its node had confirmed to end by itself."""
+
+    pod: str  # PodPicture.id
+    after_s: float  # without an answer of any controller or of the API server
+
+
+class Fence(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Calls of the fencing program for a silent node. `begun_wall_s`: of the last one."""
+
+    tries: int
+    begun_wall_s: float
+    state: FenceState = FenceState.CALLED
+    mode: Mode = Mode.ENFORCE
+
+    @property
+    def runs(self) -> bool:
+        """Is it under way? What is only observed is never called."""
+        return self.state is FenceState.CALLED and self.mode is Mode.ENFORCE
+
+
 class StoryLine(Struct, frozen=True, omit_defaults=True):
     wall_s: float
     state: State
     reason: str
     sentence: str
+
+
+class NodeMail(Mailing, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that administrators are told of a record, at most once."""
+
+    stage: str  # the Reason
+    wall_s: float  # when it happened: the line of the story
 
 
 class NodeQuarantine(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -305,12 +368,19 @@ class NodeQuarantine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     by: str = ""  # the person who ordered the last of them
     ignored: tuple[Ignored, ...] = ()  # of an ended record: see Ignored
     pods: tuple[str, ...] = ()  # of a silent node: its protected pods when it went silent
+    self_fences: tuple[
+        SelfFence, ...
+    ] = ()  # of a silent node: those of its pods that its agent ends by itself
     removals: tuple[Removal, ...] = ()
     confirmed_dead: bool = False  # a person said so
+    fence: Fence | None = None  # None: the fencing program was not called
+    drain: bool = False  # of a hold: the protected jobs there are to move
+    jobs_left: tuple[str, ...] = ()  # of a drain: those that are still there
     ended_wall_s: float | None = None
     ended_by: EndedBy = EndedBy.NONE
     epoch: int = 0
     story: tuple[StoryLine, ...] = ()
+    mails: tuple[NodeMail, ...] = ()
 
     @property
     def number(self) -> int:

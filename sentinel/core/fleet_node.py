@@ -4,18 +4,29 @@ from sentinel.core import fleet_release as release
 from sentinel.core import fleet_words as words
 from sentinel.core.fleet_desk import Desk
 from sentinel.core.fleet_events import Found, Isolate, Marked, Moved, Reason, Remember
-from sentinel.core.fleet_isolate import Candidate, end, opening, worst
+from sentinel.core.fleet_isolate import MAX_FINDINGS, Candidate, end, opening, worst
 from sentinel.core.fleet_model import EndedBy, Kind, Mark, Mode, NodePicture, NodeQuarantine, State, Wrote
-from sentinel.core.model import Finding
+from sentinel.core.health import Finding
 
 FOR_FINDINGS = (Kind.FAULT, Kind.DISK)
 
 
 def quiet(desk: Desk, node: NodePicture) -> bool:
     """Most nodes, most of the time: nothing is found, nothing was written, there is no record."""
-    if node.taints or any(record.state.open or record.ignored for record in desk.of(node.name)):
+    if desk.known(node.name) and any(one.state.open or one.ignored for one in desk.of(node.name)):
         return False
-    return not any(check.findings for check in node.checks.values())
+    return plain(node)
+
+
+def plain(node: NodePicture) -> bool:
+    """Nothing is found, and it bears no mark of Sentinel's."""
+    # Others' taints say nothing here: nodes with GPUs often have one for good.
+    if node.taints and node.mark is not None:
+        return False
+    for check in node.checks.values():  # noqa: SIM110 - half the time of any(): ten thousand nodes, 30 checks each
+        if check.findings:
+            return False
+    return True
 
 
 def gone(desk: Desk, name: str) -> None:
@@ -25,6 +36,34 @@ def gone(desk: Desk, name: str) -> None:
         if record.state.open and record.kind in FOR_FINDINGS:
             sentence = f"The isolation of node {name} has ended: the node is gone from the cluster."
             end(desk, record, Reason.NODE_GONE, sentence, EndedBy.NODE_GONE)
+
+
+def doubled(desk: Desk, name: str) -> None:
+    """Two open records of one kind for one node object, left by a race or copied by a person: one stays.
+
+    It is the one that the node bears the mark of, else one that is in force, else the first.
+    """
+    opened = [record for record in desk.of(name) if record.state.open]
+    if len(opened) < 2:
+        return
+    node = desk.picture.nodes.get(name)
+    marked = node.mark.number if node is not None and node.mark is not None else -1
+    kept: dict[tuple[Kind, str], str] = {}
+    for record in sorted(
+        opened, key=lambda one: (one.number != marked, one.state is not State.ACTIVE, one.number)
+    ):
+        stays = kept.setdefault((record.kind, record.node_uid), record.id)
+        if stays != record.id:
+            sentence = f"The record {record.id} is one too many: {stays} is about the same."
+            end(desk, record, Reason.DOUBLED, sentence, EndedBy.DOUBLED)
+
+
+def impossible(desk: Desk, name: str) -> None:
+    """What no rule makes was written by a person. A silence is never held back: if it lasts, it begins anew."""
+    for record in desk.of(name):
+        if record.kind is Kind.SILENCE and record.state is State.HELD:
+            sentence = f"The record {record.id} has ended: a silence is never held back, a person wrote that."
+            end(desk, record, Reason.NOT_NEEDED, sentence, EndedBy.PERSON)
 
 
 def same_object(desk: Desk, node: NodePicture) -> None:
@@ -103,13 +142,14 @@ def _adopt(desk: Desk, node: NodePicture, number: int) -> None:
             )
             desk.put(node.name, record.id, event)
         return
+    id = f"{node.name}-{number:04d}"
     new = opening(
         desk,
         Candidate(kind, node, faults or release.standing(node, kind), None),
         Mode.ENFORCE,
         Reason.MARK_FOUND,
         sentence,
-        id=f"{node.name}-{number:04d}" if number else desk.next_id(node.name),
+        id=id if number and id not in desk.records else desk.next_id(node.name),
         adopted=True,
     )
     desk.put(node.name, new.id, new)
@@ -118,7 +158,12 @@ def _adopt(desk: Desk, node: NodePicture, number: int) -> None:
 def findings(desk: Desk, node: NodePicture) -> list[Candidate]:
     """Goes on with what is open, and gives what is to be isolated."""
     for ended in desk.of(node.name):
-        if ended.ignored and (left := release.remembered(ended, node)) != ended.ignored:
+        # Of an open one they mean nothing: a person opened it again.
+        if (
+            not ended.state.open
+            and ended.ignored
+            and (left := release.remembered(ended, node)) != ended.ignored
+        ):
             sentence = f"{len(left)} findings of node {node.name} are still lived with."
             desk.put(
                 node.name,
@@ -150,10 +195,11 @@ def _go_on(
         return record if follows is None else desk.put(node.name, record.id, follows)
     known = {finding.key for finding in record.findings}
     fresh = [finding for finding in found if finding.key not in known]
+    fresh = fresh[: max(0, MAX_FINDINGS - len(known))]  # of thousands the record names the first
     if not fresh and record.well_from is None:
         return record
     now_there = {finding.key for finding in found}
-    every = (*found, *(finding for finding in record.findings if finding.key not in now_there))
+    every = (*found, *(finding for finding in record.findings if finding.key not in now_there))[:MAX_FINDINGS]
     needs = release.needs(record.kind, every, record.repeats, desk.settings)
     again = "" if fresh else " again"
     sentence = f"Node {node.name} has {words.findings(fresh or found)}{again}."

@@ -1,4 +1,4 @@
-"""What people order: release, hold, confirm-dead. Pure.
+"""What people order: release, hold, drain, confirm-dead. Pure.
 
 An order stands in the picture until it was followed; its id in a record keeps it from being followed twice.
 """
@@ -7,11 +7,24 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from sentinel.core import fleet_drain as drain
 from sentinel.core import fleet_fence as fence
+from sentinel.core import fleet_words as words
 from sentinel.core.fleet_desk import Desk
 from sentinel.core.fleet_events import Reason
 from sentinel.core.fleet_isolate import Candidate, end, opening
 from sentinel.core.fleet_model import EndedBy, FleetPicture, Kind, NodeQuarantine, Order, OrderKind
+from sentinel.core.fleet_settings import FleetSettings
+from sentinel.core.fleet_silence import Silence, raw
+from sentinel.core.now import Now
+
+_FOLLOWED = {
+    OrderKind.RELEASE: Reason.RELEASED_BY_PERSON,
+    OrderKind.HOLD: Reason.HELD_BY_PERSON,
+    OrderKind.CONFIRM_DEAD: Reason.UNREACHABLE,
+    OrderKind.DRAIN: Reason.DRAIN_ORDERED,
+    OrderKind.DRAIN_OFF: Reason.DRAIN_TAKEN_BACK,
+}
 
 
 def obey(desk: Desk, name: str) -> None:
@@ -23,22 +36,31 @@ def obey(desk: Desk, name: str) -> None:
             for record in desk.of(name):
                 later = order.seen_wall_s is not None and record.since_wall_s > order.seen_wall_s
                 if record.state.open and record.kind.isolates and not later:
-                    sentence = (
-                        f"Node {name} was released by {who}. "
-                        "What isolated it acts again only when it occurs anew."
-                    )
+                    sentence = f"Node {name} was released by {who}{_why(order)}."
+                    if record.findings:
+                        sentence += " What isolated it acts again only when it occurs anew."
                     end(desk, record, Reason.RELEASED_BY_PERSON, sentence, EndedBy.PERSON, order)
         elif order.kind is OrderKind.HOLD:
             node = desk.picture.nodes.get(name)
             if node is not None and desk.open(name, Kind.HOLD) is None:
                 mode = desk.mode(node.pool)
-                why = f": {order.why}" if order.why else ""
-                sentence = f"Node {name} is kept out of service by {who}{why}. No running pod was touched."
+                sentence = (
+                    f"Node {name} is kept out of service by {who}{_why(order)}. No running pod was touched."
+                )
                 one = Candidate(Kind.HOLD, node, (), None)
                 event = opening(desk, one, mode, Reason.HELD_BY_PERSON, sentence, order=order.id, by=order.by)
                 desk.put(name, event.id, event)
+        elif order.kind is OrderKind.DRAIN:
+            drain.begin(desk, name, order, f"by {who}{_why(order)}")
+        elif order.kind is OrderKind.DRAIN_OFF:
+            drain.take_back(desk, name, order, f"by {who}{_why(order)}")
         else:
-            fence.confirm_dead(desk, name, order.id, order.by)
+            fence.confirm_dead(desk, name, order.id, order.by, _why(order))
+
+
+def _why(order: Order) -> str:
+    """In a sentence that ends behind it."""
+    return f": {order.why.rstrip('. ')}" if order.why else ""
 
 
 class Answer(Struct, frozen=True):
@@ -49,19 +71,53 @@ class Answer(Struct, frozen=True):
     sentence: str
 
 
-def answers(picture: FleetPicture, records: Mapping[str, NodeQuarantine]) -> tuple[Answer, ...]:
-    """After a round was saved: every order was followed, or there was nothing to follow."""
+def answers(
+    picture: FleetPicture, records: Mapping[str, NodeQuarantine], settings: FleetSettings, now: Now
+) -> tuple[Answer, ...]:
+    """After a round was saved: what was followed, and where there was nothing to follow. The others still wait."""
     found = []
     for order in picture.orders:
         followed = [record for record in records.values() if order.id in record.orders]
         if followed:
-            found.append(Answer(order, True, followed[-1].sentence))
+            found.append(Answer(order, True, _followed(order, followed[-1])))
         elif order.kind is OrderKind.RELEASE:
             found.append(Answer(order, False, f"Node {order.node} is not isolated by Sentinel."))
         elif order.kind is OrderKind.HOLD:
             there = order.node in picture.nodes
-            what = "is held already" if there else "is not in the cluster"
+            what = f"is held already (`sentinel status {order.node}`)" if there else "is not in the cluster"
             found.append(Answer(order, False, f"Node {order.node} {what}."))
+        elif order.kind is OrderKind.DRAIN:
+            there = order.node in picture.nodes
+            what = (
+                f"is drained already (`sentinel status {order.node}`)" if there else "is not in the cluster"
+            )
+            found.append(Answer(order, False, f"Node {order.node} {what}."))
+        elif order.kind is OrderKind.DRAIN_OFF:
+            found.append(Answer(order, False, f"Node {order.node} is not drained."))
+        elif not _judged(order, picture, settings, now):
+            continue
         else:
-            found.append(Answer(order, False, f"Node {order.node} is not silent: it is not dead."))
+            limit = words.minutes(max(settings.lease_s, settings.agent_silent_s))
+            sentence = (
+                f"Node {order.node} is not silent: its agent or its kubelet was heard in the last {limit}."
+            )
+            found.append(Answer(order, False, sentence))
     return tuple(found)
+
+
+def _followed(order: Order, record: NodeQuarantine) -> str:
+    """What the record told when it followed the order; more may have come after it."""
+    own = [line.sentence for line in record.story if line.reason == _FOLLOWED[order.kind].value]
+    return own[-1] if own else record.sentence
+
+
+def _judged(order: Order, picture: FleetPicture, settings: FleetSettings, now: Now) -> bool:
+    """Is it known whether the node is silent? Not before it was listened for long enough."""
+    node = picture.nodes.get(order.node)
+    if node is None:
+        return picture.complete
+    silence = raw(node, picture, settings, now).silence
+    # The kubelet's limit is over and the agent's is not, which may never have spoken.
+    if silence is Silence.KUBELET:
+        return node.agent_mono_s is not None
+    return silence is not Silence.UNJUDGED

@@ -20,9 +20,12 @@ from sentinel.core.fleet_events import (
     DoMark,
     DoRemove,
     DoTell,
+    Draining,
     Effect,
     End,
     Event,
+    FenceBegun,
+    FenceEnded,
     Found,
     HeldBack,
     Isolate,
@@ -34,18 +37,22 @@ from sentinel.core.fleet_events import (
     Remember,
     Removed,
     Said,
+    Told,
     Well,
 )
 from sentinel.core.fleet_model import (
     Brake,
     EndedBy,
+    Fence,
+    FenceState,
     Mode,
+    NodeMail,
     NodeQuarantine,
     State,
     StoryLine,
     Wrote,
 )
-from sentinel.core.model import Now
+from sentinel.core.now import Now
 
 __all__ = ["MAX_STORY", "TRANSITIONS", "Result", "UnexpectedEvent", "step"]
 
@@ -89,7 +96,12 @@ def _saying(
 def _key(record: NodeQuarantine, event: Said) -> str:
     if event.reason is Reason.NETWORK_INCIDENT:
         return f"network-incident/{','.join(sorted({finding.code for finding in record.findings}))}"
-    return f"{record.id}/{event.reason.value}"
+    again = ""
+    if isinstance(event, Removed):  # each of them is told
+        again = f"/{len(record.removals)}"
+    elif isinstance(event, FenceBegun | FenceEnded) and record.fence is not None:
+        again = f"/{record.fence.tries}"
+    return f"{record.id}/{event.reason.value}{again}"
 
 
 def _changing(record: NodeQuarantine) -> tuple[Effect, ...]:
@@ -129,6 +141,9 @@ def _open(record: None, event: Open, now: Now) -> Result:
         orders=(event.order,) if event.order else (),
         by=event.by,
         pods=event.pods,
+        self_fences=event.self_fences,
+        drain=event.drain is not None,
+        jobs_left=event.drain or (),
     )
     new = _told(new, event, now, state)
     settling = event.held_by is Brake.NETWORK_SETTLING  # said when it is known what it is
@@ -193,6 +208,14 @@ def _noted(record: NodeQuarantine, event: Noted, now: Now) -> Result:
     return record, (*_changing(record), *_saying(record, event))
 
 
+def _draining(record: NodeQuarantine, event: Draining, now: Now) -> Result:
+    changes: dict[str, object] = {"drain": event.drain, "jobs_left": event.jobs_left}
+    if event.order:
+        changes |= {"orders": (*record.orders, event.order), "by": event.by}
+    record = _told(record, event, now, record.state, **changes)
+    return record, _saying(record, event, tell=event.reason is not Reason.JOBS_LEFT, warning=False)
+
+
 def _removed(record: NodeQuarantine, event: Removed, now: Now) -> Result:
     removal = event.removal
     record = _told(record, event, now, record.state, held_by=Brake.NONE, removals=(*record.removals, removal))
@@ -200,6 +223,20 @@ def _removed(record: NodeQuarantine, event: Removed, now: Now) -> Result:
     if removal.mode is Mode.ENFORCE:
         effects = (DoRemove(record.node, removal.pods, removal.proof), *effects)
     return record, effects
+
+
+def _fence_begun(record: NodeQuarantine, event: FenceBegun, now: Now) -> Result:
+    fence = Fence(tries=event.number, begun_wall_s=now.wall_s, mode=event.mode)
+    record = _told(record, event, now, record.state, held_by=Brake.NONE, fence=fence)
+    return record, _saying(record, event)
+
+
+def _fence_ended(record: NodeQuarantine, event: FenceEnded, now: Now) -> Result:
+    if record.fence is None:
+        raise UnexpectedEvent("FenceEnded of a program that was not called")
+    state = FenceState.OFF if event.off else FenceState.FAILED
+    record = _told(record, event, now, record.state, fence=structs.replace(record.fence, state=state))
+    return record, _saying(record, event, tell=not event.off)  # that its pods are removed says it
 
 
 def _end(record: NodeQuarantine, event: End, now: Now) -> Result:
@@ -224,6 +261,19 @@ def _remember(record: NodeQuarantine, event: Remember, now: Now) -> Result:
     return structs.replace(record, ignored=event.ignored), ()
 
 
+def _mailed(record: NodeQuarantine, event: Told, now: Now) -> Result:
+    mails = tuple(event.mail if one.stage == event.mail.stage else one for one in record.mails)
+    return structs.replace(record, mails=mails), ()
+
+
+def _to_tell(record: NodeQuarantine, event: Event, effects: tuple[Effect, ...], now: Now) -> NodeQuarantine:
+    """What is told by mail stands in the record that is saved first, so that no successor forgets or repeats it."""
+    stage = event.reason.value
+    if not any(isinstance(one, DoTell) for one in effects) or any(one.stage == stage for one in record.mails):
+        return record
+    return structs.replace(record, mails=(*record.mails, NodeMail(stage=stage, wall_s=now.wall_s)))
+
+
 Handler: TypeAlias = Callable[..., Result]
 S = State
 
@@ -242,8 +292,12 @@ TRANSITIONS: dict[tuple[State | None, type], tuple[Handler, tuple[State, ...]]] 
     (S.ACTIVE, HeldBack): (_held_back, (S.HELD,)),
     (S.ACTIVE, Moved): (_moved, (S.ACTIVE,)),
     (S.ACTIVE, Noted): (_noted, (S.ACTIVE,)),
+    (S.ACTIVE, Draining): (_draining, (S.ACTIVE,)),
     (S.ACTIVE, Removed): (_removed, (S.ACTIVE,)),
+    (S.ACTIVE, FenceBegun): (_fence_begun, (S.ACTIVE,)),
+    (S.ACTIVE, FenceEnded): (_fence_ended, (S.ACTIVE,)),
     (S.ACTIVE, End): (_end, (S.RELEASED, S.OVERRIDDEN)),
+    **{(state, Told): (_mailed, (state,)) for state in S},
     (S.RELEASED, Remember): (_remember, (S.RELEASED,)),
     (S.OVERRIDDEN, Remember): (_remember, (S.OVERRIDDEN,)),
 }
@@ -259,4 +313,4 @@ def step(record: NodeQuarantine | None, event: Event, now: Now, epoch: int) -> R
     moved, effects = handler(record, event, now)
     if moved.state not in targets:
         raise UnexpectedEvent(f"{handler.__name__} led to {moved.state}, which its row does not name")
-    return structs.replace(moved, epoch=epoch), effects
+    return structs.replace(_to_tell(moved, event, effects, now), epoch=epoch), effects

@@ -21,7 +21,8 @@ from sentinel.core.fleet_model import (
     State,
 )
 from sentinel.core.fleet_settings import FleetSettings
-from sentinel.core.model import CheckState, Finding, Now, Severity
+from sentinel.core.health import CheckState, Finding, Severity
+from sentinel.core.now import Now
 
 # Full for this node alone; a full file server (network-disk-space) is full for every node.
 DISK_CODES = frozenset({"disk-space", "disk-inodes"})
@@ -77,7 +78,12 @@ def needs(kind: Kind, found: Sequence[Finding], repeats: int, settings: FleetSet
 def repeats(records: Iterable[NodeQuarantine], settings: FleetSettings, now: Now) -> int:
     """How often this node was isolated for findings within the window. `records`: of this node."""
     since_wall_s = now.wall_s - settings.repeat_window_s
-    return sum(record.kind is Kind.FAULT and record.acted_wall_s > since_wall_s for record in records)
+    return sum(
+        record.kind is Kind.FAULT
+        and record.acted_wall_s > since_wall_s
+        and record.ended_by is not EndedBy.DOUBLED
+        for record in records
+    )
 
 
 # ---------------------------------------------------------------- is it well?
@@ -162,7 +168,7 @@ def _reported(node: NodePicture | None, check: str) -> bool:
 
 def acting(found: Iterable[Finding], records: Iterable[NodeQuarantine]) -> tuple[Finding, ...]:
     """Those findings that no person chose to live with, or that have occurred anew since."""
-    ignored = [one for record in records for one in record.ignored]
+    ignored = [one for record in records if not record.state.open for one in record.ignored]
     return tuple(
         finding
         for finding in found

@@ -1,9 +1,15 @@
 """What administrators set for the isolation of nodes, with the defaults."""
 
-from msgspec import Struct, field
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct, field, structs
 
 from sentinel.core.fleet_model import Mode, Repair
-from sentinel.core.model import Component
+from sentinel.core.health import Component
+
+S = TypeVar("S", bound=Struct)
 
 
 class Limit(Struct, frozen=True):
@@ -22,6 +28,14 @@ class Allowance(Struct, frozen=True, kw_only=True, omit_defaults=True):
     at_a_time: Limit | None = None
     per_window: Limit
     window_s: float = 3600.0
+
+
+class FenceHook(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A program that powers a machine off; the node's name is appended to its arguments."""
+
+    command: tuple[str, ...]  # an executable by its path, and its arguments
+    after_s: float = 120.0  # since neither agent nor kubelet is heard
+    timeout_s: float = 120.0
 
 
 class RepairCondition(Struct, frozen=True):
@@ -46,6 +60,7 @@ class FleetSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pool_removals: Allowance = Allowance(per_window=Limit(1, 0.05))
     stops: Allowance = Allowance(per_window=Limit(2, 0.02))  # of jobs that still step
     pool_stops: Allowance = Allowance(per_window=Limit(2, 0.05))
+    fence: FenceHook | None = None
     network_nodes: int = 4  # so many nodes with one network finding are one network incident
     network_window_s: float = 300.0
     network_settle_s: float = 10.0
@@ -53,6 +68,7 @@ class FleetSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     disk_release_after_s: float = 120.0
     repeat_limit: int = 3  # isolations of one node within the window: then a person releases it
     repeat_window_s: float = 7 * 86400.0
+    keep_records: int = 5000  # ended ones; of more the oldest go before repeat_window_s has passed
     # The kubelet renews its lease every 10 s and calls it expired after 40 s (--node-lease-duration-seconds).
     lease_s: float = 40.0
     agent_silent_s: float = 60.0
@@ -76,13 +92,32 @@ class FleetSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     )
 
     @property
+    def brakes_s(self) -> float:
+        """The longest window of a brake."""
+        windows = (self.isolations, self.pool_isolations, self.disks, self.pool_disks, self.removals)
+        return max(self.network_window_s, self.pool_removals.window_s, *(one.window_s for one in windows))
+
+    @property
     def keep_s(self) -> float:
         """How long an ended record is kept: the longest window that reads it."""
-        windows = [self.isolations, self.pool_isolations, self.disks, self.pool_disks, self.removals]
-        return max(self.repeat_window_s, self.pool_removals.window_s, *(one.window_s for one in windows))
+        return max(self.repeat_window_s, self.brakes_s)
 
     def mode_of(self, pool: str) -> Mode:
         return Mode.OBSERVE if pool in self.observe_pools else self.mode
+
+
+def fleet_settings(written: Mapping[str, Any]) -> FleetSettings:
+    """The defaults, with what was written in their place: the section `fleet` after its validation."""
+    return _filled(FleetSettings(), written)
+
+
+def _filled(base: S, written: Mapping[str, Any]) -> S:
+    """A limit is written as a whole; of an allowance, what is not written keeps its default."""
+    values = structs.asdict(base)
+    for name, value in written.items():
+        before = values[name]
+        values[name] = _filled(before, value) if isinstance(before, Allowance) else value
+    return msgspec.convert(values, type(base))
 
 
 def pool_of(labels: dict[str, str], settings: FleetSettings) -> str:

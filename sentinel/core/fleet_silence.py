@@ -6,13 +6,14 @@ Times are of the leading controller's monotonic clock: a new leader watches anew
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from enum import StrEnum
 
 from msgspec import Struct
 
 from sentinel.core.fleet_model import (
     OUT_OF_SERVICE,
+    FenceState,
     FleetPicture,
     NodePicture,
     NodeQuarantine,
@@ -20,7 +21,7 @@ from sentinel.core.fleet_model import (
     Proof,
 )
 from sentinel.core.fleet_settings import FleetSettings
-from sentinel.core.model import Now
+from sentinel.core.now import Now
 
 
 class Silence(StrEnum):
@@ -39,7 +40,7 @@ class Heard(Struct, frozen=True):
 
 
 class Hearing(Struct, frozen=True):
-    """The whole fleet's silence. `mass`: why nobody is judged now, in a sentence; "": judged."""
+    """Of the whole fleet those that do not simply speak. `mass`: why nobody is judged now, in a sentence."""
 
     nodes: Mapping[str, Heard]
     mass: str = ""
@@ -47,11 +48,15 @@ class Hearing(Struct, frozen=True):
 
 def raw(node: NodePicture, picture: FleetPicture, settings: FleetSettings, now: Now) -> Heard:
     """One node by itself, without asking how many others are silent."""
-    begun = picture.watching_since_mono_s
+    begun = max(picture.watching_since_mono_s, node.seen_mono_s)
     lease = max(begun, node.lease_mono_s if node.lease_mono_s is not None else begun)
     agent = max(begun, node.agent_mono_s if node.agent_mono_s is not None else begun)
-    lease_stale = now.mono_s - lease > settings.lease_s
+    told = now.mono_s if picture.leases_mono_s is None else min(now.mono_s, picture.leases_mono_s)
+    lease_stale = told - lease > settings.lease_s
     agent_silent = now.mono_s - agent > settings.agent_silent_s
+    if agent_silent and not lease_stale and now.mono_s - lease > settings.lease_s:
+        # It may have been renewed since the API server told anything of leases.
+        return Heard(Silence.UNJUDGED, max(lease, agent))
     if lease_stale and agent_silent:
         return Heard(Silence.UNREACHABLE, max(lease, agent))
     if agent_silent:
@@ -63,9 +68,20 @@ def raw(node: NodePicture, picture: FleetPicture, settings: FleetSettings, now: 
     return Heard(Silence.SPEAKS if heard else Silence.UNJUDGED, max(lease, agent))
 
 
-def hearing(picture: FleetPicture, settings: FleetSettings, now: Now) -> Hearing:
-    """Everybody's silence. More than a quarter that went silent together are not judged: it is not the nodes."""
-    nodes = {name: raw(node, picture, settings, now) for name, node in picture.nodes.items()}
+def unreachable(node: NodePicture, picture: FleetPicture, settings: FleetSettings, now: Now) -> bool:
+    """Is neither its agent nor its kubelet heard?"""
+    return raw(node, picture, settings, now).silence is Silence.UNREACHABLE
+
+
+def hearing(
+    picture: FleetPicture, settings: FleetSettings, now: Now, quiet: Set[str] = frozenset()
+) -> Hearing:
+    """Everybody's silence. More than a quarter that went silent together are not judged: it is not the nodes.
+
+    `quiet`: nodes that are known to speak.
+    """
+    judged = {name: raw(picture.nodes[name], picture, settings, now) for name in picture.nodes.keys() - quiet}
+    nodes = {name: heard for name, heard in judged.items() if heard.silence is not Silence.SPEAKS}
     silent = {
         name: heard
         for name, heard in nodes.items()
@@ -73,7 +89,7 @@ def hearing(picture: FleetPicture, settings: FleetSettings, now: Now) -> Hearing
         or (heard.silence is Silence.AGENT and agent_expected(picture.nodes[name]))
     }
     times = sorted(heard.since_mono_s for heard in silent.values())
-    most = max(1, int(settings.together_share * len(nodes)))
+    most = max(1, int(settings.together_share * len(picture.nodes)))
     worst = 0
     for name, heard in silent.items():
         together = bisect_right(times, heard.since_mono_s + settings.together_s) - bisect_left(
@@ -82,7 +98,11 @@ def hearing(picture: FleetPicture, settings: FleetSettings, now: Now) -> Hearing
         if together > most:
             nodes[name] = Heard(Silence.UNJUDGED, heard.since_mono_s)
             worst = max(worst, together)
-    mass = f"{worst} of {len(nodes)} nodes went silent together: none of them is judged." if worst else ""
+    mass = (
+        f"{worst} of {len(picture.nodes)} nodes went silent together: none of them is judged."
+        if worst
+        else ""
+    )
     return Hearing(nodes, mass)
 
 
@@ -95,16 +115,24 @@ def protected(pods: tuple[PodPicture, ...]) -> tuple[PodPicture, ...]:
     return tuple(pod for pod in pods if pod.protected)
 
 
-def proof_of_death(record: NodeQuarantine, picture: FleetPicture) -> Proof | None:
-    """What proves that nothing of then runs any more on the machine that went silent."""
+def proof_of_death(
+    record: NodeQuarantine, picture: FleetPicture, settings: FleetSettings, now: Now
+) -> Proof | None:
+    """What proves that nothing of then runs any more on the machine that went silent.
+
+    The word of a person or of the fencing program does not count while the node is heard, nor before a new leader
+    has listened for long enough to know that it is not.
+    """
     node = picture.nodes.get(record.node)
     if node is None:
         return Proof.NODE_GONE if picture.complete else None
-    if node.instance_gone:
-        return Proof.INSTANCE_GONE
     boots = {node.boot_id, node.api_boot_id} - {""}
     if record.boot_id and boots and record.boot_id not in boots:
         return Proof.NEW_BOOT
     if any(taint.key == OUT_OF_SERVICE for taint in node.taints):
         return Proof.OUT_OF_SERVICE
-    return Proof.PERSON if record.confirmed_dead else None
+    if not unreachable(node, picture, settings, now):
+        return None
+    if record.confirmed_dead:
+        return Proof.PERSON
+    return Proof.FENCED if record.fence is not None and record.fence.state is FenceState.OFF else None

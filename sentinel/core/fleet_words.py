@@ -3,16 +3,17 @@
 from collections.abc import Sequence
 
 from sentinel.core.fleet_model import Brake, Mode, NodePicture, Repair
-from sentinel.core.model import Finding
+from sentinel.core.health import Finding
 
 MAX_NAMED = 3
 
 BRAKES = {
+    Brake.NONE: "it is held back",  # a person wrote so
     Brake.AT_A_TIME: "as many nodes as are allowed at a time are out of service already",
     Brake.PER_WINDOW: "as many nodes as are allowed within the window were taken out of service already",
     Brake.POOL_AT_A_TIME: "as many nodes of its pool as are allowed at a time are out of service already",
     Brake.POOL_PER_WINDOW: "as many nodes of its pool as are allowed within the window were taken out already",
-    Brake.NETWORK_SETTLING: "for a moment it is waited whether other nodes have the same network finding",
+    Brake.NETWORK_SETTLING: "a moment's wait shows whether other nodes have the same network finding",
     Brake.NETWORK_INCIDENT: "many nodes have the same network finding, so it is the network and not the nodes",
     Brake.PAUSED: "Sentinel is paused",
 }
@@ -27,9 +28,14 @@ def findings(found: Sequence[Finding]) -> str:
     """The worst few in words, and how many more."""
     if not found:
         return "findings that are not known any more"
-    named = [f"{finding.code} of {finding.entity} ({finding.summary})" for finding in found[:MAX_NAMED]]
+    named = [f"{one.code} of {one.entity} ({summary(one)})" for one in found[:MAX_NAMED]]
     more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
     return ", ".join(named) + more
+
+
+def summary(one: Finding) -> str:
+    """Without its code, which many begin with and which stands beside it."""
+    return one.summary.removeprefix(f"{one.code}: ")
 
 
 def minutes(seconds: float) -> str:
@@ -53,11 +59,8 @@ def held(node: str, found: Sequence[Finding], brake: Brake) -> str:
 
 def running_there(node: NodePicture) -> tuple[str, ...]:
     """What a person will ask first: whose work is on this node."""
-    return tuple(
-        sorted(
-            f"{'job ' + pod.job + ', ' if pod.job else ''}pod {pod.namespace}/{pod.name}" for pod in node.pods
-        )
-    )
+    pods = sorted(node.pods, key=lambda pod: (pod.job == "", pod.job, pod.namespace, pod.name))
+    return tuple(f"pod {pod.namespace}/{pod.name}" + (f" of {pod.job}" if pod.job else "") for pod in pods)
 
 
 def pods(count: int) -> str:

@@ -9,9 +9,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 
-from sentinel.core.model import Hang, LogMatch, Now, Symptom
+from sentinel.core.model import Symptom
+from sentinel.core.now import Now
 from sentinel.core.performance import WARM_UP, Gap, RankTiming
-from sentinel.core.signals import TimingSignal, length, names
+from sentinel.core.policy_model import Hang
+from sentinel.core.reports import LogMatch
+from sentinel.core.signals import TimingSignal, length, names, times
 
 # The adaptive allowance never goes under half of the time that the job has stepped, within these bounds:
 # a false alarm costs at most what was computed since the start, a late one what is left to compute. The
@@ -152,6 +155,11 @@ class Culprit(Struct, frozen=True, gc=False):
     why: str
 
 
+def least_allowance_s(hang: Hang) -> float:
+    """No rank is ever allowed less. Quick: with thousands of jobs most silences are not worth more."""
+    return FLOOR_S if hang.after_s is None else hang.after_s
+
+
 def allowance_s(
     rank: RankTiming, hang: Hang, gaps: Sequence[Gap], start_timeout_s: float, *, ending: bool, repeats: int
 ) -> float:
@@ -223,8 +231,10 @@ def hang_signal(
     silent_s: float,
     allowed_s: float,
     outlived: Activity | None,
+    relaunches: int = 0,
 ) -> TimingSignal:
-    """The signal, with the culprit where one can be told. `outlived`: an activity that took too long."""
+    """The signal, with the culprit where one can be told. `outlived`: an activity that took too long. `relaunches`:
+    how often a launcher inside has started the ranks again, where no iteration followed."""
     culprit = find_culprit(timed if len(stuck) == len(timed) else stuck, alive, liveness)
     going = [r.rank for r in timed if r not in stuck]
     if culprit.rank is None and len(stuck) == 1 and going:
@@ -236,6 +246,10 @@ def hang_signal(
     sentence = f"{subject} has made no iteration for {length(silent_s)} after iteration {last}"
     if outlived is not None:
         sentence += f", since it announced {outlived.kind}"
+    if relaunches:
+        sentence += (
+            f", though the launcher inside its pods has started it again ({times(relaunches)} in this run)"
+        )
     evidence = [f"rank {r.rank}: last iteration {r.last_step}" for r in sorted(timed, key=_progress)[:4]]
     if culprit.why:
         evidence.insert(0, culprit.why)

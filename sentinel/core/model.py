@@ -1,180 +1,16 @@
-"""The words of Sentinel as frozen records: read this file first.
+"""A job, its incidents, and why: the records that outlive a process. Read this file first.
 
-Units stand in the names: `_s` seconds, `_ms` milliseconds, `_bytes`. Times come in two kinds:
-`wall` is the Unix clock and is only ever shown to people; everything else is CLOCK_BOOTTIME (it
-never steps, and goes on while the machine sleeps) and is compared only within one boot.
+Beside it stand `health` (findings), `reports` (what agents tell), `policy_model` (what owners ask) and `now` (clocks).
+Units stand in the names: `_s` seconds, `_ms` milliseconds, `_bytes`.
 """
 
 from enum import StrEnum
 
 from msgspec import Struct
 
-
-class Now(Struct, frozen=True):
-    """One reading of both clocks, passed into the core."""
-
-    mono_s: float
-    wall_s: float
-
-
-# ---------------------------------------------------------------- health of a node
-
-
-class Severity(StrEnum):
-    INFO = "info"
-    WARNING = "warning"  # tell
-    DEGRADED = "degraded"  # save and move when there is room
-    FATAL = "fatal"  # isolate now
-
-    @property
-    def order(self) -> int:
-        return _SEVERITY_ORDER[self]
-
-
-_SEVERITY_ORDER = {Severity.INFO: 0, Severity.WARNING: 1, Severity.DEGRADED: 2, Severity.FATAL: 3}
-
-
-class Component(StrEnum):
-    GPU = "gpu"
-    NIC = "nic"
-    DISK = "disk"
-    KERNEL = "kernel"
-    SYSTEM = "system"
-    RUNTIME = "runtime"
-    AGENT = "agent"
-
-
-class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that is wrong with one entity of one node.
-
-    `action` is NVIDIA's own bucket (RESET_GPU, RESTART_BM, ...) or one of ours (FREE_SPACE, ...).
-    A sampled finding (`event` false) clears when samples no longer show it; an event finding
-    (an XID) clears by time, by a new boot id, or by a person.
-    """
-
-    check: str
-    component: Component
-    entity: str  # "GPU 0000:18:00.0", "mlx5_0/1", "/scratch"
-    code: str  # "XID 79", "disk-space"
-    severity: Severity
-    action: str
-    summary: str
-    evidence: tuple[str, ...] = ()
-    event: bool = False
-    first_seen_wall_s: float = 0.0
-    last_seen_wall_s: float = 0.0
-    seen_mono_s: float = 0.0
-    count: int = 1
-    pid: int | None = None  # the process that the driver named
-    process: str = ""  # its name, as the kernel knows it
-    cgroup: str = ""  # its cgroup, which tells the container and the pod
-    job: str = ""  # what tells its job from others ("slurm 4711", "pod 77f0..."), where known
-    uuid: str = ""  # of the GPU, where known
-    over: bool = False  # says that the fault of this key has ended: never one that stands
-    boot_id: str = ""
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        return (self.component.value, self.entity, self.code)
-
-
-class CheckState(StrEnum):
-    OK = "ok"
-    FOUND = "found"  # findings say what
-    ABSENT = "absent"  # this hardware is not here: neither healthy nor broken
-    UNKNOWN = "unknown"  # could not look, `detail` says why: not healthy
-
-
-class CheckResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    check: str
-    state: CheckState
-    findings: tuple[Finding, ...] = ()
-    detail: str = ""
-    took_s: float = 0.0
-    at_mono_s: float = 0.0
-
-
-# ---------------------------------------------------------------- what a job's logs and processes tell
-
-
-class Iteration(Struct, frozen=True, gc=False):
-    """One training iteration as a log told it. Unknown numbers are None.
-
-    `at_s` is CLOCK_BOOTTIME of the reading (in replay: the line's own time stamp, or a synthetic
-    clock advanced by `e2e_ms`). `hardware_ms / e2e_ms` is the hardware ratio, 0..1.
-    """
-
-    at_s: float
-    step: int | None = None
-    hardware_ms: float | None = None
-    e2e_ms: float | None = None
-
-
-class LogMatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of a rank's log that a rule named. `line` is untrusted text, at most 500 characters."""
-
-    rule: str  # id of the rule: "nccl-timeout"
-    failure: str  # failure class of the rule (rules/failures.toml), or an activity: "activity:compiling"
-    rank: int
-    incarnation: int
-    at_s: float
-    stamp_wall_s: float | None = None  # the line's own time stamp, if it has one
-    line: str = ""
-    job: str = ""
-
-
-class RankExit(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The end of one rank. Neither code nor signal: the status is unknown (its supervisor was killed)."""
-
-    rank: int
-    incarnation: int
-    at_s: float
-    code: int | None = None
-    signal: int | None = None
-    oom_killed: bool = False
-    stopped_by_us: bool = False
-
-    @property
-    def unknown(self) -> bool:
-        return self.code is None and self.signal is None
-
-    @property
-    def ok(self) -> bool:
-        return self.code == 0
-
-    def describe(self) -> str:
-        if self.unknown:
-            return "exit status unknown"
-        if self.signal is not None:
-            return f"killed by signal {self.signal}" + (" (out of memory)" if self.oom_killed else "")
-        return f"exit code {self.code}"
-
-
-class RankReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one poll of one rank's log brought. Iterations are in log order."""
-
-    job: str
-    incarnation: int
-    rank: int
-    iterations: list[Iteration] = []
-    caught_up: bool = True  # the log was read to its end: only then may silence mean a hang
-    log_problem: str = ""  # "vanished", "truncated": a degraded mode named in status
-    state: str = ""  # of the process, as in /proc/PID/stat, when it was looked at
-    io_bytes: int | None = None  # read and written so far by the rank and its helpers
-
-
-class Report(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Agent to controller."""
-
-    node: str
-    boot_id: str
-    sequence: int
-    now: Now
-    ranks: tuple[RankReport, ...] = ()
-    matches: tuple[LogMatch, ...] = ()
-    exits: tuple[tuple[str, RankExit], ...] = ()  # (job, exit)
-    checks: tuple[CheckResult, ...] = ()
-
+from sentinel.core.health import Finding
+from sentinel.core.now import Now
+from sentinel.core.policy_model import Policy
 
 # ---------------------------------------------------------------- why
 
@@ -201,6 +37,8 @@ class Symptom(StrEnum):
     START_FAILED = "start failed"
     ENDING = "ending"  # a person, a warning signal or maxDuration ends the job
     RESIZE = "resize"
+    RETRY = "retry"  # a person asks for another try of a job that was given up or stopped
+    FIRST_START = "first start"  # of a job that was created suspended for Sentinel to check and start
 
 
 class Budget(StrEnum):
@@ -230,116 +68,8 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     budget: Budget = Budget.JOB
     restart: Restartable = Restartable.YES
     confidence: str = ""  # what raised or lowered it, in words
-
-
-# ---------------------------------------------------------------- what an owner asks (defaults included)
-
-
-class Proof(Struct, frozen=True, omit_defaults=True):
-    """What proves a save: exactly one field is set."""
-
-    log_pattern: str = ""
-    file_appears: str = ""  # a path or glob, relative to the job's working directory
-    file_gone: str = ""
-
-
-class Checkpoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    signal: str = "SIGUSR1"
-    timeout_s: float = 300.0
-    ranks: str = "all"  # or "first"
-    proof: Proof | None = None
-    if_unproved: str = "keep"  # or "move": only read where a named proof did not come
-
-
-class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    max_resumes: int = 5
-    max_infrastructure: int | None = None  # of them for infrastructure faults; None: only max_resumes counts
-    max_job: int | None = None  # of them for faults of the job itself
-    graceful_stop_s: float = 600.0
-    checkpoint: Checkpoint | None = None
-    reset_after_s: float | None = None
-
-
-class Restart(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    max_restarts: int = 3
-    max_infrastructure: int | None = None
-    max_job: int | None = None
-    graceful_stop_s: float = 30.0
-    reset_after_s: float | None = None
-
-
-class Precheck(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    checks: tuple[str, ...] = ("gpu", "disk", "system")  # components
-    wait_s: float = 3600.0  # how long a start waits for room or repair before it gives up
-
-
-class Elastic(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    min_nodes: int = 1  # on one machine: ranks
-    allow_grow: bool = True
-
-
-class Performance(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Ratios are hardware time / end-to-end time, 0..1. None: not asked for."""
-
-    max_hardware_ratio: float | None = None
-    min_hardware_ratio: float | None = None
-    max_step_growth: float | None = None  # step time / the job's own baseline
-    straggler_ratio: float | None = 1.5  # a rank's hardware (else step) time / median of its peers; None: off
-    over: int = 20  # iterations in the window
-    only_if_grown: float | None = None  # besides: ratio / baseline ratio must be at least this
-    action: str = "Alert"  # or "RescheduleAndAlert"
-
-
-class Hang(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    after_s: float | None = None  # None: adapts to the job
-    action: str = "RestartAndAlert"  # or "Alert"
-
-
-class LogRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An owner's or a shipped pattern. `failure` is a failure class or `activity:NAME`."""
-
-    id: str
-    pattern: str
-    failure: str
-    source: str = ""
-    literal: str = ""  # a string that every match contains: lets the engine skip lines
-
-
-class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A JobPolicy after validation, in base units. `Policy()` is what protects a job without a file."""
-
-    name: str = "default"
-    emails: tuple[str, ...] = ()
-    resume: Resume | None = None
-    restart: Restart | None = Restart()
-    precheck: Precheck = Precheck()
-    elastic: Elastic | None = None
-    performance: Performance = Performance()
-    hang: Hang = Hang()
-    max_duration_s: float | None = None
-    start_timeout_s: float = 600.0
-    lost_rank_grace_s: float = 2.0
-    verify_after_s: float = (
-        120.0  # a job without timing lines counts as recovered when all ranks were up so long
-    )
-    unknown_exit: str = "auto"  # restart | fail | auto (restart with `resume`, else fail)
-    warning_signals: tuple[str, ...] = ("SIGUSR1", "SIGUSR2")
-    log_rules: tuple[LogRule, ...] = ()
-    keep_log_bytes: int | None = None  # punch holes behind the reader so that a rank's log takes at most this
-    mode: str = "enforce"  # or "observe"
-
-    @property
-    def graceful_stop_s(self) -> float:
-        if self.resume:
-            return self.resume.graceful_stop_s
-        return self.restart.graceful_stop_s if self.restart else 30.0
-
-    @property
-    def max_starts(self) -> int:
-        """Restarts allowed after the first start."""
-        if self.resume:
-            return self.resume.max_resumes
-        return self.restart.max_restarts if self.restart else 0
+    place: str = ""  # the GPU or node that this rank used
+    follows: str = ""  # "job" or "node", where faults before this one tell which it goes with
 
 
 # ---------------------------------------------------------------- the records that outlive a process
@@ -384,6 +114,30 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: int | None = None
     checkpoint_step: int | None = None
     entity: str = ""
+    place: str = ""  # where the rank ran, blamed or not
+
+
+class FollowedOrder(Struct, frozen=True, omit_defaults=True):
+    """A person's order that was followed, on Kubernetes. In the record, so that it is not followed twice."""
+
+    id: str
+    sentence: str  # the answer
+
+
+class RankPlace(Struct, frozen=True, omit_defaults=True):
+    """Where a rank of a cluster's job runs: its pod, its node, and how often its container had been started again."""
+
+    rank: int
+    uid: str
+    node: str
+    restarts: int = 0
+
+
+class Placed(Struct, frozen=True):
+    """Where the ranks of an incarnation run, for who takes over."""
+
+    incarnation: int
+    ranks: tuple[RankPlace, ...]
 
 
 class ProtectedJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -400,7 +154,9 @@ class ProtectedJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     size: int = 1
     original_size: int = 1
     created_wall_s: float = 0.0
+    uid: str = ""  # on Kubernetes: of the object; another one of the same name is another job
     started_mono_s: float | None = None  # of the running incarnation
+    started_wall_s: float = 0.0  # the same, for a successor on another machine
     run_s: float = 0.0  # used of maxDuration by earlier incarnations
     extra_s: float = 0.0  # granted by `extend`
     used_infrastructure: int = 0
@@ -410,6 +166,7 @@ class ProtectedJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     performance_frozen: str = ""  # why performance is alert-only from now on
     fast_incarnation: int = 0  # the newest that ran a whole window within the thresholds
     elastic_frozen: str = ""
+    grows_after_run_s: float = 0.0  # run time of the job before which it is not made larger
     last_step: int | None = None  # of the running incarnation, at the last save of this record
     best_step: int | None = None
     baseline_ms: float | None = None
@@ -419,9 +176,13 @@ class ProtectedJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     excluded: tuple[str, ...] = ()  # entities that its ranks must not use
     incidents: int = 0  # how many were opened: numbers the next one
     exit_code: int | None = None
+    hold_until_wall_s: float | None = None  # a job that failed is kept until then for a look inside
     boot_id: str = ""
+    placed: Placed | None = None  # on Kubernetes
+    inner_restarts: int = 0  # of the running incarnation: made by a launcher inside its pods (torchrun)
     save_note: str = ""  # "" or why the job is not save-capable
     degraded: tuple[str, ...] = ()  # degraded modes, named in status
+    order: FollowedOrder | None = None  # the last: they are followed one after the other
 
     def run_time_s(self, now: Now) -> float:
         """Seconds that the job has run, over all its incarnations; by the monotonic clock, reboots included."""
@@ -477,14 +238,20 @@ class Stage(StrEnum):
     NOTICE = "notice"
 
 
-class StageMail(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    stage: Stage
+class Mailing(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far one mail is."""
+
     state: str = "waiting"  # waiting | sent | digested | failed
     attempts: int = 0
     next_wall_s: float = 0.0
     error: str = ""
+    sent_wall_s: float = 0.0  # when the server took it last: stages of one mail have the same
     done: tuple[str, ...] = ()  # addresses that the server took the mail for
     refused: tuple[str, ...] = ()  # addresses that it refused for good
+
+
+class StageMail(Mailing, frozen=True, kw_only=True, omit_defaults=True):
+    stage: Stage
 
 
 class Step(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -511,6 +278,13 @@ class Lost(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: float = 0.0  # from the fault to the first new iteration
     gpu_seconds: float = 0.0
     resumed_from: int | None = None
+
+
+class Pace(Struct, frozen=True, omit_defaults=True):
+    """How long one iteration took, and when it was seen."""
+
+    wall_s: float
+    step_ms: float
 
 
 class Incident(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -543,6 +317,7 @@ class Incident(Struct, frozen=True, kw_only=True, omit_defaults=True):
     grace_s: float = 30.0
     boot_id: str = ""
     key: str = ""  # what it was opened for: told once per incarnation
+    refusals: int = 0  # of the same move before, in this incarnation
     failed_step: int | None = None  # last step before the fault
     top_step: int | None = None  # the furthest step that earlier faults of this incident undid
     save: SaveResult | None = None
@@ -550,6 +325,7 @@ class Incident(Struct, frozen=True, kw_only=True, omit_defaults=True):
     steps: tuple[Step, ...] = ()
     mails: tuple[StageMail, ...] = ()
     stacks: tuple[str, ...] = ()
+    pace: tuple[Pace, ...] = ()  # of one rank: its last iterations before, and the newest ones at the end
 
 
 class Quarantine(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -573,3 +349,10 @@ class JobEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sentence: str
     incarnation: int = 0
     warning: bool = False
+
+
+class StoredJob(ProtectedJob, frozen=True, kw_only=True, omit_defaults=True):
+    """A job with its newest incident: where one write holds one object, both are saved by one. The Incident that
+    people read is a copy, written after it."""
+
+    incident: Incident | None = None

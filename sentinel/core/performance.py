@@ -4,16 +4,17 @@ Folding is made of C-level builtins, because a log read in one go brings hundred
 iterations, and gives the same state however a stream of iterations was cut into reports.
 """
 
+from array import array
 from bisect import bisect_left, bisect_right
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from itertools import groupby, islice
-from math import inf, isfinite, sqrt
-from operator import attrgetter, sub
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from math import inf, isfinite, isnan, nan, sqrt
+from operator import attrgetter, itemgetter, sub
 
 from msgspec import Struct
 
-from sentinel.core.model import Iteration
+from sentinel.core.reports import Iteration
 
 # The first logged iterations of an incarnation compile, tune and fill caches. Three: torch.compile
 # and XLA compile in the first one or two, recompile for an odd shape in the next; a longer warm-up that
@@ -44,6 +45,18 @@ def median(values: Sequence[float]) -> float:
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def medians_of_others(values: Mapping[int, float]) -> dict[int, float]:
+    """For each of at least two the median of all others. Sorted once: a job may have thousands of ranks."""
+    ordered = sorted(values.items(), key=itemgetter(1))
+    count = len(ordered) - 1
+    found: dict[int, float] = {}
+    for place, (key, _) in enumerate(ordered):
+        lower, upper = (count - 1) // 2, count // 2  # among the others
+        at = (ordered[lower + (lower >= place)][1], ordered[upper + (upper >= place)][1])
+        found[key] = sum(at) / 2
+    return found
 
 
 class WindowStats(Struct, frozen=True, gc=False):
@@ -166,7 +179,32 @@ class Histogram:
 
 
 class RankTiming:
-    """What the log of one rank told in this incarnation."""
+    """What the log of one rank told in this incarnation. Of a cluster's ranks a controller holds tens of thousands."""
+
+    __slots__ = (
+        "_gaps",
+        "_group",
+        "_group_before_s",
+        "_histogram",
+        "_stats",
+        "_stats_stale",
+        "_timed",
+        "_unknown",
+        "_warm_left",
+        "_window",
+        "caught_up",
+        "count",
+        "first_at_s",
+        "first_step",
+        "last_at_s",
+        "last_step",
+        "learnt",
+        "log_problem",
+        "over",
+        "pause_since_s",
+        "rank",
+        "steps_told",
+    )
 
     def __init__(self, rank: int, over: int, histogram: Histogram, gaps: list[Gap]) -> None:
         self.rank = rank
@@ -179,12 +217,14 @@ class RankTiming:
         self.last_at_s: float | None = None
         self.caught_up: bool | None = None  # None: no report came yet
         self.log_problem = ""
-        self.window: deque[Iteration] = deque(maxlen=self.over)
-        self.learning: list[Iteration] = []  # the first `over` good iterations: the baseline
+        self._window = array("d")  # at_s, hardware_ms (NaN: None) and e2e_ms of each iteration of `window`
+        self.learnt: WindowStats | None = (
+            None  # of the first `over` good iterations: the baseline of this rank
+        )
         self.pause_since_s: float | None = None  # an activity whose pause no iteration has shown yet
+        self._unknown = 0  # iterations of the log before the first that is known
         self._warm_left = WARM_UP
         self._timed = False  # an end-to-end time was printed: from then on none is estimated
-        self._last_timed: Iteration | None = None
         self._group: tuple[float, int] | None = None  # open group of untimed iterations: (at_s, steps)
         self._group_before_s: float | None = None
         self._histogram = histogram
@@ -192,18 +232,26 @@ class RankTiming:
         self._stats: WindowStats | None = None
         self._stats_stale = False
 
+    @property
+    def reached(self) -> int:
+        """The number of the newest iteration in its log."""
+        return self._unknown + self.count
+
     # ------------------------------------------------------------ folding
 
-    def fold(self, iterations: Sequence[Iteration]) -> None:
+    def fold(self, iterations: Sequence[Iteration], before: int = 0) -> None:
+        """`before`: how many its log has told before these; read where these are the first that are known."""
         if not iterations:
             return
+        if not self.count:
+            self._unknown = before
         self._note_gaps(iterations)
-        before = self.last_step
+        reached = self.last_step
         self._count_steps(iterations)
         self.last_at_s = iterations[-1].at_s
         if self.first_at_s is None:
             self.first_at_s = iterations[0].at_s
-        timed = self._timed_of(iterations, before)
+        timed = self._timed_of(iterations, reached)
         warm = min(self._warm_left, len(timed))
         self._warm_left -= warm
         self._keep(self._without_pauses(timed[warm:] if warm else timed))
@@ -219,19 +267,24 @@ class RankTiming:
             ats.insert(0, last)
         base = self.count + len(iterations) - len(ats) + 1
         deltas = list(map(sub, ats[1:], ats))
-        if not deltas or max(deltas) <= 0 or max(deltas) < least:
+        if not deltas or max(deltas) <= least:
             return
-        found = [
-            Gap(d, ats[k + 1], self.rank, base + k)
-            for k, d in enumerate(deltas)
-            if d >= least and 0 < d < inf
-        ]
-        self._gaps[:] = sorted((*self._gaps, *found), reverse=True)[:MAX_GAPS]
+        for k, d in enumerate(deltas):
+            if least < d < inf:
+                self._note_gap(Gap(d, ats[k + 1], self.rank, base + k))
+
+    def _note_gap(self, gap: Gap) -> None:
+        gaps = self._gaps  # longest first; most that are new belong near the end
+        place = len(gaps)
+        while place and gaps[place - 1] < gap:
+            place -= 1
+        gaps.insert(place, gap)
+        del gaps[MAX_GAPS:]
 
     def _count_steps(self, iterations: Sequence[Iteration]) -> None:
         n = len(iterations)
         if self.first_step is None:
-            self.first_step = iterations[0].step if iterations[0].step is not None else 1
+            self.first_step = iterations[0].step if iterations[0].step is not None else self._unknown + 1
         if not self.steps_told:  # the first number that is told says how those before it are numbered
             for k, iteration in enumerate(iterations):
                 if iteration.step is not None:
@@ -241,7 +294,7 @@ class RankTiming:
         if iterations[-1].step is None:  # count on from the last step that was told
             after = next((k for k in range(n) if iterations[n - 1 - k].step is not None), n)
         if after == n:
-            self.last_step = (self.last_step or 0) + n
+            self.last_step = (self._unknown if self.last_step is None else self.last_step) + n
         else:
             told = iterations[n - 1 - after].step
             self.last_step = (told or 0) + after
@@ -311,32 +364,49 @@ class RankTiming:
     def _keep(self, good: Sequence[Iteration]) -> None:
         if not good:
             return
-        if len(self.learning) < self.over:
-            self.learning.extend(map(_clean, good[: self.over - len(self.learning)]))
-        self.window.extend(map(_clean, good[-self.over :]))
+        if self.learnt is None:
+            missing = self.over - len(self._window) // 3
+            self._fill(good[:missing])
+            good = good[missing:]
+            if self.full:
+                self.learnt = window_stats(self.window)
+        self._fill(good[-self.over :])
         self._stats_stale = True
+
+    def _fill(self, good: Sequence[Iteration]) -> None:
+        for one in map(_clean, good):
+            hardware_ms = nan if one.hardware_ms is None else one.hardware_ms
+            self._window.extend((one.at_s, hardware_ms, one.e2e_ms or 0.0))
+        del self._window[: -3 * self.over]
 
     def pause(self, at_s: float) -> None:
         """An activity began or ended at `at_s`: the iteration that shows its pause says nothing of speed."""
-        later = bisect_right(self.window, at_s, key=_AT)
-        first = bisect_left(self.window, at_s, key=_AT)
-        if later < len(self.window):  # reports came before the activity's line did
-            kept = [*islice(self.window, first), *islice(self.window, later + 1, None)]
+        window = self.window
+        later = bisect_right(window, at_s, key=_AT)
+        first = bisect_left(window, at_s, key=_AT)
+        if later < len(window):  # reports came before the activity's line did
+            end = later + 1
         else:
             self.pause_since_s = at_s
-            kept = list(islice(self.window, first))
-        if len(kept) != len(self.window):
-            gone = {id(i) for i in self.window} - {id(i) for i in kept}
-            if len(self.learning) < self.over:
-                self.learning = [i for i in self.learning if id(i) not in gone]
-            self.window = deque(kept, maxlen=self.over)
+            end = len(window)
+        if first < end:
+            del self._window[3 * first : 3 * end]
             self._stats_stale = True
 
     # ------------------------------------------------------------ reading
 
     @property
+    def window(self) -> list[Iteration]:
+        """The newest `over` good ones, without their numbers."""
+        values = iter(self._window)
+        return [
+            Iteration(at_s, None, None if isnan(hardware_ms) else hardware_ms, e2e_ms)
+            for at_s, hardware_ms, e2e_ms in zip(values, values, values, strict=True)
+        ]
+
+    @property
     def full(self) -> bool:
-        return len(self.window) == self.over
+        return len(self._window) == 3 * self.over
 
     @property
     def stats(self) -> WindowStats | None:
@@ -366,11 +436,6 @@ class RankTiming:
     @property
     def rate_per_s(self) -> float | None:
         return 1000.0 / self.step_ms if self.step_ms else None
-
-    @property
-    def learnt(self) -> WindowStats | None:
-        """The baseline of this rank, once enough iterations after the warm-up were seen."""
-        return window_stats(self.learning) if len(self.learning) >= self.over else None
 
 
 def learnt_baseline(ranks: Iterable[RankTiming]) -> tuple[float, float | None] | None:

@@ -1,21 +1,21 @@
 """All that is known of one job now. Folded by the controller, read by `policy.decide`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from sentinel.core import recovery
-from sentinel.core.model import (
-    Finding,
-    Incident,
-    LogMatch,
-    Now,
-    ProtectedJob,
-    RankExit,
-    Verdict,
-)
+from msgspec import structs
+
+from sentinel.core.events import EndRequested
+from sentinel.core.health import Finding
+from sentinel.core.model import Incident, Pace, ProtectedJob, Verdict
+from sentinel.core.move_again import Refused, refused
+from sentinel.core.now import Now
+from sentinel.core.reports import LogMatch, RankExit
 from sentinel.core.timing import JobTiming, TimingSignal
 from sentinel.core.triage import FailureClass, triage
+from sentinel.core.triage_case import Struck
 
 KEPT_MATCHES = 400
+KEPT_PACE = 20  # iterations before an incident, and as many at its end
 
 
 class JobPicture:
@@ -37,12 +37,21 @@ class JobPicture:
         self.findings: list[Finding] = []
         self.alive: set[int] = set()
         self.pids: dict[int, int] = {}
-        self.entities: dict[int, str] = {}  # rank -> the GPU it uses
+        self.entities: dict[int, str] = {}  # rank -> the GPU it uses; on a cluster the node
+        self.known_gpus: int | None = None  # None: one for each entity
         self.entities_back: bool = False  # a GPU that was left out is well again
+        self.grows_to: int = 0  # there is room for so many ranks; not more than it has: for no more
+        self.refused: dict[str, Refused] = {}  # by key: moves of this incarnation that had no room
+        self.fits_again: str = ""  # the key of one for which there is room now
+        # Until when everything that the logs say is known, where their readers tell it now and then; None: always.
+        self.known_until_s: float | None = None
+        self.others: Callable[[], Iterable[Struck]] = (
+            tuple  # what other jobs met, asked for with each verdict
+        )
         self.starting: bool = False  # the first start is under way: no recovery holds it
-        self.end: recovery.EndRequested | None = None
+        self.end: EndRequested | None = None
         self.silent_since_s: float | None = None  # last iteration of the incarnation before the running one
-        self.lost_s = 0.0  # told by recoveries: silence, and repeated iterations
+        self.lost_s = 0.0  # of its run time: see lost_run_s
         self.told: set[str] = set()  # keys of what this incarnation's owner was told
         # A whole window of this incarnation was within the thresholds, as a predecessor may have seen.
         self.was_fast: bool = 0 < job.incarnation == job.fast_incarnation
@@ -56,16 +65,34 @@ class JobPicture:
         self.alive.clear()
         self.pids.clear()
         self.told.clear()
+        self.refused.clear()
+        self.fits_again = ""
         self.was_fast = False
         self.unproved = None
         self.silent_since_s = self.timing.last_at_s or self.silent_since_s
         self.timing.start(self.job.incarnation, self.job.size, now)
+
+    def keep_refused(self, incident: Incident, at_mono_s: float) -> None:
+        """Where it ended as a move that was refused."""
+        if refused(incident):
+            self.refused[incident.key] = Refused(incident, at_mono_s)
 
     def add_match(self, match: LogMatch) -> None:
         """Keeps the oldest half (the root comes first) and the newest."""
         self.matches.append(match)
         if len(self.matches) > KEPT_MATCHES:
             del self.matches[KEPT_MATCHES // 2]
+
+    @property
+    def gpus(self) -> int:
+        """That the job keeps busy."""
+        return len(set(self.entities.values())) if self.known_gpus is None else self.known_gpus
+
+    def known(self, now: Now) -> Now:
+        """The moment up to which silence of a log is silence of its rank."""
+        if self.known_until_s is None or self.known_until_s >= now.mono_s:
+            return now
+        return Now(self.known_until_s, now.wall_s - (now.mono_s - self.known_until_s))
 
     @property
     def failed_exits(self) -> list[RankExit]:
@@ -85,7 +112,7 @@ class JobPicture:
         """What the job itself ended with: of the rank to blame, else of the first that failed; 128 + signal."""
         failed = sorted(self.failed_exits, key=lambda gone: (gone.rank != rank, gone.at_s))
         for gone in failed:
-            if not gone.unknown:
+            if not gone.unknown and gone.code != 0:
                 return gone.code if gone.signal is None else 128 + gone.signal
         return None
 
@@ -99,6 +126,17 @@ class JobPicture:
             return incident if self.timing.iterations <= iterations else None
         soon = last_exit_s - incident.phase_mono_s <= self.job.policy.graceful_stop_s
         return incident if soon else None
+
+    def paced(self, incident: Incident, now: Now) -> Incident:
+        """With the newest iterations that it does not have yet, for people to look at."""
+        since_s = incident.pace[-1].wall_s if incident.pace else float("-inf")
+        seen = [
+            Pace(round(now.wall_s - (now.mono_s - one.at_s), 3), round(one.e2e_ms, 3))
+            for one in self.timing.newest(KEPT_PACE)
+            if one.e2e_ms is not None
+        ]
+        fresh = [one for one in seen if one.wall_s > since_s + 1e-3]
+        return structs.replace(incident, pace=(*incident.pace, *fresh)) if fresh else incident
 
     def time_left_s(self, now: Now) -> float | None:
         if self.job.policy.max_duration_s is None:
@@ -119,6 +157,7 @@ class JobPicture:
             failures=self.failures,
             history=self.job.failures,
             now=now,
+            others=self.others,
             last_iteration_s={
                 rank: timing.last_at_s
                 for rank, timing in self.timing.ranks.items()

@@ -6,26 +6,26 @@ from msgspec import Struct, structs
 
 from sentinel.core import recovery
 from sentinel.core.books import MOVE_DID_NOT_HELP
-from sentinel.core.budget import restarts_left, spent_budget
+from sentinel.core.budget import spent_budget
+from sentinel.core.events import DeadlinePassed, EndRequested, Event, Fault, JobFinished, Progressed
+from sentinel.core.health import Finding, Severity
 from sentinel.core.model import (
     Budget,
     Cause,
-    Finding,
     Incident,
     IncidentKind,
     JobState,
     Lost,
-    Now,
     Phase,
-    Policy,
-    ProtectedJob,
     Restartable,
-    Severity,
     Symptom,
     Verdict,
 )
+from sentinel.core.move_again import Refused
+from sentinel.core.now import Now
 from sentinel.core.picture import JobPicture
-from sentinel.core.recovery import Terms
+from sentinel.core.policy_model import Policy
+from sentinel.core.recovery_moves import Terms
 from sentinel.core.timing import TimingSignal
 
 DAY_S = 86_400.0
@@ -49,7 +49,7 @@ class Open(Struct, frozen=True):
     kind: IncidentKind
     verdict: Verdict
     key: str = ""
-    end: recovery.EndRequested | None = None
+    end: EndRequested | None = None
     size: int | None = None
     excluded: tuple[str, ...] | None = None
 
@@ -59,7 +59,7 @@ class Feed(Struct, frozen=True):
 
     reason: str
     sentence: str
-    event: recovery.Event
+    event: Event
 
 
 class Finish(Struct, frozen=True):
@@ -130,21 +130,21 @@ def _decide_in_incident(picture: JobPicture, incident: Incident, now: Now) -> De
     )
     if running and picture.failed_exits and picture.job.incarnation == incident.incarnation:
         verdict = picture.verdict(now)
-        event = recovery.Fault(verdict, picture.timing.last_step)
+        event = Fault(verdict, picture.timing.last_step)
         return _feed(incident, "RankLost", verdict.sentence, event)
     # Ranks that end while they save are judged by the save, ranks that end while they start by the start.
-    if running and picture.finished and recovery.accepts(incident, recovery.JobFinished()):
-        return _feed(incident, "JobFinished", "All ranks ended with exit code 0.", recovery.JobFinished())
+    if running and picture.finished and recovery.accepts(incident, JobFinished()):
+        return _feed(incident, "JobFinished", "All ranks ended with exit code 0.", JobFinished())
     waits: Decision = Nothing("InProgress", f"The recovery is in phase {incident.phase.value}.")
     if incident.phase == Phase.VERIFYING:
         waits = _verify(picture, incident, now)
     late = incident.deadline_mono_s is not None and now.mono_s >= incident.deadline_mono_s
     if late and isinstance(waits, Nothing):
-        return _feed(incident, "DeadlinePassed", "The phase took too long.", recovery.DeadlinePassed())
+        return _feed(incident, "DeadlinePassed", "The phase took too long.", DeadlinePassed())
     return waits
 
 
-def _feed(incident: Incident, reason: str, sentence: str, event: recovery.Event) -> Decision:
+def _feed(incident: Incident, reason: str, sentence: str, event: Event) -> Decision:
     if not recovery.accepts(incident, event):
         return Nothing("InProgress", f"The recovery is in phase {incident.phase.value}.")
     return Feed(reason, sentence, event)
@@ -152,13 +152,15 @@ def _feed(incident: Incident, reason: str, sentence: str, event: recovery.Event)
 
 def _verify(picture: JobPicture, incident: Incident, now: Now) -> Decision:
     timing = picture.timing
-    for signal in timing.signals(now):
+    for signal in timing.signals(picture.known(now)):
         if signal.symptom == Symptom.HANG and picture.job.policy.hang.action == "RestartAndAlert":
             verdict = picture.verdict(now, signal)
-            return Feed("Hang", verdict.sentence, recovery.Fault(verdict, timing.last_step))
+            return Feed("Hang", verdict.sentence, Fault(verdict, timing.last_step))
     if len(picture.alive) < picture.job.size - len(picture.exits):
         return Nothing("InProgress", "Not all ranks are up.")
-    since = incident.opened_mono_s if picture.silent_since_s is None else picture.silent_since_s
+    since = incident.opened_mono_s
+    if picture.silent_since_s is not None and incident.verdict.symptom != Symptom.RETRY:
+        since = picture.silent_since_s
     since_fault_s = now.mono_s - since
     first = timing.first_step if timing.steps_told else None
     if timing.has_timing or picture.job.best_step is not None:
@@ -177,7 +179,7 @@ def _verify(picture: JobPicture, incident: Incident, now: Now) -> Decision:
 
 def _progressed(
     picture: JobPicture, incident: Incident, first: int | None, since_fault_s: float
-) -> recovery.Progressed:
+) -> Progressed:
     job = picture.job
     undone = [step for step in (incident.failed_step, incident.top_step) if step is not None]
     failed = max(undone, default=None)
@@ -186,7 +188,7 @@ def _progressed(
     lost = Lost(
         steps=steps,
         seconds=since_fault_s,
-        gpu_seconds=since_fault_s * (len(set(picture.entities.values())) or 0),
+        gpu_seconds=since_fault_s * picture.gpus,
         resumed_from=resumed,
     )
     if resumed is None and picture.timing.has_timing:
@@ -198,17 +200,17 @@ def _progressed(
     else:
         sentence = f"Stepping again from step {resumed}"
         sentence += f": {repeated(steps)}." if steps is not None else "."
-    return recovery.Progressed(lost, sentence)
+    return Progressed(lost, sentence)
 
 
 def repeated(steps: int) -> str:
     return "1 step is repeated" if steps == 1 else f"{steps} steps are repeated"
 
 
-def _expiry(picture: JobPicture) -> recovery.EndRequested:
+def _expiry(picture: JobPicture) -> EndRequested:
     policy = picture.job.policy
     allowed = (policy.max_duration_s or 0.0) + picture.job.extra_s
-    return recovery.EndRequested(
+    return EndRequested(
         JobState.EXPIRED,
         "Expired",
         f"The job has run for its {allowed:.0f} s (maxDuration).",
@@ -217,7 +219,7 @@ def _expiry(picture: JobPicture) -> recovery.EndRequested:
     )
 
 
-def _end(picture: JobPicture, end: recovery.EndRequested) -> Open:
+def _end(picture: JobPicture, end: EndRequested) -> Open:
     verdict = Verdict(
         symptom=Symptom.ENDING,
         cause=Cause.UNKNOWN,
@@ -259,7 +261,7 @@ def _notice(picture: JobPicture, reason: str, verdict: Verdict, key: str) -> Dec
 def _decide_running(picture: JobPicture, now: Now) -> Decision:
     """The ranks are alive: signals of timing first, then findings, then growth."""
     outcome: Decision = Nothing("Healthy", "The job runs and nothing speaks against it.")
-    signals = picture.timing.signals(now)
+    signals = picture.timing.signals(picture.known(now))
     if picture.timing.judged and not any(signal.symptom == Symptom.SLOW for signal in signals):
         picture.was_fast = True
     for signal in signals:
@@ -274,7 +276,7 @@ def _decide_running(picture: JobPicture, now: Now) -> Decision:
         if not isinstance(decision, Nothing):
             return decision
         outcome = decision
-    if _may_grow(picture):
+    if may_grow(picture, now) and picture.grows_to > picture.job.size:
         return _grow(picture)
     return outcome
 
@@ -286,7 +288,8 @@ def _decide_signal(picture: JobPicture, signal: TimingSignal, now: Now) -> Decis
     if signal.symptom == Symptom.HANG and policy.hang.action == "RestartAndAlert" and not observe:
         return Open("Hang", verdict.sentence, IncidentKind.FORCED, verdict)
     if signal.symptom == Symptom.SLOW and policy.performance.action == "RescheduleAndAlert" and not observe:
-        if signal.key in picture.told:  # this incarnation was not moved for it, and the owner knows why
+        # This incarnation was not moved for it, and the owner knows why.
+        if signal.key in picture.told and not _again(picture, signal.key, now):
             return Nothing("AlreadyTold", verdict.sentence)
         reason, refusal = _refuse_performance_move(picture, verdict, now)
         if not reason:
@@ -314,15 +317,15 @@ def _refuse_performance_move(picture: JobPicture, verdict: Verdict, now: Now) ->
 
 
 def _decide_finding(picture: JobPicture, finding: Finding, now: Now) -> Decision:
-    """A finding about a GPU that this job uses, while the job still steps."""
-    key = "finding:" + ":".join(finding.key)
+    """A finding about what this job uses, a GPU or a whole node, while the job still steps."""
+    key = _key(finding)
     job = picture.job
-    if finding.component != "gpu" or finding.entity not in picture.entities.values():
+    if finding.place not in picture.entities.values():
         return Nothing("NotOurs", f"{finding.summary}: not used by this job.")
-    if finding.entity in job.excluded:
-        return Nothing("AlreadyAvoided", f"{finding.entity} is already left out.")
-    verdict = structs.replace(picture.verdict(now), entity=finding.entity)
-    if job.policy.mode == "observe" or key in picture.told:
+    if finding.place in job.excluded:
+        return Nothing("AlreadyAvoided", f"{finding.place} is already left out.")
+    verdict = structs.replace(picture.verdict(now), entity=finding.place)
+    if job.policy.mode == "observe" or (key in picture.told and not _again(picture, key, now)):
         return _notice(picture, "Observed", verdict, key)
     if job.policy.resume is None:
         return _notice(picture, "NotResumable", verdict, key)
@@ -335,22 +338,53 @@ def _decide_finding(picture: JobPicture, finding: Finding, now: Now) -> Decision
         IncidentKind.CHOSEN,
         verdict,
         key=key,
-        excluded=(*job.excluded, finding.entity),
+        excluded=(*job.excluded, finding.place),
     )
 
 
-def _may_grow(picture: JobPicture) -> bool:
+def _key(finding: Finding) -> str:
+    return "finding:" + ":".join(finding.key)
+
+
+def _again(picture: JobPicture, key: str, now: Now) -> bool:
+    """Is a move that was refused tried once more?"""
+    before = picture.refused.get(key)
+    return before is not None and picture.fits_again == key and now.mono_s >= before.again_mono_s
+
+
+def waits_to_move(picture: JobPicture, now: Now) -> Refused | None:
+    """The move that was refused and would be made if there were room: what it was for still stands."""
+    job = picture.job
+    if picture.incident is not None or job.state != JobState.RUNNING or job.policy.mode == "observe":
+        return None
+    places = set(picture.entities.values())
+    found = [_key(one) for one in picture.findings if one.place in places]
+    signals = [signal.key for signal in picture.timing.signals(picture.known(now))]
+    return next((picture.refused[key] for key in (*signals, *found) if key in picture.refused), None)
+
+
+def may_grow(picture: JobPicture, now: Now) -> bool:
+    """Would room for more ranks be a reason to stop it? It runs, smaller than at first, long enough, and can prove a
+    save."""
     job, elastic = picture.job, picture.job.policy.elastic
+    checkpoint = job.policy.resume.checkpoint if job.policy.resume else None
     return bool(
         elastic
         and elastic.allow_grow
         and not job.elastic_frozen
         and job.size < job.original_size
-        and picture.entities_back
-        and job.policy.resume
+        and job.state == JobState.RUNNING
+        and picture.incident is None
+        and checkpoint is not None
+        and checkpoint.proof is not None
         and job.policy.mode != "observe"
-        and "grow" not in picture.told
+        and job.run_time_s(now) >= job.grows_after_run_s
     )
+
+
+def kept_out(picture: JobPicture) -> tuple[str, ...]:
+    """What the job avoids and is not well again."""
+    return () if picture.entities_back else picture.job.excluded
 
 
 def _grow(picture: JobPicture) -> Decision:
@@ -360,7 +394,7 @@ def _grow(picture: JobPicture) -> Decision:
         cause=Cause.UNKNOWN,
         failure="resize",
         scope="job",
-        sentence=f"A GPU is well again: the job can grow from {job.size} to {job.original_size} ranks.",
+        sentence=f"There is room again: the job can grow from {job.size} to {picture.grows_to} ranks.",
         budget=Budget.FREE,
         restart=Restartable.YES,
     )
@@ -369,111 +403,6 @@ def _grow(picture: JobPicture) -> Decision:
         verdict.sentence,
         IncidentKind.CHOSEN,
         verdict,
-        key="grow",
-        size=job.original_size,
-        excluded=(),
+        size=picture.grows_to,
+        excluded=kept_out(picture),
     )
-
-
-# ---------------------------------------------------------------- opening, and what goes with a recovery
-
-
-def open_incident(picture: JobPicture, decision: Open, now: Now, boot_id: str) -> Incident:
-    job, end = picture.job, decision.end
-    checkpoint = job.policy.resume.checkpoint if job.policy.resume else None
-    whole = len(picture.alive) >= job.size
-    incident = Incident(
-        id=f"{job.name}-{job.incidents + 1:04d}",
-        job=job.name,
-        kind=decision.kind,
-        verdict=decision.verdict,
-        opened_wall_s=now.wall_s,
-        opened_mono_s=now.mono_s,
-        phase_mono_s=now.mono_s,
-        incarnation=job.incarnation,
-        size=decision.size if decision.size is not None else job.size,
-        from_size=job.size,
-        excluded=decision.excluded if decision.excluded is not None else job.excluded,
-        boot_id=boot_id,
-        key=decision.key,
-        failed_step=picture.timing.last_step if picture.timing.last_step is not None else job.last_step,
-    )
-    if end is None:
-        return incident
-    return structs.replace(
-        incident,
-        end_state=end.state,
-        end_code=end.code,
-        reason_of_end=end.reason,
-        sentence_of_end=end.sentence,
-        grace_s=end.grace_s,
-        save_wanted=end.save and checkpoint is not None and whole,
-    )
-
-
-def wanted(picture: JobPicture, incident: Incident) -> tuple[int, tuple[str, ...]]:
-    """(ranks, entities to avoid) of the next incarnation. An elastic job comes back as large as there is room."""
-    job = picture.job
-    back = job.excluded if picture.entities_back else ()  # what this incident flees stays out
-    excluded = tuple(entity for entity in incident.excluded if entity not in back)
-    if incident.kind == IncidentKind.CHOSEN:
-        return incident.size, incident.excluded
-    if job.elastic_frozen:
-        return incident.from_size, incident.excluded
-    if job.policy.elastic is not None and job.policy.elastic.allow_grow:
-        return job.original_size, excluded
-    return incident.from_size, excluded
-
-
-def too_small(incident: Incident, size: int) -> str:
-    """Why room for `size` ranks is no reason to stop a job that steps; empty where it is one.
-
-    Only a failing GPU is worth coming back smaller: a slow job would be slower, one that grows must be larger.
-    """
-    if incident.kind != IncidentKind.CHOSEN:
-        return ""
-    slow = incident.verdict.symptom == Symptom.SLOW and size < incident.size
-    grows = incident.verdict.symptom == Symptom.RESIZE and size <= incident.from_size
-    return f"There is room for {size} of {incident.size} ranks only." if slow or grows else ""
-
-
-def resume_env(job: ProtectedJob, incident: Incident) -> dict[str, str]:
-    """What the restarted program is told in its environment."""
-    env = {
-        "SENTINEL_RESUME": "1",
-        "SENTINEL_RESTARTS": str(incident.incarnation - job.first_incarnation),
-        "SENTINEL_CAUSE": incident.verdict.cause.value,
-    }
-    if job.checkpoint is not None:
-        env["SENTINEL_CHECKPOINT_PROOF"] = job.checkpoint.proof
-        if job.checkpoint.step is not None:
-            env["SENTINEL_CHECKPOINT_STEP"] = str(job.checkpoint.step)
-    return env
-
-
-def tell(job: ProtectedJob, incident: Incident, now: Now) -> str:
-    """One line for the terminal: where the incident stands. A recovery is told with all that it cost."""
-    if incident.phase == Phase.RECOVERED:
-        return recovered_sentence(job, incident, now)
-    line = f"{incident.id} {incident.phase.value}: {incident.sentence}"
-    if incident.phase == Phase.STOPPING and incident.failed_step is not None:
-        line += f" Last step {incident.failed_step}."
-    return line
-
-
-def recovered_sentence(job: ProtectedJob, incident: Incident, now: Now) -> str:
-    """Cause, rank, last step, checkpoint resumed from, steps and time lost, restarts used and left."""
-    verdict, lost = incident.verdict, incident.lost
-    parts = [f"{incident.id} recovered: {verdict.sentence}", f"Cause: {verdict.cause.value}."]
-    if verdict.rank is not None:
-        parts.append(f"Rank {verdict.rank}.")
-    if incident.failed_step is not None:
-        parts.append(f"Last step {incident.failed_step}.")
-    if lost is not None:
-        if lost.resumed_from is not None:
-            parts.append(f"Resumed from step {lost.resumed_from}.")
-        repeated = f"{lost.steps} steps and " if lost.steps is not None else ""
-        parts.append(f"Lost {repeated}{lost.seconds:.1f} s.")
-    used = job.policy.max_starts - restarts_left(job, now)
-    parts.append(f"Restarts: {used} used, {restarts_left(job, now)} left.")
-    return " ".join(parts)

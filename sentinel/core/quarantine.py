@@ -4,7 +4,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import structs
 
-from sentinel.core.model import Component, Finding, Now, Quarantine, Severity
+from sentinel.core.health import Component, Finding, Severity
+from sentinel.core.model import Quarantine
+from sentinel.core.now import Now
 
 WELL = "its findings are gone"
 RELEASED = "released by a person"

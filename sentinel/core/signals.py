@@ -41,6 +41,10 @@ def names(ranks: list[int]) -> str:
     return f"{word} {', '.join(parts)}"
 
 
+def times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
 def length(seconds: float) -> str:
     """A length of time for people: "1.5 s", "12 min", "3.2 h"."""
     if seconds < 60:

@@ -2,9 +2,13 @@
 
 from msgspec import Struct
 
-from sentinel.core.hang import Activities, Activity, Liveness, allowance_s, hang_signal
-from sentinel.core.model import LogMatch, Now, Policy, RankReport, Symptom
-from sentinel.core.performance import Gap, Histogram, RankTiming, learnt_baseline, median
+from sentinel.core.hang import Activities, Activity, Liveness, allowance_s, hang_signal, least_allowance_s
+from sentinel.core.model import Symptom
+from sentinel.core.now import Now
+from sentinel.core.performance import Gap, Histogram, RankTiming, learnt_baseline, median, medians_of_others
+from sentinel.core.policy_model import Policy
+from sentinel.core.relaunch import Relaunches
+from sentinel.core.reports import Iteration, LogMatch, RankReport
 from sentinel.core.signals import TimingSignal, length, names
 
 __all__ = ["JobTiming", "RankTiming", "TimingSignal", "TimingSummary"]
@@ -54,6 +58,7 @@ class JobTiming:
         self._exited: set[int] = set()
         self._activities = Activities()
         self._liveness = Liveness()
+        self.relaunches = Relaunches()
         self._hung_at: int | None = None  # the step at which the last hang was told
         self._hangs_there = 0
         self._told_hang = False
@@ -80,6 +85,7 @@ class JobTiming:
         self._exited.clear()
         self._activities.reset()
         self._liveness.reset()
+        self.relaunches.reset()
 
     def fold(self, report: RankReport) -> None:
         """Take in what one poll of one rank's log brought; a report of another incarnation is ignored.
@@ -94,9 +100,18 @@ class JobTiming:
             self.ranks[report.rank] = rank
         rank.caught_up = report.caught_up
         rank.log_problem = report.log_problem
-        if report.iterations:
-            rank.fold(report.iterations)
+        known = rank.reached - report.before if report.again and rank.count else 0
+        if new := report.iterations[max(0, known) :]:
+            rank.fold(new, report.before)
             self._activities.progressed(rank)
+
+    def newest(self, count: int) -> list[Iteration]:
+        """Of the first rank that tells how long its iterations take: the newest, the oldest of them first."""
+        for _, rank in sorted(self.ranks.items()):
+            timed = [one for one in rank.window if one.e2e_ms is not None]
+            if timed:
+                return timed[-count:]
+        return []
 
     def activity(self, match: LogMatch) -> None:
         """A line announced compiling, loading, saving, saved or evaluating (`activity:NAME`)."""
@@ -105,6 +120,14 @@ class JobTiming:
         self._activities.note(match, self.ranks)
         for rank in self.ranks.values():
             rank.pause(match.at_s)
+
+    def relaunched(self, count: int, at_s: float) -> bool:
+        """A launcher inside has started ranks again, `count` times by now. False: so many were known."""
+        if not self.relaunches.note(count, at_s, self.ranks):
+            return False
+        for rank in self.ranks.values():
+            rank.pause(at_s)
+        return True
 
     def exited(self, rank: int) -> None:
         """This rank has ended: its silence means nothing any more."""
@@ -321,9 +344,10 @@ class JobTiming:
             return []
         by_hardware = all(r.stats and r.stats.hardware_low_ms is not None for r in full)
         usual = {r.rank: _of(r, by_hardware) for r in full}
+        of_peers = medians_of_others(usual)
         found = []
         for rank in full:
-            peers = median([value for other, value in usual.items() if other != rank.rank])
+            peers = of_peers[rank.rank]
             assert rank.stats is not None
             low = (rank.stats.hardware_low_ms or 0.0) if by_hardware else rank.stats.step_low_ms
             if peers <= 0 or low <= limit * peers:
@@ -363,11 +387,15 @@ class JobTiming:
 
     def _silent_since_s(self, rank: RankTiming) -> float:
         """The last sign of progress: an iteration, or a line of any rank that announced or ended a pause."""
-        return max(rank.last_at_s or 0.0, self._activities.marked_s or 0.0)
+        again_s = self.relaunches.waits_since_s(rank) or 0.0
+        return max(rank.last_at_s or 0.0, self._activities.marked_s or 0.0, again_s)
 
     def _allowed_s(self, rank: RankTiming) -> float:
         there = self._hung_at is not None and (rank.last_step or 0) <= self._hung_at + 1
-        return allowance_s(
+        adaptive = self.policy.hang.after_s is None
+        anew = self.relaunches.waits_since_s(rank) is not None
+        starts = anew or (adaptive and self.relaunches.warms_up(rank))
+        usual_s = allowance_s(
             rank,
             self.policy.hang,
             self.gaps,
@@ -375,6 +403,7 @@ class JobTiming:
             ending=bool(self._exited),
             repeats=self._hangs_there if there else 0,
         )
+        return max(usual_s, self.policy.start_timeout_s if starts else 0.0)
 
     def _hang(self, now: Now) -> TimingSignal | None:
         alive = self._alive()
@@ -383,11 +412,18 @@ class JobTiming:
         timed = [r for r in self.timed if r.rank not in self._exited]
         if not timed:
             return self._hang_at_start(alive, now)
-        stuck = [r for r in timed if now.mono_s - self._silent_since_s(r) >= self._allowed_s(r)]
+        least_s = least_allowance_s(self.policy.hang)
+        stuck = [
+            r
+            for r in timed
+            if (silent_s := now.mono_s - self._silent_since_s(r)) >= least_s
+            and silent_s >= self._allowed_s(r)
+        ]
         if not stuck:
             return None
         silent_s = now.mono_s - min(r.last_at_s or 0.0 for r in stuck)
         outlived: Activity | None = next(iter(self._activities.active.values()), None)
+        waited = any(self.relaunches.waits_since_s(r) is not None for r in stuck)
         return hang_signal(
             stuck,
             timed,
@@ -396,6 +432,7 @@ class JobTiming:
             silent_s=silent_s,
             allowed_s=max(self._allowed_s(r) for r in stuck),
             outlived=outlived,
+            relaunches=self.relaunches.count if waited else 0,
         )
 
     def _hang_at_start(self, alive: list[int], now: Now) -> TimingSignal | None:

@@ -6,28 +6,20 @@ known. Lines that only tell of others' deaths (cascades) never win over a root.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import structs
 
-from sentinel.core.model import (
-    Budget,
-    Cause,
-    Failure,
-    Finding,
-    LogMatch,
-    Now,
-    RankExit,
-    Restartable,
-    Severity,
-    Symptom,
-    Verdict,
-)
+from sentinel.core.health import Finding, Severity
+from sentinel.core.model import Cause, Failure, Restartable, Symptom, Verdict
+from sentinel.core.now import Now
+from sentinel.core.reports import LogMatch, RankExit
 from sentinel.core.signals import TimingSignal, names
 from sentinel.core.triage_case import (
     CLASS_OF_SYMPTOM,
     WINDOW_S,
     Case,
+    Struck,
     Why,
     class_of_finding,
     finding_clause,
@@ -36,7 +28,8 @@ from sentinel.core.triage_case import (
 from sentinel.core.triage_disk import by_full_disk, by_hanging_mount, named_disk, named_mount
 from sentinel.core.triage_gpu import bears, by_hardware, by_program_or_gpu, overrides, rank_of
 from sentinel.core.triage_node import by_network, by_node, by_stuck_process, named_network
-from sentinel.core.triage_rows import AGREED, FailureClass, Row, same_entity
+from sentinel.core.triage_past import weigh_past
+from sentinel.core.triage_rows import AGREED, FailureClass, Row
 from sentinel.core.triage_words import worded
 
 __all__ = ["AGREED", "FailureClass", "triage"]
@@ -45,8 +38,6 @@ __all__ = ["AGREED", "FailureClass", "triage"]
 MOMENT_S = 2.0
 # An exception this soon after a message that others are gone is about that.
 TEARDOWN_S = 60.0
-# An ambiguous fault is compared with those of the last day; an older one says nothing of this run.
-REPEAT_S = 86_400.0
 
 
 def triage(
@@ -64,19 +55,23 @@ def triage(
     history: Sequence[Failure],
     now: Now,
     last_iteration_s: Mapping[int, float] | None = None,
+    others: Callable[[], Iterable[Struck]] = tuple,
 ) -> Verdict:
     """The one explanation of an incident of `job`.
 
     `exits` and `matches` are those of the running incarnation, `findings` those of the job's nodes,
     `failures` must hold every class of AGREED, `history` is newest last. `last_iteration_s` (monotonic,
-    by rank) tells which lines a rank survived: it has iterated since, so they explain nothing.
+    by rank) tells which lines a rank survived: it has iterated since, so they explain nothing. `others` gives
+    what other jobs met, of the last day or longer.
     """
-    lost = tuple(sorted((e for e in exits if not e.ok and not e.stopped_by_us), key=lambda e: e.at_s))
+    failed = (e for e in exits if not e.ok and not e.stopped_by_us)
+    lost = tuple(sorted(failed, key=lambda e: (e.at_s, _ended_s(e))))
     moment_s = lost[0].at_s if lost else now.mono_s
     since_s = moment_s - WINDOW_S
     if not lost and signal is not None and signal.symptom is Symptom.HANG:
         since_s = now.mono_s - signal.value - MOMENT_S  # a hung job survived what it had printed before
     case = Case(
+        job=job,
         size=size,
         lost=lost,
         rows=rows_in_order(
@@ -89,9 +84,10 @@ def triage(
         pids=rank_pids,
         failures=failures,
         history=history,
+        others=others,
         now=now,
     )
-    return worded(case, _weigh_history(case, _explain(case)))
+    return worded(case, weigh_past(case, _explain(case)))
 
 
 # ---------------------------------------------------------------- what to believe
@@ -130,10 +126,13 @@ def _earliest_root(case: Case) -> Why | None:
     for exit_ in case.lost:
         if exit_.oom_killed or _named_by_oom(exit_, case):
             return Why(cls=case.failures["host-oom"], rank=exit_.rank)
-    rows = _roots(case)
+    rows = [row for row in _roots(case) if not _torn_down(row, case)]
     deaths = [
-        (e.at_s, e.rank, cls) for e in case.lost if (cls := _class_of_death(e, case.failures)) is not None
+        (_told_s(e), e.rank, cls)
+        for e in case.lost
+        if (cls := _class_of_death(e, case.failures)) is not None and not _tidied(e, case)
     ]
+    deaths.sort(key=lambda death: death[0])
     killed = {rank for _, rank, cls in deaths if cls.id == "killed"}
     # Who is killed did not die of an error that it had printed; after any other signal its words say more.
     rows = [row for row in rows if row.match.rank not in killed or row.cls.restart is Restartable.YES]
@@ -153,6 +152,28 @@ def _earliest_root(case: Case) -> Why | None:
             return full
         return Why(cls=cls, rank=rank, entity=_entity_if_unclear(cls, rank, case))
     return None
+
+
+def _ended_s(exit_: RankExit) -> float:
+    return exit_.at_s if exit_.ended_s is None else exit_.ended_s
+
+
+def _told_s(exit_: RankExit) -> float:
+    """When what ended it began."""
+    return exit_.at_s if exit_.told_s is None else exit_.told_s
+
+
+def _torn_down(row: Row, case: Case) -> bool:
+    """A line of a rank that had been told to end from outside: what it says of its end is not why it ended."""
+    exit_ = case.exit_of(row.match.rank)
+    return exit_ is not None and bool(exit_.failure) and row.match.at_s >= _told_s(exit_)
+
+
+def _tidied(exit_: RankExit, case: Case) -> bool:
+    """Its pod was deleted after another rank had ended by itself: an operator, or a person, clears up."""
+    if exit_.failure != "pod-deleted":
+        return False
+    return any(_ended_s(e) <= _told_s(exit_) for e in case.lost if not e.failure)
 
 
 def _at(row: Row, case: Case) -> float:
@@ -215,7 +236,10 @@ def _better_said(generic: Row, own: Sequence[Row]) -> bool:
 
 
 def _class_of_death(exit_: RankExit, failures: Mapping[str, FailureClass]) -> FailureClass | None:
-    """The class that claims this signal (a shell reports signal N as exit code 128 + N) or exit code."""
+    """The class that its pod names, else the one that claims this signal (a shell reports signal N as exit code
+    128 + N) or exit code."""
+    if exit_.failure:
+        return failures.get(exit_.failure)
     signal = exit_.signal
     if signal is None and exit_.code is not None and 128 < exit_.code < 160:
         signal = exit_.code - 128
@@ -232,7 +256,9 @@ def _class_of_death(exit_: RankExit, failures: Mapping[str, FailureClass]) -> Fa
 def _entity_if_unclear(cls: FailureClass, rank: int, case: Case) -> str:
     """Where it happened: only a second time tells whether it stays with the GPU or goes with the job."""
     unclear = cls.restart is Restartable.ONCE and cls.cause in (Cause.UNKNOWN, Cause.USER_CODE)
-    return case.entities.get(rank, "") if unclear or cls.cause is Cause.GPU else ""
+    exit_ = case.exit_of(rank)
+    by_node = exit_ is not None and exit_.failure == cls.id and cls.scope == "node"
+    return case.entities.get(rank, "") if unclear or by_node or cls.cause is Cause.GPU else ""
 
 
 def _by_symptoms(case: Case) -> Why | None:
@@ -241,7 +267,7 @@ def _by_symptoms(case: Case) -> Why | None:
     if not rows:
         return None
     complaining = {row.match.rank for row in rows}
-    silent_dead = [e for e in case.lost if e.rank not in complaining and not _terminated(e)]
+    silent_dead = [e for e in case.lost if e.rank not in complaining and not _terminated(e) and not e.failure]
     if silent_dead:
         exit_ = silent_dead[0]
         others = names(sorted(complaining))
@@ -333,47 +359,8 @@ def _by_finding(case: Case) -> Why:
     return Why(
         cls=cls,
         rank=rank_of(worst, case),
-        entity=worst.entity,
+        entity=worst.place,
         finding=worst,
         code=worst.code,
         clause=finding_clause(worst, phrase),
     )
-
-
-# ---------------------------------------------------------------- what the past says
-
-
-def _weigh_history(case: Case, why: Why) -> Why:
-    """An ambiguous failure is retried once; where it strikes again tells whose it is."""
-    if why.cls.restart is not Restartable.ONCE:
-        return why
-    past = [f for f in case.history if f.failure == why.cls.id and case.now.wall_s - f.wall_s <= REPEAT_S]
-    if not past:
-        return why
-    elsewhere = [f for f in past if f.entity and why.entity and not same_entity(f.entity, why.entity)]
-    step = max((s for s in case.last_steps.values() if s is not None), default=None)
-    unplaced = not why.entity or not past[-1].entity
-    own = why.cls.cause is Cause.USER_CODE  # against its GPU speaks only what other jobs met there
-    if elsewhere:
-        note = f"The same happened on {elsewhere[-1].entity}: it follows the job."
-    elif (unplaced or own) and _came_further(step, past[-1].step):
-        return why
-    elif unplaced:
-        note = "The same happened before, and no hardware is known to be at fault."
-    elif step is not None and past[-1].step == step:
-        note = f"The same happened before at the same iteration {step}: it follows the program."
-    elif own:
-        note = f"The same happened before on {why.entity}, and to no other job there: it follows the program."
-    else:
-        # The GPU, not the program: this row of the table no longer fits in cause, scope and cost.
-        cls = structs.replace(
-            why.cls, cause=Cause.GPU, scope="node", budget=Budget.INFRASTRUCTURE, restart=Restartable.YES
-        )
-        return structs.replace(why, cls=cls, note=f"It is the second time on {why.entity}: that is to blame.")
-    cause = Cause.USER_CODE if why.cls.cause is Cause.UNKNOWN else why.cls.cause
-    cls = structs.replace(why.cls, cause=cause, scope="job", budget=Budget.JOB, restart=Restartable.NO)
-    return structs.replace(why, cls=cls, note=note, entity="")
-
-
-def _came_further(step: int | None, before: int | None) -> bool:
-    return step is not None and before is not None and step > before

@@ -1,10 +1,13 @@
 """One incident as triage looks at it: what is known, and what is believed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
-from sentinel.core.model import Component, Failure, Finding, LogMatch, Now, RankExit, Symptom
+from sentinel.core.health import Component, Finding
+from sentinel.core.model import Failure, Symptom
+from sentinel.core.now import Now
+from sentinel.core.reports import LogMatch, RankExit
 from sentinel.core.signals import TimingSignal
 from sentinel.core.triage_rows import FailureClass, Row
 
@@ -24,9 +27,20 @@ CLASS_OF_SYMPTOM = {
 }
 
 
+class Struck(Struct, frozen=True):
+    """What another job met, and where the rank ran that met it."""
+
+    job: str
+    failure: str
+    place: str
+    wall_s: float
+    sentence: str = ""
+
+
 class Case(Struct, frozen=True, kw_only=True):
     """The arguments of `triage`, sorted out."""
 
+    job: str
     size: int
     lost: tuple[RankExit, ...]  # failed and not by us, first one first
     rows: tuple[Row, ...]  # log lines of known classes, in order of time
@@ -37,6 +51,7 @@ class Case(Struct, frozen=True, kw_only=True):
     pids: Mapping[int, int]
     failures: Mapping[str, FailureClass]
     history: Sequence[Failure]
+    others: Callable[[], Iterable[Struck]]  # of other jobs; asked only where it matters
     now: Now
 
     @property
@@ -74,6 +89,13 @@ class Why(Struct, frozen=True, kw_only=True):
     code: str = ""
     note: str = ""  # a second sentence
     clause: str = ""  # instead of the class's own
+    follows: str = ""  # "job" or "node", where the past tells
+    others: tuple[str, ...] = ()  # evidence: what other jobs met
+
+
+def place_of(case: Case, why: Why) -> str:
+    """Where the rank runs that it is about."""
+    return case.entities.get(why.rank, "") if why.rank is not None else ""
 
 
 def rows_in_order(
@@ -130,10 +152,13 @@ def class_of_finding(finding: Finding, failures: Mapping[str, FailureClass]) -> 
 
 
 def finding_clause(finding: Finding, phrase: str) -> str:
+    about = finding.entity
+    if finding.node:
+        about = f"{about} of {finding.node}" if about != finding.node else f"node {about}"
     if phrase:
-        return f"{finding.entity} {phrase} ({finding.code})"
+        return f"{about} {phrase} ({finding.code})"
     code = "" if finding.code in finding.summary else f" ({finding.code})"
-    return f"{finding.entity}: {finding.summary}{code}"
+    return f"{about}: {finding.summary}{code}"
 
 
 def with_note(why: Why, finding: Finding) -> Why:

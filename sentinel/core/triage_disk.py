@@ -5,7 +5,9 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from sentinel.core.model import Cause, Component, Finding, RankExit, Severity
+from sentinel.core.health import Component, Finding, Severity
+from sentinel.core.model import Cause
+from sentinel.core.reports import RankExit
 from sentinel.core.signals import TimingSignal
 from sentinel.core.triage_case import (
     CLASS_OF_SYMPTOM,
@@ -85,6 +87,8 @@ def _because(why: Why, finding: Finding, case: Case) -> Why:
 
 def may_be_a_failed_write(exit_: RankExit) -> bool:
     """Exit codes of programs that could not even print why; none that a shell or a signal gives but SIGBUS."""
+    if exit_.failure:
+        return False
     if exit_.signal is not None or exit_.code is None:
         return exit_.signal == SIGBUS
     return 0 < exit_.code < 126 or exit_.code == 128 + SIGBUS

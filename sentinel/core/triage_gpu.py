@@ -2,7 +2,8 @@
 
 from msgspec import structs
 
-from sentinel.core.model import Budget, Cause, Component, Finding, Restartable, Severity
+from sentinel.core.health import Component, Finding, Severity
+from sentinel.core.model import Budget, Cause, Restartable
 from sentinel.core.triage_case import Case, Why, class_of_finding, finding_clause, recent
 from sentinel.core.triage_rows import FailureClass, same_entity
 
@@ -13,7 +14,7 @@ def rank_of(finding: Finding, case: Case) -> int | None:
         for rank, pid in case.pids.items():
             if pid == finding.pid:
                 return rank
-    users = [rank for rank, entity in case.entities.items() if same_entity(entity, finding.entity)]
+    users = [rank for rank, entity in case.entities.items() if same_entity(entity, finding.place)]
     dead = [e.rank for e in case.lost if e.rank in users]
     return dead[0] if dead else min(users, default=None)
 
@@ -35,7 +36,7 @@ def by_hardware(case: Case) -> Why | None:
         why = Why(
             cls=_blaming(cls),
             rank=rank,
-            entity=finding.entity,
+            entity=finding.place,
             finding=finding,
             code=finding.code,
             clause=finding_clause(finding, phrase),
@@ -78,6 +79,11 @@ def overrides(hardware: Why, root: Why, case: Case) -> bool:
     """
     finding = hardware.finding
     assert finding is not None
+    exit_ = case.exit_of(root.rank) if root.rank is not None else None
+    if exit_ is not None and exit_.failure not in ("", "pod-deleted"):  # who deletes a pod may tidy up
+        here = case.entities.get(exit_.rank, finding.node)
+        if finding.node not in ("", here):
+            return False  # what ended it from outside, on its own node, was not a card of another one
     shared = case.failures[hardware.cls.id].restart is Restartable.ONCE
     hard = finding.severity is Severity.FATAL or finding.event or finding.code in hardware.cls.codes
     if hard and not shared and recent(finding, case):
@@ -96,5 +102,5 @@ def by_program_or_gpu(case: Case) -> Why | None:
         if not ambiguous or rank is None or case.exit_of(rank) is None or not recent(finding, case):
             continue
         clause = finding_clause(finding, phrase)
-        return Why(cls=cls, rank=rank, entity=finding.entity, finding=finding, clause=clause)
+        return Why(cls=cls, rank=rank, entity=finding.place, finding=finding, clause=clause)
     return None

@@ -2,7 +2,8 @@
 
 from msgspec import structs
 
-from sentinel.core.model import Cause, Component, Finding, Restartable, Severity
+from sentinel.core.health import Component, Finding, Severity
+from sentinel.core.model import Cause, Restartable
 from sentinel.core.signals import TimingSignal
 from sentinel.core.triage_case import (
     CLASS_OF_SYMPTOM,
@@ -24,7 +25,13 @@ def by_node(case: Case, root: Why | None) -> Why | None:
     Where the kernel names a rank's process (its memory is broken) nothing else is believed.
     """
     ranks = {pid: rank for rank, pid in case.pids.items()}
-    fatal = [item for item in case.findings if item.component in _OWN and item.severity is Severity.FATAL]
+    fatal = [
+        item
+        for item in case.findings
+        if item.component in _OWN
+        and item.severity is Severity.FATAL
+        and class_of_finding(item, case.failures)[0].role == "root"
+    ]
     found = sorted((item for item in fatal if recent(item, case)), key=lambda item: item.pid not in ranks)
     if not found or not case.lost:
         return None
@@ -36,7 +43,14 @@ def by_node(case: Case, root: Why | None) -> Why | None:
     cls, phrase = class_of_finding(finding, case.failures)
     if rank is None:
         rank = root.rank if root is not None else case.lost[0].rank
-    return Why(cls=cls, rank=rank, finding=finding, code=finding.code, clause=finding_clause(finding, phrase))
+    return Why(
+        cls=cls,
+        rank=rank,
+        entity=finding.node,
+        finding=finding,
+        code=finding.code,
+        clause=finding_clause(finding, phrase),
+    )
 
 
 def by_stuck_process(case: Case, signal: TimingSignal) -> Why | None:
@@ -47,7 +61,7 @@ def by_stuck_process(case: Case, signal: TimingSignal) -> Why | None:
         if (stuck or finding.code == DRIVER_STUCK) and finding.severity.order >= Severity.DEGRADED.order:
             cls = structs.replace(case.failures[CLASS_OF_SYMPTOM[signal.symptom]], cause=Cause.NODE)
             rank = ranks[finding.pid] if stuck and finding.pid is not None else signal.rank
-            return with_note(Why(cls=cls, rank=rank, finding=finding), finding)
+            return with_note(Why(cls=cls, rank=rank, entity=finding.node, finding=finding), finding)
     return None
 
 
@@ -57,7 +71,7 @@ def by_network(case: Case, signal: TimingSignal) -> Why | None:
     if finding is None:
         return None
     cls = structs.replace(case.failures[CLASS_OF_SYMPTOM[signal.symptom]], cause=Cause.NETWORK)
-    return with_note(Why(cls=cls, rank=signal.rank, finding=finding), finding)
+    return with_note(Why(cls=cls, rank=signal.rank, entity=finding.node, finding=finding), finding)
 
 
 def named_network(why: Why, case: Case) -> Why:

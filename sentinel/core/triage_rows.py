@@ -5,7 +5,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-from sentinel.core.model import Budget, Cause, Finding, LogMatch, RankExit, Restartable
+from sentinel.core.health import Finding
+from sentinel.core.model import Budget, Cause, Restartable
+from sentinel.core.reports import LogMatch, RankExit
 from sentinel.core.signals import TimingSignal, names
 
 # The classes that the core names itself and that log rules may name: the table must hold each one.
@@ -44,6 +46,25 @@ AGREED = frozenset(
         "not-found",
         "network",
         "user-exit",
+        # what a pod tells: core/pod_end.py, core/pod_wait.py
+        "pod-preempted",
+        "pod-evicted",
+        "taint-eviction",
+        "node-pressure",
+        "storage-limit",
+        "node-shutdown",
+        "node-lost",
+        "pod-deleted",
+        "pod-rejected",
+        "pod-deadline",
+        "probe-failed",
+        "init-failed",
+        "container-start",
+        "container-lost",
+        "image-pull",
+        "config-missing",
+        "mount-failed",
+        "unschedulable",
     }
 )
 
@@ -74,6 +95,9 @@ class FailureClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     components: tuple[str, ...] = ()  # findings of these components whose code no class claims
     signals: tuple[int, ...] = ()  # a rank killed by one of these signals
     exit_codes: tuple[int, ...] = ()
+    follows: bool = (
+        False  # where it comes again tells whether it follows the job or the place: core/triage_past.py
+    )
 
 
 class Row(Struct, frozen=True, gc=False):
@@ -118,7 +142,7 @@ def evidence_lines(
     own = [row for row in rows if row.match.rank == rank]
     own.sort(key=lambda row: row.cls.id != failure)
     lines += [f"rank {row.match.rank}: {clean(row.match.line)}" for row in own[:3] if row.match.line]
-    lines += [f"rank {e.rank}: {e.describe()}" for e in lost if e.rank == rank]
+    lines += [f"rank {e.rank}: {clean(e.evidence or e.describe())}" for e in lost if e.rank == rank]
     if signal is not None:
         lines += [clean(text) for text in signal.evidence]
     lines += _others(rank, rows)

@@ -2,7 +2,7 @@
 
 from sentinel.core.model import Symptom, Verdict
 from sentinel.core.signals import names
-from sentinel.core.triage_case import CLASS_OF_SYMPTOM, Case, Why
+from sentinel.core.triage_case import CLASS_OF_SYMPTOM, Case, Why, place_of
 from sentinel.core.triage_rows import evidence_lines
 
 
@@ -15,11 +15,16 @@ def worded(case: Case, why: Why) -> Verdict:
         sentence=_sentence(case, why),
         rank=why.rank,
         entity=why.entity,
-        evidence=evidence_lines(why.rank, why.cls.id, why.finding, case.rows, case.lost, case.signal),
+        evidence=(
+            *evidence_lines(why.rank, why.cls.id, why.finding, case.rows, case.lost, case.signal),
+            *why.others,
+        ),
         advice=why.cls.advice,
         budget=why.cls.budget,
         restart=why.cls.restart,
         confidence=_confidence(case, why),
+        place=place_of(case, why),
+        follows=why.follows,
     )
 
 

@@ -12,17 +12,21 @@ import signal
 import socket
 import sys
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
 from msgspec import Struct, structs
 
 import sentinel
-from sentinel.core.model import Incident, Now, ProtectedJob, StageMail
-from sentinel.notify.compose import MailRequest, digest_request, mail_request
+from sentinel.core.model import Incident, Mailing, ProtectedJob
+from sentinel.core.now import Now
+from sentinel.effects.mail_pace import Sent, at_once_of, opens_s
+from sentinel.metrics import Metrics
+from sentinel.notify.compose import MailRequest, digest_request, mail_request, webhook_of
 from sentinel.notify.text import clean
 from sentinel.notify.wire import Answer, Order
 from sentinel.settings import Settings
@@ -34,29 +38,42 @@ LAST_RETRY_S = 900.0
 # With these steps and 25 % of jitter that is three days of trying. Counted, not read from the wall clock,
 # which may jump, nor while no Sentinel runs.
 MAX_ATTEMPTS = 295
-WINDOW_S = 3600.0
 MAX_BATCH = 20
 MAX_SETTLED = 4096
 CHILD_SLACK_S = 10.0  # to start and to end
 MAX_ANSWER_BYTES = 1 << 20
+TOGETHER = 5  # of a cluster: more than so many at once to the same addresses are one digest
 IDLE_S = 300.0  # a mail that nobody announced is still found
 
 Pending = Callable[[], list[tuple[Incident, ProtectedJob]]]
-Record = Callable[[str, StageMail], None]
+# What became of a mail of a record: a StageMail of an incident, a NodeMail of a Quarantine.
+Record = Callable[[str, Any], None]
 LogPaths = Callable[[str], Sequence[str]]
 
 
-class _Waiting(Struct, frozen=True):
-    incident_id: str
-    mail: StageMail
+class Waiting(Struct, frozen=True):
+    """One thing that one record wants told. Several with one Message-ID are one mail."""
+
+    record_id: str
+    stage: str
+    mail: Mailing
     request: MailRequest
+    # Makes the whole mail, where `request` has only what a digest needs.
+    whole: Callable[[], MailRequest] | None = None
+
+    def complete(self) -> MailRequest:
+        return self.request if self.whole is None else self.whole()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.record_id, self.stage
 
 
 class _Parcel(Struct, frozen=True):
     """One mail on its way and the stages that it tells: several for a digest."""
 
     request: MailRequest
-    stages: tuple[_Waiting, ...]
+    stages: tuple[Waiting, ...]
 
 
 def retry_s(attempts: int) -> float:
@@ -72,6 +89,8 @@ def _now() -> Now:
 class Notifier:
     """`run` is a task of its owner; `wake` says that something new waits; `flush` ends a run."""
 
+    about = "jobs"
+
     def __init__(
         self,
         settings: Settings,
@@ -81,11 +100,15 @@ class Notifier:
         log_paths: LogPaths | None = None,
         host: str = "",
         clock: Callable[[], Now] = _now,
+        together: int = 1 << 30,
     ) -> None:
+        """`together`: more than so many at once to the same addresses are one digest."""
         self.mails_sent = 0  # stages that reached at least one address, told in a digest included
         self.mails_failed = 0  # stages that were given up
+        self.attempts_failed = 0  # of mails, also where another one went well
         self.waiting = 0  # stages that wait now
         self.errors = 0  # rounds that broke: a bug or a record that cannot be written
+        self._together = together
         self._settings = settings
         self._pending = pending
         self._record = record
@@ -96,16 +119,18 @@ class Notifier:
         self._lock = asyncio.Lock()
         self._child: asyncio.subprocess.Process | None = None
         self._hold_until_s = 0.0  # CLOCK_BOOTTIME: the server is in trouble until then
+        self._trouble = ""  # of the server, in the last round that asked it
         self._troubles = 0  # rounds in a row that met a server in trouble
-        self._sent_at: dict[str, deque[float]] = {}  # address -> when it got mails in the last hour
+        self._sent = Sent()
         self._over: set[str] = set()  # Message-IDs that were over the limit: they go into the digest
-        self._settled: dict[tuple[str, str], StageMail] = {}  # stages that are done with
+        self._settled: dict[tuple[str, str], Mailing] = {}  # stages that are done with
 
     # ------------------------------------------------------------ life
 
     async def run(self) -> None:
         """Send what waits until cancelled."""
         while True:
+            await self._gather()
             self._wake.clear()
             try:
                 async with self._lock:
@@ -118,8 +143,33 @@ class Notifier:
                 async with asyncio.timeout(delay_s):
                     await self._wake.wait()
 
+    async def _gather(self) -> None:
+        """Wait for what comes together."""
+
+    async def rest(self, timeout_s: float) -> None:
+        """Until nothing is on its way, for at most `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self._lock:
+                return
+
+    def measure(self, metrics: Metrics) -> None:
+        """For a scrape."""
+        metrics.mails(
+            self.about,
+            sent=self.mails_sent,
+            failed=self.attempts_failed,
+            given_up=self.mails_failed,
+            waiting=self.waiting,
+        )
+
     def wake(self) -> None:
         self._wake.set()
+
+    def count(self, mails: Iterable[Mailing]) -> None:
+        """Those of records: what an earlier leader sent counts for the hour."""
+        now = self._clock()
+        for mail in mails:
+            self._sent.add_recorded(mail.done, mail.sent_wall_s, now)
 
     async def flush(self, timeout_s: float) -> int:
         """Try everything that waits once more, for at most `timeout_s`. Returns how many stages still wait.
@@ -153,43 +203,61 @@ class Notifier:
             now = self._clock()
             waiting = self._collect(now)
             self.waiting = len(waiting)
-            if not final and now.mono_s < self._hold_until_s:
-                return self._hold_until_s - now.mono_s if waiting else IDLE_S
-            fresh = [one for one in waiting if (one.incident_id, one.mail.stage.value) not in tried]
-            due = [one for one in fresh if final or self._due_in_s(one.mail, now) <= 0]
+            held_s = 0.0 if final else self._hold_until_s - now.mono_s
+            if held_s > 0:  # the mail server alone is spared
+                waiting = [one for one in waiting if any(map(webhook_of, one.request.recipients))]
+            fresh = [one for one in waiting if one.key not in tried]
+            due = fresh if final else self._due(fresh, now)
             parcels = self._parcels(due, now, final=final)[:MAX_BATCH]
             if not parcels:
-                return self._sleep_s(waiting, now)
-            tried |= {(one.incident_id, one.mail.stage.value) for parcel in parcels for one in parcel.stages}
-            await self._send(parcels)
+                idle_s = self._sleep_s(waiting, now)
+                return min(idle_s, held_s) if held_s > 0 and self.waiting else idle_s
+            tried |= {one.key for parcel in parcels for one in parcel.stages}
+            await self._send(parcels, held=held_s > 0)
             if final and self._troubles:
                 self.waiting = len(self._collect(self._clock()))
                 return IDLE_S
 
-    def _collect(self, now: Now) -> list[_Waiting]:
-        """Every stage that waits, the oldest incident first, stages in their order."""
+    def _collect(self, now: Now) -> list[Waiting]:
+        """Everything that waits, but what is done with and could not be written down."""
         found = []
+        for one in self._requests(now):
+            settled = self._settled.get(one.key)
+            if settled is not None:
+                self._save(one.record_id, one.stage, settled)
+            else:
+                found.append(one)
+        return found
+
+    def _requests(self, now: Now) -> Iterable[Waiting]:
+        """Every stage of an incident that waits, the oldest incident first, stages in their order."""
         for incident, job in sorted(self._pending(), key=lambda pair: (pair[0].opened_wall_s, pair[0].id)):
             paths = self._log_paths(job.name) if self._log_paths else ()
             for mail in incident.mails:
-                if mail.state != "waiting":
-                    continue
-                settled = self._settled.get((incident.id, mail.stage.value))
-                if settled is not None:
-                    self._save(incident.id, settled)
-                else:
+                if mail.state == "waiting":
                     request = mail_request(
                         incident, job, mail.stage, self._settings, self._host, now.wall_s, paths
                     )
-                    found.append(_Waiting(incident.id, mail, request))
-        return found
+                    yield Waiting(incident.id, mail.stage.value, mail, request)
+
+    def _digest(self, mails: Sequence[MailRequest], now: Now) -> MailRequest:
+        return digest_request(mails, self._settings, self._host, now.wall_s)
+
+    def _due(self, waiting: Sequence[Waiting], now: Now) -> list[Waiting]:
+        """What may be tried now. The earlier mails of a thread go with a later one: they would be read after it."""
+        found, threads = [], set()
+        for one in reversed(waiting):
+            if one.record_id in threads or self._due_in_s(one.mail, now) <= 0:
+                threads.add(one.record_id)
+                found.append(one)
+        return found[::-1]
 
     @staticmethod
-    def _due_in_s(mail: StageMail, now: Now) -> float:
+    def _due_in_s(mail: Mailing, now: Now) -> float:
         # A wall clock that was stepped back must not park a mail for days.
         return min(mail.next_wall_s - now.wall_s, LAST_RETRY_S * 1.25)
 
-    def _sleep_s(self, waiting: Iterable[_Waiting], now: Now) -> float:
+    def _sleep_s(self, waiting: Iterable[Waiting], now: Now) -> float:
         delays = [IDLE_S]
         for one in waiting:
             delays.append(max(self._due_in_s(one.mail, now), self._room_in_s(one.request.recipients, now)))
@@ -201,60 +269,66 @@ class Notifier:
         """How many mails these addresses may still get: the least of them counts."""
         room = MAX_BATCH
         for address in recipients:
-            times = self._sent_at.get(address, deque())
-            while times and times[0] <= now.mono_s - WINDOW_S:
-                times.popleft()
-            room = min(room, max(1, self._settings.mail.per_hour) - len(times))
+            times = self._sent.times(address, now)
+            room = min(
+                room, max(at_once_of(self._most) - len(times), int(opens_s(times, self._most) <= now.mono_s))
+            )
         return room
 
     def _room_in_s(self, recipients: Iterable[str], now: Now) -> float:
-        if self._room(recipients, now) > 0:
-            return 0.0
-        oldest = [times[0] for address in recipients if (times := self._sent_at.get(address))]
-        return max(0.0, max(oldest) + WINDOW_S - now.mono_s)
+        opens = [opens_s(self._sent.times(address, now), self._most) for address in recipients]
+        return max(0.0, max(opens, default=0.0) - now.mono_s)
 
-    def _count(self, addresses: Iterable[str]) -> None:
-        now_s = self._clock().mono_s
-        for address in addresses:
-            self._sent_at.setdefault(address, deque()).append(now_s)
+    @property
+    def _most(self) -> int:
+        return max(1, self._settings.mail.per_hour)
 
-    def _parcels(self, due: Sequence[_Waiting], now: Now, *, final: bool) -> list[_Parcel]:
+    def _parcels(self, due: Sequence[Waiting], now: Now, *, final: bool) -> list[_Parcel]:
         """Single mails within the limit; what is over it waits, and then goes as one digest."""
         singles: list[_Parcel] = []
         planned: dict[str, int] = {}
-        over: dict[tuple[str, ...], list[_Waiting]] = {}
+        over: dict[tuple[str, ...], list[Waiting]] = {}
+        same: dict[str, list[Waiting]] = {}
         for one in due:
+            same.setdefault(one.request.message_id, []).append(one)
+        crowded = {one.request.recipients for one in due if one.request.message_id in self._over}
+        at_once = Counter(stages[0].request.recipients for stages in same.values())
+        for stages in same.values():
+            one = stages[0]
             recipients = one.request.recipients
             room = self._room(recipients, now) - max((planned.get(a, 0) for a in recipients), default=0)
-            if one.request.message_id in self._over or (recipients and room <= 0):
+            storm = at_once[recipients] > self._together
+            if recipients in crowded or storm or (recipients and room <= 0):
                 self._over.add(one.request.message_id)
-                over.setdefault(recipients, []).append(one)
+                over.setdefault(recipients, []).extend(stages)
             else:
-                singles.append(_Parcel(one.request, (one,)))
+                singles.append(_Parcel(one.complete(), tuple(stages)))
                 for address in recipients:
                     planned[address] = planned.get(address, 0) + 1
         digests = []
         for recipients, held in over.items():
             taken = max((planned.get(address, 0) for address in recipients), default=0)
             if final or self._room(recipients, now) - taken > 0:
-                request = held[0].request
-                if len(held) > 1:
-                    mails = [one.request for one in held]
-                    request = digest_request(mails, self._settings, self._host, now.wall_s)
+                mails = list({one.request.message_id: one.request for one in held}.values())
+                request = held[0].complete() if len(mails) == 1 else self._digest(mails, now)
                 digests.append(_Parcel(request, tuple(held)))
         return singles + digests
 
     # ------------------------------------------------------------ the child
 
-    async def _send(self, parcels: Sequence[_Parcel]) -> None:
+    async def _send(self, parcels: Sequence[_Parcel], *, held: bool = False) -> None:
         mail = self._settings.mail
         outbox = Path(mail.outbox).expanduser() if mail.outbox else self._settings.state_path / "outbox"
+        hooks = self._settings.webhooks
         # One time-out to connect, one for each mail, one to say goodbye.
         deadline_s = mail.timeout_s * (2 + len(parcels))
+        deadline_s += len(parcels) * max((hook.timeout_s for hook in hooks), default=0.0)
         order = Order(
             settings=structs.replace(mail, outbox=str(outbox.absolute())),
             requests=[parcel.request for parcel in parcels],
             deadline_s=deadline_s,
+            webhooks=hooks,
+            held=f"the mail server is not asked now: {self._trouble}" if held else "",
         )
         unanswered = {parcel.request.message_id: parcel for parcel in parcels}
         trouble = ""
@@ -274,7 +348,8 @@ class Notifier:
         for parcel in unanswered.values():
             trouble = said
             self._settle(parcel, _unanswered(parcel.request, said))
-        self._note_trouble(trouble)
+        if not held:
+            self._note_trouble(trouble)
 
     async def _answers(self, order: Order) -> AsyncGenerator[Answer, None]:
         """What the child says, as it says it. Ended early, it takes the child with it."""
@@ -308,6 +383,7 @@ class Notifier:
             self._child = None
 
     def _note_trouble(self, trouble: str) -> None:
+        self._trouble = trouble
         if not trouble:
             self._troubles = 0
             self._hold_until_s = 0.0
@@ -319,10 +395,15 @@ class Notifier:
 
     def _settle(self, parcel: _Parcel, answer: Answer) -> None:
         """Turn an answer into the new state of each stage and record it at once."""
-        self._count(answer.accepted)
         now = self._clock()
+        sent_wall_s = self._sent.add(answer.accepted, now) if answer.accepted else 0.0
+        self.attempts_failed += answer.state != "sent"
+        # One delay for all: what was one mail must not come apart when it is tried again.
+        delay_s = retry_s(min(one.mail.attempts for one in parcel.stages) + 1)
+        digest = len(parcel.stages) > 1
         for one in parcel.stages:
-            mail = _after(one.mail, answer, digest=len(parcel.stages) > 1, wall_s=now.wall_s)
+            mail = _after(one.mail, answer, digest=digest, next_wall_s=now.wall_s + delay_s)
+            mail = structs.replace(mail, sent_wall_s=sent_wall_s or mail.sent_wall_s)
             if mail.state == "failed":
                 self.mails_failed += 1
             elif mail.state != "waiting":
@@ -332,39 +413,39 @@ class Notifier:
                 self.waiting = max(0, self.waiting - 1)
             log.info(
                 "mail_" + mail.state,
-                incident=one.incident_id,
-                stage=mail.stage.value,
+                record=one.record_id,
+                stage=one.stage,
                 message_id=answer.message_id,
                 error=mail.error,
                 path=answer.path,
             )
-            self._save(one.incident_id, mail)
+            self._save(one.record_id, one.stage, mail)
 
-    def _save(self, incident_id: str, mail: StageMail) -> None:
-        key = (incident_id, mail.stage.value)
+    def _save(self, record_id: str, stage: str, mail: Mailing) -> None:
+        key = (record_id, stage)
         if mail.state != "waiting":
             # Remembered, so that a record that was lost or overwritten never sends a mail again and again.
             self._settled[key] = mail
             while len(self._settled) > MAX_SETTLED:
                 self._settled.pop(next(iter(self._settled)))
         try:
-            self._record(incident_id, mail)
+            self._record(record_id, mail)
         except Exception:
             self.errors += 1
-            log.exception("mail_not_recorded", incident=incident_id, stage=mail.stage.value)
+            log.exception("mail_not_recorded", record=record_id, stage=stage)
 
 
 # ---------------------------------------------------------------- pure helpers
 
 
-def _after(mail: StageMail, answer: Answer, *, digest: bool, wall_s: float) -> StageMail:
+def _after(mail: Mailing, answer: Answer, *, digest: bool, next_wall_s: float) -> Mailing:
     """The state of a stage after one answer. Addresses that are done with are never served again."""
     attempts = mail.attempts + 1
     done = (*mail.done, *(a for a in answer.accepted if a not in mail.done))
     refused = (*mail.refused, *(a for a in answer.refused if a not in mail.refused))
-    state, error, next_wall_s = "waiting", answer.error, 0.0
+    state, error = "waiting", answer.error
     if answer.state == "temporary" and attempts < MAX_ATTEMPTS:
-        next_wall_s = wall_s + retry_s(attempts)
+        pass
     elif answer.state == "sent" or done:
         state = "digested" if digest else "sent"
     else:
@@ -375,7 +456,7 @@ def _after(mail: StageMail, answer: Answer, *, digest: bool, wall_s: float) -> S
         mail,
         state=state,
         attempts=attempts,
-        next_wall_s=next_wall_s,
+        next_wall_s=next_wall_s if state == "waiting" else 0.0,
         error=error[:1000],
         done=done,
         refused=refused,

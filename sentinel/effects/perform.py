@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import structlog
@@ -10,10 +10,28 @@ from msgspec import structs
 
 from sentinel.clock import Clock
 from sentinel.cluster.base import Cluster, RankProcess
-from sentinel.core import budget, policy, recovery
-from sentinel.core.model import Incident, IncidentKind, LogMatch, ProtectedJob, SaveResult, Symptom
+from sentinel.core import budget, incidents, recovery
+from sentinel.core.events import (
+    DoMail,
+    DoPrecheck,
+    DoSave,
+    DoStart,
+    DoStop,
+    Effect,
+    Event,
+    Plan,
+    PrecheckPassed,
+    PrecheckRefused,
+    RanksStarted,
+    SaveEnded,
+    StartRefused,
+    StopEnded,
+    StopStuck,
+    StopWaits,
+)
+from sentinel.core.model import Incident, IncidentKind, ProtectedJob, SaveResult, Symptom
 from sentinel.core.picture import JobPicture
-from sentinel.core.recovery import Event
+from sentinel.core.reports import LogMatch
 from sentinel.effects.save import ProofWatch, SaveOutcome, save
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.metrics import Metrics
@@ -44,6 +62,7 @@ class Performer:
         clock: Clock,
         *,
         metrics: Metrics,
+        written: Callable[[str], Awaitable[None]],
         save_job: Callable[[JobPicture, ProtectedJob], None],
         outcome: Callable[[JobPicture, Event], None],
         wake_mail: Callable[[], None],
@@ -52,6 +71,7 @@ class Performer:
         self._node = node
         self._clock = clock
         self._metrics = metrics
+        self._written = written
         self._save_job = save_job
         self._outcome = outcome
         self._wake_mail = wake_mail
@@ -74,10 +94,10 @@ class Performer:
         if watch is not None:
             watch.feed(match)
 
-    def perform(self, picture: JobPicture, incident: Incident, effects: tuple[recovery.Effect, ...]) -> None:
+    def perform(self, picture: JobPicture, incident: Incident, effects: tuple[Effect, ...]) -> None:
         name = picture.job.name
         for effect in effects:
-            if isinstance(effect, recovery.DoMail):
+            if isinstance(effect, DoMail):
                 self._wake_mail()
                 continue
             self.cancel(name)
@@ -91,10 +111,11 @@ class Performer:
         if running is not None and running is not asyncio.current_task():
             running.cancel()
 
-    async def _effect(self, picture: JobPicture, incident: Incident, effect: recovery.Effect) -> None:
+    async def _effect(self, picture: JobPicture, incident: Incident, effect: Effect) -> None:
         kind = type(effect).__name__
         self._metrics.effect(kind)
         try:
+            await self._written(picture.job.name)
             event = await self._done(picture, incident, effect)
         except Exception as error:  # the named boundary: an effect must never take the loop with it
             log.exception("effect_failed", job=picture.job.name, effect=kind)
@@ -108,35 +129,35 @@ class Performer:
         if event is not None and recovery.accepts(current, event):
             self._outcome(picture, event)
 
-    async def _done(self, picture: JobPicture, incident: Incident, effect: recovery.Effect) -> Event | None:
-        if isinstance(effect, recovery.DoPrecheck):
+    async def _done(self, picture: JobPicture, incident: Incident, effect: Effect) -> Event | None:
+        if isinstance(effect, DoPrecheck):
             return await self._precheck(picture, incident, effect)
-        if isinstance(effect, recovery.DoSave):
+        if isinstance(effect, DoSave):
             return await self._save(picture, incident)
-        if isinstance(effect, recovery.DoStop):
+        if isinstance(effect, DoStop):
             return await self._stop(picture, incident, effect)
-        if isinstance(effect, recovery.DoStart):
+        if isinstance(effect, DoStart):
             return await self._start(picture, incident)
         return None
 
-    async def _precheck(self, picture: JobPicture, incident: Incident, effect: recovery.DoPrecheck) -> Event:
+    async def _precheck(self, picture: JobPicture, incident: Incident, effect: DoPrecheck) -> Event:
         # The loop's clock stands while the machine is suspended and ours goes on: one long sleep would be too long.
         while (delay_s := effect.not_before_mono_s - self._clock().mono_s) > 0:  # noqa: ASYNC110
             await asyncio.sleep(min(delay_s, BACK_OFF_LOOK_S))
-        size, excluded = policy.wanted(picture, incident)
+        size, excluded = incidents.wanted(picture, incident)
         room = await self._cluster.room(picture.job, size, excluded)
         if room.size == 0:
-            return recovery.PrecheckRefused(room.reason, room.sentence)
-        if short := policy.too_small(incident, room.size):
-            return recovery.PrecheckRefused("NoRoom", short)
-        return recovery.PrecheckPassed(room.size, room.excluded, room.sentence)
+            return PrecheckRefused(room.reason, room.sentence)
+        if short := incidents.too_small(incident, room.size):
+            return PrecheckRefused("NoRoom", short)
+        return PrecheckPassed(room.size, room.excluded, room.sentence)
 
     async def _save(self, picture: JobPicture, incident: Incident) -> Event:
         job = picture.job
         checkpoint = job.policy.resume.checkpoint if job.policy.resume else None
         if checkpoint is None:
             outcome = _no_checkpoint()
-            return recovery.SaveEnded(outcome.result, outcome.counts, outcome.sentence)
+            return SaveEnded(outcome.result, outcome.counts, outcome.sentence)
         watch = self._watches[job.name] = ProofWatch()
         try:
             outcome = await save(
@@ -155,9 +176,9 @@ class Performer:
         finally:
             if self._watches.get(job.name) is watch:
                 del self._watches[job.name]
-        return recovery.SaveEnded(outcome.result, outcome.counts, outcome.sentence)
+        return SaveEnded(outcome.result, outcome.counts, outcome.sentence, picture.finished)
 
-    async def _stop(self, picture: JobPicture, incident: Incident, effect: recovery.DoStop) -> Event:
+    async def _stop(self, picture: JobPicture, incident: Incident, effect: DoStop) -> Event:
         job = picture.job
         stacks: tuple[str, ...] = ()
         ordered = self._starts.get(job.name)
@@ -168,12 +189,14 @@ class Performer:
         if effect.stacks:
             stacks = await self._cluster.stacks(job.name, incident.incarnation, sorted(picture.alive))
         outcome = await self._cluster.stop(job.name, incident.incarnation, effect.grace_s)
+        if outcome.waits:
+            return StopWaits(outcome.waits, stacks, outcome.reason)
         if not outcome.gone:
-            return recovery.StopStuck(outcome.stuck, stacks)
+            return StopStuck(outcome.stuck, stacks, outcome.ended)
         await self._node.drain(job.name)
-        return recovery.StopEnded(self._plan(picture, incident), stacks, picture.timing.last_step)
+        return StopEnded(self._plan(picture, incident), stacks, picture.timing.last_step)
 
-    def _plan(self, picture: JobPicture, incident: Incident) -> recovery.Plan:
+    def _plan(self, picture: JobPicture, incident: Incident) -> Plan:
         """Decided only now: the whole evidence (every exit, every log to its end) is on the table."""
         now = self._clock()
         verdict = incident.verdict
@@ -185,31 +208,32 @@ class Performer:
     async def _start(self, picture: JobPicture, incident: Incident) -> Event:
         room = await self._cluster.room(picture.job, incident.size, incident.excluded)
         if room.size != incident.size:
-            return recovery.StartRefused(room.reason or "NoRoom", room.sentence, permanent=False)
-        env = room.env | policy.resume_env(picture.job, incident)
+            return StartRefused(room.reason or "NoRoom", room.sentence, permanent=False)
+        env = room.env | incidents.resume_env(picture.job, incident)
         try:
             await self.start_ranks(picture, env, room.entities)
         except TemporaryError as error:
             text = f"The start failed: {error}"
-            return recovery.StartRefused("StartFailed", text, permanent=False, tried=True)
+            return StartRefused("StartFailed", text, permanent=False, tried=True)
         except PermanentError as error:
-            return recovery.StartRefused(error.reason, str(error), permanent=True)
+            return StartRefused(error.reason, str(error), permanent=True)
         pids = ", ".join(str(pid) for pid in list(picture.pids.values())[:8])
-        ranks = "1 rank runs" if len(picture.pids) == 1 else f"{len(picture.pids)} ranks run"
-        return recovery.RanksStarted(f"{ranks} (pid {pids}).")
+        ranks = "1 rank runs" if len(picture.alive) == 1 else f"{len(picture.alive)} ranks run"
+        return RanksStarted(f"{ranks} (pid {pids})." if pids else f"{ranks}.")
 
     async def start_ranks(self, picture: JobPicture, env: dict[str, str], entities: dict[int, str]) -> None:
         job = picture.job
-        assert job.launch is not None
         # Shielded: an order that is on its way cannot be called back, so what follows must be able to wait for it.
-        order = self._cluster.start(job.name, job.launch, job.incarnation, job.size, env)
+        order = self._cluster.start(job.name, job.launch, job.incarnation, job.size, env, job.excluded)
         ordered = self._starts[job.name] = asyncio.create_task(order, name=f"{job.name}:start")
         ordered.add_done_callback(lambda task: task.cancelled() or task.exception())
         ranks = await asyncio.shield(ordered)
         picture.alive = {rank.rank for rank in ranks if rank.rank not in picture.exits}
-        picture.pids = {rank.rank: rank.pid for rank in ranks}
+        picture.pids = {rank.rank: rank.pid for rank in ranks if rank.pid}
         picture.entities = entities
-        self._save_job(picture, structs.replace(picture.job, started_mono_s=self._clock().mono_s))
+        now = self._clock()
+        started = structs.replace(picture.job, started_mono_s=now.mono_s, started_wall_s=now.wall_s)
+        self._save_job(picture, started)
         self._node.follow(picture.job, ranks)
 
 
@@ -218,15 +242,15 @@ def _no_checkpoint() -> SaveOutcome:
     return SaveOutcome(SaveResult(skipped=text), False, f"Not saved: {text}.")
 
 
-def _broken(effect: recovery.Effect, error: Exception) -> Event | None:
+def _broken(effect: Effect, error: Exception) -> Event | None:
     """What an effect that broke means for its recovery."""
     text = f"{type(error).__name__}: {error}"
-    if isinstance(effect, recovery.DoPrecheck):
-        return recovery.PrecheckRefused("PrecheckBroke", f"The pre-check broke: {text}")
-    if isinstance(effect, recovery.DoStop):
-        return recovery.StopStuck((f"the stop broke: {text}",))
-    if isinstance(effect, recovery.DoStart):
-        return recovery.StartRefused("StartBroke", f"The start broke: {text}", permanent=False, tried=True)
-    if isinstance(effect, recovery.DoSave):
-        return recovery.SaveEnded(SaveResult(skipped=text), False, f"The save broke: {text}")
+    if isinstance(effect, DoPrecheck):
+        return PrecheckRefused("PrecheckBroke", f"The pre-check broke: {text}")
+    if isinstance(effect, DoStop):
+        return StopStuck((f"the stop broke: {text}",))
+    if isinstance(effect, DoStart):
+        return StartRefused("StartBroke", f"The start broke: {text}", permanent=False, tried=True)
+    if isinstance(effect, DoSave):
+        return SaveEnded(SaveResult(skipped=text), False, f"The save broke: {text}")
     return None

@@ -1,48 +1,55 @@
-"""Proof of a save by files: one that appears and is complete, or one that goes."""
+"""Proof of a save by files: one that appears and is complete, or one that goes. Where they lie the cluster knows."""
 
 import asyncio
 import glob
 import os
-import threading
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable
 
-from sentinel.core.model import Proof
+from sentinel.clock import Clock
+from sentinel.core.policy_model import Proof
+from sentinel.core.reports import Files
+from sentinel.errors import PermanentError, TemporaryError
 
-# A file that is still written changes its size, but a writer may pause (for the next tensor, a busy disk): this
-# many equal looks in a row, 2 s, call it complete.
-STABLE_LOOKS = 20
+# A file that is still written changes its size, but a writer may pause (for the next tensor, a busy disk): unchanged
+# for so long it is called complete.
+STABLE_S = 2.0
 LOOK_S = 5.0  # a file system that answers no sooner tells nothing this time
-MAX_ENTRIES = 20_000  # of a checkpoint that is a folder
+PAUSE = 4.0  # times what a look took: a slow file system, or an agent far away, is not asked without end
 
-Files: TypeAlias = dict[
-    str, tuple[int, int]
-]  # path -> (bytes, newest mtime in ns); a folder with all that is in it
+Look = Callable[
+    [str], Awaitable[Files]
+]  # a path or glob -> what it names now; raises what Cluster.files does
 
 
 def checkpoint_folder(cwd: str, proof: Proof | None) -> str:
     """Where the owner's checkpoints are written, as far as a file that proves them tells; else ""."""
     path = (proof.file_appears or proof.file_gone) if proof is not None else ""
-    if not path:
-        return ""
-    folder = os.path.dirname(os.path.join(cwd, path))
+    return _folder(os.path.join(cwd, path)) if path else ""
+
+
+def _folder(path: str) -> str:
+    folder = os.path.dirname(path)
     while glob.has_magic(folder):
         folder = os.path.dirname(folder)
     return folder
 
 
 class FileProof:
-    """Looks at what the owner's path or glob names, from threads: a file system that hangs must not hold up
-    the loop that protects the job. At most one look is under way."""
+    """Looks at what the owner's path or glob names. A look may hang: it is waited for, never doubled, and holds up
+    nothing else."""
 
-    def __init__(self, cwd: str, proof: Proof) -> None:
-        self._proof = proof
-        self._path = os.path.join(cwd, proof.file_appears or proof.file_gone)
+    def __init__(self, look: Look, cwd: str, proof: Proof, clock: Clock) -> None:
+        self._look, self._clock, self._proof = look, clock, proof
+        self._path = proof.file_appears or proof.file_gone
+        self._shown = os.path.normpath(os.path.join(cwd, self._path))
         self._known: Files | None = (
             None  # what stood before the signal, and, for a file that goes, was seen since
         )
         self._last: tuple[str, int, int] | None = None
-        self._equal = 0
-        self._look: asyncio.Future[Files] | None = None
+        self._last_s = 0.0  # since when it is so
+        self._under_way: asyncio.Task[Files] | None = None
+        self._asked_s, self._next_s = 0.0, 0.0
+        self._problem = ""
 
     async def begin(self) -> None:
         """Before the signal: what stands already proves nothing by standing there."""
@@ -50,6 +57,8 @@ class FileProof:
 
     async def proved(self, ended: bool) -> str:
         """What proves the save, or an empty text while nothing does. `ended`: nobody writes any more."""
+        if not ended and self._clock().mono_s < self._next_s:
+            return ""
         now = await self._files()
         if now is None:
             return ""
@@ -64,68 +73,47 @@ class FileProof:
         if not fresh:
             return ""
         newest = max(fresh, key=lambda entry: entry[2])
-        self._equal = self._equal + 1 if newest == self._last else 0
-        self._last = newest
-        return f"{newest[0]} ({newest[1]} bytes, complete)" if ended or self._equal >= STABLE_LOOKS else ""
+        now_s = self._clock().mono_s
+        if newest != self._last:
+            self._last, self._last_s = newest, now_s
+        complete = ended or now_s - self._last_s >= STABLE_S
+        return f"{newest[0]} ({newest[1]} bytes, complete)" if complete else ""
 
-    def missing(self) -> str:
-        """Said where no save can be proved: the file system does not answer, or the folder is not there."""
-        if self._look is not None and not self._look.done():
-            return f": the file system of {self._path} does not answer"
+    async def missing(self) -> str:
+        """Said where no save can be proved: nobody can look, or the folder is not there."""
+        if self._under_way is not None and not self._under_way.done():
+            return f": the file system of {self._shown} does not answer"
+        if self._problem:
+            return f": {self._problem}"
         folder = os.path.dirname(self._path)
-        gone = self._proof.file_appears and not glob.has_magic(folder) and not os.path.isdir(folder)
-        return f": {folder} does not exist" if gone else ""
+        if not self._proof.file_appears or not folder or glob.has_magic(folder):
+            return ""
+        there = await self._files(folder)
+        return f": {os.path.dirname(self._shown)} does not exist" if there == {} else ""
 
-    async def _files(self) -> Files | None:
-        """None: no answer in time. A look that hangs is waited for again, never doubled."""
-        if self._look is None:
-            self._look = _in_thread(self._path)
-        done, _ = await asyncio.wait((self._look,), timeout=LOOK_S)
+    def close(self) -> None:
+        if self._under_way is not None:
+            self._under_way.cancel()
+
+    async def _files(self, path: str = "") -> Files | None:
+        """None: no answer, or none in time."""
+        if self._under_way is None:
+            self._asked_s = self._clock().mono_s
+            self._under_way = asyncio.ensure_future(_asked(self._look, path or self._path))
+        done, _ = await asyncio.wait((self._under_way,), timeout=LOOK_S)
         if not done:
             return None
-        found, self._look = self._look.result(), None
+        task, self._under_way = self._under_way, None
+        now_s = self._clock().mono_s
+        self._next_s = now_s + PAUSE * (now_s - self._asked_s)
+        try:
+            found = task.result()
+        except (TemporaryError, PermanentError) as error:
+            self._problem = str(error)
+            return None
+        self._problem = ""
         return found
 
 
-def _in_thread(path: str) -> "asyncio.Future[Files]":
-    """A daemon thread: one that hangs in the kernel must not keep the process from ending."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Files] = loop.create_future()
-
-    def tell(found: Files) -> None:
-        if not answer.done():
-            answer.set_result(found)
-
-    def work() -> None:
-        found = files(path)
-        try:
-            loop.call_soon_threadsafe(tell, found)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            pass
-
-    threading.Thread(target=work, name="save-proof", daemon=True).start()
-    return answer
-
-
-def files(pattern: str) -> Files:
-    found: Files = {}
-    for path in glob.glob(pattern):
-        try:
-            stat = os.stat(path)
-            found[path] = _folder(path) if os.path.isdir(path) else (stat.st_size, stat.st_mtime_ns)
-        except OSError:  # gone between the listing and the look
-            continue
-    return found
-
-
-def _folder(path: str) -> tuple[int, int]:
-    """A checkpoint that is a folder grows by what is put into it: the sum of sizes, the newest of the times."""
-    size, newest, entries = 0, os.stat(path).st_mtime_ns, 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            stat = os.lstat(os.path.join(folder, name))
-            size, newest = size + stat.st_size, max(newest, stat.st_mtime_ns)
-        entries += len(names)
-        if entries > MAX_ENTRIES:
-            break
-    return size, newest
+async def _asked(look: Look, path: str) -> Files:
+    return await look(path)

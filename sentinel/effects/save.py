@@ -3,15 +3,22 @@
 import asyncio
 import re
 from collections.abc import Callable
+from functools import partial
 
 from msgspec import Struct
 
 from sentinel.clock import Clock
 from sentinel.cluster.base import Cluster
-from sentinel.core.model import Checkpoint, LogMatch, SaveResult
+from sentinel.core.model import SaveResult
+from sentinel.core.policy_model import Checkpoint
+from sentinel.core.reports import LogMatch
 from sentinel.effects.proof import FileProof
+from sentinel.errors import TemporaryError
 
 POLL_S = 0.1
+REACH_S = (
+    15.0  # for an agent that is just being replaced; with its answer still within the slack of the phase
+)
 _STEP = re.compile(r"(?:step|iteration|iter)\D{0,3}(\d{1,12})", re.IGNORECASE)
 
 
@@ -57,14 +64,46 @@ async def save(
     if len(alive) < size:
         return _skipped("a rank is lost: a collective save would hang")
     proof = checkpoint.proof
-    file_proof = FileProof(cwd, proof) if proof is not None and not proof.log_pattern else None
-    if file_proof is not None:
+    file_proof: FileProof | None = None
+    if proof is not None and not proof.log_pattern:
+        look = partial(cluster.files, job, incarnation, cwd)
+        file_proof = FileProof(look, cwd, proof, clock)
         await file_proof.begin()
+    try:
+        return await _saved(
+            cluster, job, incarnation, alive, checkpoint, watch, file_proof, last_step, all_ended, clock
+        )
+    finally:
+        if file_proof is not None:
+            file_proof.close()
+
+
+async def _saved(
+    cluster: Cluster,
+    job: str,
+    incarnation: int,
+    alive: set[int],
+    checkpoint: Checkpoint,
+    watch: ProofWatch,
+    file_proof: FileProof | None,
+    last_step: Callable[[], int | None],
+    all_ended: Callable[[], bool],
+    clock: Clock,
+) -> SaveOutcome:
+    begun_s = clock().mono_s
+    while True:
+        try:
+            capable = await cluster.save_capable(job, incarnation, checkpoint.signal)
+            break
+        except TemporaryError as error:  # a save without some of the ranks is none
+            if clock().mono_s - begun_s >= REACH_S:
+                return _skipped(str(error))
+        await asyncio.sleep(POLL_S)
     # Where the job is one launcher, its ranks are those that it started.
-    ranks = sorted(cluster.save_capable(job, incarnation, checkpoint.signal)) or sorted(alive)
+    ranks = sorted(capable) or sorted(alive)
     if checkpoint.ranks == "first":
         ranks = ranks[:1]
-    sent = cluster.signal_ranks(job, incarnation, ranks, checkpoint.signal)
+    sent = await cluster.signal_ranks(job, incarnation, ranks, checkpoint.signal)
     if not sent.sent:
         why = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(sent.refused.items()))
         return _skipped(f"no rank takes {checkpoint.signal} ({why or 'no rank found'})")
@@ -81,9 +120,11 @@ async def save(
         if ended:
             return _ended(checkpoint, SaveResult(step=last_step(), ranks=sent.sent, took_s=took_s))
         if took_s >= checkpoint.timeout_s:
-            return _timed_out(checkpoint, sent.sent, took_s, last_step(), file_proof)
+            why = await file_proof.missing() if file_proof is not None else ""
+            return _timed_out(checkpoint, sent.sent, took_s, last_step(), why)
         try:
-            await asyncio.wait_for(watch.arrived.wait(), POLL_S)
+            async with asyncio.timeout(POLL_S):
+                await watch.arrived.wait()
         except TimeoutError:
             pass
 
@@ -107,7 +148,7 @@ def _timed_out(
     ranks: tuple[int, ...],
     took_s: float,
     step: int | None,
-    file_proof: FileProof | None,
+    why: str,
 ) -> SaveOutcome:
     result = SaveResult(ranks=ranks, took_s=took_s, step=step)
     if checkpoint.proof is None:
@@ -117,6 +158,5 @@ def _timed_out(
             f"The ranks had {took_s:.0f} s to save; no proof was asked for, so nothing proved it.",
         )
     counts = checkpoint.if_unproved == "move"
-    why = file_proof.missing() if file_proof is not None else ""
     text = f"The save was not proved within {checkpoint.timeout_s:.0f} s{why}."
     return SaveOutcome(result, counts, text)

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from sentinel.core.model import Iteration
+from sentinel.core.reports import Iteration
 from sentinel.logs.match import LINE_LIMIT_BYTES, check_pattern, compile_re2
 from sentinel.logs.text import stamp_wall_s
 

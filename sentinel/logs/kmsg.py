@@ -235,9 +235,8 @@ class KmsgReader:
                 return
             except OSError as error:
                 refused += 1
-                if (
-                    error.errno == errno.EINVAL and refused < 100
-                ):  # longer than any the kernel makes: passed over
+                # Longer than any the kernel makes: passed over.
+                if error.errno == errno.EINVAL and refused < 100:
                     lines.append(b"garbled")
                     self._waiting_bytes += len(b"garbled") + LINE_OVERHEAD
                 elif error.errno != errno.EPIPE:  # the gap in the sequence tells how many

@@ -1,6 +1,7 @@
 """Empties the ring of kernel messages into a pipe, and does nothing else: `python kmsg_child.py RING PIPE`.
 
-Both arguments are descriptors. Runs for as long as somebody may read the pipe. Only C modules are imported: this
+Both arguments are descriptors. Whoever writes to its standard input is answered by CAUGHT_UP in the pipe, behind all
+that the ring held when it was read. Runs for as long as somebody may read the pipe. Only C modules are imported: this
 stays in memory beside training.
 """
 
@@ -15,6 +16,10 @@ RECORD_BYTES = (
 TURN_BYTES = 64 << 10  # read between two writes
 MOST_BYTES = 16 << 20  # that wait for the pipe; what is more stays in the ring, which counts its losses
 GARBLED = b"garbled\n"
+CAUGHT_UP = (
+    b" caught up\n"  # as a line that tells more of the message before it, which no reader takes for one
+)
+ASKED = 0
 
 
 def read_some(ring: int, waiting: bytearray) -> bool:
@@ -29,9 +34,8 @@ def read_some(ring: int, waiting: bytearray) -> bool:
             refused += 1
             if error.errno == errno.EINVAL and refused < 100:
                 waiting += GARBLED
-            elif (
-                error.errno != errno.EPIPE
-            ):  # records were overwritten: the gap in their numbers tells how many
+            # EPIPE: records were overwritten; the gap in their numbers tells how many.
+            elif error.errno != errno.EPIPE:
                 return False
             continue
         if not record:
@@ -44,6 +48,7 @@ def serve(ring: int, pipe: int) -> None:
     posix.set_blocking(pipe, False)
     waiting = bytearray()
     waits = select.poll()
+    waits.register(ASKED, select.POLLIN)
     reads = True
     while reads or waiting:
         waits.register(pipe, select.POLLOUT if waiting else 0)  # that nobody reads it any more is always told
@@ -56,6 +61,10 @@ def serve(ring: int, pipe: int) -> None:
             return
         if ring in ready and reads:
             reads = read_some(ring, waiting)
+        if ASKED in ready and (ring not in ready or not reads) and len(waiting) < MOST_BYTES:
+            if not posix.read(ASKED, TURN_BYTES):
+                waits.unregister(ASKED)
+            waiting += CAUGHT_UP
         if waiting:
             try:
                 del waiting[: posix.write(pipe, waiting[:TURN_BYTES])]

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from sentinel.core.model import Iteration, LogMatch, Now
+from sentinel.core.now import Now
+from sentinel.core.reports import Iteration, LogMatch
 from sentinel.logs.cri import CriDecoder
 from sentinel.logs.follow import FilePosition, Follower
 from sentinel.logs.formats import FormatState, TimingParser
@@ -27,12 +28,14 @@ class Position(Struct, frozen=True, kw_only=True, omit_defaults=True):
     dropping: bool = False  # in the middle of an overlong line whose rest is not wanted
     cri_pending: dict[str, bytes] = {}
     format: FormatState = FormatState()
+    iterations: int = 0  # told so far
 
 
 class LogBatch(Struct, kw_only=True):
     """What one poll brought."""
 
     iterations: list[Iteration]  # in log order
+    before: int  # iterations that the log has told before these
     matches: list[LogMatch]  # in log order; of one rule the first three and the last in each 256 KiB read
     counts: dict[str, int]  # rule -> lines that matched, also those that are not in `matches`
     data: bytes  # the raw bytes that were read, for a terminal
@@ -89,6 +92,7 @@ class RankLog:
         self._cri = CriDecoder(position.cri_pending if position else None) if cri else None
         self._rest = b""  # the line whose end has not come
         self._dropping = position.dropping if position else False
+        self._iterations = position.iterations if position else 0
         self.overlong_lines = 0
 
     @property
@@ -102,6 +106,7 @@ class RankLog:
             dropping=self._dropping,
             cri_pending=self._cri.pending if self._cri else {},
             format=self._timing.state,
+            iterations=self._iterations,
         )
 
     def poll(self, now: Now, limit_bytes: int = POLL_BYTES, final: bool = False) -> LogBatch:
@@ -111,6 +116,7 @@ class RankLog:
         """
         batch = LogBatch(
             iterations=[],
+            before=self._iterations,
             matches=[],
             counts={},
             data=b"",
@@ -195,6 +201,7 @@ class RankLog:
             # The runtime's stamps are of one clock and zone, what programs print may be of several.
             for k, offset in enumerate(offsets, before):
                 batch.stamps[k] = stamp_wall_s(self._cri.stamp_at(offset), now.wall_s) or batch.stamps[k]
+        self._iterations += len(batch.iterations) - before
         if rules:
             starts = self._match(text, rules, now, batch)
             if batch.after is not None:

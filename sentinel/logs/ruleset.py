@@ -6,7 +6,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from sentinel.core.model import Cause, LogRule, Restartable
+from sentinel.core.model import Cause, Restartable
+from sentinel.core.policy_model import LogRule
 from sentinel.failures import failure_classes
 from sentinel.logs.formats import Format, TimingRow, check_row
 from sentinel.logs.match import LinePattern, Scanner, as_bytes, check_pattern

@@ -7,19 +7,12 @@ import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from msgspec import Struct, structs
 
-from sentinel.core.model import (
-    Cause,
-    Incident,
-    JobState,
-    Phase,
-    ProtectedJob,
-    Stage,
-    StageMail,
-    Symptom,
-)
+from sentinel.core.model import Cause, Incident, JobState, Phase, ProtectedJob, Stage, StageMail, Symptom
+from sentinel.notify.plot import Plot, plot
 from sentinel.notify.text import clean, count, duration, lines, stamp
 from sentinel.settings import Settings
 
@@ -28,6 +21,7 @@ MAX_STEPS = 40
 MAX_EVIDENCE = 30
 MAX_STACK_LINES = 60
 MAX_DIGEST = 100
+MAX_NAME = 400  # of a job, where a program reads it: longer than NAMESPACE/KIND/NAME of Kubernetes can be
 
 
 class Moment(Struct, frozen=True):
@@ -49,6 +43,7 @@ class MailRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     subject: str
     headers: tuple[tuple[str, str], ...] = ()
     date_wall_s: float
+    at_wall_s: float = 0.0  # when that happened which it tells, for a line of a digest; 0: its story says it
     tone: str  # good | busy | bad | info: the colour of the mail
     label: str
     title: str
@@ -59,25 +54,61 @@ class MailRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     evidence: tuple[str, ...] = ()
     stacks: tuple[str, ...] = ()
     look: tuple[tuple[str, str], ...] = ()
+    look_title: str = "Where to look"
+    plot: Plot | None = None
     page_url: str = ""
+    dashboard_url: str = ""
     footer: str = ""
+
+
+# ---------------------------------------------------------------- who is told besides
+
+_WEBHOOK = "webhook:"  # before the name of one that is a recipient; no address begins so
+
+
+def webhooks(settings: Settings, about: str) -> tuple[str, ...]:
+    """Those that are told of `jobs` or of `nodes`, as recipients."""
+    return tuple(_WEBHOOK + hook.name for hook in settings.webhooks if about in hook.about)
+
+
+def webhook_of(recipient: str) -> str:
+    """Its name; "": it is an address."""
+    return recipient.removeprefix(_WEBHOOK) if recipient.startswith(_WEBHOOK) else ""
+
+
+def page_of(settings: Settings, kind: str, name: str) -> str:
+    """On a cluster's status page that of a job or a node, where the page's address is known; else the whole page."""
+    base = clean(settings.page_url)
+    if not base or (kind == "jobs" and name.count("/") != 2):
+        return base
+    return f"{base.rstrip('/')}/{kind}/{quote(name)}"
+
+
+_DASHBOARDS = {"jobs": "sentinel-job?var-job_name=", "nodes": "sentinel-node?var-node="}  # of dashboards/
+
+
+def dashboard_of(settings: Settings, kind: str, name: str) -> str:
+    """Of a job or a node, where Grafana's address is known; else ""."""
+    base = clean(settings.dashboard_url)
+    return f"{base.rstrip('/')}/d/{_DASHBOARDS[kind]}{quote(name, safe='')}" if base else ""
 
 
 # ---------------------------------------------------------------- identity
 
 
-def _slug(text: str, limit: int, extra: str = "") -> str:
+def slug(text: str, limit: int, extra: str = "") -> str:
+    """A part of an address."""
     allowed = re.sub(rf"[^A-Za-z0-9_{extra}-]+", "-", text)[:limit]
     return re.sub(r"\.{2,}", ".", allowed).strip("-.")
 
 
-def _hash(*parts: str, size: int = 12) -> str:
+def hashed(*parts: str, size: int = 12) -> str:
     return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:size]
 
 
 def host_name(host: str) -> str:
     """A host name that can stand in an address."""
-    return _slug(host, 100, ".").lower() or "localhost"
+    return slug(host, 100, ".").lower() or "localhost"
 
 
 def message_id(incident: Incident, stage: Stage, host: str, state_dir: Path) -> str:
@@ -86,16 +117,22 @@ def message_id(incident: Incident, stage: Stage, host: str, state_dir: Path) -> 
     The time at which the incident was opened keeps ids apart when a state directory was deleted and
     its job's incidents are numbered from 1 again.
     """
-    unique = _hash(incident.id, repr(incident.opened_wall_s))
-    name = _slug(incident.id, 40) or "incident"
+    unique = hashed(incident.id, repr(incident.opened_wall_s))
+    name = slug(incident.id, 40) or "incident"
     return f"<{name}.{stage.value}.{unique}@{_domain(host, state_dir)}>"
 
 
 def _domain(host: str, state_dir: Path) -> str:
-    return f"{_hash(str(state_dir), size=8)}.{host_name(host)}"
+    return f"{hashed(str(state_dir), size=8)}.{host_name(host)}"
 
 
 # ---------------------------------------------------------------- sentences
+
+
+def called(job: str) -> str:
+    """In a subject a job of a cluster has no kind: it would push out of sight what happened."""
+    parts = job.split("/")
+    return clean(f"{parts[0]}/{parts[2]}" if len(parts) == 3 else job, 80)
 
 
 def _what(incident: Incident) -> str:
@@ -121,6 +158,10 @@ def _what(incident: Incident) -> str:
             return "the job had to change its size"
         case Symptom.ENDING:
             return "the job was asked to end"
+        case Symptom.RETRY:
+            return "another try was asked for"
+        case Symptom.FIRST_START:
+            return "the first start was asked for"
 
 
 def _cause(incident: Incident) -> str:
@@ -192,7 +233,8 @@ def _lost(incident: Incident) -> str:
     if lost is None:
         return ""
     steps = "steps repeated: unknown" if lost.steps is None else f"{count(lost.steps, 'step')} repeated"
-    return f"{steps}, {duration(lost.seconds)}, {lost.gpu_seconds:,.0f} GPU-seconds"
+    gpus = f", {lost.gpu_seconds:,.0f} GPU-seconds" if lost.gpu_seconds else ""
+    return f"{steps}, {duration(lost.seconds)}{gpus}"
 
 
 def _restarts(job: ProtectedJob) -> str:
@@ -296,15 +338,17 @@ def mail_request(
 
     Owners come from the policy, else the administrators get it, else nobody: then it is only filed.
     """
-    name = clean(job.name, 80)
-    everyone = job.policy.emails or settings.mail.admins
+    name, short = clean(job.name, MAX_NAME), called(job.name)
+    chosen = not job.policy.mails or stage.value in job.policy.mails
+    owners = (job.policy.emails if chosen else ()) if job.policy.emails else settings.mail.admins
+    everyone = (*owners, *webhooks(settings, "jobs"))
     record = next((mail for mail in incident.mails if mail.stage == stage), StageMail(stage=stage))
     first = incident.mails[0].stage if incident.mails else stage
     references = "" if first == stage else message_id(incident, first, host, settings.state_path)
     headline = _headline(incident, job, stage)
     ending = stage == Stage.NOTICE and incident.phase == Phase.ENDED
     tone = _TONE.get(stage, "good" if ending and _ended_well(incident) else "info")
-    look = [("history", f"sentinel status {name}"), ("output", f"sentinel logs {name}")]
+    look = [("history", f"sentinel status {name}"), *_where(incident, job.name)]
     look += [("log file", clean(path)) for path in log_paths[:8]]
     return MailRequest(
         message_id=message_id(incident, stage, host, settings.state_path),
@@ -312,12 +356,12 @@ def mail_request(
         sender=settings.mail.sender or f"sentinel@{host_name(host)}",
         recipients=tuple(a for a in everyone if a not in record.done and a not in record.refused),
         to=everyone,
-        subject=clean(f"[sentinel] {name}: {headline}", 200),
+        subject=clean(f"[sentinel] {short}: {headline}", 200),
         headers=_headers(host, name, incident.id, stage.value, incident.verdict.cause.value),
         date_wall_s=now_wall_s,
         tone=tone,
         label=_LABEL.get(stage, "Ended" if ending else "Notice"),
-        title=f"{name}: {headline}",
+        title=f"{short}: {headline}",
         sentence=clean(incident.sentence if ending else incident.verdict.sentence, 600),
         facts=_facts(incident, job, stage),
         advice=_advice(incident, job, stage),
@@ -327,10 +371,27 @@ def mail_request(
             :MAX_STACK_LINES
         ],
         look=tuple(look),
-        page_url=clean(settings.page_url),
+        page_url=page_of(settings, "jobs", job.name),
+        dashboard_url=dashboard_of(settings, "jobs", job.name),
+        plot=plot(incident.pace, incident.opened_wall_s),
         footer=f"Incident {clean(incident.id, 120)}, opened {stamp(incident.opened_wall_s, with_date=True)}, "
-        f"on {clean(host, 100)}. Times are those of that machine.",
+        f"on {clean(host, 100)}. Times are those of that machine.{_chosen_in(job)}",
     )
+
+
+def _chosen_in(job: ProtectedJob) -> str:
+    if not job.policy.emails:
+        return ""
+    return f" owner.mails of the policy {clean(job.policy.name, 100)} says which of these are sent."
+
+
+def _where(incident: Incident, job: str) -> list[tuple[str, str]]:
+    """Where the rest of it is: on a cluster the Incident, on one machine the output."""
+    if job.count("/") != 2:
+        return [("output", f"sentinel logs {clean(job, 80)}")]
+    namespace, kind, name = job.split("/")
+    number = incident.id.removeprefix(job)
+    return [("incident", clean(f"kubectl -n {namespace} describe incident {name}.{kind}{number}", 400))]
 
 
 def _headers(host: str, job: str, incident: str, stage: str, cause: str) -> tuple[tuple[str, str], ...]:
@@ -355,11 +416,14 @@ def digest_request(
     """
     ids = sorted(mail.message_id for mail in mails)
     recipients = mails[0].recipients
-    unique = _hash(*ids, *recipients, size=16)
+    unique = hashed(*ids, *recipients, size=16)
     jobs = sorted({value for mail in mails for name, value in mail.headers if name == "X-Sentinel-Job"})
-    named = ", ".join(jobs[:3]) + (f" and {len(jobs) - 3} more" if len(jobs) > 3 else "")
+    named = ", ".join(map(called, jobs[:3])) + (f" and {len(jobs) - 3} more" if len(jobs) > 3 else "")
     headline = f"{count(len(mails), 'event')} of {named}"
-    story = [Moment("", mail.label, mail.title) for mail in mails[:MAX_DIGEST]]
+    story = [
+        Moment(mail.story[0].time if mail.story else "", mail.label, mail.title)
+        for mail in mails[:MAX_DIGEST]
+    ]
     if len(mails) > MAX_DIGEST:
         story.append(Moment("", "", f"({len(mails) - MAX_DIGEST} more)"))
     return structs.replace(
@@ -373,13 +437,18 @@ def digest_request(
         tone="bad" if any(mail.tone == "bad" for mail in mails) else "info",
         label="Digest",
         title=headline[0].upper() + headline[1:],
-        sentence=f"More than {settings.mail.per_hour} mails an hour were due to this address, so the rest came "
-        "together: one line for each.",
+        sentence="So much happened at once, or so many mails had gone to this address within the hour, that it "
+        "comes together: one line for each.",
         facts=(),
-        advice="A job that fails this often is worth stopping until its reason is known.",
+        advice="A job that fails this often is worth stopping until its reason is known."
+        if len(jobs) == 1
+        else "Many jobs at once are often one cause: power, cooling, a switch, a file system.",
         story=tuple(story),
         evidence=(),
         stacks=(),
         look=(("one job", "sentinel status NAME"), ("all jobs", "sentinel status")),
+        plot=None,
+        page_url=mails[0].page_url if len(jobs) == 1 else clean(settings.page_url),
+        dashboard_url=mails[0].dashboard_url if len(jobs) == 1 else "",
         footer=f"From {clean(host, 100)}.",
     )

@@ -12,11 +12,11 @@ import os
 import signal
 import socket
 import ssl
-import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from email.headerregistry import Address
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -30,14 +30,18 @@ from aiosmtplib import (
     SMTPServerDisconnected,
     SMTPTimeoutError,
 )
+from msgspec import structs
 
-from sentinel.notify.compose import MailRequest
+from sentinel.notify.compose import MailRequest, webhook_of
 from sentinel.notify.message import Renderer, address, sender_address
+from sentinel.notify.secret import SecretTrouble, read_secret
 from sentinel.notify.text import clean
+from sentinel.notify.webhook import Webhooks
 from sentinel.notify.wire import Answer, Order
 from sentinel.settings import Mail
 
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}
+MAX_FILED = 2000  # mails in the outbox: nobody may ever read it
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _SERVICE_CLOSES = 421  # RFC 5321, 3.8: the server is about to close the connection
 Emit = Callable[[Answer], None]
@@ -51,7 +55,7 @@ class ServerTrouble(Exception):
 
 
 def file_mail(outbox: Path, message_id: str, data: bytes) -> Path:
-    """Write the mail whole or not at all; a repeat replaces the first. Raises OSError."""
+    """Write the mail whole or not at all; a repeat replaces the first. Too many: the oldest go. Raises OSError."""
     outbox.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = outbox / f"{message_id.strip('<>')}.eml"
     descriptor, temporary = tempfile.mkstemp(dir=outbox, prefix=".", suffix=".tmp")
@@ -65,7 +69,16 @@ def file_mail(outbox: Path, message_id: str, data: bytes) -> Path:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+    _make_room(outbox)
     return path
+
+
+def _make_room(outbox: Path) -> None:
+    with contextlib.suppress(OSError):  # another Sentinel of this machine may do the same
+        filed = [entry for entry in os.scandir(outbox) if entry.name.endswith(".eml")]
+        if len(filed) > MAX_FILED:
+            for entry in sorted(filed, key=lambda one: one.stat().st_mtime_ns)[: len(filed) - MAX_FILED]:
+                os.unlink(entry.path)
 
 
 def _file(mail: Mail, request: MailRequest, data: bytes) -> Answer:
@@ -87,17 +100,9 @@ def _is_loopback(host: str) -> bool:
 def read_password(path: str) -> str:
     """The first line of the file. Raises ServerTrouble if others may read it or it cannot be read."""
     try:
-        with open(path, encoding="utf-8") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            # The group may read: that is how a mounted secret arrives.
-            if mode & 0o027:
-                raise ServerTrouble(f"{path}: mode {mode:04o} lets others in; use 0600 (at most 0640)")
-            password = file.readline(4096).rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ServerTrouble(f"password file {path}: {getattr(error, 'strerror', None) or error}") from None
-    if not password:
-        raise ServerTrouble(f"password file {path}: empty")
-    return password
+        return read_secret(path, "password")
+    except SecretTrouble as error:
+        raise ServerTrouble(str(error)) from None
 
 
 def _tls_context(mail: Mail) -> ssl.SSLContext | None:
@@ -223,7 +228,7 @@ class Batch:
 
     def __init__(self, mail: Mail, emit: Emit) -> None:
         self._mail = mail
-        self._emit = emit
+        self.emit = emit
         self._client: SMTP | None = None
         self._breaks = 0
         self._trouble = ""
@@ -235,7 +240,7 @@ class Batch:
         except ServerTrouble as trouble:
             self._trouble = str(trouble)
             answer = _temporary(request, request.recipients, self._trouble, server=True)
-        self._emit(answer)
+        self.emit(answer)
 
     async def _try(self, request: MailRequest, data: bytes, sender: Address) -> Answer:
         if self._trouble:
@@ -265,24 +270,60 @@ class Batch:
 async def deliver(order: Order, emit: Emit) -> None:
     """Render and send everything in order, one answer each. Never raises for what a server or a disk does."""
     mail, renderer = order.settings, Renderer()
-    batch = Batch(mail, emit)
+    hooks, batch = Webhooks(order.webhooks), Batch(mail, emit)
     for request in order.requests:
-        sender = sender_address(request.sender)
-        if sender is None:
-            said = f"sender {clean(request.sender, 100)!r}: not a mail address"
-            emit(_temporary(request, request.recipients, said, server=True))
+        told = await hooks.send(request)
+        batch.emit = partial(_emit_joined, emit, told)
+        left = tuple(one for one in request.recipients if not webhook_of(one))
+        if not left and any(not webhook_of(one) for one in request.to):  # all of them have it, or refused it
+            batch.emit(Answer(message_id=request.message_id, state="sent"))
             continue
-        try:
-            data = renderer.message(request, sender)
-        except Exception as error:  # noqa: BLE001  boundary: one mail must not keep the others back
-            said = f"cannot be rendered: {type(error).__name__}: {clean(str(error))}"
-            emit(Answer(message_id=request.message_id, state="permanent", error=said))
-            continue
-        if mail.host and request.recipients:
-            await batch.send(request, data, sender)
-        else:
-            emit(_file(mail, request, data))
+        await _by_mail(structs.replace(request, recipients=left), order, renderer, batch)
     await batch.close()
+
+
+async def _by_mail(request: MailRequest, order: Order, renderer: Renderer, batch: "Batch") -> None:
+    mail = order.settings
+    sender = sender_address(request.sender)
+    if order.held:
+        batch.emit(_temporary(request, request.recipients, order.held, server=True))
+        return
+    if sender is None:
+        said = f"sender {clean(request.sender, 100)!r}: not a mail address"
+        batch.emit(_temporary(request, request.recipients, said, server=True))
+        return
+    try:
+        data = renderer.message(request, sender)
+    except Exception as error:  # noqa: BLE001  boundary: one mail must not keep the others back
+        said = f"cannot be rendered: {type(error).__name__}: {clean(str(error))}"
+        batch.emit(Answer(message_id=request.message_id, state="permanent", error=said))
+        return
+    if mail.host and request.recipients:
+        await batch.send(request, data, sender)
+    else:
+        batch.emit(_file(mail, request, data))
+
+
+def _emit_joined(emit: Emit, told: tuple[list[str], dict[str, str], dict[str, str]], answer: Answer) -> None:
+    emit(_joined(answer, *told))
+
+
+def _joined(answer: Answer, accepted: list[str], delayed: dict[str, str], refused: dict[str, str]) -> Answer:
+    """What became of the mail, and of the webhooks that were told the same."""
+    if not (accepted or delayed or refused):
+        return answer
+    said = "; ".join(f"{to}: {text}" for to, text in (delayed | refused).items())
+    everyone = (*answer.accepted, *accepted)
+    waits = bool(delayed) or answer.state == "temporary"
+    had = bool(everyone) or answer.state == "sent"
+    return structs.replace(
+        answer,
+        state="temporary" if waits else "sent" if had else "permanent",
+        accepted=everyone,
+        delayed=answer.delayed | delayed,
+        refused=answer.refused | refused,
+        error="; ".join(part for part in (answer.error, said) if part)[:1000],
+    )
 
 
 def _end_with_parent() -> None:

@@ -57,6 +57,15 @@ def duration(seconds: float) -> str:
     raise AssertionError("unreachable")
 
 
+def step_time(milliseconds: float) -> str:
+    """With three digits that matter: "3.32 s", "412 ms", "8.21 ms"."""
+    if milliseconds >= 10_000:
+        return f"{milliseconds / 1000:.1f} s"
+    if milliseconds >= 1000:
+        return f"{milliseconds / 1000:.2f} s"
+    return f"{milliseconds:.0f} ms" if milliseconds >= 100 else f"{milliseconds:.3g} ms"
+
+
 def stamp(wall_s: float, with_date: bool) -> str:
     """Local time of the machine: `14:02:11`, or `2026-10-03 14:02:11 +0200`."""
     try:

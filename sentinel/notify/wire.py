@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from sentinel.notify.compose import MailRequest
-from sentinel.settings import Mail
+from sentinel.settings import Mail, Webhook
 
 
 class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -12,6 +12,8 @@ class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
     settings: Mail
     requests: list[MailRequest]
     deadline_s: float = 120.0  # of the whole child
+    webhooks: tuple[Webhook, ...] = ()
+    held: str = ""  # why the mail server is not asked now; webhooks are
 
 
 class Answer(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from sentinel.core.model import Report
+from sentinel.core.reports import Report
 from sentinel.transport.connection import Refuse
 from sentinel.transport.limits import Limits
 from sentinel.transport.node import Guest
@@ -29,6 +29,10 @@ Work = tuple[int, Awaitable[None]]  # (sequence number, what the controller does
 class Taker:
     def __init__(self, take: Callable[[Arrived], Awaitable[None] | None], limits: Limits) -> None:
         self.epoch: int | None = None  # of this leadership; None: somebody else leads
+        # In all, of nodes that were forgotten since too.
+        self.records = 0
+        self.duplicates = 0
+        self.refused = {"Unreadable": 0, "GivenUp": 0}  # records
         self._take = take
         self._limits = limits
 
@@ -58,6 +62,7 @@ class Taker:
             orders=raw.orders,
             hold_s=raw.hold_s,
             dropped=raw.dropped,
+            now=raw.now,
         )
         return batch, tuple(damaged)
 
@@ -72,6 +77,7 @@ class Taker:
             raise self._not_taken("what was sent before was not taken")
         for _ in damaged:
             node.refuse(Reason.BAD_BODY)
+        self.refused["Unreadable"] += len(damaged)
         if damaged:
             log.warning("records_unreadable", node=node.name, records=len(damaged))
         node.dropped = batch.dropped
@@ -86,6 +92,7 @@ class Taker:
             sequence, report = record.sequence, record.report
             if sequence <= reached:
                 node.duplicates += 1
+                self.duplicates += 1
                 continue
             if report.node != node.name:
                 node.refuse(Reason.OTHER_NODE)
@@ -111,6 +118,7 @@ class Taker:
             if waiting is not None:
                 works.append((sequence, waiting))
             node.records += 1
+            self.records += 1
             reached = sequence
         if not failed and refused:
             reached = max(reached, *refused)
@@ -210,6 +218,7 @@ class Taker:
         if times < TRIES:
             return False
         node.refuse("GivenUp")
+        self.refused["GivenUp"] += 1
         return True
 
 

@@ -21,12 +21,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from msgspec import Struct
 
+from sentinel import declared
+from sentinel.metrics import Metrics
 from sentinel.transport.wire import SERVER_NAME
 
 log = structlog.get_logger(__name__)
 
 DAY_S = 86400.0
-LOOK_S = 3600.0
+LOOK_S = 300.0  # what agents trust is missed by the first that starts
 LOOK_AGAIN_S = 30.0  # after the store failed
 TRIES = 5
 # Names as in a Secret of type kubernetes.io/tls, and what only the controller reads.
@@ -199,7 +201,8 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 class Certificates:
-    """Keeps them good. `publish` gives the bundle to the agents, whenever it has changed and at the start."""
+    """Keeps them good. `publish` sees to it at each look that agents can read the bundle, which somebody may have taken
+    away."""
 
     def __init__(
         self,
@@ -216,7 +219,7 @@ class Certificates:
         self._lifetimes = lifetimes
         self._now_s = now_s
         self._data: Data = {}
-        self._published = b""
+        self.failures = 0  # to renew
         self._context: ssl.SSLContext | None = None
 
     def tls(self) -> ssl.SSLContext:
@@ -230,6 +233,19 @@ class Certificates:
         """When the serving certificate in force ends."""
         return x509.load_pem_x509_certificate(self._data[CERT]).not_valid_after_utc.timestamp()
 
+    def measure(self, metrics: Metrics) -> None:
+        """For a scrape."""
+        metrics.replace(declared.CERTIFICATE_FAILURES, {(): self.failures})
+        if self._data:
+            ends = {
+                ("serving",): self.ends_wall_s,
+                ("authority",): max(
+                    cert.not_valid_after_utc.timestamp()
+                    for cert in x509.load_pem_x509_certificates(self._data[BUNDLE])
+                ),
+            }
+            metrics.replace(declared.CERTIFICATE_END, ends)
+
     async def run(self) -> None:
         """Until cancelled. Renew now and then; a store that fails is asked again soon."""
         while True:
@@ -237,6 +253,7 @@ class Certificates:
                 await self.renew()
                 pause_s = min(LOOK_S, self._lifetimes.serving_s / 10)
             except (OSError, Conflict) as error:
+                self.failures += 1
                 log.warning("certificates_not_renewed", error=repr(error)[:300])
                 pause_s = LOOK_AGAIN_S
             await asyncio.sleep(pause_s * random.uniform(0.9, 1.1))
@@ -248,9 +265,7 @@ class Certificates:
             self._context = _context(data)
             log.info("serving_certificate_in_force")
         self._data = data
-        if data[BUNDLE] != self._published:
-            await self._publish(data[BUNDLE])
-            self._published = data[BUNDLE]
+        await self._publish(data[BUNDLE])
         if NEXT_KEY in data and NEXT_PUBLISHED not in data:  # the overlap begins when agents can read it
             stamp = f"{self._now_s():.0f}".encode()
             self._data = await self._update(

@@ -5,7 +5,7 @@ import random
 import socket
 import ssl
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import structlog
@@ -43,6 +43,7 @@ class Channel:
         self._reader = reader
         self._writer = writer
         self._deadlines: deque[float] = deque()
+        self.on_answer: Callable[[], None] = lambda: None  # of a controller, be it a refusal
 
     @classmethod
     async def open(cls, address: str, trust: Trust, connect_s: float) -> "Channel":
@@ -98,6 +99,7 @@ class Channel:
             raise ChannelError(f"the connection broke: {error}") from None
         except BadHead as error:
             raise ChannelError(f"not an answer of a controller: {error}") from None
+        self.on_answer()
         if self._deadlines:
             self._deadlines.popleft()
         if head.status != 200:

@@ -15,7 +15,7 @@ import structlog
 from msgspec import Struct
 
 from sentinel.clock import Clock, system_now
-from sentinel.core.model import Report
+from sentinel.core.reports import Report
 from sentinel.transport.channel import Channel, ChannelError, Refused, resolve
 from sentinel.transport.credentials import CredentialError, TokenFile, Trust
 from sentinel.transport.dialogue import MAX_SLOW_DOWN_S, Dialogue, Status, decode
@@ -59,10 +59,15 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
 
 class Client:
     """`run` is a task of its owner; `send` never waits and may be called before. `on_orders` gets all orders
-    whenever they have changed, on the event loop."""
+    whenever they have changed, `on_answer` is called with each answer of any controller; on the event loop."""
 
     def __init__(
-        self, settings: ClientSettings, on_orders: Callable[[Orders], None], *, clock: Clock = system_now
+        self,
+        settings: ClientSettings,
+        on_orders: Callable[[Orders], None],
+        on_answer: Callable[[], None] = lambda: None,
+        *,
+        clock: Clock = system_now,
     ) -> None:
         self.status = Status()
         self.spool = Spool(
@@ -70,6 +75,7 @@ class Client:
         )
         self._settings = settings
         self._clock = clock
+        self._on_answer = on_answer
         self._standing = Standing()
         self._epoch = EpochFile(settings.folder)
         self._trust = Trust(settings.bundle_path)
@@ -79,6 +85,7 @@ class Client:
             self.status,
             self._epoch,
             self._full,
+            self._clock,
             on_orders,
             self._token.changed,
             settings.answer_s,
@@ -156,6 +163,7 @@ class Client:
         except CredentialError as error:
             raise ChannelError(str(error)) from None
         channel = await Channel.open(address, self._trust, self._settings.answer_s)
+        channel.on_answer = self._on_answer
         try:
             welcome = await self._greet(channel, token)
             loop_s = asyncio.get_running_loop().time()

@@ -13,7 +13,8 @@ import msgspec
 import structlog
 from msgspec import Raw, Struct
 
-from sentinel.core.model import Report
+from sentinel.core.now import Now
+from sentinel.core.reports import Report
 from sentinel.transport.channel import Channel, ChannelError, Refused
 from sentinel.transport.epoch import EpochFile
 from sentinel.transport.limits import Bucket
@@ -73,6 +74,7 @@ class Dialogue:
         status: Status,
         epoch: EpochFile,
         full: Callable[[int], Report],
+        now: Callable[[], Now],
         on_orders: Callable[[Orders], None],
         new_token: Callable[[], str | None],
         answer_s: float,
@@ -83,6 +85,7 @@ class Dialogue:
         self._status = status
         self._epoch = epoch
         self._full = full  # the full report in at most so many bytes
+        self._now = now
         self._on_orders = on_orders
         self._new_token = new_token
         self._answer_s = answer_s
@@ -183,6 +186,7 @@ class Dialogue:
             orders=self._orders,
             hold_s=hold_s,
             dropped=self._spool.lost(),
+            now=None if self._spool.more else self._now(),
         )
         last = records[-1][0] if records else 0
         self._after = last or self._after

@@ -12,6 +12,8 @@ from typing import Any
 
 import structlog
 
+from sentinel import declared
+from sentinel.metrics import Metrics
 from sentinel.transport.auth import Authenticator, Denied, Why
 from sentinel.transport.batches import Taker
 from sentinel.transport.connection import Connection, Refuse
@@ -27,6 +29,7 @@ from sentinel.transport.wire import (
     REPORT_EVERY_S,
     REPORT_PATH,
     Ack,
+    Alive,
     Arrived,
     Batch,
     Orders,
@@ -48,8 +51,9 @@ NO_ORDERS = Orders()
 class Server:
     """Begins as a standby; `lead` and `stand_by` are called as leadership comes and goes.
 
-    `orders` is asked for each request and must be quick; `orders_changed` lets an answer that is held go at
-    once. `uid_of`: the uid of a node as the controller knows it, "" if it does not.
+    `alive` gets each request that is taken, after the records in it, and also one without any. `orders` is asked for
+    each request; both must be quick. `orders_changed` lets an answer that is held go at once. `uid_of`: the uid of a
+    node as the controller knows it, "" if it does not.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Server:
         authenticator: Authenticator,
         tls: Callable[[], ssl.SSLContext],
         take: Callable[[Arrived], Awaitable[None] | None],
+        alive: Callable[[Alive], None] = lambda alive: None,
         orders: Callable[[str], Orders] = lambda node: NO_ORDERS,
         uid_of: Callable[[str], str] = lambda node: "",
         limits: Limits = Limits(),  # noqa: B008 - frozen
@@ -67,11 +72,15 @@ class Server:
     ) -> None:
         self.limits = limits
         self.bytes_in_flight = 0
-        self.counts: dict[str, int] = {}
+        self.counts: dict[str, int] = {}  # what was refused or ended, by reason
+        self.requests = 0
+        self.received_bytes = 0
+        self.slowed = 0  # answers that asked for a pause
         self.told_epoch = 0  # the highest that an agent has told: above ours, somebody has led after us
         self._authenticator = authenticator
         self._context = tls
         self._taker = Taker(take, limits)
+        self._alive = alive
         self._orders = orders
         self._protocols = protocols
         self._report_every_s = report_every_s
@@ -132,6 +141,21 @@ class Server:
     @property
     def connected(self) -> int:
         return len(self._lobby.connections) - len(self._lobby.strangers)
+
+    def measure(self, metrics: Metrics) -> None:
+        """For a scrape."""
+        strangers = len(self._lobby.strangers)
+        connections = {("known",): len(self._lobby.connections) - strangers, ("stranger",): strangers}
+        metrics.replace(declared.CONNECTIONS, connections)
+        metrics.replace(declared.AGENTS, {(): len(self._roster.nodes)})
+        metrics.replace(declared.REQUESTS, {(): self.requests})
+        taker = self._taker
+        metrics.replace(declared.REPORTS, {("new",): taker.records, ("repeated",): taker.duplicates})
+        refused = {(str(reason),): count for reason, count in (self.counts | taker.refused).items()}
+        metrics.replace(declared.REFUSED, refused)
+        metrics.replace(declared.SLOWED, {(): self.slowed})
+        metrics.replace(declared.RECEIVED, {(): self.received_bytes})
+        metrics.replace(declared.IN_FLIGHT, {(): self.bytes_in_flight})
 
     @property
     def tls(self) -> ssl.SSLContext:
@@ -215,6 +239,8 @@ class Server:
         guest: Guest = connection.guest
         node = guest.node
         node.requests += 1
+        self.requests += 1
+        self.received_bytes += len(body)
         now_s = self._loop.time()
         wait_s = node.bucket.take(now_s, self.limits.requests_per_s, self.limits.requests_burst)
         if wait_s:
@@ -226,7 +252,9 @@ class Server:
                 raise Refuse(Refusal(reason=Reason.SAY_HELLO, text="say hello first"))
             node.heard_s = now_s
             batch, damaged = self._taker.read(body)
-            return self._taker.take(guest, batch, damaged, lambda ack: self._reply(connection, batch, ack))
+            taken = self._taker.take(guest, batch, damaged, lambda ack: self._reply(connection, batch, ack))
+            self._alive(Alive(node.name, guest.uid, guest.boot_id, batch.now))
+            return taken
         if request.path == HELLO_PATH:
             return self._greet(guest, body, now_s)
         raise Refuse(Refusal(reason=Reason.BAD_REQUEST, text="there is nothing at this path"))
@@ -286,6 +314,7 @@ class Server:
         connection.answer(self._encode(guest, ack, self._slow_down_s()))
 
     def _encode(self, guest: Guest, ack: Ack, slow_down_s: float) -> bytes:
+        self.slowed += slow_down_s > 0
         orders = self._orders(guest.node.name)
         return encoder.encode(
             Ack(
@@ -308,6 +337,7 @@ class Server:
 
     def refused(self, connection: Connection, refusal: Refusal) -> None:
         self._count(refusal.reason)
+        self.slowed += refusal.slow_down_s > 0
         guest: Guest | None = connection.guest
         if guest is not None:
             guest.node.refuse(refusal.reason)

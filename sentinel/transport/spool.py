@@ -121,9 +121,8 @@ class Spool:
 
     def _trouble(self, event: str, error: OSError, **more: str) -> None:
         self.disk_errors += 1
-        if (
-            self.disk_errors & (self.disk_errors - 1) == 0
-        ):  # the 1st, 2nd, 4th, 8th ...: a flood of them fills no log
+        # The 1st, 2nd, 4th, 8th ...: a flood of them fills no log.
+        if self.disk_errors & (self.disk_errors - 1) == 0:
             log.warning(event, folder=self._folder, error=error.strerror, errors=self.disk_errors, **more)
 
     # ------------------------------------------------------------ what others see

@@ -3,7 +3,9 @@
 import msgspec
 from msgspec import structs
 
-from sentinel.core.model import CheckResult, CheckState, Finding, Now, RankReport, Report, Severity
+from sentinel.core.health import CheckResult, CheckState, Finding, Severity
+from sentinel.core.now import Now
+from sentinel.core.reports import RankReport, Report
 from sentinel.transport.wire import MAX_RECORD_BYTES, encoder
 
 # Evidence, count and times of a sampled finding move with each sample; they are told again only so often.
@@ -18,19 +20,24 @@ class Standing:
         self._checks: dict[str, CheckResult] = {}
         self._told: dict[str, CheckResult] = {}
         self._ranks: dict[tuple[str, int], RankReport] = {}
+        self._fences: dict[str, float] = {}
 
     def fold(self, report: Report) -> Report | None:
         """What of a report the controller does not know yet; None: nothing."""
         checks = tuple(result for result in report.checks if self._changed(result))
         for rank in report.ranks:
             before = self._ranks.get((rank.job, rank.rank))
-            newest = rank.iterations[-1:] or (
-                before.iterations if before and _same_start(before, rank) else []
-            )
-            self._ranks[rank.job, rank.rank] = structs.replace(rank, iterations=newest)
+            if not rank.iterations and before is not None and before.incarnation == rank.incarnation:
+                rank = structs.replace(rank, iterations=before.iterations, before=before.before)
+            last = max(0, len(rank.iterations) - 1)  # the newest alone
+            newest = structs.replace(rank, iterations=rank.iterations[last:], before=rank.before + last)
+            self._ranks[rank.job, rank.rank] = newest
         for job, gone in report.exits:
             self._ranks.pop((job, gone.rank), None)
-        if not (checks or report.ranks or report.matches or report.exits):
+        fences = report.fences is not None and report.fences != self._fences
+        if report.fences is not None:
+            self._fences = report.fences
+        if not (checks or report.ranks or report.matches or report.exits or report.answers or fences):
             return None
         return report if len(checks) == len(report.checks) else structs.replace(report, checks=checks)
 
@@ -52,8 +59,9 @@ class Standing:
             boot_id=boot_id,
             sequence=0,
             now=now,
-            ranks=tuple(self._ranks.values()),
+            ranks=tuple(structs.replace(rank, again=True) for rank in self._ranks.values()),
             checks=tuple(self._checks.values()),
+            fences=self._fences,
         )
         return fit(report, min(max_bytes, MAX_RECORD_BYTES))[0]
 
@@ -66,10 +74,6 @@ class Standing:
         """The check is run no more."""
         self._checks.pop(check, None)
         self._told.pop(check, None)
-
-
-def _same_start(before: RankReport, rank: RankReport) -> bool:
-    return before.incarnation == rank.incarnation
 
 
 def _meaning(result: CheckResult) -> tuple[object, ...]:
@@ -91,6 +95,7 @@ def is_event(report: Report) -> bool:
     return bool(
         report.exits
         or report.matches
+        or report.answers
         or any(finding.event for result in report.checks for finding in result.findings)
     )
 
@@ -100,6 +105,7 @@ def is_urgent(report: Report) -> bool:
     return bool(
         report.exits
         or report.matches
+        or report.answers
         or any(
             finding.event or finding.severity in URGENT
             for result in report.checks
@@ -125,22 +131,25 @@ def pieces(report: Report, max_bytes: int = MAX_RECORD_BYTES) -> list[Report]:
     """The same in several reports, each of which fits or is one part that does not."""
     if len(encoder.encode(report)) <= max_bytes:
         return [report]
-    empty = structs.replace(report, ranks=(), matches=(), exits=(), checks=())
-    for field in ("ranks", "matches", "checks", "exits"):
+    empty = structs.replace(report, ranks=(), matches=(), exits=(), checks=(), answers=())
+    for field in ("ranks", "matches", "checks", "exits", "answers"):
         parts = getattr(report, field)
         rest = structs.replace(report, **{field: ()})
         if len(parts) > 1 or (parts and rest != empty):
             half = len(parts) // 2 if len(parts) > 1 else 1
             first = structs.replace(empty, **{field: parts[:half]})
             rest = structs.replace(report, **{field: parts[half:]})
-            # Ends of ranks come last: after everything that the ranks had written.
+            # Ends of ranks and answers come last: after everything that the ranks had written.
             return pieces(first, max_bytes) + pieces(rest, max_bytes)
     if report.ranks and len(report.ranks[0].iterations) > 1:
         rank = report.ranks[0]
         half = len(rank.iterations) // 2
         older, newer = (
-            structs.replace(empty, ranks=(structs.replace(rank, iterations=part),))
-            for part in (rank.iterations[:half], rank.iterations[half:])
+            structs.replace(empty, ranks=(structs.replace(rank, iterations=part, before=before),))
+            for part, before in (
+                (rank.iterations[:half], rank.before),
+                (rank.iterations[half:], rank.before + half),
+            )
         )
         return pieces(older, max_bytes) + pieces(newer, max_bytes)
     return [report]

@@ -10,7 +10,8 @@ from enum import StrEnum
 import msgspec
 from msgspec import Raw, Struct
 
-from sentinel.core.model import Report
+from sentinel.core.now import Now
+from sentinel.core.reports import Report
 
 # The range of protocols that this version speaks. A change that the other side cannot ignore is a new number.
 PROTOCOL_MIN = 1
@@ -122,7 +123,8 @@ class Batch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `after`: the last number that this agent sent before these on the same connection; if that one was not
     taken, neither are these, which otherwise would hide it. 0: everything that is not acknowledged begins here.
     `hold_s`: the answer may wait so long for new orders, or until the next request comes. `full_after`: the
-    sequence number up to which `full` replaces what sampled checks said.
+    sequence number up to which `full` replaces what sampled checks said. `now`: the node's clocks, where nothing is
+    left to be told after this: what was told before is still so then.
     """
 
     records: tuple[Numbered, ...] = ()
@@ -132,6 +134,7 @@ class Batch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     orders: str = ""  # version of the orders in force
     hold_s: float = 0.0
     dropped: Dropped = Dropped()
+    now: Now | None = None
 
 
 class RawNumbered(Struct, frozen=True, array_like=True):
@@ -149,6 +152,7 @@ class RawBatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     orders: str = ""
     hold_s: float = 0.0
     dropped: Dropped = Dropped()
+    now: Now | None = None
 
 
 class Ack(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -193,6 +197,15 @@ class Arrived(Struct, frozen=True, kw_only=True):
     full: bool
     late: bool
     report: Report
+
+
+class Alive(Struct, frozen=True):
+    """What each request of an agent says, also when it has nothing to tell. `now`: see Batch."""
+
+    node: str
+    node_uid: str
+    boot_id: str
+    now: Now | None = None
 
 
 def agree(ours: tuple[int, int], theirs: tuple[int, int]) -> int | None:

@@ -1,17 +1,17 @@
-"""The status page as HTML. Everything that is shown goes through `esc`: log lines are untrusted text."""
+"""One job as HTML: the whole page of `sentinel run`, and a page of a cluster's."""
 
-import base64
-import hashlib
-import html
-from collections.abc import Iterable
-from functools import cache
-from pathlib import Path
+from collections.abc import Sequence
 
-from sentinel.core.model import Finding, Incident, JobState, Phase, Severity
-from sentinel.web.view import RankRow, View, open_incident
-from sentinel.web.words import NONE, duration, milliseconds, number, printable, ratio, when
+from sentinel.core.health import Finding, Severity
+from sentinel.core.model import Incident, JobState, Phase
+from sentinel.web.html import badge, banner, card, document, esc, link, sections, short, table, tiles
+from sentinel.web.view import RankRow, View, matter, open_incident
+from sentinel.web.words import NONE, duration, lost, milliseconds, number, ratio, when
 
-_STATE_CLASS = {
+MAX_RANKS = 1024  # rows of a page
+MOST_FINDINGS = 100
+
+STATE_CLASS = {
     JobState.RUNNING: "good",
     JobState.SUCCEEDED: "good",
     JobState.QUEUED: "busy",
@@ -33,86 +33,53 @@ _SEVERITY_CLASS = {
 }
 
 
-def esc(value: object) -> str:
-    """Text for HTML and its attributes: no mark-up, no control characters, no reordering of the line."""
-    return html.escape(printable(str(value)))
-
-
-@cache
-def assets() -> tuple[str, str]:
-    """The page's style and script."""
-    folder = Path(__file__).parent
-    return (folder / "page.css").read_text("utf-8"), (folder / "page.js").read_text("utf-8")
-
-
-@cache
-def content_security_policy() -> str:
-    """Only the one inline style and the one inline script, by their hashes, and requests to ourselves."""
-    style, script = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in assets())
-    return (
-        f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-
-
 def page(view: View) -> str:
-    """The whole page. Without JavaScript the browser loads it again every five seconds."""
-    style, script = assets()
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<noscript><meta http-equiv="refresh" content="5"></noscript>'
-        f'<link rel="icon" href="data:,"><title>{esc(view.name)} · Sentinel</title>'
-        f"<style>{style}</style></head><body>"
-        '<a class="skip" href="#ranks">Skip to the ranks</a><div class="frame">'
-        '<p class="banner bad" id="lost" role="alert" hidden>Sentinel does not answer: what is shown is old.</p>'
-        f"<main>{fragment(view)}</main>"
-        '<footer class="foot"><button type="button" id="pause" aria-pressed="false" hidden>Pause updates</button>'
-        '<a href="/api/v1/status">JSON</a><a href="/metrics">Metrics</a><a href="/healthz">Health</a>'
-        f"<span>Sentinel {esc(view.version)}</span></footer></div><script>{script}</script></body></html>"
-    )
+    """The whole page."""
+    return document(view.name, fragment(view), view.version)
 
 
 def fragment(view: View) -> str:
-    """The sections of the page, each with an id: what the script fetches and swaps."""
-    sections = (
+    """The sections of the page of `sentinel run`."""
+    return sections(job_sections(view))
+
+
+def job_sections(view: View) -> list[tuple[str, str]]:
+    """One job, wherever it runs: each section with its id."""
+    return [
         ("job", _head(view)),
         ("warnings", _banners(view)),
-        ("numbers", _tiles(view)),
-        ("ranks", _card("Ranks", _ranks(view.ranks))),
-        ("incidents", _card("Incidents", _incidents(view), "Nothing has happened to this job.")),
-        (
-            "findings",
-            _card("Health findings", _findings(view.findings, view.at_wall_s), "No findings stand."),
-        ),
-        ("events", _card("Events", _events(view))),
-    )
-    return "".join(f'<section id="{name}">{content}</section>' for name, content in sections)
-
-
-def _card(title: str, content: str, empty: str = "") -> str:
-    if not content and not empty:
-        return ""
-    body = content or f'<p class="soft lead">{empty}</p>'
-    return f'<div class="card"><h2>{title}</h2>{body}</div>'
-
-
-def _badge(text: str, kind: str = "") -> str:
-    return f'<span class="badge {kind}">{esc(text)}</span>'
+        ("numbers", tiles(_tiles(view))),
+        ("ranks", card("Ranks", _ranks(view.ranks))),
+        ("incidents", card("Incidents", _incidents(view), "Nothing has happened to this job.")),
+        ("findings", card("Health findings", findings(view.findings, view.at_wall_s), "No findings stand.")),
+        ("events", card("Events", _events(view))),
+    ]
 
 
 def _head(view: View) -> str:
     told = ": ".join(part for part in (view.reason, view.sentence) if part)
     command = " ".join(view.command)
-    observing = _badge("observe: decides and touches nothing", "busy") if view.mode == "observe" else ""
+    observing = badge("observe: decides and touches nothing", "busy") if view.mode == "observe" else ""
     incident = open_incident(view)
-    phase = _badge(incident.phase, "busy") if incident else ""
+    phase = badge(incident.phase, "busy") if incident else ""
+    name = esc(view.name).replace("/", "/<wbr>")  # where a phone may break it
     return (
-        f'<div class="top"><h1>{esc(view.name)}</h1>{_badge(view.state, _STATE_CLASS.get(view.state, ""))}'
+        f'<div class="top"><h1>{name}</h1>{badge(view.state, STATE_CLASS.get(view.state, ""))}'
         f"{phase}{observing}</div>"
         + (f'<p class="lead">{esc(told)}</p>' if told else "")
         + (f'<p class="lead soft"><code>{esc(command)}</code></p>' if command else "")
+        + _wrong(view)
     )
+
+
+def _wrong(view: View) -> str:
+    """Of a job that is being recovered or was given up: what happened to it, and what to do."""
+    wrong = matter(view)
+    if wrong is None:
+        return ""
+    verdict = wrong.verdict
+    told = f"{when(wrong.opened_wall_s, view.at_wall_s)}: {verdict.sentence} {verdict.advice}".rstrip()
+    return banner("bad" if wrong.phase.final else "busy", told)
 
 
 def _banners(view: View) -> str:
@@ -128,10 +95,10 @@ def _banners(view: View) -> str:
     told += [("busy", note) for note in view.notes]
     if view.excluded:
         told.append(("busy", f"Not used by this job: {', '.join(view.excluded)}"))
-    return "".join(f'<p class="banner {kind}">{esc(text)}</p>' for kind, text in told)
+    return "".join(banner(kind, text) for kind, text in told)
 
 
-def _tiles(view: View) -> str:
+def _tiles(view: View) -> list[tuple[str, str, str]]:
     pace = f"{view.rate:.3g} iterations/s" if view.rate else ""
     hardware = f"hardware {milliseconds(view.hardware_ms)}" if view.hardware_ms is not None else ""
     saved = view.checkpoint
@@ -139,7 +106,7 @@ def _tiles(view: View) -> str:
     size = f"{view.size} rank{'s' if view.size != 1 else ''}"
     if view.size != view.original_size:
         size += f" of {view.original_size}"
-    tiles = [
+    shown = [
         ("Iteration", number(view.step), pace),
         ("Step time", milliseconds(view.step_ms), hardware),
         ("Hardware ratio", ratio(view.ratio), ""),
@@ -148,14 +115,10 @@ def _tiles(view: View) -> str:
         ("Incarnation", number(view.incarnation), size),
     ]
     if saved:
-        tiles.append(("Proved checkpoint", number(saved.step), proof))
+        shown.append(("Proved checkpoint", number(saved.step), proof))
     if view.exit_code is not None:
-        tiles.append(("Exit code", number(view.exit_code), ""))
-    cells = "".join(
-        f"<div><dt>{name}</dt><dd>{esc(value)}<small>{esc(note)}</small></dd></div>"
-        for name, value, note in tiles
-    )
-    return f'<dl class="tiles">{cells}</dl>'
+        shown.append(("Exit code", number(view.exit_code), ""))
+    return shown
 
 
 def _spent(view: View) -> str:
@@ -167,20 +130,17 @@ def _spent(view: View) -> str:
     return ", ".join(f"{count} {name}" for count, name in spent if count)
 
 
-def _table(heads: Iterable[tuple[str, str]], rows: Iterable[str], kind: str = "") -> str:
-    head = "".join(f'<th scope="col" class="{css}">{name}</th>' for name, css in heads)
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    table = f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    return f'<div class="scroll">{table}</div>' if body else ""
-
-
-def _ranks(rows: Iterable[RankRow]) -> str:
-    names = ("Iteration", "Step time", "Hardware", "Ratio", "Rate", "Last", "PID")
+def _ranks(rows: tuple[RankRow, ...]) -> str:
+    names = ("Iteration", "Step time", "Hardware", "Ratio", "Rate", "Last")
     heads = [("Rank", "number"), ("State", ""), *((name, "number") for name in names)]
-    return _table(heads, (_rank(row) for row in rows))
+    nodes, pids = any(row.node for row in rows), any(row.pid is not None for row in rows)
+    heads += [("Node", "")] * nodes + [("PID", "number")] * pids
+    more = len(rows) - MAX_RANKS
+    left_out = f'<p class="soft lead">{more} more ranks: the JSON has them all.</p>' if more > 0 else ""
+    return table(heads, (_rank(row, nodes, pids) for row in rows[:MAX_RANKS])) + left_out
 
 
-def _rank(row: RankRow) -> str:
+def _rank(row: RankRow, nodes: bool, pids: bool) -> str:
     step_ms = row.e2e_ms if row.e2e_ms is not None else row.step_ms
     bar = ""
     if row.ratio is not None:
@@ -193,13 +153,14 @@ def _rank(row: RankRow) -> str:
         ratio(row.ratio),
         NONE if row.rate is None else f"{row.rate:.3g}/s",
         NONE if row.last_age_s is None else f"{duration(row.last_age_s)} ago",
-        number(row.pid),
     )
     numbers = "".join(
         f'<td class="number">{bar if index == 3 else ""}{esc(cell)}</td>' for index, cell in enumerate(cells)
     )
     kind = "good" if row.state == "running" else ""
-    return f'<td class="number">{row.rank}</td><td>{_badge(row.state, kind)}</td>{numbers}'
+    ends = f"<td>{link(row.node, 'nodes', row.node) if row.node else ''}</td>" * nodes
+    ends += f'<td class="number">{number(row.pid)}</td>' * pids
+    return f'<td class="number">{row.rank}</td><td>{badge(row.state, kind)}</td>{numbers}{ends}'
 
 
 def _incidents(view: View) -> str:
@@ -232,7 +193,7 @@ def _incident(item: Incident, now_wall_s: float, opened: bool) -> str:
     name = esc(f"incident-{item.id}")
     return (
         f'<details id="{name}"{" open" if opened else ""}><summary id="{name}-title">'
-        f'<span class="mono">{when(item.opened_wall_s, now_wall_s)}</span>{_badge(item.phase, kind)}'
+        f'<span class="mono">{when(item.opened_wall_s, now_wall_s)}</span>{badge(item.phase, kind)}'
         f"{esc(verdict.sentence)}</summary>"
         f'<p class="lead soft">{esc(" · ".join(facts))}</p>'
         + (f'<p class="lead">{esc(outcome)}</p>' if outcome else "")
@@ -260,27 +221,32 @@ def _lost(item: Incident) -> str:
     if item.lost is not None:
         if item.lost.resumed_from is not None:
             told.append(f"Resumed from iteration {item.lost.resumed_from}.")
-        steps = f"{item.lost.steps} iterations, " if item.lost.steps is not None else ""
-        told.append(f"Lost: {steps}{duration(item.lost.seconds)}, {item.lost.gpu_seconds:.0f} GPU-seconds.")
+        told.append(f"Lost: {lost(item.lost)}.")
     return f'<p class="lead">{esc(" ".join(told))}</p>' if told else ""
 
 
-def _findings(findings: Iterable[Finding], now_wall_s: float) -> str:
+def findings(found: Sequence[Finding], now_wall_s: float) -> str:
+    """The first of them, and how many there are besides: a broken agent may tell thousands."""
     heads = [("Severity", ""), ("Where", ""), ("Code", ""), ("What", ""), ("Seen", ""), ("Times", "number")]
     rows = (
-        f"<td>{_badge(item.severity, _SEVERITY_CLASS[item.severity])}</td><td>{esc(item.entity)}</td>"
-        f'<td>{esc(item.code)}</td><td class="text">{esc(item.summary)}</td>'
+        f"<td>{badge(item.severity, _SEVERITY_CLASS[item.severity])}</td><td>{short(_where(item))}</td>"
+        f'<td>{esc(item.code)}</td><td class="text">{short(item.summary)}</td>'
         f'<td class="soft">{when(item.last_seen_wall_s, now_wall_s)}</td><td class="number">{item.count}</td>'
-        for item in findings
+        for item in found[:MOST_FINDINGS]
     )
-    return _table(heads, rows, "log")
+    more = len(found) - MOST_FINDINGS
+    return table(heads, rows, "log") + (f'<p class="lead soft">and {more} more</p>' if more > 0 else "")
+
+
+def _where(item: Finding) -> str:
+    return f"{item.node}: {item.entity}" if item.node else item.entity
 
 
 def _events(view: View) -> str:
     rows = (
         f'<td class="soft mono">{when(event.wall_s, view.at_wall_s)}</td>'
-        f"<td>{_badge(event.reason, 'busy' if event.warning else '')}</td>"
+        f"<td>{badge(event.reason, 'busy' if event.warning else '')}</td>"
         f'<td class="text">{esc(event.sentence)}</td>'
         for event in view.events
     )
-    return _table([("Time", ""), ("Reason", ""), ("What", "")], rows, "log")
+    return table([("Time", ""), ("Reason", ""), ("What", "")], rows, "log")

@@ -1,21 +1,17 @@
 """What a person is shown of one protected job: the page, `sentinel status` and its JSON show this."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from msgspec import Struct
 
 from sentinel import __version__
 from sentinel.core.budget import restarts_left
-from sentinel.core.model import (
-    Finding,
-    Incident,
-    JobEvent,
-    JobState,
-    Now,
-    ProtectedJob,
-    ProvedCheckpoint,
-)
+from sentinel.core.health import Finding
+from sentinel.core.model import Incident, JobEvent, JobState, ProtectedJob, ProvedCheckpoint
+from sentinel.core.now import Now
 from sentinel.core.picture import JobPicture
+from sentinel.core.signals import times
 
 MAX_INCIDENTS = 20
 MAX_EVENTS = 100
@@ -42,6 +38,7 @@ class RankRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ratio: float | None = None
     rate: float | None = None
     last_age_s: float | None = None
+    node: str = ""  # of a cluster
 
 
 class Restarts(Struct, frozen=True, kw_only=True):
@@ -106,6 +103,12 @@ class View(Struct, frozen=True, kw_only=True):
     version: str = __version__
 
 
+def inner_restarts(job: ProtectedJob) -> str:
+    if not job.inner_restarts:
+        return ""
+    return f"A launcher inside its pods has started its ranks again {times(job.inner_restarts)} in this run."
+
+
 def build_view(
     job: ProtectedJob,
     *,
@@ -160,7 +163,16 @@ def build_view(
         exit_code=job.exit_code,
         checkpoint=job.checkpoint,
         save_note=job.save_note,
-        notes=tuple(note for note in (job.performance_frozen, job.elastic_frozen) if note),
+        notes=tuple(
+            note
+            for note in (
+                inner_restarts(job),
+                job.performance_frozen,
+                job.elastic_frozen,
+                *job.policy.capped,
+            )
+            if note
+        ),
         excluded=job.excluded,
         degraded=tuple(dict.fromkeys((*job.degraded, *degraded, *_mail_troubles(incidents)))),
         created_wall_s=job.created_wall_s,
@@ -175,15 +187,17 @@ def build_view(
     )
 
 
-def rank_rows(picture: JobPicture, now: Now) -> list[RankRow]:
-    """One row for each rank of the running incarnation."""
+def rank_rows(
+    picture: JobPicture, now: Now, nodes: Mapping[int, str] = MappingProxyType({})
+) -> list[RankRow]:
+    """One row for each rank of the running incarnation. `nodes`: where they run, on a cluster."""
     rows = []
     for rank in range(picture.job.size):
         timing = picture.timing.ranks.get(rank)
         gone = picture.exits.get(rank)
         state = gone.describe() if gone else "running" if rank in picture.alive else "not running"
         if timing is None:
-            rows.append(RankRow(rank=rank, state=state, pid=picture.pids.get(rank)))
+            rows.append(RankRow(rank=rank, state=state, pid=picture.pids.get(rank), node=nodes.get(rank, "")))
             continue
         rows.append(
             RankRow(
@@ -197,6 +211,7 @@ def rank_rows(picture: JobPicture, now: Now) -> list[RankRow]:
                 ratio=timing.ratio,
                 rate=timing.rate_per_s,
                 last_age_s=None if timing.last_at_s is None else now.mono_s - timing.last_at_s,
+                node=nodes.get(rank, ""),
             )
         )
     return rows
@@ -216,6 +231,12 @@ def _mail_troubles(incidents: Iterable[Incident]) -> list[str]:
 def open_incident(view: View) -> Incident | None:
     """The newest incident that is still worked on."""
     return next((incident for incident in view.incidents if not incident.phase.final), None)
+
+
+def matter(view: View) -> Incident | None:
+    """What is the matter with the job now: what is worked on, or what it was given up for."""
+    failed = view.state is JobState.ERROR and view.incidents
+    return open_incident(view) or (view.incidents[0] if failed else None)
 
 
 def _running_s(job: ProtectedJob, now: Now, boot_id: str) -> float:

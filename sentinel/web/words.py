@@ -2,6 +2,9 @@
 
 import time
 
+from sentinel.core.model import Lost
+from sentinel.notify.text import step_time
+
 NONE = "–"
 
 
@@ -24,14 +27,14 @@ def duration(seconds: float | None) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """A step time with three digits that matter: "3.32 s", "412 ms", "8.21 ms"."""
-    if value is None:
-        return NONE
-    if value >= 10_000:
-        return f"{value / 1000:.1f} s"
-    if value >= 1000:
-        return f"{value / 1000:.2f} s"
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
+    return NONE if value is None else step_time(value)
+
+
+def lost(what: Lost) -> str:
+    """What a fault cost; a job without GPUs lost no GPU-seconds, which need not be said."""
+    steps = "" if what.steps is None else f"{what.steps} iterations, "
+    gpus = f", {what.gpu_seconds:.0f} GPU-seconds" if what.gpu_seconds else ""
+    return f"{steps}{duration(what.seconds)}{gpus}"
 
 
 def ratio(value: float | None) -> str:

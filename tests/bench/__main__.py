@@ -12,7 +12,7 @@ import time
 import traceback
 from pathlib import Path
 
-from tests.bench.harness import Row, machine
+from tests.bench.harness import Row, counts_s, machine
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "bench-results"
@@ -41,7 +41,7 @@ def main() -> int:
     missed: list[str] = []
     for name in args.names or names:
         print(name, flush=True)
-        begun_s = time.monotonic()
+        begun_s, before_s = time.monotonic(), counts_s()
         try:
             rows: list[Row] = importlib.import_module(f"tests.bench.bench_{name}").run(args.quick)
         except Exception:  # noqa: BLE001 - one bench that breaks must not hide the others; it counts as missed
@@ -52,7 +52,8 @@ def main() -> int:
         missed += [row["name"] for row in rows if not row["passed"]]
         RESULTS.mkdir(exist_ok=True)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        document = {"bench": name, "at": now, "quick": args.quick, "machine": machine(), "rows": rows}
+        here = {**machine(), "counts_s": [round(before_s, 3), round(counts_s(), 3)]}
+        document = {"bench": name, "at": now, "quick": args.quick, "machine": here, "rows": rows}
         document["took_s"] = round(time.monotonic() - begun_s, 1)
         (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     print(f"missed: {', '.join(missed)}" if missed else "all goals met")

@@ -15,12 +15,14 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 from sentinel.checks.rdma import COUNTERS, HW_COUNTERS
 from tests.bench.harness import Row, at_most, cpu_seconds, process_tree, pss_bytes, wait_until
 from tests.checks.conftest import HEALTHY, STUB, Scenario
 from tests.checks.sysfs_tree import Tree, write
+from tests.waits import until
 
 MIB = float(1 << 20)
 CARDS = 8
@@ -38,7 +40,8 @@ from sentinel.cli.control import Lock
 from sentinel.cli.node import NodeAgent
 from sentinel.clock import boot_id, system_now
 from sentinel.cluster.base import RankProcess
-from sentinel.core.model import Policy, ProtectedJob
+from sentinel.core.model import ProtectedJob
+from sentinel.core.policy_model import Policy
 from sentinel.logs.ruleset import load_ruleset
 from sentinel.settings import Settings
 
@@ -118,6 +121,18 @@ class Writers:
                     )
 
 
+def lives(writers: Writers, seconds: float, beside: Callable[[], None] = lambda: None) -> None:
+    """The node goes on for so long."""
+    end_s = time.monotonic() + seconds
+
+    def over() -> bool:
+        writers.pump()
+        beside()
+        return time.monotonic() >= end_s
+
+    until(over, "the node does not go on", seconds + 60.0, every_s=0.1)
+
+
 def name_of(pid: int) -> str:
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return "NVML child" if any(b"nvml_child" in word for word in words) else "agent"
@@ -130,12 +145,15 @@ def measured(
     processes = process_tree(agent)
     before_s = {pid: cpu_seconds((pid,)) for pid in processes}
     begun_s, scraped_s = time.monotonic(), 0.0
-    while (passed_s := time.monotonic() - begun_s) < seconds:
-        writers.pump()
+
+    def scrape() -> None:
+        nonlocal scraped_s
         if time.monotonic() - scraped_s >= SCRAPE_S:
             scraped_s = time.monotonic()
             urllib.request.urlopen(url + "/metrics", timeout=10).read()
-        time.sleep(0.1)
+
+    lives(writers, seconds, scrape)
+    passed_s = time.monotonic() - begun_s
     share: dict[str, float] = {}
     memory: dict[str, float] = {}
     for pid in process_tree(agent):
@@ -189,10 +207,7 @@ def run(quick: bool = False) -> list[Row]:
             mark = "findings on "
             wait_until(lambda: mark in told.read_text(), 30, f"the agent to listen: {told.read_text()}")
             url = told.read_text().rpartition(mark)[2].split()[0]
-            begun_s = time.monotonic()
-            while time.monotonic() - begun_s < (15.0 if quick else WARM_UP_S):
-                writers.pump()
-                time.sleep(0.1)
+            lives(writers, 15.0 if quick else WARM_UP_S)
             share, memory = measured(url, agent.pid, 20.0 if quick else 60.0, writers)
             check_s = check_seconds(root, environment, 3 if quick else 9)
             numbers = urllib.request.urlopen(url + "/metrics", timeout=10).read().decode()

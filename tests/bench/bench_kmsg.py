@@ -23,7 +23,7 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 
-from tests.bench.harness import Row, at_most, cpu_seconds, process_tree, wait_until
+from tests.bench.harness import Row, at_most, cpu_seconds, process_tree, wait_idle, wait_until
 
 ROOT = Path(__file__).parents[2]
 FLOOD = 20_000
@@ -143,7 +143,7 @@ def seen_after_ms(readers: list[Reader]) -> list[float]:
 def ready(reader: Reader) -> None:
     word = b"watches this node" if reader.what == "sentinel" else b"ready"
     wait_until(lambda: reader.read() or word in reader.output, WITHIN_S, f"{reader.what} to be ready")  # type: ignore[func-returns-value]
-    time.sleep(2.0)  # the first look at everything else is over
+    wait_idle(reader.process.pid, f"the first look of {reader.what} at everything else")
     seen_after_ms([reader])
 
 
@@ -177,7 +177,7 @@ def flood(reader: Reader, lines: list[bytes]) -> tuple[float, float]:
         if ahead_s > 0.002:
             time.sleep(ahead_s)
     took_s = time.monotonic() - begun_s
-    time.sleep(1.0)
+    wait_idle(reader.process.pid, f"{reader.what} after the flood")
     reader.output = b""
     return took_s, seen_after_ms([reader])[0]
 
@@ -188,7 +188,7 @@ def of_sentinel(folder: Path, distinct: bool) -> dict[str, float]:
         before_s = cpu_seconds(process_tree(agent.process.pid))
         took_s, later_ms = flood(agent, flood_lines(distinct))
         lost = agent.lost()
-        time.sleep(2.0)  # its state is saved
+        wait_idle(agent.process.pid, "the agent that saves its state")
         cpu_s = cpu_seconds(process_tree(agent.process.pid)) - before_s
         status = Path(f"/proc/{agent.process.pid}/status").read_text()
     peak_mib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from sentinel.core.model import Now, Policy, RankReport
+from sentinel.core.now import Now
+from sentinel.core.policy_model import Policy
+from sentinel.core.reports import RankReport
 from sentinel.core.timing import JobTiming
 from sentinel.logs.reader import RankLog
 from sentinel.logs.ruleset import RuleSet, load_ruleset

@@ -28,7 +28,7 @@ from tests.bench.harness import (
     pss_bytes,
     wait_until,
 )
-from tests.bench.subject import Subject
+from tests.bench.subject import MEET, Subject
 
 MIB = float(1 << 20)
 STEP_S = 0.05
@@ -52,19 +52,10 @@ def work(count):
 """
 BUSY = (
     WORK
+    + MEET
     + """
-import os, socket, sys, time
-rank, port, count = int(os.environ['RANK']), int(os.environ['MASTER_PORT']), int(sys.argv[1])
-if rank == 0:
-    peer, _ = socket.create_server(('127.0.0.1', port)).accept()
-else:
-    while True:
-        try:
-            peer = socket.create_connection(('127.0.0.1', port))
-            break
-        except ConnectionRefusedError:
-            time.sleep(0.01)
-step = 0
+import sys
+step, count = 0, int(sys.argv[1])
 while True:
     begun = time.perf_counter()
     work(count)

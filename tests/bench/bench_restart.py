@@ -13,17 +13,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.bench.harness import Row, at_least, at_most, paired_difference
+from tests.bench.harness import Row, at_least, at_most, paired_difference, wait_idle
 from tests.bench.subject import COMMAND, Subject, boottime_s
+from tests.waits import until
 
 RANKS = 2
 DEADLINE_S = 30.0
-SETTLE_S = 0.4  # between kills: the ranks step, the recovery is verified
 ABOVE_BARE_S = 0.020
 
 # The floor: nothing but fork, exec, wait, kill, and once more. Prints each rank's pid.
@@ -86,15 +85,17 @@ class Start(NamedTuple):
 
 def started(log: Callable[[int, int], Path], incarnation: int) -> Start:
     """Waits until all ranks of the incarnation met. Raises TimeoutError."""
-    end_s = boottime_s() + DEADLINE_S
-    while True:
-        paths = [log(incarnation, rank) for rank in range(RANKS)]
-        texts = [path.read_text().splitlines() if path.exists() else [] for path in paths]
-        if all(len(lines) > 2 and lines[1].startswith("met at ") for lines in texts):
-            return Start(max(float(lines[0]) for lines in texts), int(texts[0][1].split()[2]))
-        if boottime_s() > end_s:
-            raise TimeoutError(f"incarnation {incarnation} did not start: {texts}")
-        time.sleep(0.01)
+    paths = [log(incarnation, rank) for rank in range(RANKS)]
+
+    def said() -> list[list[str]]:
+        return [path.read_text().splitlines() if path.exists() else [] for path in paths]
+
+    def met() -> list[list[str]] | None:
+        texts = said()
+        return texts if all(len(lines) > 2 and lines[1].startswith("met at ") for lines in texts) else None
+
+    texts = until(met, lambda: f"incarnation {incarnation}: {said()}", DEADLINE_S, 0.01, TimeoutError)
+    return Start(max(float(lines[0]) for lines in texts), int(texts[0][1].split()[2]))
 
 
 def kill(pid: int) -> float:
@@ -102,6 +103,11 @@ def kill(pid: int) -> float:
     at_s = boottime_s()
     os.kill(pid, signal.SIGKILL)
     return at_s
+
+
+def recovered(subject: Subject) -> bool:
+    """Is every recovery over? A kill within one would belong to it."""
+    return all(incident.phase.final for incident in subject.incidents())
 
 
 def measure(kills: int) -> tuple[list[float], list[float], list[int]]:
@@ -114,16 +120,18 @@ def measure(kills: int) -> tuple[list[float], list[float], list[int]]:
             bare_pids = bare.ranks()
             started(bare.log, 1)
             ports = [started(subject.log, 1).port]
-            time.sleep(3.0)  # what comes after a start, first samples of checks among it, is over
+            wait_idle(subject.pid, "Sentinel's first samples of checks")
             for n in range(1, kills + 1):
                 turns = ["bare", "sentinel"] if n % 2 else ["sentinel", "bare"]
                 for turn in turns:
-                    time.sleep(SETTLE_S)
                     if turn == "bare":
                         at_s = kill(bare_pids[1])
                         bare_pids = bare.ranks()
                         bare_s.append(started(bare.log, n + 1).at_s - at_s)
                     else:
+                        until(
+                            lambda: recovered(subject), "the recovery before", DEADLINE_S, 0.05, TimeoutError
+                        )
                         at_s = kill(subject.ranks()[1])
                         start = started(subject.log, n + 1)
                         own_s.append(start.at_s - at_s)

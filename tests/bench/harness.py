@@ -10,9 +10,12 @@ import random
 import statistics
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
+
+from tests.waits import until
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -122,11 +125,22 @@ def wall_seconds(command: Sequence[str], env: dict[str, str] | None = None) -> f
 def wait_until(condition: Callable[[], bool], within_s: float, what: str) -> float:
     """Polls until `condition` holds and returns the seconds that took. Raises TimeoutError naming `what`."""
     begun_s = time.monotonic()
-    while not condition():
-        if time.monotonic() - begun_s > within_s:
-            raise TimeoutError(f"{what}: not within {within_s:g} s")
-        time.sleep(0.002)
+    until(condition, what, within_s, every_s=0.002, error=TimeoutError)
     return time.monotonic() - begun_s
+
+
+def wait_idle(pid: int, what: str, share: float = 0.1, window_s: float = 1.0, within_s: float = 60.0) -> None:
+    """Until `pid` and its descendants use less than `share` of a core for a window. Raises TimeoutError."""
+    used: deque[tuple[float, float]] = deque()  # (monotonic seconds, CPU seconds until then)
+
+    def idle() -> bool:
+        used.append((time.monotonic(), cpu_seconds(process_tree(pid))))
+        while len(used) > 1 and used[1][0] <= used[-1][0] - window_s:
+            used.popleft()
+        (begun_s, before_s), (now_s, after_s) = used[0], used[-1]
+        return now_s - begun_s >= window_s and after_s - before_s < share * (now_s - begun_s)
+
+    until(idle, f"{what} still works", within_s, every_s=0.05, error=TimeoutError)
 
 
 # ---------------------------------------------------------------- statistics
@@ -164,6 +178,17 @@ def paired_difference(a: Sequence[float], b: Sequence[float], resamples: int = 5
 
 
 # ---------------------------------------------------------------- the machine
+
+
+def counts_s() -> float:
+    """CPU seconds in which Python counts to ten million just now: virtual machines are not equally fast all day."""
+    taken = []
+    for _ in range(3):
+        begun_s = time.process_time()
+        for _ in range(10_000_000):
+            pass
+        taken.append(time.process_time() - begun_s)
+    return min(taken)
 
 
 def machine() -> dict[str, Any]:

@@ -25,12 +25,9 @@ RESUME = {"maxResumes": 1000, "gracefulStop": "5s"}
 CAPS = {"maxResumes": 1000}
 
 
-# Two ranks. The first statement tells when the program began (interpreter's own start, about 10 ms, included);
-# then they meet over TCP, and again at each step, twenty times a second.
-RANK = """
-import os, time
-os.write(1, b'%.6f\\n' % time.clock_gettime(time.CLOCK_BOOTTIME))
-import socket
+# Two ranks meet over TCP, within 20 s.
+MEET = """
+import os, socket, time
 rank, port = int(os.environ['RANK']), int(os.environ['MASTER_PORT'])
 if rank == 0:
     server = socket.create_server(('127.0.0.1', port))
@@ -47,6 +44,13 @@ else:
                 raise
             time.sleep(0.002)
 peer.settimeout(None)
+"""
+# The first statement tells when the program began (interpreter's own start, about 10 ms, included); then they meet,
+# and again at each step, twenty times a second.
+RANK = f"""
+import os, time
+os.write(1, b'%.6f\\n' % time.clock_gettime(time.CLOCK_BOOTTIME))
+{MEET}
 step = int(os.environ['SENTINEL_INCARNATION']) * 10000
 while True:
     peer.sendall(b'x')

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from sentinel.errors import TemporaryError
-from tests.cluster.local_jobs import Site, alive, python, until, with_site
+from tests.cluster.local_jobs import Site, alive, python, with_site
+from tests.waits import eventually
 
 SAY_PID = python("import os, time; print(os.getpid()); time.sleep(600)")
 SIZE = 2
@@ -22,7 +23,7 @@ async def half_start(site: Site) -> int:
     second.parent.mkdir(parents=True)
     os.mkfifo(second)  # opening it to write waits for a reader, so the second rank does not come
     start = asyncio.create_task(site.start(SAY_PID, incarnation=2, nproc=SIZE))
-    pid = int(await until(lambda: site.log(incarnation=2), "the first rank"))
+    pid = int(await eventually(lambda: site.log(incarnation=2), "the first rank"))
     os.kill(site.supervisor_pid(), signal.SIGKILL)
     with pytest.raises(TemporaryError):
         await start

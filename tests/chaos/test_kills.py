@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from sentinel.core.model import Phase
-from tests.chaos.world import ChaosJob, MailServer, check_mails, kill, seeded, wait_for
+from tests.chaos.world import ChaosJob, MailServer, check_mails, kill, seeded
+from tests.waits import until
 
 RANDOM_KILLS = int(os.environ.get("CHAOS_KILLS") or 200)
 LEAST = 10  # kills in each phase
@@ -36,13 +37,13 @@ class Tormentor:
     def run(self, random_kills: int) -> None:
         job = self.job
         job.run()
-        wait_for(lambda: job.stepping(1), f"{job.name} steps")
+        until(lambda: job.stepping(1), f"{job.name} steps")
         for _ in range(random_kills):
             self._life(None, self.rng.uniform(0.0, LONGEST_LIFE_S))
         while lacking := self._lacking():
             self._life(self.rng.choice(lacking), AIM_S)
-        wait_for(job.settled, job.told, 90)
-        wait_for(job.mail_is_told, "the last mail is sent", 60)
+        until(job.settled, job.told, 90)
+        until(job.mail_is_told, "the last mail is sent", 60)
 
     def _lacking(self) -> list[Phase | None]:
         """The phases that were not met often enough."""

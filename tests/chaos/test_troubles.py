@@ -1,18 +1,18 @@
 """What else may strike while a job is protected: its supervisor, its mail child, a stopped Sentinel, a full disk."""
 
-import contextlib
 import os
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sentinel.core.model import Phase
-from tests.chaos.world import ChaosJob, MailServer, check_mails, kill, processes_of, seeded, wait_for
+from tests.chaos.trainer import STEP_S
+from tests.chaos.world import HANG_S, ChaosJob, MailServer, check_mails, kill, processes_of, seeded
+from tests.disks import fill_up, small_tmpfs
+from tests.waits import until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -30,7 +30,7 @@ def job(tmp_path: Path, server: MailServer) -> Iterator[ChaosJob]:
     one = ChaosJob("job", tmp_path, tmp_path / "state", server.port)
     try:
         one.run()
-        wait_for(lambda: one.stepping(1), "the job steps")
+        until(lambda: one.stepping(1), "the job steps")
         yield one
     finally:
         one.end()
@@ -38,8 +38,8 @@ def job(tmp_path: Path, server: MailServer) -> Iterator[ChaosJob]:
 
 def recovers(job: ChaosJob, server: MailServer) -> None:
     """To the end: the books are right, the mails are told, `stop` leaves nothing."""
-    wait_for(job.settled, job.told)
-    wait_for(job.mail_is_told, job.told)
+    until(job.settled, job.told)
+    until(job.mail_is_told, job.told)
     job.check_at_rest()
     check_mails(server, [job])
     job.stop()
@@ -70,7 +70,7 @@ def test_the_ranks_outlive_their_supervisor_and_are_still_one(
     before = job.births()
     if when == "stopping":
         job.hurt(1, "killed")
-        wait_for(lambda: job.open_phase() is Phase.STOPPING, job.told, pause_s=0.002)
+        until(lambda: job.open_phase() is Phase.STOPPING, job.told, every_s=0.002)
     kill(supervisor)
     if victims == "both":
         job.kill_sentinel()
@@ -78,7 +78,7 @@ def test_the_ranks_outlive_their_supervisor_and_are_still_one(
         job.take_over()
     if when == "running":
         steps = job.steps()
-        wait_for(lambda: all(now > then for now, then in zip(job.steps(), steps, strict=True)), "steps go on")
+        until(lambda: all(now > then for now, then in zip(job.steps(), steps, strict=True)), "steps go on")
         assert job.births() == before  # nobody was started again
         job.hurt(1, "killed")
     recovers(job, server)
@@ -94,20 +94,20 @@ def test_a_start_that_was_cut_in_half_is_tried_again_and_paid_for_once(
     log.parent.mkdir()
     os.mkfifo(log)  # opening it to write waits for a reader: rank 0 runs, rank 1 does not come
     job.hurt(1, "killed")
-    wait_for(lambda: job.pid_of(2, 0), job.told)
+    until(lambda: job.pid_of(2, 0), job.told)
     kill(supervisor)
     if victims == "one after the other":
-        wait_for(lambda: job.open_phase() is Phase.PRECHECKING, job.told, pause_s=0.002)
+        until(lambda: job.open_phase() is Phase.PRECHECKING, job.told, every_s=0.002)
     job.kill_sentinel()
     log.unlink()
     job.take_over()
-    wait_for(job.settled, job.told)
+    until(job.settled, job.told)
     record = job.record()
     assert (record.incarnation, record.used + record.used_free) == (3, 1), job.told()
     assert [(number, rank) for number, rank, _ in job.births() if number == 2] == [(2, 0)]
     assert job.alive() == [3]
     assert not (job.work / "violations").exists()
-    wait_for(job.mail_is_told, job.told)
+    until(job.mail_is_told, job.told)
     check_mails(server, [job])
     job.stop()
     job.check_nothing_left()
@@ -118,10 +118,10 @@ def test_a_mail_whose_child_is_killed_in_the_middle_keeps_its_id(job: ChaosJob, 
     server.delay_s = 30.0  # the child has handed the mail over and waits for the answer
     job.hurt(1, "killed")
     assert server.receiving.wait(30)
-    for child in wait_for(lambda: children(job.sentinel.pid, b"notify.sender"), "the child"):  # type: ignore[union-attr]
+    for child in until(lambda: children(job.sentinel.pid, b"notify.sender"), "the child"):  # type: ignore[union-attr]
         kill(child)
     server.delay_s = 0.0
-    wait_for(job.settled, job.told)
+    until(job.settled, job.told)
     job.kill_sentinel()  # its successor does not wait for the next try
     job.take_over()
     recovers(job, server)
@@ -145,7 +145,9 @@ def test_a_sentinel_that_was_stopped_for_a_while_goes_on(job: ChaosJob, server: 
     assert job.sentinel is not None
     os.kill(job.sentinel.pid, signal.SIGSTOP)
     job.hurt(1, "killed")
-    time.sleep(3.0)  # longer than a hang may last
+    # It is stopped for longer than a hang may last: no step of the rank that is left takes less than STEP_S.
+    last = job.step_of(1) + int((HANG_S + 1.0) / STEP_S)
+    until(lambda: job.step_of(1) >= last, job.told)
     os.kill(job.sentinel.pid, signal.SIGCONT)
     recovers(job, server)
 
@@ -156,11 +158,11 @@ def test_of_two_that_attach_at_once_exactly_one_protects(
 ) -> None:
     if state == "stopping":
         job.hurt(1, "stopped")
-        wait_for(lambda: job.open_phase() is Phase.STOPPING, job.told, pause_s=0.002)
+        until(lambda: job.open_phase() is Phase.STOPPING, job.told, every_s=0.002)
     job.kill_sentinel()
     both = [job.another(), job.another()]
     try:
-        lost = wait_for(lambda: next((one for one in both if one.poll() is not None), None), "one gives way")
+        lost = until(lambda: next((one for one in both if one.poll() is not None), None), "one gives way")
         assert lost.returncode in (0, 73)  # it handed the job over, or was refused
         job.sentinel = next(one for one in both if one is not lost)
         if state == "running":
@@ -179,15 +181,13 @@ def test_a_rank_that_fell_silent_before_its_sentinel_was_killed_is_a_hang(
     tmp_path: Path, server: MailServer
 ) -> None:
     job = ChaosJob("job", tmp_path, tmp_path / "state", server.port)
-    (job.root / "policy.yaml").write_text(job.policy.replace("after: 2s", "after: 8s"))
+    (job.root / "policy.yaml").write_text(job.policy.replace(f"after: {HANG_S}s", f"after: {HANG_S + 6}s"))
     log = job.folder / "logs/1/rank-1.log"
     try:
         job.run()
-        wait_for(lambda: job.stepping(1), "the job steps")
+        until(lambda: job.stepping(1), "the job steps")
         job.hurt(1, "stopped", rank=1)
-        wait_for(
-            lambda: job.log_read_to(1, 1) == log.stat().st_size, "all that it said was read", pause_s=0.1
-        )
+        until(lambda: job.log_read_to(1, 1) == log.stat().st_size, "all that it said was read", every_s=0.1)
         assert job.open_phase() is None
         job.kill_sentinel()
         job.take_over()
@@ -207,10 +207,10 @@ def test_the_last_words_of_a_rank_that_died_while_nobody_looked_decide(
     job.command = [sys.executable, "-I", "-S", "-c", text]
     try:
         job.run()
-        wait_for(lambda: len(processes_of(job.name, job.state)) == 2, "both ranks run")
+        until(lambda: len(processes_of(job.name, job.state)) == 2, "both ranks run")
         job.kill_sentinel()
         go.touch()
-        wait_for(lambda: not processes_of(job.name, job.state), "both ranks end")
+        until(lambda: not processes_of(job.name, job.state), "both ranks end")
         job.take_over()
         assert job.sentinel is not None
         assert job.sentinel.wait(timeout=60) == 1
@@ -228,21 +228,8 @@ def test_the_last_words_of_a_rank_that_died_while_nobody_looked_decide(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "state"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", place], check=True)
-    try:
+    with small_tmpfs(tmp_path / "state", "12m") as place:
         yield place
-    finally:
-        subprocess.run(["umount", "-l", place], check=True)
-
-
-def fill_up(place: Path) -> Path:
-    hog = place / "hog"
-    with open(hog, "wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(b"\0" * 4096)
-    return hog
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -256,17 +243,17 @@ def test_records_survive_a_state_disk_that_fills_up_during_a_recovery(
     (job.root / "policy.yaml").write_text(job.policy.replace("  hang:", "  precheck: {checks: []}\n  hang:"))
     try:
         job.run()
-        wait_for(lambda: job.stepping(1), "the job steps")
+        until(lambda: job.stepping(1), "the job steps")
         job.hurt(1, "killed")
-        wait_for(lambda: job.open_phase() is Phase.STOPPING, job.told, pause_s=0.002)
+        until(lambda: job.open_phase() is Phase.STOPPING, job.told, every_s=0.002)
         hog = fill_up(small_disk)
         if killed:
             job.kill_sentinel()
             job.check_books()
             job.take_over()
-        wait_for(lambda: job.stepping(2), job.told)
+        until(lambda: job.stepping(2), job.told)
         hog.unlink()
-        wait_for(job.settled, job.told)
+        until(job.settled, job.told)
         job.hurt(2, "killed")  # and with room again all is as before
         recovers(job, server)
     finally:

@@ -9,9 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from email import message_from_bytes
 from pathlib import Path
@@ -23,40 +21,28 @@ from aiosmtpd.smtp import SMTP
 from sentinel.core.model import Incident, IncidentKind, Phase, ProtectedJob
 from sentinel.logs.kmsg import encode_record
 from tests.chaos import trainer
+from tests.waits import until
 
 REPO = Path(__file__).parent.parent.parent
 SIZE = 2
 GPUS = 128
 OWNER = "owner@example.com"
+HANG_S = 6  # a busy machine runs no rank for seconds, too
 
-POLICY = """\
+POLICY = f"""\
 apiVersion: sentinel.dev/v1alpha1
 kind: JobPolicy
-metadata: {name: chaos}
+metadata: {{name: chaos}}
 spec:
-  owner: {emails: [owner@example.com]}
+  owner: {{emails: [{OWNER}]}}
   resume:
     maxResumes: 5000
     gracefulStop: 400ms
-    checkpoint: {signal: SIGUSR1, timeout: 20s, proof: {logPattern: saved checkpoint step}}
+    checkpoint: {{signal: SIGUSR1, timeout: 20s, proof: {{logPattern: saved checkpoint step}}}}
   lostRankGrace: 400ms
-  performance: {maxHardwareRatio: 0.66, stragglerRatio: off, over: 20, action: RescheduleAndAlert}
-  hang: {after: 2s, action: RestartAndAlert}
+  performance: {{maxHardwareRatio: 0.66, stragglerRatio: off, over: 20, action: RescheduleAndAlert}}
+  hang: {{after: {HANG_S}s, action: RestartAndAlert}}
 """
-
-
-def wait_for(
-    condition: Callable[[], Any], what: str | Callable[[], str], within_s: float = 60.0, pause_s: float = 0.02
-) -> Any:
-    """The first true value of `condition`; fails with `what` (called if it can be) when it does not come."""
-    deadline = time.monotonic() + within_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() >= deadline:
-            raise AssertionError(f"not within {within_s:.0f} s: {what() if callable(what) else what}")
-        time.sleep(pause_s)
 
 
 # ---------------------------------------------------------------- mail
@@ -226,13 +212,14 @@ class ChaosJob:
             self.sentinel.kill()
             self.sentinel.wait()
         supervisor = self.supervisor_pid()
-        for _ in range(50):
+
+        def gone() -> bool:
             left = processes_of(self.name, self.state)
             for pid in left:
                 kill(pid)
-            if not left:
-                break
-            time.sleep(0.02)
+            return not left
+
+        until(gone, lambda: f"these live on: {processes_of(self.name, self.state)}", 10.0)
         if supervisor is not None:
             kill(supervisor)
         os.close(self._alive)
@@ -249,6 +236,10 @@ class ChaosJob:
 
     def pid_of(self, incarnation: int, rank: int) -> int | None:
         return next((pid for number, r, pid in self.births() if (number, r) == (incarnation, rank)), None)
+
+    def step_of(self, rank: int) -> int:
+        """The newest that it has made."""
+        return self.steps()[rank][1]
 
     def steps(self) -> list[tuple[int, int]]:
         """(incarnation, newest step) of each rank."""
@@ -376,10 +367,10 @@ class ChaosJob:
 
     def check_nothing_left(self) -> None:
         """After `stop`: no process, no supervisor, no byte held."""
-        wait_for(lambda: not processes_of(self.name, self.state), f"processes of {self.name} are left", 20)
+        until(lambda: not processes_of(self.name, self.state), f"processes of {self.name} are left", 20)
         assert self.alive() == []
         lock = self.folder / "supervisor.lock"
-        wait_for(lambda: not _is_held(lock), f"the supervisor of {self.name} is left", 20)
+        until(lambda: not _is_held(lock), f"the supervisor of {self.name} is left", 20)
 
     def mail_is_told(self) -> bool:
         return all(mail.state == "sent" for i in self.incidents() for mail in i.mails)

@@ -13,10 +13,11 @@ import pytest
 
 from sentinel.checks import nvml as nvml_check
 from sentinel.checks.base import Look, Unknown
-from sentinel.core.model import Finding, Now
+from sentinel.core.health import Finding
+from sentinel.core.now import Now
 from sentinel.logs.kmsg import encode_record
 from sentinel.settings import Settings
-from tests.checks.proc_tree import until
+from tests.waits import until
 
 FIRST, SECOND = "0000:18:00.0", "0000:2a:00.0"
 STUB = Path(__file__).parent / "stub_nvml" / "stub.c"

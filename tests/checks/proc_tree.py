@@ -1,11 +1,9 @@
 """A procfs tree for values that cannot be made here; real processes are linked into it."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from sentinel.checks.base import Look
-from sentinel.core.model import Now
+from sentinel.core.now import Now
 from sentinel.settings import Settings
 
 PF_KTHREAD = 0x00200000
@@ -59,11 +57,3 @@ class ProcTree:
             "boot",
             kept,
         )
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
-    """Waits until the kernel has done something."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.005)

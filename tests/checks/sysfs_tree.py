@@ -9,7 +9,8 @@ import msgspec
 
 from sentinel.checks.base import Absent, CheckFunction, Look, Unknown
 from sentinel.checks.findings import FindingBook
-from sentinel.core.model import Finding, Now
+from sentinel.core.health import Finding
+from sentinel.core.now import Now
 from sentinel.settings import Settings
 
 

@@ -9,7 +9,8 @@ import pytest
 from sentinel.checks import bmc
 from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.table import select
-from sentinel.core.model import Finding, Now, Severity
+from sentinel.core.health import Finding, Severity
+from sentinel.core.now import Now
 from sentinel.settings import Settings
 
 # Captured: `ipmitool sdr type 0x08` on a server with one of two supplies built in, from its owner's public notes.

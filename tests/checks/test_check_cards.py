@@ -4,7 +4,6 @@ import asyncio
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from sentinel.checks import cards_amd, cards_ascend, cards_cambricon
 from sentinel.checks.cards import NotUnderstood
 from sentinel.checks.cards_table import FAMILIES, family
 from sentinel.checks.runner import CheckRunner
-from sentinel.core.model import CheckResult, CheckState, Severity
-from tests.checks.proc_tree import until
+from sentinel.core.health import CheckResult, CheckState, Severity
+from tests.waits import until
 
 FIXTURES = Path(__file__).parent / "fixtures/cards"
 
@@ -182,10 +181,7 @@ def test_a_tool_that_hangs_is_killed_with_its_children_and_is_a_finding_until_it
     any_bench.runner._running[any_bench.family.check].kept["sample_s"] = 1.0
     assert any_bench.found() == {"accelerator-tool-hangs": Severity.DEGRADED}
     for pid in map(int, pids.read_text().split()):
-        end = time.monotonic() + 10
-        while _alive(pid):
-            assert time.monotonic() < end, "it was not killed"
-            time.sleep(0.01)
+        until(lambda pid=pid: not _alive(pid), "it was not killed")  # type: ignore[misc]
     any_bench.runner._running[any_bench.family.check].kept.pop("sample_s")
     healthy(any_bench)
     assert any_bench.look(2).state is CheckState.OK

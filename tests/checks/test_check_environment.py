@@ -12,7 +12,8 @@ import pytest
 from sentinel.checks import environment
 from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.environment import BAD_VARIABLES, bad_variables, locked_limit
-from sentinel.core.model import Finding, Now, Severity
+from sentinel.core.health import Finding, Severity
+from sentinel.core.now import Now
 from sentinel.settings import Settings
 
 # As /proc/PID/limits prints it.
@@ -126,7 +127,7 @@ SCRIPT = """
 import os, sys
 from sentinel.checks import environment
 from sentinel.checks.base import Look, Unknown
-from sentinel.core.model import Now
+from sentinel.core.now import Now
 from sentinel.settings import Settings
 os.setgid(65534); os.setuid(65534)
 try:

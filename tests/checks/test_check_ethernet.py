@@ -133,12 +133,17 @@ def test_an_interface_of_the_settings_that_is_missing_is_told_and_clears_when_it
     ]
 
 
+def until(holds: str) -> str:
+    """The kernel looks at the links of a bridge up to a second later."""
+    return f'timeout 20 sh -c "until {holds}; do sleep 0.02; done"'
+
+
 def test_a_bridge_and_an_ifb_that_settings_name_are_followed(repo: Path) -> None:
     steps = [
         ("ip link add br0 type bridge && ip link add ifb7 type ifb && ip link set br0 up && ip link set ifb7 up"
          f" && {PAIR} && ip link set v0 master br0", 0.0),
-        ("ip link set ifb7 down && ip link set v1 down", 20.0),
-        ("ip link set ifb7 up && ip link set v1 up", 20.0),
+        (f"ip link set ifb7 down && ip link set v1 down && {until('! ip link show br0 | grep -q LOWER_UP')}", 20.0),
+        (f"ip link set ifb7 up && ip link set v1 up && {until('ip link show br0 | grep -q LOWER_UP')}", 20.0),
     ]  # fmt: skip
     assert found_after(steps, repo, ("br0", "ifb7"))[1:] == [
         [("br0", "port-down", "warning"), ("ifb7", "port-down", "warning")],

@@ -14,7 +14,8 @@ from sentinel.checks.findings import (
 )
 from sentinel.checks.repeats import MAX_JOBS, MAX_PLACES
 from sentinel.checks.xid import RepeatRow, finding_of, severities
-from sentinel.core.model import Component, Finding, Now, Severity
+from sentinel.core.health import Component, Finding, Severity
+from sentinel.core.now import Now
 from sentinel.logs.kernel import parse_kernel
 
 BOOT = "boot-1"

@@ -9,7 +9,7 @@ import pytest
 from sentinel.checks import gpu_pci
 from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.gpus import cuda_environment, inventory, usable
-from sentinel.core.model import Severity
+from sentinel.core.health import Severity
 from sentinel.settings import Shape
 from tests.checks.conftest import no_more_descriptors
 

@@ -14,7 +14,8 @@ from sentinel.checks import clocks, conntrack, edac, fragmentation, governor, in
 from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.findings import FindingBook
 from sentinel.checks.runner import CheckRunner
-from sentinel.core.model import Finding, Now, Severity
+from sentinel.core.health import Finding, Severity
+from sentinel.core.now import Now
 from sentinel.settings import Settings, Shape
 
 

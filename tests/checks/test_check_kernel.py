@@ -17,11 +17,11 @@ from sentinel.checks.base import Look
 from sentinel.checks.findings import FindingBook
 from sentinel.checks.xid import job_of_cgroup
 from sentinel.clock import boot_id, system_now
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 from sentinel.logs.kmsg import KmsgReader
 from sentinel.settings import Settings
 from tests.checks.conftest import no_more_descriptors
-from tests.checks.proc_tree import until
+from tests.waits import until
 
 GROUPS = Path("/sys/fs/cgroup/memory")
 POD = "pod95387fa4-da9c-11e7-9d36-5254b24cbf5e"

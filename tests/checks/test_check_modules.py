@@ -7,7 +7,8 @@ import pytest
 
 from sentinel.checks import modules
 from sentinel.checks.base import Absent, Look
-from sentinel.core.model import Component, Finding, Now, Severity
+from sentinel.core.health import Component, Finding, Severity
+from sentinel.core.now import Now
 from sentinel.settings import Settings, Shape
 
 # Printed by drivers 550 (proprietary) and 580 (open), seen in public bug reports.

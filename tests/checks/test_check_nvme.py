@@ -12,7 +12,7 @@ from sentinel.checks import block, nvme
 from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.nvme import ToolFailed, parse_health
 from sentinel.checks.table import select
-from sentinel.core.model import Finding, Severity
+from sentinel.core.health import Finding, Severity
 from tests.checks.conftest import HandClock, Machine, no_more_descriptors
 
 # Captured: `nvme smart-log -o json` of nvme-cli 1 (the test of a Prometheus exporter of its output; shortened).

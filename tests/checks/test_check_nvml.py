@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from sentinel.checks.base import Absent, Unknown
 from sentinel.checks.child import LineChild
 from sentinel.checks.gpus import hidden
 from sentinel.checks.proc_scan import INIT_PID_NAMESPACE
-from sentinel.core.model import Severity
+from sentinel.core.health import Severity
+from tests.waits import until
 
 FIRST, SECOND = "0000:18:00.0", "0000:2a:00.0"
 
@@ -84,19 +84,22 @@ def test_a_card_on_the_bus_that_the_driver_does_not_list_is_fatal(
     assert sample() == {}
 
 
+DEVICES = Path("self", "root", "dev")  # below /proc: as a process sees them
+
+
 @pytest.fixture
 def bound(sample: Any, cards: Any, machine: Any, tmp_path: Path) -> Path:
     """Both cards have NVIDIA's driver; the tree is what /proc shows of a process in the host's own namespaces."""
     proc = tmp_path / "proc"
     (proc / "self/ns").mkdir(parents=True)
     (proc / "self/ns/pid").symlink_to(INIT_PID_NAMESPACE)
-    (proc / "self/root/dev").mkdir(parents=True)
+    (proc / DEVICES).mkdir(parents=True)
     for minor, pci in enumerate((FIRST, SECOND)):
         bind(machine, pci, "nvidia")
         information = proc / "driver/nvidia/gpus" / pci / "information"
         information.parent.mkdir(parents=True)
         information.write_text(f"Model: \t\t NVIDIA H100 80GB HBM3\nDevice Minor: \t {minor}\n")
-        (proc / f"self/root/dev/nvidia{minor}").touch()
+        (proc / DEVICES / f"nvidia{minor}").touch()
     sample.settings["procfs"] = str(proc)
     return proc
 
@@ -112,11 +115,11 @@ def test_a_card_that_the_driver_has_and_we_may_use_but_is_not_listed_is_fatal(
 ) -> None:
     cards.set(devices=1)
     assert sample()[f"GPU {SECOND}", "gpu-missing"].severity is Severity.FATAL
-    (bound / "self/root/dev/nvidia1").unlink()  # on the host a card that never started has no device file
+    (bound / DEVICES / "nvidia1").unlink()  # on the host a card that never started has no device file
     assert sample()[f"GPU {SECOND}", "gpu-missing"].severity is Severity.FATAL
 
 
-@pytest.mark.parametrize("without", ["self/root/dev/nvidia1", f"driver/nvidia/gpus/{SECOND}/information"])
+@pytest.mark.parametrize("without", [str(DEVICES / "nvidia1"), f"driver/nvidia/gpus/{SECOND}/information"])
 def test_cards_that_a_container_was_not_given_are_not_missing(
     sample: Any, cards: Any, bound: Path, without: str
 ) -> None:
@@ -131,7 +134,7 @@ def test_cards_that_a_container_was_not_given_are_not_missing(
 
 def test_a_card_that_the_jobs_control_group_forbids_is_not_missing(machine: Any, bound: Path) -> None:
     """As in a job step of Slurm, which has all device files and may open some."""
-    os.chmod(bound / "self/root/dev/nvidia1", 0)
+    os.chmod(bound / DEVICES / "nvidia1", 0)
     if os.geteuid() == 0:  # whom only a control group can forbid it
         assert not hidden(str(machine.sysfs), str(bound), SECOND, False)
         for folder in (bound, *bound.parents):
@@ -230,13 +233,14 @@ def test_modules_in_the_current_directory_are_not_imported(
 def test_the_child_ends_when_the_agent_is_gone(machine: Any, cards: Any) -> None:
     program = (
         "import sys, json, os; from sentinel.checks import nvml; from sentinel.checks.base import Look\n"
-        "from sentinel.core.model import Now; from sentinel.settings import Settings\n"
+        "from sentinel.core.now import Now; from sentinel.settings import Settings\n"
         "kept = {}; nvml.check(Look(Settings(sysfs=sys.argv[1]), (), Now(1.0, 1.0), 'boot', kept))\n"
         "print(kept['child'].pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(machine.sysfs)], stdout=subprocess.PIPE)
     child = Path(f"/proc/{int(done.stdout)}/stat")
-    end = time.monotonic() + 20
-    while child.exists() and child.read_text().rsplit(")", 1)[1].split()[0] != "Z":
-        assert time.monotonic() < end, "the child outlived its agent"
-        time.sleep(0.01)
+
+    def ended() -> bool:
+        return not child.exists() or child.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+    until(ended, "the child outlived its agent")

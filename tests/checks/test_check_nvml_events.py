@@ -10,7 +10,8 @@ from sentinel.checks.findings import FindingBook
 from sentinel.checks.nvml import xid_finding
 from sentinel.checks.nvml_sample import Event
 from sentinel.checks.xid import finding_of
-from sentinel.core.model import Finding, Now, Severity
+from sentinel.core.health import Finding, Severity
+from sentinel.core.now import Now
 from sentinel.logs.kernel import parse_kernel
 
 FIRST, SECOND = "GPU 0000:18:00.0", "GPU 0000:2a:00.0"

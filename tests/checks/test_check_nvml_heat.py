@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sentinel.core.model import Severity
+from sentinel.core.health import Severity
 
 FIRST, SECOND = "GPU 0000:18:00.0", "GPU 0000:2a:00.0"
 

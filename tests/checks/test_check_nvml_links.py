@@ -7,7 +7,7 @@ import pytest
 
 from sentinel.checks.nvml_links import fabric_faults
 from sentinel.checks.nvml_sample import Fabric
-from sentinel.core.model import Severity
+from sentinel.core.health import Severity
 
 FIRST, SECOND = "GPU 0000:18:00.0", "GPU 0000:2a:00.0"
 

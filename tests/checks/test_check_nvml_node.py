@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sentinel.checks.base import Unknown
-from sentinel.core.model import Severity
+from sentinel.core.health import Severity
 from sentinel.measures import rows
 from sentinel.settings import Shape
 

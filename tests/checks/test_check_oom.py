@@ -13,7 +13,8 @@ import pytest
 from sentinel.checks import oom
 from sentinel.checks.base import Look, Unknown
 from sentinel.checks.findings import KEPT_S, FindingBook
-from sentinel.core.model import Finding, Now, Severity
+from sentinel.core.health import Finding, Severity
+from sentinel.core.now import Now
 from sentinel.settings import Settings
 
 HIERARCHY = Path("/sys/fs/cgroup/memory")

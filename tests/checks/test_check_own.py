@@ -3,7 +3,6 @@
 import asyncio
 import re
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from sentinel.checks.runner import CheckRunner
 from sentinel.checks.table import CHECKS, all_checks
 from sentinel.config.load import load_settings
 from sentinel.config.problems import ConfigErrors
-from sentinel.core.model import CheckResult, CheckState, Component, Severity
+from sentinel.core.health import CheckResult, CheckState, Component, Severity
 from sentinel.settings import OwnCheck
-from tests.checks.proc_tree import until
+from tests.waits import until
 
 HEAD = "apiVersion: sentinel.dev/v1alpha1\nkind: Settings\n"
 
@@ -188,10 +187,7 @@ def test_one_that_hangs_is_killed_with_its_children_and_told_until_it_answers(ma
         ("check own-raid", Severity.WARNING)
     ]
     for pid in pids.read_text().split():
-        end = time.monotonic() + 10
-        while _runs(pid):
-            assert time.monotonic() < end, "it was not killed"
-            time.sleep(0.01)
+        until(lambda pid=pid: not _runs(pid), "it was not killed")  # type: ignore[misc]
     one.script("echo OK")
     assert one.look(2).findings == ()
 
@@ -207,10 +203,7 @@ def test_a_child_that_it_left_behind_is_neither_waited_for_nor_kept(owned: Owned
     pid = machine.folder / "pid"
     owned.script(f"sleep 1000 & echo $! > {pid}; echo OK")
     assert owned.look().detail == "OK"  # the child holds its stdout open
-    end = time.monotonic() + 10
-    while _runs(pid.read_text().strip()):
-        assert time.monotonic() < end, "it was left behind"
-        time.sleep(0.01)
+    until(lambda: not _runs(pid.read_text().strip()), "it was left behind")
 
 
 def test_a_program_that_hangs_in_the_kernel_gets_no_second_one_beside_it(machine: Any, frozen: Path) -> None:

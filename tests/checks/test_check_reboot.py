@@ -9,7 +9,8 @@ import pytest
 from sentinel.checks import reboot
 from sentinel.checks.base import Look, Unknown
 from sentinel.checks.reboot import parse_wtmp
-from sentinel.core.model import Now, Severity
+from sentinel.core.health import Severity
+from sentinel.core.now import Now
 from sentinel.settings import Settings
 
 NOW_S = 1_700_000_000.0
@@ -41,7 +42,7 @@ class Node:
         self.folder = folder
         self.state = folder / "state"
         self.state.mkdir()
-        self.wtmp = folder / "proc/1/root/var/log/wtmp"
+        self.wtmp = folder.joinpath("proc", "1", "root", "var", "log", "wtmp")
         self.wtmp.parent.mkdir(parents=True)
         self.now_s = NOW_S
 

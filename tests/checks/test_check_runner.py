@@ -4,7 +4,6 @@ import asyncio
 import os
 import sys
 import threading
-import time
 import types
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,8 +14,9 @@ import pytest
 from sentinel.checks.base import Absent, Check, CheckFunction, Look, Unknown
 from sentinel.checks.runner import CheckRunner
 from sentinel.checks.table import CHECKS
-from sentinel.core.model import CheckResult, CheckState, Component, Finding, Severity
+from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
 from sentinel.logs.kmsg import encode_record
+from tests.waits import eventually
 
 
 @pytest.fixture
@@ -49,13 +49,6 @@ def broken(name: str = "thing") -> Finding:
         action="FIX",
         summary="broken",
     )
-
-
-async def until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        await asyncio.sleep(0.005)
 
 
 async def while_running(runner: CheckRunner, story: Callable[[], Awaitable[None]]) -> None:
@@ -127,7 +120,10 @@ def test_a_check_that_had_more_to_say_is_not_asked_without_a_pause_when_it_break
     machine: Any, row: Any, hangs: bool
 ) -> None:
     blocked = threading.Event()
-    samples: list[CheckResult] = []
+    results: list[CheckResult] = []
+
+    def of(check: str) -> list[CheckResult]:
+        return [result for result in results if result.check == check]
 
     def probe(look: Look) -> list[Finding]:
         if not look.kept.get("unfinished"):
@@ -138,17 +134,17 @@ def test_a_check_that_had_more_to_say_is_not_asked_without_a_pause_when_it_break
         raise RuntimeError("it broke")
 
     async def story() -> None:
-        await until(lambda: CheckState.UNKNOWN in [result.state for result in samples])
-        samples.clear()
-        await asyncio.sleep(0.2)
+        await eventually(lambda: CheckState.UNKNOWN in [result.state for result in of("probe")])
+        results.clear()
+        await eventually(lambda: len(of("clock")) >= 10)  # of a check that is due every 20 ms
 
-    rows = [row("probe", probe, interval_s=60.0, deadline_s=0.05)]
-    runner = CheckRunner(machine.settings, checks=rows, on_result=samples.append)
+    rows = [row("probe", probe, interval_s=60.0, deadline_s=0.05), row("clock", lambda look: [])]
+    runner = CheckRunner(machine.settings, checks=rows, on_result=results.append)
     try:
         asyncio.run(while_running(runner, story))
     finally:
         blocked.set()
-    assert samples == []
+    assert of("probe") == []
 
 
 def test_an_unknown_sample_ends_no_finding(machine: Any, row: Any) -> None:
@@ -186,13 +182,13 @@ def test_what_a_check_uses_is_not_closed_under_it_but_once_when_it_ends(machine:
         return []
 
     async def story() -> None:
-        await until(begun.is_set)
+        await eventually(begun.is_set)
 
     runner = CheckRunner(machine.settings, checks=[row("probe", probe)])
     asyncio.run(while_running(runner, story))
     assert closed == []
     goes_on.set()
-    asyncio.run(until(lambda: bool(closed)))
+    asyncio.run(eventually(lambda: bool(closed)))
     runner.close()
     assert closed == ["check-probe"]
 
@@ -234,7 +230,7 @@ def test_a_check_that_never_answers_is_a_finding_until_it_answers(machine: Any, 
             return next((result for result in reversed(results) if result.check == name), None)
 
         async def body() -> None:
-            await until(lambda: bool((found := last("hangs")) and found.findings))
+            await eventually(lambda: bool((found := last("hangs")) and found.findings))
             found = last("hangs")
             assert found is not None
             assert found.state is CheckState.UNKNOWN
@@ -242,11 +238,11 @@ def test_a_check_that_never_answers_is_a_finding_until_it_answers(machine: Any, 
                 (Component.AGENT, "check hangs")
             ]
             goods = sum(result.check == "good" for result in results)
-            await until(lambda: sum(result.check == "good" for result in results) > goods + 3)
+            await eventually(lambda: sum(result.check == "good" for result in results) > goods + 3)
             assert len(calls) == 1  # it is not started again beside itself
             assert runner.stats["hangs"].timeouts == 1
             blocked.set()
-            await until(
+            await eventually(
                 lambda: bool((now := last("hangs")) and now.state is CheckState.OK and not now.findings)
             )
 
@@ -393,9 +389,9 @@ def test_a_readable_kernel_log_wakes_its_check_before_the_interval(machine: Any)
         runner = CheckRunner(machine.settings, checks=slow, on_result=results.append)
 
         async def body() -> None:
-            await until(lambda: len(results) == 1)
+            await eventually(lambda: len(results) == 1)
             os.write(writer, encode_record("NVRM: Xid (PCI:0000:18:00): 79, gone", 1))
-            await until(lambda: bool(results[-1].findings))
+            await eventually(lambda: bool(results[-1].findings))
 
         await while_running(runner, body)
 

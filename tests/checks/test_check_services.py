@@ -14,9 +14,10 @@ from sentinel.checks import services
 from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.proc_scan import INIT_PID_NAMESPACE
 from sentinel.checks.services import parse_show
-from sentinel.core.model import Finding, Now, Severity
+from sentinel.core.health import Finding, Severity
+from sentinel.core.now import Now
 from sentinel.settings import Settings, Shape
-from tests.checks.proc_tree import until
+from tests.waits import until
 
 # One paragraph for each unit, see systemctl(1); the keys as systemd 255 prints them.
 UNIT = """\
@@ -49,7 +50,7 @@ class Node:
         link.symlink_to(name)
 
     def systemd(self, monkeypatch: pytest.MonkeyPatch, command: str = 'cat "$0.out"') -> None:
-        (self.procfs / "self/root/run/systemd/system").mkdir(parents=True)
+        Path(self.procfs, "self", "root", "run/systemd/system").mkdir(parents=True)
         stub = self.folder / "bin/systemctl"
         stub.parent.mkdir()
         stub.write_text(f"#!/bin/sh\n{command}\n")

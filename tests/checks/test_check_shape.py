@@ -13,7 +13,8 @@ from sentinel.checks.base import Look
 from sentinel.checks.runner import CheckRunner
 from sentinel.config.load import load_settings
 from sentinel.config.problems import ConfigErrors
-from sentinel.core.model import Now, Severity
+from sentinel.core.health import Severity
+from sentinel.core.now import Now
 from sentinel.settings import Settings, Shape, ShapeMatch
 
 HEAD = "apiVersion: sentinel.dev/v1alpha1\nkind: Settings\n"

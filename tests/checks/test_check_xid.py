@@ -22,7 +22,7 @@ from sentinel.checks.xid import (
     sxid_meaning,
     xid_meaning,
 )
-from sentinel.core.model import Component, Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 from sentinel.logs.kernel import parse_kernel, shipped_rules
 from sentinel.rules import RuleError, data_dir, load_rows
 

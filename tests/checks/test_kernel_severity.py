@@ -13,7 +13,10 @@ from sentinel.checks import kernel
 from sentinel.checks.base import Look
 from sentinel.checks.findings import KEPT_S, BookState, FindingBook
 from sentinel.checks.xid import actions, catalogue, finding_of, recovery_meaning, severities
-from sentinel.core.model import Cause, Component, Finding, Now, RankExit, Severity, Verdict
+from sentinel.core.health import Component, Finding, Severity
+from sentinel.core.model import Cause, Verdict
+from sentinel.core.now import Now
+from sentinel.core.reports import RankExit
 from sentinel.core.triage import triage
 from sentinel.failures import failure_classes
 from sentinel.logs.kernel import KernelLog, shipped_rules

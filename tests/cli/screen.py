@@ -2,7 +2,7 @@
 
 import re
 
-_TOKEN = re.compile(r"\x1b\[(\d*)([ABJKm])|\x1b([78D])|\r|\n|\x08|[^\x1b\r\n\x08]|\x1b.", re.DOTALL)
+_TOKEN = re.compile(r"\x1b\[(\d*)([ABHJKm])|\x1b([78D])|\r|\n|\x08|[^\x1b\r\n\x08]|\x1b.", re.DOTALL)
 
 
 class Screen:
@@ -47,8 +47,13 @@ class Screen:
         elif control == "B":
             self.row = min(self.rows - 1, self.row + count)
         elif control == "K":
-            assert given == "2"
-            self.cells[self.row] = [" "] * self.columns
+            assert given in ("", "2")
+            start = 0 if given else self.column
+            self.cells[self.row][start:] = [" "] * (self.columns - start)
+        elif control == "H":
+            self.row = self.column = 0
+        elif control == "J" and given == "2":
+            self.cells = [[" "] * self.columns for _ in range(self.rows)]
         elif control == "J":
             self.cells[self.row][self.column :] = [" "] * (self.columns - self.column)
             for row in range(self.row + 1, self.rows):

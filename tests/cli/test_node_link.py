@@ -8,7 +8,8 @@ import pytest
 from sentinel.cli import node_link
 from sentinel.cli.node import NodeAgent
 from sentinel.settings import ControllerLink, Settings
-from tests.transport.world import World, go, until
+from tests.transport.world import World, go
+from tests.waits import eventually
 
 
 def test_a_controller_that_is_away_is_a_finding_of_the_agent_until_it_comes(
@@ -33,13 +34,17 @@ def test_a_controller_that_is_away_is_a_finding_of_the_agent_until_it_comes(
             agent = NodeAgent(settings, folder, settings_file=None, paths=(), say=lambda text: None)
             world.tasks.append(asyncio.create_task(agent.link.run()))
 
-            await until(lambda: [f.code for f in agent.runner.book.active()] == ["controller-unreachable"])
+            await eventually(
+                lambda: [f.code for f in agent.runner.book.active()] == ["controller-unreachable"]
+            )
             (finding,) = agent.runner.book.active()
             assert finding.count == 1
             assert agent.health.problems(agent.health.now_s(), ()) == []
 
             await world.serve(port=port)
-            await until(lambda: not agent.runner.book.active())
-            await until(lambda: [r for a in world.arrived for r in a.report.checks if r.check == "agent"])
+            await eventually(lambda: not agent.runner.book.active())
+            await eventually(
+                lambda: [r for a in world.arrived for r in a.report.checks if r.check == "agent"]
+            )
 
     go(story())

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from sentinel.cli import presence, status
 from sentinel.cli.control import Presence, write_presence
 from sentinel.cluster.local.processes import read_proc
 from sentinel.cluster.local.store import LocalStore
-from sentinel.core.model import JobState, Phase
+from sentinel.core.model import JobEvent, JobState, Launch, Phase
 from sentinel.web.view import View
+from tests.cli.watched import LONG, STEERING, Watched, steered
+from tests.waits import until
 from tests.web import samples
 from tests.web.test_server import Running
 
@@ -188,6 +191,7 @@ def test_a_damaged_state_file_is_told_and_left_alone(
     assert (tmp_path / "state.db").read_bytes() == b"this is no database" * 1000
 
 
+LONGEST = "n" * 63  # a name on one machine; no other characters are taken for one
 PROGRAM = (
     "import argparse, sys; from sentinel.cli import status; parser = argparse.ArgumentParser();"
     "status.add_arguments(parser); sys.exit(status.main(parser.parse_args()))"
@@ -205,6 +209,55 @@ def test_watch_shows_it_again_until_the_reader_leaves(state: Path) -> None:
         assert json.loads(first)[0]["name"] == json.loads(second)[0]["name"] == "llama-7b"
         assert process.stderr.read() == b""
         assert process.wait(30) == 0
+
+
+def test_on_a_terminal_the_picture_is_renewed_in_place_and_fits(state: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, "--state-dir", str(state), "--watch", "llama-7b"]
+    watched = Watched(command, columns=60, rows=12, env=dict(os.environ))
+    first = watched.until("Ctrl-C ends it")
+    assert first[0].startswith("Job")
+    assert "llama-7b" in first[0]
+    assert len(first) <= 12
+    assert "more lines" in watched.lines[-1] or "…" in watched.lines[-1]
+    seen = watched.pictures
+    while watched.pictures < seen + 2:
+        assert watched.until("llama-7b")[0] == first[0], "it stays where it is"
+    assert watched.bytes.count(b"\x1b[2J") == 1, "no flicker: the screen is emptied once"
+    assert watched.end() == 130
+
+
+@pytest.mark.parametrize("words", [(), ("bert",), ("-o", "json")])
+def test_hostile_text_of_a_job_reaches_no_terminal_that_watches(state: Path, words: tuple[str, ...]) -> None:
+    """Of its command, its log, and what was found on its machine; however long."""
+    found = structs.replace(samples.finding(), entity=LONG, code=STEERING, summary=LONG, evidence=(LONG,))
+    event = JobEvent(job="bert", wall_s=samples.WALL_S, reason=STEERING, sentence=LONG, warning=True)
+    launch = Launch(command=("python", STEERING, LONG), cwd=LONG, env={}, nproc=1)
+    said = {"reason": STEERING, "sentence": LONG, "degraded": (LONG, STEERING), "save_note": LONG}
+    broken = samples.incident(7, line=LONG)
+    verdict = structs.replace(broken.verdict, sentence=LONG, advice=STEERING, failure=STEERING, entity=LONG)
+    incident = structs.replace(broken, id=f"bert-0007{STEERING}", job="bert", verdict=verdict, sentence=LONG)
+    store = LocalStore(state / "state.db")
+    store.save(
+        jobs=[samples.job(name=name, launch=launch, **said) for name in ("bert", LONGEST)],
+        incidents=[incident],
+        events=[event],
+        findings=[found],
+    )
+    store.close()
+    command = [sys.executable, "-c", PROGRAM, "--state-dir", str(state), "--watch", *words]
+    watched = Watched(command, columns=100, rows=30, env=dict(os.environ))
+    if words == ("-o", "json"):
+        until(lambda: watched.bytes.count(b"\n") >= 2, "no second picture")
+        seen = {job["name"] for job in json.loads(watched.bytes.splitlines()[0])}
+        assert seen == {"llama-7b", "bert", LONGEST}, "a program reads what was said"
+    else:
+        shown = watched.until("Ctrl-C ends it")
+        assert len(shown) <= 30
+        until(lambda: watched.pictures >= 2, "no second picture")
+        assert watched.bytes.count(b"\x1b[2J") == 1
+    assert not steered(watched.bytes)
+    assert watched.end() == 130
+    assert not steered(watched.bytes)
 
 
 def test_status_imports_no_page_no_policy_reader_and_no_metrics(state: Path) -> None:

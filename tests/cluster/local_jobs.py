@@ -4,25 +4,16 @@ import asyncio
 import os
 import sys
 import textwrap
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 from sentinel.cluster.local.cluster import LocalCluster
 from sentinel.cluster.local.processes import is_same, read_proc
-from sentinel.core.model import Launch, RankExit
+from sentinel.core.model import Launch
+from sentinel.core.reports import RankExit
+from tests.waits import eventually
 
 DEADLINE_S = 20.0
-
-
-async def until(condition: Callable[[], Any], what: str = "the condition") -> Any:
-    """The first true value of `condition`."""
-    end = time.monotonic() + DEADLINE_S
-    while not (value := condition()):
-        assert time.monotonic() < end, f"{what} did not come within {DEADLINE_S} s"
-        await asyncio.sleep(0.01)
-    return value
 
 
 def python(code: str) -> tuple[str, ...]:
@@ -49,7 +40,7 @@ class Site:
         return path.read_text() if path.exists() else ""
 
     async def logged(self, text: str, incarnation: int = 1, rank: int = 0) -> str:
-        await until(lambda: text in self.log(incarnation, rank), f"{text!r} in the log of rank {rank}")
+        await eventually(lambda: text in self.log(incarnation, rank), f"{text!r} in the log of rank {rank}")
         return self.log(incarnation, rank)
 
     def supervisor_pid(self) -> int:
@@ -61,7 +52,7 @@ class Site:
         return next((exit for exit in self.exits if exit.rank == rank), None)
 
     async def ended(self, rank: int = 0) -> RankExit:
-        return await until(lambda: self.exit_of(rank), f"the end of rank {rank}")
+        return await eventually(lambda: self.exit_of(rank), f"the end of rank {rank}")
 
 
 def with_site(test: Callable[[Site], Awaitable[None]]) -> Callable[[Path], None]:

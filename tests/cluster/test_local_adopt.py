@@ -9,7 +9,8 @@ from pathlib import Path
 
 from sentinel.cluster.local.processes import read_proc
 from sentinel.cluster.local.status import SLOT_BYTES, read_status
-from tests.cluster.local_jobs import Site, alive, python, until, with_site
+from tests.cluster.local_jobs import Site, alive, python, with_site
+from tests.waits import eventually
 
 SLEEP = ("sleep", "600")
 SENTINEL_SIDE = """
@@ -62,7 +63,7 @@ async def test_exit_statuses_survive_a_killed_sentinel(site: Site) -> None:
     status = read_status(site.cluster.job_dir("job"))
     assert status
     os.kill(status.slots[0].pid, signal.SIGKILL)
-    await until(lambda: not alive(status.slots[0].pid))
+    await eventually(lambda: not alive(status.slots[0].pid))
     adopted = await site.cluster.adopt("job")
     assert adopted.supervisor_alive
     assert (adopted.incarnation, adopted.ended_unknown, adopted.rebooted) == (1, (), False)
@@ -82,7 +83,7 @@ async def test_the_supervisor_leaves_and_the_statuses_stay(site: Site) -> None:
     status = read_status(site.cluster.job_dir("job"))
     assert status
     go.touch()
-    await until(lambda: read_proc(status.header.supervisor) is None, "the end of the idle supervisor")
+    await eventually(lambda: read_proc(status.header.supervisor) is None, "the end of the idle supervisor")
     adopted = await site.cluster.adopt("job")
     assert sorted((exit.rank, exit.code) for exit in adopted.exits) == [(0, 40), (1, 41)]
     assert (adopted.ranks, adopted.supervisor_alive) == ([], False)
@@ -109,7 +110,7 @@ async def test_neither_hangup_nor_interrupt_of_the_session_reaches_the_job(site:
 async def test_without_its_supervisor_the_end_of_a_rank_is_seen_but_its_status_is_unknown(site: Site) -> None:
     ranks = await site.start(SLEEP, nproc=2)
     os.kill(site.supervisor_pid(), signal.SIGKILL)
-    await until(lambda: site.lost == ["job"], "word of the lost supervisor")
+    await eventually(lambda: site.lost == ["job"], "word of the lost supervisor")
     assert site.exits == []
     assert all(alive(rank.pid) for rank in ranks)
     os.kill(ranks[0].pid, signal.SIGKILL)
@@ -145,7 +146,7 @@ async def test_sentinel_and_supervisor_killed_leave_a_job_that_is_adopted_and_st
     sentinel.wait()
     os.kill(status.header.supervisor, signal.SIGKILL)
     os.kill(status.slots[1].pid, signal.SIGKILL)
-    await until(lambda: not alive(status.slots[1].pid) and not alive(status.header.supervisor))
+    await eventually(lambda: not alive(status.slots[1].pid) and not alive(status.header.supervisor))
     adopted = await site.cluster.adopt("job")
     assert not adopted.supervisor_alive
     assert adopted.ended_unknown == (1,)
@@ -173,13 +174,13 @@ def change_slot(folder: Path, incarnation: int, index: int, old: str, new: str) 
 async def test_a_pid_that_was_reused_is_nobody_of_ours(site: Site) -> None:
     (rank,) = await site.start(SLEEP)
     os.kill(site.supervisor_pid(), signal.SIGKILL)
-    await until(lambda: site.lost)
+    await eventually(lambda: site.lost)
     old, new = f'"start_ticks":{rank.start_ticks}', f'"start_ticks":{rank.start_ticks - 1}'
     change_slot(site.cluster.job_dir("job"), 1, 1, old, new)
     later = Site(site.root)
     adopted = await later.cluster.adopt("job")
     assert (adopted.ranks, adopted.ended_unknown) == ([], (0,))
-    assert later.cluster.signal_ranks("job", 1, [0], "SIGUSR1").refused == {0: "gone"}
+    assert (await later.cluster.signal_ranks("job", 1, [0], "SIGUSR1")).refused == {0: "gone"}
     assert alive(rank.pid)
     later.cluster.close()
 
@@ -188,7 +189,7 @@ async def test_a_pid_that_was_reused_is_nobody_of_ours(site: Site) -> None:
 async def test_after_a_reboot_nothing_is_taken_for_a_rank_and_nothing_is_killed(site: Site) -> None:
     ranks = await site.start(SLEEP, nproc=2)
     os.kill(site.supervisor_pid(), signal.SIGKILL)
-    await until(lambda: site.lost)
+    await eventually(lambda: site.lost)
     status = read_status(site.cluster.job_dir("job"))
     assert status
     change_slot(site.cluster.job_dir("job"), 1, 0, status.header.boot_id, "0" * len(status.header.boot_id))

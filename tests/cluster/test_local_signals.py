@@ -5,14 +5,15 @@ import signal
 import sys
 import textwrap
 
-from tests.cluster.local_jobs import Site, alive, python, until, with_site
+from tests.cluster.local_jobs import Site, alive, python, with_site
+from tests.waits import eventually
 
 CATCHES = """
     import os, signal, sys, time
     signal.signal(signal.SIGUSR1, lambda *_: print('saved by', os.getpid()))
     print('ready')
     while True:
-        time.sleep(0.05)
+        signal.pause()
 """
 WITH_FORKED_LOADERS = """
 import multiprocessing, os, signal, time
@@ -55,8 +56,8 @@ async def test_forked_data_loaders_inherit_the_handler_and_are_not_signalled(sit
         await site.logged("ready", rank=rank)
     helpers = [pid for pid in site.cluster.processes("job", 1) if pid not in {rank.pid for rank in ranks}]
     assert len(helpers) == 6
-    assert site.cluster.save_capable("job", 1, "SIGUSR1") == {0: True, 1: True}
-    outcome = site.cluster.signal_ranks("job", 1, [0, 1], "SIGUSR1")
+    assert await site.cluster.save_capable("job", 1, "SIGUSR1") == {0: True, 1: True}
+    outcome = await site.cluster.signal_ranks("job", 1, [0, 1], "SIGUSR1")
     assert (outcome.sent, outcome.refused) == ((0, 1), {})
     for rank in ranks:
         assert f"saved by {rank.pid}" in await site.logged("saved by", rank=rank.rank)
@@ -69,9 +70,9 @@ async def test_forked_data_loaders_inherit_the_handler_and_are_not_signalled(sit
 @with_site
 async def test_a_rank_that_does_not_catch_the_signal_is_spared(site: Site) -> None:
     (rank,) = await site.start(("sleep", "600"))
-    outcome = site.cluster.signal_ranks("job", 1, [0, 5], "SIGUSR1")
+    outcome = await site.cluster.signal_ranks("job", 1, [0, 5], "SIGUSR1")
     assert (outcome.sent, outcome.refused) == ((), {0: "does not catch SIGUSR1", 5: "gone"})
-    assert site.cluster.save_capable("job", 1, "SIGUSR1") == {0: False}
+    assert await site.cluster.save_capable("job", 1, "SIGUSR1") == {0: False}
     assert alive(rank.pid)
 
 
@@ -80,25 +81,25 @@ async def test_a_rank_that_is_gone_is_said_to_be(site: Site) -> None:
     (rank,) = await site.start(("sleep", "600"))
     os.kill(rank.pid, signal.SIGKILL)
     await site.ended()
-    assert site.cluster.signal_ranks("job", 1, [0], "SIGUSR1").refused == {0: "gone"}
-    assert site.cluster.signal_ranks("job", 9, [0], "SIGUSR1").refused == {0: "gone"}
+    assert (await site.cluster.signal_ranks("job", 1, [0], "SIGUSR1")).refused == {0: "gone"}
+    assert (await site.cluster.signal_ranks("job", 9, [0], "SIGUSR1")).refused == {0: "gone"}
 
 
 @with_site
 async def test_under_a_launcher_its_workers_are_the_ranks(site: Site) -> None:
     (launcher,) = await site.start(python(LAUNCHER), nproc=None)
-    await until(lambda: site.log().count("ready") == 2)
+    await eventually(lambda: site.log().count("ready") == 2)
     found = site.cluster.find_ranks("job", 1)
     assert sorted(found) == [0, 1]
     assert launcher.pid not in {proc.pid for proc in found.values()}
-    assert site.cluster.signal_ranks("job", 1, [0, 1], "SIGUSR1").sent == (0, 1)
-    await until(lambda: site.log().count("saved by") == 2)
+    assert (await site.cluster.signal_ranks("job", 1, [0, 1], "SIGUSR1")).sent == (0, 1)
+    await eventually(lambda: site.log().count("saved by") == 2)
 
 
 @with_site
 async def test_a_launcher_that_inherited_rank_variables_is_no_rank(site: Site) -> None:
     (launcher,) = await site.start(python(LAUNCHER), nproc=None, RANK="7", LOCAL_RANK="7")
-    await until(lambda: site.log().count("ready") == 2)
+    await eventually(lambda: site.log().count("ready") == 2)
     found = site.cluster.find_ranks("job", 1)
     assert sorted(found) == [0, 1]
     assert launcher.pid not in {proc.pid for proc in found.values()}
@@ -108,7 +109,7 @@ async def test_a_launcher_that_inherited_rank_variables_is_no_rank(site: Site) -
 async def test_a_helper_that_inherits_the_variables_of_a_plain_process_is_no_rank(site: Site) -> None:
     code = "import os, time; os.fork(); print('ready'); time.sleep(600)"
     (process,) = await site.start(python(code), nproc=None, RANK="3", LOCAL_RANK="0")
-    await until(lambda: site.log().count("ready") == 2)
+    await eventually(lambda: site.log().count("ready") == 2)
     assert {rank: proc.pid for rank, proc in site.cluster.find_ranks("job", 1).items()} == {3: process.pid}
 
 
@@ -118,7 +119,7 @@ async def test_the_program_under_a_shell_is_the_rank(site: Site) -> None:
     program.write_text(textwrap.dedent(CATCHES))
     (shell,) = await site.start(("sh", "-c", f"{sys.executable} -u {program}; echo after"))
     await site.logged("ready")
-    assert site.cluster.signal_ranks("job", 1, [0], "SIGUSR1").sent == (0,)
+    assert (await site.cluster.signal_ranks("job", 1, [0], "SIGUSR1")).sent == (0,)
     assert f"saved by {shell.pid}" not in await site.logged("saved by")
 
 

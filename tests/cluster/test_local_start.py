@@ -11,7 +11,8 @@ from sentinel.cluster.local.order import free_port
 from sentinel.cluster.local.processes import scan
 from sentinel.core.model import Launch
 from sentinel.errors import PermanentError, TemporaryError
-from tests.cluster.local_jobs import Site, alive, python, until, with_site
+from tests.cluster.local_jobs import Site, alive, python, with_site
+from tests.waits import eventually
 
 SLEEP = ("sleep", "600")
 PRINT_ENVIRONMENT = python("import os, json; print(json.dumps(dict(os.environ)))")
@@ -98,7 +99,9 @@ async def test_every_rank_leads_a_session_with_default_signals_and_no_terminal(s
         assert os.readlink(f"/proc/{rank.pid}/fd/1") == os.readlink(f"/proc/{rank.pid}/fd/2") == rank.log_path
         # A program that is still being loaded has a library or two open.
         fds = f"/proc/{rank.pid}/fd"
-        await until(lambda fds=fds: sorted(os.listdir(fds)) == ["0", "1", "2"], "nothing else is inherited")
+        await eventually(
+            lambda fds=fds: sorted(os.listdir(fds)) == ["0", "1", "2"], "nothing else is inherited"
+        )
 
 
 @with_site
@@ -226,4 +229,4 @@ async def test_the_supervisor_ends_when_nothing_is_left_for_it(site: Site) -> No
     await site.ended()
     pid = site.supervisor_pid()
     await site.cluster.release("job")
-    await until(lambda: not alive(pid), "the end of the supervisor")
+    await eventually(lambda: not alive(pid), "the end of the supervisor")

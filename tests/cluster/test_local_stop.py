@@ -5,7 +5,8 @@ import signal
 import time
 from pathlib import Path
 
-from tests.cluster.local_jobs import Site, alive, python, until, with_site
+from tests.cluster.local_jobs import Site, alive, python, with_site
+from tests.waits import eventually
 
 SLEEP = ("sleep", "600")
 IGNORES_TERM = python(
@@ -169,6 +170,6 @@ async def test_what_outlives_sigkill_is_named_after_a_bounded_time(site: Site) -
     assert time.monotonic() - before < 10
     assert not outcome.gone
     assert outcome.stuck
-    await until(lambda: not Path(f"/proc/{rank.pid}").exists())
+    await eventually(lambda: not Path(f"/proc/{rank.pid}").exists())
     site.cluster._tracked.clear()
     assert (await site.cluster.stop("job", 1, 0.1)).gone

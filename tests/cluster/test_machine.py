@@ -7,7 +7,9 @@ import pytest
 
 from sentinel.cluster.base import Room
 from sentinel.cluster.local.machine import LocalMachine
-from sentinel.core.model import CheckResult, CheckState, Component, Finding, Policy, ProtectedJob, Severity
+from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
+from sentinel.core.model import ProtectedJob
+from sentinel.core.policy_model import Policy
 
 
 def room(state: Path, *results: CheckResult) -> Room:

@@ -5,7 +5,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -23,21 +22,20 @@ from sentinel.cluster.local.store import (
 )
 from sentinel.core.model import (
     Cause,
-    Component,
-    Finding,
     Incident,
     IncidentKind,
     JobEvent,
     JobState,
     Launch,
-    Policy,
     ProtectedJob,
     Quarantine,
-    Severity,
     Symptom,
     Verdict,
 )
+from sentinel.core.policy_model import Policy
 from sentinel.errors import PermanentError
+from tests.samples import lost_gpu
+from tests.waits import until
 
 SMALL_BALLAST = 64 << 10
 
@@ -53,20 +51,6 @@ def an_incident(number: int = 1, job: str = "llama", **changes: object) -> Incid
     )
     incident = Incident(id=f"{job}-{number:04}", job=job, kind=IncidentKind.FORCED, verdict=verdict)
     return msgspec.structs.replace(incident, **changes)
-
-
-def a_finding(**changes: object) -> Finding:
-    finding = Finding(
-        check="kernel",
-        component=Component.GPU,
-        entity="GPU 0000:18:00.0",
-        code="XID 79",
-        severity=Severity.FATAL,
-        action="RESTART_BM",
-        summary="The GPU has fallen off the bus.",
-        event=True,
-    )
-    return msgspec.structs.replace(finding, **changes)
 
 
 def an_event(number: int, job: str = "llama") -> JobEvent:
@@ -92,12 +76,12 @@ def store(path: Path) -> Iterator[LocalStore]:
 
 
 def test_every_record_comes_back_as_it_was_saved(path: Path, store: LocalStore) -> None:
-    isolation = Quarantine(entity="GPU 0", since_wall_s=5.0, findings=(a_finding(),), needs="reboot")
+    isolation = Quarantine(entity="GPU 0", since_wall_s=5.0, findings=(lost_gpu(),), needs="reboot")
     store.save(
         jobs=[a_job()], incidents=[an_incident()], quarantines=[isolation], events=[an_event(1), an_event(2)]
     )
     store.save_positions("llama", 1, {0: b"\x00\xff", 1: b"two"})
-    store.save_findings([a_finding()])
+    store.save_findings([lost_gpu()])
     store.close()
 
     with closing(open_store(path)) as again:
@@ -108,7 +92,7 @@ def test_every_record_comes_back_as_it_was_saved(path: Path, store: LocalStore) 
         assert again.quarantines() == [isolation]
         assert again.events("llama") == [an_event(1), an_event(2)]
         assert again.positions("llama") == {(1, 0): b"\x00\xff", (1, 1): b"two"}
-        assert again.findings() == [a_finding()]
+        assert again.findings() == [lost_gpu()]
         assert again.degraded == ()
 
 
@@ -154,9 +138,9 @@ def test_positions_of_long_gone_incarnations_are_dropped(store: LocalStore) -> N
 
 
 def test_saving_findings_replaces_the_whole_set(store: LocalStore) -> None:
-    store.save_findings([a_finding(), a_finding(code="XID 48")])
-    store.save_findings([a_finding(code="XID 48", count=2)])
-    assert store.findings() == [a_finding(code="XID 48", count=2)]
+    store.save_findings([lost_gpu(), lost_gpu(code="XID 48")])
+    store.save_findings([lost_gpu(code="XID 48", count=2)])
+    assert store.findings() == [lost_gpu(code="XID 48", count=2)]
     store.save_findings([])
     assert store.findings() == []
 
@@ -202,10 +186,7 @@ def test_the_log_is_moved_into_the_file_beside_the_saves(path: Path, store: Loca
     before_bytes = path.stat().st_size
     for number in range(2 * SAVES_PER_CHECKPOINT):
         store.save(events=[an_event(number)])
-    deadline_s = time.monotonic() + 20
-    while path.stat().st_size == before_bytes:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    until(lambda: path.stat().st_size != before_bytes)
     assert len(store.events("llama", 1000)) == 2 * SAVES_PER_CHECKPOINT
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from sentinel.cluster.local import supervisor
 from sentinel.cluster.local.status import SLOT_BYTES, parse_status, read_status
-from tests.cluster.local_jobs import Site, until, with_site
+from tests.cluster.local_jobs import Site, with_site
+from tests.waits import eventually
 
 SLEEP = ("sleep", "600")
 
@@ -47,9 +48,9 @@ async def test_exits_are_kept_for_a_sentinel_that_does_not_read(site: Site) -> N
     for rank in ranks:
         os.kill(rank.pid, signal.SIGKILL)
     folder = site.cluster.job_dir("job")
-    await until(lambda: all(slot.signal for slot in read_status(folder).slots.values()))
+    await eventually(lambda: all(slot.signal for slot in read_status(folder).slots.values()))
     tracked.link._transport.resume_reading()
-    await until(lambda: len(site.exits) == 64)
+    await eventually(lambda: len(site.exits) == 64)
 
 
 @with_site
@@ -59,8 +60,8 @@ async def test_nonsense_on_the_socket_only_costs_the_connection(site: Site) -> N
     assert link
     assert link._transport
     link._transport.write(b"\xff\xff\xff\xff" + b"x" * 100)
-    await until(lambda: link.closed)
-    await until(lambda: site.cluster._tracked["job"].supervised, "a new connection")
+    await eventually(lambda: link.closed)
+    await eventually(lambda: site.cluster._tracked["job"].supervised, "a new connection")
     os.kill(rank.pid, signal.SIGKILL)
     assert (await site.ended()).signal == signal.SIGKILL
     assert site.lost == []

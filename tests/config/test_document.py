@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sentinel.config.document import MAX_BYTES, parse, read_text
@@ -157,7 +157,6 @@ def test_a_policy_may_come_through_a_pipe() -> None:
 yaml_like = st.text(alphabet="ab:-[]{}&*!|>'\"%@`#,? \n\t0.1~<=", max_size=60)
 
 
-@settings(deadline=None)
 @given(yaml_like)
 def test_no_text_brings_a_traceback(text: str) -> None:
     for load in (lambda: load_policies(HEAD + "  " + text), lambda: parse(text, "f.yaml")):

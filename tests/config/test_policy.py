@@ -6,15 +6,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from sentinel.config.kinds import PRECHECKS, failure_classes
 from sentinel.config.load import load_policies
 from sentinel.config.problems import ConfigErrors, Problem
-from sentinel.core.model import (
+from sentinel.core.caps import capped
+from sentinel.core.policy_model import (
     Checkpoint,
     Elastic,
     Hang,
     LogRule,
+    LostNode,
     Performance,
     Policy,
     Precheck,
@@ -22,6 +25,7 @@ from sentinel.core.model import (
     Restart,
     Resume,
 )
+from sentinel.core.policy_words import policy_words
 from sentinel.settings import Caps, Settings
 
 HEAD = "apiVersion: sentinel.dev/v1alpha1\nkind: JobPolicy\nmetadata: {name: llama}\nspec:\n"
@@ -57,6 +61,7 @@ spec:
     action: RescheduleAndAlert
   hang: {after: 90s, action: Alert}
   maxDuration: 30h
+  debugHold: 4h
   startTimeout: 5m
   lostRankGrace: 500ms
   verifyAfter: 1m
@@ -119,6 +124,7 @@ def test_every_field_reaches_the_policy_in_base_units() -> None:
         ),
         hang=Hang(after_s=90.0, action="Alert"),
         max_duration_s=108000.0,
+        debug_hold_s=14400.0,
         start_timeout_s=300.0,
         lost_rank_grace_s=0.5,
         verify_after_s=60.0,
@@ -144,11 +150,28 @@ def test_defaults_stay_within_what_administrators_allow() -> None:
     settings = Settings(caps=Caps(max_resumes=2, max_restarts=1, graceful_stop_s=20.0))
     assert only(HEAD + "  mode: enforce", settings).restart == Restart(max_restarts=1, graceful_stop_s=20.0)
     assert only(HEAD + "  resume: {}", settings).resume == Resume(max_resumes=2, graceful_stop_s=20.0)
+    assert capped(Policy(), settings.caps).capped == (
+        "restart.maxRestarts is 1, not 3 (caps.maxRestarts of the administrators' settings)",
+        "restart.gracefulStop is 20s, not 30s (caps.gracefulStop of the administrators' settings)",
+    )
 
 
 def test_the_design_keys_of_later_stages_are_unknown_here() -> None:
-    found = problems(HEAD + "  debugHold: 4h\n  lostNode: force\n  selfFence: 5m\n")
-    assert [one.path for one in found] == ["spec.debugHold", "spec.lostNode", "spec.selfFence"]
+    found = problems(HEAD + "  lostNode: force\n  selfFence: 5m\n")
+    assert [one.path for one in found] == ["spec.lostNode", "spec.selfFence"]
+
+
+@pytest.mark.parametrize("asked", ["{}", "{forceAfter: 10m, selfFence: 5m}"])
+def test_a_lost_node_means_one_of_two_things(asked: str) -> None:
+    (found,) = problems(HEAD + f"  lostNode: {asked}\n")
+    assert found.path == "spec.lostNode"
+    assert "exactly one of forceAfter, selfFence" in str(found)
+
+
+def test_a_self_fence_is_never_so_short_that_a_restart_of_the_controllers_ends_jobs() -> None:
+    assert only(HEAD + "  lostNode: {selfFence: 2m}").lost_node == LostNode(self_fence_s=120.0)
+    (found,) = problems(HEAD + "  lostNode: {selfFence: 119s}\n")
+    assert found.path == "spec.lostNode.selfFence"
 
 
 MANY = """\
@@ -250,19 +273,58 @@ def test_contradictions_are_refused(spec: str, path: str, expected: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("spec", "path", "cap"),
+    ("spec", "note", "changes"),
     [
-        ("  resume: {maxResumes: 4}", "spec.resume.maxResumes", "at most 3 (caps.maxResumes"),
-        ("  restart: {maxRestarts: 3}", "spec.restart.maxRestarts", "at most 2 (caps.maxRestarts"),
-        ("  resume: {gracefulStop: 6m}", "spec.resume.gracefulStop", "at most 5m (caps.gracefulStop"),
-        ("  restart: {resetAfter: 1h}", "spec.restart.resetAfter", "at least 2h (caps.resetAfterMin"),
+        (
+            "  resume: {maxResumes: 4, maxJob: 4, gracefulStop: 1m}",
+            "resume.maxResumes is 3, not 4 (caps.maxResumes of the administrators' settings)",
+            {"resume": Resume(max_resumes=3, max_job=3, graceful_stop_s=60.0), "restart": None},
+        ),
+        (
+            "  restart: {maxRestarts: 3}",
+            "restart.maxRestarts is 2, not 3 (caps.maxRestarts of the administrators' settings)",
+            {"restart": Restart(max_restarts=2)},
+        ),
+        (
+            "  restart: {maxRestarts: 1, gracefulStop: 6m}",
+            "restart.gracefulStop is 5m, not 6m (caps.gracefulStop of the administrators' settings)",
+            {"restart": Restart(max_restarts=1, graceful_stop_s=300.0)},
+        ),
+        (
+            "  restart: {maxRestarts: 1, resetAfter: 1h}",
+            "restart.resetAfter is 2h, not 1h (caps.resetAfterMin of the administrators' settings)",
+            {"restart": Restart(max_restarts=1, reset_after_s=7200.0)},
+        ),
+        (
+            "  resume: {maxResumes: 1, gracefulStop: 1m, checkpoint: {timeout: 20m}}",
+            "resume.checkpoint.timeout is 10m, not 20m (caps.checkpointTimeout of the administrators' settings)",
+            {
+                "resume": Resume(max_resumes=1, graceful_stop_s=60.0, checkpoint=Checkpoint(timeout_s=600.0)),
+                "restart": None,
+            },
+        ),
+        (
+            "  restart: {maxRestarts: 1}\n  debugHold: 5h",
+            "debugHold is 4h, not 5h (caps.debugHold of the administrators' settings)",
+            {"restart": Restart(max_restarts=1), "debug_hold_s": 14_400.0},
+        ),
     ],
 )
-def test_what_exceeds_the_administrators_cap_names_the_cap(spec: str, path: str, cap: str) -> None:
-    caps = Caps(max_resumes=3, max_restarts=2, graceful_stop_s=300.0, reset_after_min_s=7200.0)
-    one = problem(spec, Settings(caps=caps))
-    assert one.path == path
-    assert cap in one.expected
+def test_what_exceeds_the_administrators_cap_becomes_what_they_allow_and_is_told(
+    spec: str, note: str, changes: dict[str, object]
+) -> None:
+    caps = Caps(
+        max_resumes=3,
+        max_restarts=2,
+        graceful_stop_s=300.0,
+        checkpoint_timeout_s=600.0,
+        debug_hold_s=14_400.0,
+        reset_after_min_s=7200.0,
+    )
+    policy = only(HEAD + spec, Settings(caps=caps))
+    assert policy == structs.replace(Policy(name="llama", capped=(note,)), **changes)
+    assert f"Not as it was asked: {note}" in policy_words(policy)
+    assert only(HEAD + spec).capped == (), "the caps that nobody has set are wide"
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,11 @@ from sentinel.config.client import ConfigProblem, load_in_child
 from sentinel.config.load import load_settings
 from sentinel.config.problems import ConfigErrors, Problem
 from sentinel.config.reference import reference
-from sentinel.config.units import duration_text, parse_duration, parse_size, size_text
-from sentinel.core.model import Policy, Restart
-from sentinel.settings import Caps, Disk, Mail, MountThresholds, Network, Settings, Shape
+from sentinel.core.fleet_model import Mode
+from sentinel.core.fleet_settings import Allowance, FenceHook, FleetSettings, Limit, fleet_settings
+from sentinel.core.policy_model import Policy, Restart
+from sentinel.core.units import duration_text, parse_duration, parse_size, size_text
+from sentinel.settings import Caps, Disk, Mail, MountThresholds, Network, OwnerRule, Settings, Shape
 from tests.config.test_policy import FULL, HEAD, only
 
 SETTINGS_HEAD = "apiVersion: sentinel.dev/v1alpha1\nkind: Settings\n"
@@ -38,7 +40,10 @@ mail:
   perHour: 3
   outbox: /var/mail/outbox
   admins: [admin@example.com]
-caps: {maxResumes: 9, maxRestarts: 8, gracefulStop: 30m, resetAfterMin: 2h}
+caps: {maxResumes: 9, maxRestarts: 8, gracefulStop: 30m, checkpointTimeout: 20m, debugHold: 8h, resetAfterMin: 2h}
+owners:
+  - {namespace: research, matchLabels: {team: nlp}, emails: [nlp@example.com]}
+  - {emails: [cluster@example.com]}
 disk: {warnFreeShare: 0.2, minFreeShare: 0.05, minFreeBytes: 2Gi}
 network:
   {interfaces: [bond0], portDown: 2m, flaps: 5, flapWindow: 1h, settle: 1m, errorsPerMinute: {rx_errors: 10}}
@@ -47,6 +52,7 @@ kernelLog: /tmp/kmsg
 sysfs: /host/sys
 procfs: /host/proc
 pageUrl: https://sentinel.example.com/page
+dashboardUrl: https://grafana.example.com
 """
 )
 
@@ -75,7 +81,18 @@ def test_every_setting_arrives_in_base_units(monkeypatch: pytest.MonkeyPatch) ->
             outbox="/var/mail/outbox",
             admins=("admin@example.com",),
         ),
-        caps=Caps(max_resumes=9, max_restarts=8, graceful_stop_s=1800.0, reset_after_min_s=7200.0),
+        caps=Caps(
+            max_resumes=9,
+            max_restarts=8,
+            graceful_stop_s=1800.0,
+            checkpoint_timeout_s=1200.0,
+            debug_hold_s=28_800.0,
+            reset_after_min_s=7200.0,
+        ),
+        owners=(
+            OwnerRule(namespace="research", match_labels={"team": "nlp"}, emails=("nlp@example.com",)),
+            OwnerRule(emails=("cluster@example.com",)),
+        ),
         disk=Disk(warn_free_share=0.2, min_free_share=0.05, min_free_bytes=2 << 30),
         network=Network(
             interfaces=("bond0",),
@@ -90,7 +107,53 @@ def test_every_setting_arrives_in_base_units(monkeypatch: pytest.MonkeyPatch) ->
         sysfs="/host/sys",
         procfs="/host/proc",
         page_url="https://sentinel.example.com/page",
+        dashboard_url="https://grafana.example.com",
     )
+
+
+def test_the_brakes_that_are_written_are_those_of_the_controller() -> None:
+    text = """fleet:
+  mode: observe
+  poolLabel: example.com/pool
+  isolations: {atATime: {atLeast: 1}, window: 2h}
+  removals: {perWindow: {atLeast: 0}}
+  releaseAfter: 5m
+"""
+    written = load_in_child_as(load_settings(SETTINGS_HEAD + text))
+    made = fleet_settings(written.fleet)
+    assert made == FleetSettings(
+        mode=Mode.OBSERVE,
+        pool_label="example.com/pool",
+        isolations=Allowance(at_a_time=Limit(1), per_window=Limit(3, 0.1), window_s=7200.0),
+        removals=Allowance(per_window=Limit(0)),
+        release_after_s=300.0,
+    )
+    assert fleet_settings(Settings().fleet) == FleetSettings()
+
+
+def test_the_program_that_is_written_is_the_one_that_powers_machines_off() -> None:
+    text = "fleet: {fence: {command: [/usr/local/bin/fence-node, --now], timeout: 30s}}"
+    made = fleet_settings(load_in_child_as(load_settings(SETTINGS_HEAD + text)).fleet)
+    assert made.fence == FenceHook(
+        command=("/usr/local/bin/fence-node", "--now"), after_s=120.0, timeout_s=30.0
+    )
+
+
+def test_every_contradiction_is_told_beside_every_error_of_a_field() -> None:
+    found = problems(
+        SETTINGS_HEAD + "fleet: {mode: observe, observePools: [a], networkSettle: 10m, lease: 5s, stop: {}}"
+    )
+    assert [one.path for one in found] == [
+        "fleet.observePools",
+        "fleet.networkSettle",
+        "fleet.lease",
+        "fleet.stop",
+    ]
+
+
+def load_in_child_as(settings: Settings) -> Settings:
+    """As it comes from the child that reads the file."""
+    return msgspec.json.decode(msgspec.json.encode(settings), type=Settings)
 
 
 def test_what_is_not_set_has_its_default() -> None:
@@ -113,6 +176,25 @@ def test_what_is_not_set_has_its_default() -> None:
         ("mail: {perHour: 0}", "mail.perHour", "from 1"),
         ("mail: {timeout: 1h}", "mail.timeout", "between 1s and 600s"),
         ("mail: {password: x}", "mail.password", "did you mean passwordFile?"),
+        ("webhooks: [{url: 'https://x'}]", "webhooks[0].name", ""),
+        ("webhooks: [{name: a}]", "webhooks[0].url", "one of url and urlFile"),
+        ("webhooks: [{name: a, url: 'https://x', urlFile: /x}]", "webhooks[0].url", "one of url and urlFile"),
+        ("webhooks: [{name: a, url: nonsense}]", "webhooks[0].url", "http"),
+        (
+            "webhooks: [{name: a, url: 'https://x', about: [pods]}]",
+            "webhooks[0].about[0]",
+            "one of jobs, nodes",
+        ),
+        (
+            "webhooks: [{name: a, url: 'https://x', format: slack, secretFile: /k}]",
+            "webhooks[0].secretFile",
+            "format: json",
+        ),
+        (
+            "webhooks: [{name: a, url: 'https://x'}, {name: a, url: 'https://y'}]",
+            "webhooks[1].name",
+            "a name that no other webhook",
+        ),
         ("disk: {minFreeShare: 0.5}", "disk.minFreeShare", "at most warnFreeShare (0.1)"),
         ("disk: {warnFreeShare: 0.01}", "disk.warnFreeShare", "minFreeShare (0.02) at most"),
         ("disk: {mounts: [{minFreeShare: 0.1}]}", "disk.mounts[0].path", ""),
@@ -132,6 +214,23 @@ def test_what_is_not_set_has_its_default() -> None:
         ),
         ("network: {errorsPerMinute: {rx_errors: -1}}", "network.errorsPerMinute", "numbers from 0"),
         ("disk: {minFreeBytes: 500}", "disk.minFreeBytes", "has no unit"),
+        ("fleet: {isolations: {atATime: 1}}", "fleet.isolations.atATime", "{atLeast: a whole number"),
+        ("fleet: {isolations: {atATime: {share: 0.5}}}", "fleet.isolations.atATime", "{atLeast: a whole"),
+        ("fleet: {isolations: {atATime: {atLeast: 0}}}", "fleet.isolations.atATime", "mode: observe"),
+        ("fleet: {poolDisks: {perWindow: {atLeast: 0, share: 0}}}", "fleet.poolDisks.perWindow", "one node"),
+        ("fleet: {removals: {atATime: {atLeast: 1}}}", "fleet.removals.atATime", "did you mean"),
+        ("fleet: {mode: observe, observePools: [a]}", "fleet.observePools", "mode: enforce beside it"),
+        ("fleet: {networkSettle: 5m}", "fleet.networkSettle", "shorter than networkWindow (5m)"),
+        ("fleet: {networkWindow: 9s}", "fleet.networkWindow", "networkSettle (10s) shorter"),
+        ("fleet: {repeatWindow: 10m}", "fleet.repeatWindow", "releaseAfter (10m) shorter"),
+        ("fleet: {agentSilent: 5s}", "fleet.agentSilent", "between 30s"),
+        ("fleet: {fence: {after: 1m}}", "fleet.fence.command", ""),
+        ("fleet: {fence: {command: [fence-node]}}", "fleet.fence.command", "which begins with /"),
+        ("fleet: {fence: {command: [/f, 1]}}", "fleet.fence.command", "its arguments in quotes"),
+        ("fleet: {fence: {command: [/f], after: 0s}}", "fleet.fence.after", "between 1s"),
+        ("fleet: {fence: {command: [/f], timeout: 1h}}", "fleet.fence.timeout", "between 1s and 600s"),
+        ("fleet: {fence: {command: [/f], tries: 4}}", "fleet.fence.tries", "one of command, after, timeout"),
+        ("fleet: {poolLabel: a b}", "fleet.poolLabel", "the key of a label"),
         ("pageUrl: javascript:alert(1)", "pageUrl", "http:// or https://"),
         ("caps: {maxResume: 5}", "caps.maxResume", "did you mean maxResumes?"),
         ("metadata: {}", "metadata", "one of apiVersion, kind, stateDir"),
@@ -312,6 +411,9 @@ def test_the_reference_in_the_docs_is_that_of_the_code(repo: Path) -> None:
     assert written == reference(), "run: python -m sentinel.config.reference docs/policy.md"
 
 
+NAMES = {"name": "name", "keep_log_bytes": "keepBytes", "recording_bytes": "recording"}
+
+
 def test_every_field_of_the_core_can_be_written_and_is_in_the_reference() -> None:
     """A field that owners cannot reach would be an option that does nothing."""
     page = reference()
@@ -320,15 +422,16 @@ def test_every_field_of_the_core_can_be_written_and_is_in_the_reference() -> Non
         (Settings, ""),
         (Mail, "mail"),
         (Caps, "caps"),
+        (OwnerRule, "owners[]"),
         (Disk, "disk"),
         (MountThresholds, "disk.mounts[]"),
         (Network, "network"),
         (Shape, "shapes[]"),
     ]:
         for field in msgspec.structs.fields(struct):
-            if (struct, field.name) in ((Settings, "shape"), (Shape, "source")):
-                continue  # are found on the node, not written
-            words = {"name": "name", "keep_log_bytes": "keepBytes"}.get(field.name)
+            if (struct, field.name) in ((Settings, "shape"), (Shape, "source"), (Policy, "capped")):
+                continue  # are found on the node, or said of it, not written
+            words = NAMES.get(field.name)
             if words is None:
                 bare = field.name.removesuffix("_s")
                 first, *rest = bare.split("_")

@@ -132,8 +132,11 @@ def test_policies_are_held_against_the_caps_of_given_settings(
 ) -> None:
     caps = folder / "caps.yaml"
     caps.write_text(SETTINGS_HEAD + "caps: {maxResumes: 3}")
-    assert run("--settings", caps, folder / "policy.yaml") == 1
-    assert "at most 3 (caps.maxResumes of the administrators' settings)" in capsys.readouterr().err
+    assert run("--settings", caps, folder / "policy.yaml") == 0
+    told = (
+        "Not as it was asked: resume.maxResumes is 3, not 7 (caps.maxResumes of the administrators' settings)"
+    )
+    assert told in capsys.readouterr().out
 
 
 def test_a_pattern_that_only_the_log_engine_refuses_is_found(

@@ -19,7 +19,9 @@ from sentinel.core.fleet_model import (
 )
 from sentinel.core.fleet_record import step
 from sentinel.core.fleet_settings import Allowance, FleetSettings, Limit
-from sentinel.core.model import CheckResult, CheckState, Component, Finding, Now, Report, Severity
+from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
+from sentinel.core.now import Now
+from sentinel.core.reports import Report
 
 WIDE = Allowance(at_a_time=Limit(1000), per_window=Limit(1000))
 # Brakes that hold nothing back, for tests of something else.
@@ -155,11 +157,10 @@ class World:
             if name not in self.silent:
                 self.report(name)
 
-    def order(self, kind: OrderKind, node: str) -> None:
+    def order(self, kind: OrderKind, node: str, why: str = "") -> None:
         self.numbers += 1
-        order = Order(
-            id=f"order-{self.numbers}", kind=kind, node=node, by="anna", seen_wall_s=self.now.wall_s
-        )
+        id, seen_wall_s = f"order-{self.numbers}", self.now.wall_s
+        order = Order(id=id, kind=kind, node=node, by="anna", why=why, seen_wall_s=seen_wall_s)
         self.picture = structs.replace(self.picture, orders=(*self.picture.orders, order))
 
     # ------------------------------------------------------------ the controller

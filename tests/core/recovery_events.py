@@ -1,24 +1,43 @@
 """Events, verdicts and records that the tests of the recovery share."""
 
-from sentinel.core import recovery
+from sentinel.core.events import (
+    Begin,
+    CancelRequested,
+    DeadlinePassed,
+    EndRequested,
+    Event,
+    Fault,
+    GivenUp,
+    JobFinished,
+    JobGone,
+    Plan,
+    PrecheckPassed,
+    PrecheckRefused,
+    Progressed,
+    RanksStarted,
+    Rescaled,
+    SaveEnded,
+    StartRefused,
+    StartWaits,
+    StopEnded,
+    StopStuck,
+    StopWaits,
+)
 from sentinel.core.model import (
     Budget,
     Cause,
-    Checkpoint,
     Incident,
     IncidentKind,
     JobState,
     Lost,
-    Now,
     Phase,
-    Policy,
     ProtectedJob,
-    Resume,
     SaveResult,
     Symptom,
     Verdict,
 )
-from sentinel.core.recovery import Event, Plan
+from sentinel.core.now import Now
+from sentinel.core.policy_model import Checkpoint, Policy, Resume
 
 NOW = Now(1000.0, 1_700_000_000.0)
 RESUMABLE = Policy(
@@ -75,24 +94,31 @@ def plan(restart: bool, *, exhausted: bool = False, **more: object) -> Plan:
 
 
 def end(grace_s: float = 30.0, *, save: bool = False, state: JobState = JobState.STOPPED) -> Event:
-    return recovery.EndRequested(state, "Stopped", "Stopped by a person.", grace_s, save, 130)
+    return EndRequested(state, "Stopped", "Stopped by a person.", grace_s, save, 130)
 
 
-BEGIN = recovery.Begin("RankLost", "Rank 1 was lost.")
-PASSED = recovery.PrecheckPassed(2, (), "The pre-check passed.")
-REFUSED = recovery.PrecheckRefused("NoRoom", "No room.")
-SAVED = recovery.SaveEnded(SaveResult(proved_by="a line", step=100), True, "Saved.")
-UNPROVED = recovery.SaveEnded(SaveResult(), False, "Not proved.")
-STOPPED = recovery.StopEnded(plan(True))
-STUCK = recovery.StopStuck(("pid 42 (D in nvidia_close)",))
-STARTED = recovery.RanksStarted("2 ranks run.")
-NO_ROOM = recovery.StartRefused("NoRoom", "No room.", permanent=False)
-START_FAILED = recovery.StartRefused("StartFailed", "The start failed.", permanent=False, tried=True)
-NOT_FOUND = recovery.StartRefused("NotFound", "No such program.", permanent=True)
-PROGRESSED = recovery.Progressed(Lost(steps=3), "Stepping again.")
-FAULT = recovery.Fault(verdict(), 7)
-FINISHED = recovery.JobFinished()
-LATE = recovery.DeadlinePassed()
+BEGIN = Begin("RankLost", "Rank 1 was lost.")
+PASSED = PrecheckPassed(2, (), "The pre-check passed.")
+REFUSED = PrecheckRefused("NoRoom", "No room.")
+SAVED = SaveEnded(SaveResult(proved_by="a line", step=100), True, "Saved.")
+UNPROVED = SaveEnded(SaveResult(), False, "Not proved.")
+STOPPED = StopEnded(plan(True))
+STUCK = StopStuck(("pid 42 (D in nvidia_close)",))
+FAILED_BY_KIND = StopStuck((), ended="PyTorchJob train has failed. It cannot be started again.")
+STARTED = RanksStarted("2 ranks run.")
+NO_ROOM = StartRefused("NoRoom", "No room.", permanent=False)
+START_FAILED = StartRefused("StartFailed", "The start failed.", permanent=False, tried=True)
+NOT_FOUND = StartRefused("NotFound", "No such program.", permanent=True)
+PROGRESSED = Progressed(Lost(steps=3), "Stepping again.")
+FAULT = Fault(verdict(), 7)
+FINISHED = JobFinished()
+WAITS = StopWaits("Nobody answers on node-7.")
+GONE = JobGone("JobDeleted", "The job was deleted.")
+QUEUED, LET_IN = StartWaits("It waits for its turn in a queue."), StartWaits("")
+RESCALED = Rescaled(3, "The job asks for 3 pods now.")
+GIVEN_UP = GivenUp(plan(False))
+EXHAUSTED = GivenUp(plan(False, exhausted=True))
+LATE = DeadlinePassed()
 
 # One of each kind of event, and each variant that a handler tells apart.
 EVENTS: tuple[Event, ...] = (
@@ -102,9 +128,10 @@ EVENTS: tuple[Event, ...] = (
     SAVED,
     UNPROVED,
     STOPPED,
-    recovery.StopEnded(plan(False)),
-    recovery.StopEnded(plan(False, exhausted=True)),
+    StopEnded(plan(False)),
+    StopEnded(plan(False, exhausted=True)),
     STUCK,
+    FAILED_BY_KIND,
     STARTED,
     NO_ROOM,
     START_FAILED,
@@ -112,7 +139,15 @@ EVENTS: tuple[Event, ...] = (
     PROGRESSED,
     FAULT,
     FINISHED,
+    WAITS,
+    GONE,
+    RESCALED,
+    QUEUED,
+    LET_IN,
+    GIVEN_UP,
+    EXHAUSTED,
     LATE,
+    CancelRequested("Cancelled."),
     end(),
     end(save=True),
     end(0.0),

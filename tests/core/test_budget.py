@@ -5,22 +5,22 @@ from msgspec import structs
 
 from sentinel.core import books, budget, policy, recovery
 from sentinel.core.budget import BACKOFF_MAX_S, plan_after_stop, restarts_left
+from sentinel.core.events import Event, StopEnded
 from sentinel.core.model import (
     Budget,
     Cause,
     Failure,
     Incident,
     IncidentKind,
-    Now,
     Phase,
-    Policy,
     ProtectedJob,
     ProvedCheckpoint,
-    Restart,
-    Resume,
     Symptom,
     Verdict,
 )
+from sentinel.core.now import Now
+from sentinel.core.policy_model import Policy, Restart, Resume
+from sentinel.core.recovery_moves import RETRY_PRECHECK_S, START_TRIES
 from sentinel.failures import failure_classes
 from tests.core import recovery_events as ev
 
@@ -206,15 +206,15 @@ def test_a_start_that_did_not_come_up_is_not_judged_again_by_the_budget_that_it_
     spent = job(used_job=3, failures=(failed(40, "segfault"), failed(40, "segfault"), failed(40, "segfault")))
     late = forced(paid=True, attempt=1, failed_starts=1, verdict=of("segfault"), failed_step=40)
     plan = budget.plan(spent, late, late.verdict, 40, NOW)
-    assert (plan.restart, plan.reason, plan.delay_s) == (True, "StartsAgain", recovery.RETRY_PRECHECK_S)
+    assert (plan.restart, plan.reason, plan.delay_s) == (True, "StartsAgain", RETRY_PRECHECK_S)
 
 
 def test_starts_that_never_come_up_end_after_some_tries_with_longer_pauses() -> None:
     plans = [
         budget.plan(job(), forced(paid=True, failed_starts=n), ev.verdict(), None, NOW)
-        for n in range(1, recovery.START_TRIES + 1)
+        for n in range(1, START_TRIES + 1)
     ]
-    assert [p.restart for p in plans] == [True] * (recovery.START_TRIES - 1) + [False]
+    assert [p.restart for p in plans] == [True] * (START_TRIES - 1) + [False]
     delays = [p.delay_s for p in plans if p.restart]
     assert delays == sorted(delays)
     assert delays[0] < delays[-1] <= BACKOFF_MAX_S
@@ -245,7 +245,7 @@ def test_the_step_that_the_drained_logs_tell_is_the_one_that_counts() -> None:
 # ---------------------------------------------------------------- the books
 
 
-def settle(who: ProtectedJob, before: Incident, event: recovery.Event) -> ProtectedJob:
+def settle(who: ProtectedJob, before: Incident, event: Event) -> ProtectedJob:
     after, _ = recovery.step(before, event, NOW, policy.terms(who.policy))
     return books.settle(who, before, after, NOW)
 
@@ -303,9 +303,7 @@ def test_only_the_last_failures_are_kept() -> None:
 
 def test_the_run_clock_stands_while_the_job_waits_and_counts_over_incarnations() -> None:
     running = job(started_mono_s=NOW.mono_s - 50, run_s=100.0)
-    queued = settle(
-        running, ev.incident(IncidentKind.FORCED, phase=Phase.STOPPING), recovery.StopEnded(ev.plan(True))
-    )
+    queued = settle(running, ev.incident(IncidentKind.FORCED, phase=Phase.STOPPING), StopEnded(ev.plan(True)))
     assert (queued.state, queued.run_s, queued.started_mono_s) == ("queued", 150.0, None)
     later = Now(NOW.mono_s + 500, NOW.wall_s + 500)
     assert queued.run_time_s(later) == 150.0

@@ -14,7 +14,8 @@ from sentinel.core.fleet_model import (
     State,
 )
 from sentinel.core.fleet_settings import Allowance, Limit, pool_of
-from sentinel.core.model import CheckState, Now, Severity
+from sentinel.core.health import CheckState, Severity
+from sentinel.core.now import Now
 from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_nic_finding, a_pod, an_isolated_node
 
 # ---------------------------------------------------------------- isolation
@@ -35,7 +36,7 @@ def test_a_fatal_finding_isolates_its_node_at_once_with_its_story() -> None:
         Severity.FATAL,
         Repair.REBOOT,
     )
-    assert record.running_there == ("job llama, pod research/worker-0",)
+    assert record.running_there == ("pod research/worker-0 of llama",)
     assert (record.boot_id, record.since_wall_s, record.epoch) == ("boot-1", world.now.wall_s, 1)
     world.perform()
     assert world.node("n1").unschedulable
@@ -262,6 +263,24 @@ def test_a_repeat_offender_stays_until_a_person_releases_it() -> None:
     world.settle()
     assert not world.out()
     assert world.of("n1").ended_by is EndedBy.PERSON
+
+
+def test_the_record_says_why_a_person_ordered_it() -> None:
+    world = World(["n1"], OPEN)
+    world.shows("n1", a_finding())
+    world.settle()
+    world.order(OrderKind.RELEASE, "n1", "The card was replaced.")
+    world.settle()
+    assert world.of("n1").sentence == (
+        "Node n1 was released by anna: The card was replaced. What isolated it acts again only when it occurs anew."
+    )
+    world.order(OrderKind.HOLD, "n1", "a look inside")
+    world.settle()
+    held = "Node n1 is kept out of service by anna: a look inside. No running pod was touched."
+    assert world.records["n1-0002"].sentence == held
+    world.order(OrderKind.RELEASE, "n1")
+    world.settle()
+    assert world.records["n1-0002"].sentence == "Node n1 was released by anna."
 
 
 def test_what_was_only_held_back_makes_no_repeat_offender() -> None:

@@ -8,7 +8,7 @@ from sentinel.core.fleet_brakes import Act
 from sentinel.core.fleet_events import DoTell, Reason
 from sentinel.core.fleet_model import Brake, EndedBy, Kind, Mode, OrderKind, State
 from sentinel.core.fleet_settings import Allowance, FleetSettings, Limit
-from sentinel.core.model import Now
+from sentinel.core.now import Now
 from tests.core.fleet_world import OPEN, WIDE, World, a_finding, a_full_disk, a_nic_finding
 
 NAMES = [f"n{number}" for number in range(10)]
@@ -80,17 +80,20 @@ def test_a_limit_is_the_larger_of_floor_and_share(nodes: int, most: int) -> None
     assert Limit(2, 0.05).of(nodes) == most
 
 
-def test_the_most_severe_is_served_first() -> None:
-    """Of one allowance: only fatal ones are in it, so it is who waits longest."""
+def test_the_most_severe_is_served_first_and_then_who_waits_longest() -> None:
     world = a_world(isolations=allowing(0))
-    world.shows("n5", a_finding())
+    for name in ("n5", "n3", "n1"):
+        world.shows(name, a_finding())
+        world.settle()
+        world.passes(5.0)
+    world.shows("n3", a_finding(), a_nic_finding())  # worse than a card alone
     world.settle()
-    world.passes(5.0)
-    world.shows("n1", a_finding())
-    world.settle()
-    world.settings = structs.replace(OPEN, isolations=allowing(1))
-    world.settle()
-    assert world.out() == {"n5"}
+    served = []
+    for room in (1, 2, 3):
+        world.settings = structs.replace(OPEN, isolations=allowing(room))
+        world.settle()
+        served.append(world.out())
+    assert served == [{"n3"}, {"n3", "n5"}, {"n1", "n3", "n5"}]
 
 
 def test_full_disks_have_an_allowance_of_their_own() -> None:

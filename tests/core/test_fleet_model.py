@@ -13,10 +13,22 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from msgspec import structs
 
 from sentinel.core import fleet
-from sentinel.core.fleet_events import Decision, DoRemove, End, Isolate, Open, Reason, Removed
+from sentinel.core.fleet_events import (
+    Decision,
+    DoRemove,
+    End,
+    FenceBegun,
+    Isolate,
+    Open,
+    Reason,
+    Removed,
+    Told,
+)
+from sentinel.core.fleet_hook import TRIES
 from sentinel.core.fleet_marks import outstanding
 from sentinel.core.fleet_model import (
     EndedBy,
+    FenceOutcome,
     FleetPicture,
     Kind,
     Mode,
@@ -27,8 +39,9 @@ from sentinel.core.fleet_model import (
 )
 from sentinel.core.fleet_record import MAX_STORY, TRANSITIONS, step
 from sentinel.core.fleet_release import acting, standing
-from sentinel.core.fleet_settings import Allowance, FleetSettings, Limit
-from sentinel.core.model import Finding, Now
+from sentinel.core.fleet_settings import Allowance, FenceHook, FleetSettings, Limit
+from sentinel.core.health import Finding
+from sentinel.core.now import Now
 from tests.core.fleet_world import World, a_finding, a_full_disk, a_nic_finding, a_pod
 
 NAMES = [f"n{number}" for number in range(7)]
@@ -42,6 +55,7 @@ SETTINGS = FleetSettings(
     removals=Allowance(per_window=Limit(REMOVALS)),
     pool_removals=Allowance(per_window=Limit(REMOVALS)),
     network_nodes=3,
+    fence=FenceHook(command=("/opt/fence",)),
 )
 names = st.sampled_from(NAMES)
 findings = st.sampled_from(
@@ -159,10 +173,30 @@ class Fleet(RuleBasedStateMachine):
             self.world.change(name, pods=(a_pod(f"w-{self.occurrences}", force_after_s=force_after_s),))
         self.round()
 
+    @rule(name=names, same=st.booleans())
+    def a_pod_runs_there_that_its_agent_ends(self, name: str, same: bool) -> None:
+        """`same`: the agent has confirmed it, and not another one."""
+        if self.there(name) and name not in self.world.silent:
+            self.occurrences += 1
+            pod = a_pod(f"w-{self.occurrences}", self_fence_s=120.0)
+            self.world.change(name, pods=(pod,), fences={pod.uid if same else "another": 120.0})
+        self.round()
+
     @rule(seconds=st.sampled_from([1.0, 30.0, 130.0, 700.0, 4000.0]))
     def time_passes(self, seconds: float) -> None:
         self.world.passes(seconds)
         self.round()
+
+    @rule(off=st.booleans())
+    def the_fencing_program_ends(self, off: bool) -> None:
+        ended = [
+            FenceOutcome(one.id, one.fence.tries, off, "exit code")
+            for one in self.world.records.values()
+            if one.fence is not None and one.fence.runs
+        ]
+        self.world.picture = structs.replace(self.world.picture, fenced=tuple(ended))
+        self.round()
+        self.world.picture = structs.replace(self.world.picture, fenced=())
 
     # ------------------------------------------------------------ people and others
 
@@ -234,6 +268,16 @@ class Fleet(RuleBasedStateMachine):
         self.time_passes(130.0)
         self.a_person_orders(name, kind)
 
+    @rule(name=names, off=st.booleans())
+    def a_node_is_lost_and_fenced(self, name: str, off: bool) -> None:
+        self.time_passes(4000.0)
+        self.world.silent.clear()
+        self.time_passes(1.0)
+        self.a_pod_runs_there(name, None)
+        self.a_node_goes_silent_or_is_heard_again(name)
+        self.time_passes(130.0)
+        self.the_fencing_program_ends(off)
+
     # ------------------------------------------------------------ the controller
 
     @rule(gap=st.sampled_from([1.0, 20.0, 500.0]))
@@ -279,6 +323,20 @@ class Fleet(RuleBasedStateMachine):
         self.writes = not self.writes
         self.round()
 
+    @rule()
+    def mails_go(self) -> None:
+        """Each thing once for each record, and nothing is decided otherwise for it."""
+        for record in list(self.world.records.values()):
+            stages = [mail.stage for mail in record.mails]
+            assert len(stages) == len(set(stages))
+            for mail in record.mails:
+                if mail.state == "waiting":
+                    sent = structs.replace(mail, state="sent")
+                    told = Told(reason=Reason.TOLD, sentence="A mail has gone.", mail=sent)
+                    self.apply(Decision(record.node, record.id, told))
+        assert all(mail.state == "sent" for one in self.world.records.values() for mail in one.mails)
+        self.round()
+
     # ------------------------------------------------------------ rounds and what must hold
 
     def round(self) -> None:
@@ -296,9 +354,14 @@ class Fleet(RuleBasedStateMachine):
             if not again:
                 break
         assert not again, "it never comes to rest"
-        orders = self.world.picture.orders
-        assert len(fleet.answers(self.world.picture, self.world.records)) == len(orders)
-        self.world.picture = structs.replace(self.world.picture, orders=())
+        world = self.world
+        answered = {
+            answer.order.id
+            for answer in fleet.answers(world.picture, world.records, world.settings, world.now)
+        }
+        left = tuple(order for order in world.picture.orders if order.id not in answered)
+        assert all(order.kind is OrderKind.CONFIRM_DEAD for order in left), "it waits until it is judged"
+        world.picture = structs.replace(world.picture, orders=left)
         self.check()
 
     def forget_old_records(self) -> None:
@@ -338,6 +401,8 @@ class Fleet(RuleBasedStateMachine):
             self.check_brakes(after)
         if isinstance(event, Removed):
             self.check_removal(after, effects)
+        if isinstance(event, FenceBegun):
+            self.check_fence(after)
         if isinstance(event, End) and event.ended_by is EndedBy.WELL:
             self.check_well(before)
 
@@ -373,18 +438,38 @@ class Fleet(RuleBasedStateMachine):
         removal = record.removals[-1]
         if removal.mode is Mode.OBSERVE:
             assert not any(isinstance(effect, DoRemove) for effect in effects)
-        recent = [
-            one
-            for other in world.records.values()
-            for one in other.removals
-            if one.mode is Mode.ENFORCE and one.at_wall_s > world.now.wall_s - 3600.0
-        ]
-        assert len(recent) <= REMOVALS
+        self.check_room()
         if self.there(record.node) and removal.proof is not Proof.NEW_BOOT:
             assert record.node in world.silent or world.node(record.node).agent_mono_s is None
         if removal.proof is Proof.POLICY:
             pods = {pod.id: pod for pod in world.node(record.node).pods}
             assert all(pods[name].force_after_s for name in removal.pods)
+        if removal.proof is Proof.SELF_FENCED:
+            assert {*removal.pods} <= {one.pod for one in record.self_fences}
+            heard_s = world.node(record.node).agent_mono_s or 0.0
+            assert world.now.mono_s - heard_s >= 180.0
+
+    def check_fence(self, record: NodeQuarantine) -> None:
+        """Never a machine that speaks, nor while it is paused, and no more than pods may be removed from."""
+        world = self.world
+        assert record.fence is not None
+        if record.fence.mode is Mode.ENFORCE:
+            assert not world.picture.paused
+            assert record.mode is Mode.ENFORCE
+            assert record.node in world.silent or world.node(record.node).agent_mono_s is None
+        assert record.fence.tries <= TRIES
+        self.check_room()
+
+    def check_room(self) -> None:
+        """The calls and the removals of one silence are one act."""
+        since = self.world.now.wall_s - 3600.0
+        acts = 0
+        for one in self.world.records.values():
+            times = [removal.at_wall_s for removal in one.removals if removal.mode is Mode.ENFORCE]
+            if one.fence is not None and one.fence.mode is Mode.ENFORCE:
+                times.append(one.fence.begun_wall_s)
+            acts += any(at > since for at in times)
+        assert acts <= REMOVALS
 
     def check_well(self, record: NodeQuarantine | None) -> None:
         """Nothing is released that is still faulty as far as its node has told, and it has told since."""
@@ -442,6 +527,7 @@ def test_a_long_walk_goes_through_every_row_of_the_table() -> None:
         "kind": lambda: chance.choice(list(OrderKind)),
         "pool": lambda: chance.choice("ab"),
         "same": lambda: chance.random() < 0.5,
+        "off": lambda: chance.random() < 0.5,
         "force_after_s": lambda: chance.choice([None, 100.0]),
         "seconds": lambda: chance.choice([1.0, 30.0, 130.0, 700.0, 4000.0]),
         "gap": lambda: chance.choice([1.0, 20.0, 500.0]),

@@ -1,19 +1,57 @@
 """People and other tools: orders, uncordons, cordons of others."""
 
 import pytest
+from msgspec.structs import replace
 
 from sentinel.core import fleet
 from sentinel.core.fleet_marks import claims_of, out_of_service_by, write
 from sentinel.core.fleet_model import (
+    Brake,
     EndedBy,
+    Ignored,
+    Kind,
+    Needs,
     OrderKind,
     State,
     Taint,
 )
-from sentinel.core.model import Severity
-from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, an_isolated_node
+from sentinel.core.health import Severity
+from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_pod, an_isolated_node
 
 # ---------------------------------------------------------------- people
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        {"kind": Kind.SILENCE, "state": State.HELD},
+        {"state": State.HELD, "held_by": Brake.NONE},
+        {"state": State.HELD, "held_by": Brake.NONE, "findings": ()},
+        {"ignored": (Ignored(check="kernel", key=a_finding().key),)},
+        {"state": State.ACTIVE, "ended_by": EndedBy.WELL, "ended_wall_s": 5.0},
+        {"node": "n2"},
+        {"node_uid": "", "boot_id": "", "needs": Needs(sentence="", well_for_s=-5.0)},
+    ],
+)
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_record_that_a_person_edited_to_nonsense_breaks_no_round_and_gives_no_faulty_node_back(
+    edited: dict[str, object], silent: bool
+) -> None:
+    world = an_isolated_node()
+    world.change("n1", pods=(a_pod(),))
+    world.records["n1-0001"] = replace(world.of("n1"), **edited)
+    if silent:
+        world.silent = {"n1"}
+        world.passes(120.0)
+    for _ in range(5):
+        world.decide()
+        world.passes(3.0)
+    world.settle()
+    if not silent:
+        assert "n1" in world.out()
+    world.shows("n2", a_finding())
+    world.settle()
+    assert "n2" in world.out(), "the others are decided about"
 
 
 def test_a_person_releases_a_node_and_the_same_finding_acts_only_when_it_occurs_anew() -> None:
@@ -118,7 +156,7 @@ def test_an_order_is_followed_once_and_answered() -> None:
     world.order(OrderKind.RELEASE, "n1")
     world.order(OrderKind.RELEASE, "n2")
     world.decide()
-    first, second = fleet.answers(world.picture, world.records)
+    first, second = fleet.answers(world.picture, world.records, world.settings, world.now)
     assert first.done
     assert not second.done
     assert "not isolated" in second.sentence

@@ -5,14 +5,26 @@ from msgspec import structs
 
 from sentinel.core import fleet
 from sentinel.core.fleet_events import DoRemove, DoTell, Reason
-from sentinel.core.fleet_model import Brake, EndedBy, Kind, Mode, OrderKind, Proof, State, Taint
-from sentinel.core.fleet_settings import Allowance, Limit
-from sentinel.core.fleet_silence import hearing, proof_of_death
-from sentinel.core.model import Now
+from sentinel.core.fleet_model import (
+    Brake,
+    EndedBy,
+    FleetPicture,
+    Kind,
+    Mode,
+    NodePicture,
+    OrderKind,
+    Proof,
+    State,
+    Taint,
+)
+from sentinel.core.fleet_settings import Allowance, FenceHook, Limit
+from sentinel.core.fleet_silence import Silence, hearing, proof_of_death, raw
+from sentinel.core.now import Now
 from tests.core.fleet_world import OPEN, World, a_finding, a_pod
 
 NAMES = [f"n{number}" for number in range(8)]
 LONG_S = OPEN.agent_silent_s + 1
+FENCED = Taint("node.kubernetes.io/out-of-service", effect="NoExecute")
 
 
 def a_world() -> World:
@@ -38,6 +50,32 @@ def unreachable() -> World:
 
 def removed(world: World) -> list[DoRemove]:
     return [effect for effect in world.effects if isinstance(effect, DoRemove)]
+
+
+def test_a_lease_is_not_stale_for_what_the_api_server_has_not_told_of_it() -> None:
+    """The watch of leases hangs: every kubelet goes on renewing, one agent dies, and nobody tells of any lease."""
+    world = World(NAMES, structs.replace(OPEN, fence=FenceHook(command=("/bin/off",), after_s=1.0)))
+    world.change("n0", pods=(a_pod(force_after_s=1.0),))
+    world.settle()
+    told_s = world.now.mono_s
+    world.silent = {"n0"}
+    leases = {name: node.lease_mono_s for name, node in world.picture.nodes.items()}
+
+    def hangs(seconds: float) -> None:
+        world.passes(seconds)
+        for name, lease_s in leases.items():
+            world.change(name, lease_mono_s=lease_s)
+        world.picture = structs.replace(world.picture, leases_mono_s=told_s)
+        world.settle()
+
+    for _ in range(20):
+        hangs(10.0)
+    assert not world.records
+    assert not world.effects
+    assert raw(world.picture.nodes["n0"], world.picture, OPEN, world.now).silence is Silence.UNJUDGED
+    world.picture = structs.replace(world.picture, leases_mono_s=None)
+    cut_off(world, "n0", seconds=1.0)
+    assert world.of("n0", Kind.SILENCE).state is State.ACTIVE
 
 
 def test_agent_and_kubelet_silent_is_unreachable_and_none_of_its_pods_is_touched() -> None:
@@ -77,7 +115,7 @@ def test_an_agent_alone_that_is_silent_is_only_told() -> None:
         world.settle()
     record = world.of("n0", Kind.SILENCE)
     assert record.reason == Reason.AGENT_SILENT
-    assert "1 pod of protected jobs" in record.sentence
+    assert "Protected jobs have 1 pod there." in record.sentence
     assert len([one for one in world.effects if isinstance(one, DoTell)]) == 1
     assert not removed(world)
     assert record.confirmed_dead is False
@@ -188,9 +226,8 @@ def test_a_node_object_that_is_gone_proves_it() -> None:
 @pytest.mark.parametrize(
     ("changes", "proof"),
     [
-        ({"instance_gone": True}, Proof.INSTANCE_GONE),
         ({"api_boot_id": "boot-2", "boot_id": ""}, Proof.NEW_BOOT),
-        ({"taints": (Taint("node.kubernetes.io/out-of-service", effect="NoExecute"),)}, Proof.OUT_OF_SERVICE),
+        ({"taints": (FENCED,)}, Proof.OUT_OF_SERVICE),
     ],
 )
 def test_what_proves_death(changes: dict[str, object], proof: Proof) -> None:
@@ -215,9 +252,9 @@ def test_a_node_that_is_missing_from_a_list_that_is_not_whole_is_not_gone() -> N
     world = unreachable()
     world.leave("n0")
     record = world.of("n0", Kind.SILENCE)
-    assert proof_of_death(record, world.picture) is Proof.NODE_GONE
+    assert proof_of_death(record, world.picture, OPEN, world.now) is Proof.NODE_GONE
     world.picture = structs.replace(world.picture, complete=False)
-    assert proof_of_death(record, world.picture) is None
+    assert proof_of_death(record, world.picture, OPEN, world.now) is None
     assert world.decide() == ()
 
 
@@ -232,7 +269,7 @@ def test_a_person_says_that_it_is_dead() -> None:
     world = unreachable()
     world.order(OrderKind.CONFIRM_DEAD, "n0")
     world.decide()
-    (answer,) = fleet.answers(world.picture, world.records)
+    (answer,) = fleet.answers(world.picture, world.records, world.settings, world.now)
     assert answer.done
     (effect,) = removed(world)
     assert effect.proof is Proof.PERSON
@@ -251,10 +288,26 @@ def test_a_person_is_not_believed_of_a_node_that_is_heard() -> None:
     world = a_world()
     world.order(OrderKind.CONFIRM_DEAD, "n0")
     world.decide()
-    (answer,) = fleet.answers(world.picture, world.records)
+    (answer,) = fleet.answers(world.picture, world.records, world.settings, world.now)
     assert not answer.done
     assert not removed(world)
     assert not world.records
+
+
+def test_a_person_waits_for_the_answer_while_nobody_can_tell_whether_the_node_is_silent() -> None:
+    world = unreachable()
+    world.records.clear()
+    world.picture = structs.replace(world.picture, watching_since_mono_s=world.now.mono_s)
+    world.change("n0", agent_mono_s=None)  # a new leader
+    world.order(OrderKind.CONFIRM_DEAD, "n0")
+    world.decide()
+    assert fleet.answers(world.picture, world.records, world.settings, world.now) == ()
+    for seconds in (OPEN.lease_s + 1.0, OPEN.agent_silent_s - OPEN.lease_s):
+        assert fleet.answers(world.picture, world.records, world.settings, world.now) == ()
+        world.passes(seconds)
+        world.decide()
+    (answer,) = fleet.answers(world.picture, world.records, world.settings, world.now)
+    assert answer.done
 
 
 def test_what_was_confirmed_of_one_silence_does_not_count_for_the_next() -> None:
@@ -335,7 +388,7 @@ def test_removals_within_the_window_are_counted_from_the_records() -> None:
     world = World(NAMES, structs.replace(OPEN, removals=Allowance(per_window=Limit(1), window_s=3600.0)))
     for name in ("n0", "n1"):
         world.change(name, pods=(a_pod(f"worker-{name}"),))
-        world.change(name, instance_gone=True)
+        world.change(name, taints=(FENCED,))
     cut_off(world, "n0", "n1")
     assert [effect.node for effect in removed(world)] == ["n0"]
     cut_off(world, seconds=3601.0)
@@ -345,7 +398,7 @@ def test_removals_within_the_window_are_counted_from_the_records() -> None:
 @pytest.mark.parametrize("changes", [{"mode": Mode.OBSERVE}, {"observe_namespaces": frozenset({"research"})}])
 def test_in_observe_mode_a_removal_is_recorded_and_nothing_is_removed(changes: dict[str, object]) -> None:
     world = World(NAMES, structs.replace(OPEN, **changes))
-    world.change("n0", pods=(a_pod(),), instance_gone=True)
+    world.change("n0", pods=(a_pod(),), taints=(FENCED,))
     cut_off(world, "n0")
     assert not removed(world)
     (removal,) = world.of("n0", Kind.SILENCE).removals
@@ -367,3 +420,14 @@ def test_a_faulty_node_that_goes_silent_stays_isolated() -> None:
     world.passes(OPEN.release_after_s)
     world.settle()
     assert world.out() == set()
+
+
+def test_a_node_that_has_just_come_is_not_judged_before_it_could_be_heard() -> None:
+    """Its lease and its agent come some seconds after its node object."""
+    node = NodePicture(name="new", uid="u", seen_mono_s=10_000.0)
+    picture = FleetPicture(nodes={"new": node}, watching_since_mono_s=1.0)
+    silences = [
+        raw(node, picture, OPEN, Now(mono_s=node.seen_mono_s + after_s, wall_s=0.0)).silence
+        for after_s in (0.1, OPEN.lease_s - 1, LONG_S)
+    ]
+    assert silences == [Silence.UNJUDGED, Silence.UNJUDGED, Silence.UNREACHABLE]

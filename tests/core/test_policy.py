@@ -3,36 +3,36 @@
 import pytest
 from msgspec import structs
 
-from sentinel.core import books, policy, recovery
+from sentinel.core import books, incidents, policy, recovery
 from sentinel.core.budget import plan
+from sentinel.core.events import (
+    Begin,
+    DeadlinePassed,
+    EndRequested,
+    Event,
+    PrecheckPassed,
+    Progressed,
+    SaveEnded,
+    StopEnded,
+)
+from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.model import (
     Budget,
     Cause,
-    Checkpoint,
-    Component,
-    Elastic,
     Failure,
-    Finding,
-    Hang,
     Incident,
     IncidentKind,
-    Iteration,
     JobState,
-    Now,
-    Performance,
     Phase,
-    Policy,
-    RankExit,
-    RankReport,
-    Restart,
-    Resume,
     SaveResult,
-    Severity,
     Symptom,
     Verdict,
 )
+from sentinel.core.now import Now
 from sentinel.core.picture import JobPicture
 from sentinel.core.policy import DAY_S, Decision, Feed, Finish, Nothing, Open, decide
+from sentinel.core.policy_model import Checkpoint, Elastic, Hang, Performance, Policy, Proof, Restart, Resume
+from sentinel.core.reports import Iteration, RankExit, RankReport
 from sentinel.failures import failure_classes
 from tests.core import recovery_events as ev
 
@@ -84,16 +84,16 @@ def finding(entity: str = "GPU a", severity: Severity = Severity.FATAL, **more: 
     return Finding(entity=entity, severity=severity, **(given | more))  # type: ignore[arg-type]
 
 
-def stop(grace_s: float = 30.0, *, save: bool = False) -> recovery.EndRequested:
-    return recovery.EndRequested(JobState.STOPPED, "Stopped", "Stopped by a person.", grace_s, save, 130)
+def stop(grace_s: float = 30.0, *, save: bool = False) -> EndRequested:
+    return EndRequested(JobState.STOPPED, "Stopped", "Stopped by a person.", grace_s, save, 130)
 
 
 def act(picture: JobPicture, decision: Decision, now: Now = NOW) -> Incident:
     """Do with the records what the controller does: open or feed, settle, keep."""
     if isinstance(decision, Open):
         before: Incident | None = None
-        start = policy.open_incident(picture, decision, now, "boot")
-        event: recovery.Event = recovery.Begin(decision.reason, decision.sentence)
+        start = incidents.open_incident(picture, decision, now, "boot")
+        event: Event = Begin(decision.reason, decision.sentence)
         if decision.key:
             picture.told.add(decision.key)
     else:
@@ -105,13 +105,14 @@ def act(picture: JobPicture, decision: Decision, now: Now = NOW) -> Incident:
     job = books.settle(picture.job, before, after, now)
     begins = job.incarnation != picture.job.incarnation
     picture.job = job
+    picture.keep_refused(after, now.mono_s)
     picture.incident = None if after.phase.final else after
     if begins:
         picture.begin_incarnation(now)
     return after
 
 
-def feed(picture: JobPicture, event: recovery.Event, now: Now = NOW) -> Incident:
+def feed(picture: JobPicture, event: Event, now: Now = NOW) -> Incident:
     return act(picture, Feed("Test", "", event), now)
 
 
@@ -157,7 +158,7 @@ def test_a_lost_rank_opens_a_forced_recovery_that_knows_the_last_step() -> None:
 def test_after_a_reboot_the_last_step_is_the_one_that_was_recorded() -> None:
     picture = seen(last_step=77)
     lost = Open("Rebooted", "Rebooted.", IncidentKind.FORCED, ev.verdict())
-    assert policy.open_incident(picture, lost, NOW, "boot").failed_step == 77
+    assert incidents.open_incident(picture, lost, NOW, "boot").failed_step == 77
 
 
 # ---------------------------------------------------------------- findings, while the job steps
@@ -470,7 +471,7 @@ def test_ranks_that_end_while_they_save_are_judged_by_the_save() -> None:
 def test_ranks_that_end_after_a_late_save_are_started_again_and_the_job_has_not_succeeded() -> None:
     picture = in_phase(Phase.SAVING, IncidentKind.CHOSEN)
     steps(picture, 30)
-    kept = feed(picture, recovery.SaveEnded(SaveResult(ranks=(0, 1)), False, "Not proved."))
+    kept = feed(picture, SaveEnded(SaveResult(ranks=(0, 1)), False, "Not proved."))
     picture.unproved = (kept, picture.timing.iterations)
     for rank in (0, 1):
         ends(picture, rank, at_s=NOW.mono_s + 5, code=0)
@@ -481,7 +482,7 @@ def test_ranks_that_end_after_a_late_save_are_started_again_and_the_job_has_not_
 def test_ranks_that_step_on_after_a_late_save_and_end_have_succeeded() -> None:
     picture = in_phase(Phase.SAVING, IncidentKind.CHOSEN)
     steps(picture, 30)
-    kept = feed(picture, recovery.SaveEnded(SaveResult(ranks=(0, 1)), False, "Not proved."))
+    kept = feed(picture, SaveEnded(SaveResult(ranks=(0, 1)), False, "Not proved."))
     picture.unproved = (kept, picture.timing.iterations)
     steps(picture, 5, first=31, until_s=NOW.mono_s + 5)
     for rank in (0, 1):
@@ -498,10 +499,10 @@ def verifying(*, failed_step: int | None = 100, best_step: int | None = 100, **m
     return picture
 
 
-def recovered(picture: JobPicture, now: Now = NOW) -> recovery.Progressed:
+def recovered(picture: JobPicture, now: Now = NOW) -> Progressed:
     decision = decide(picture, now)
     assert isinstance(decision, Feed), decision
-    assert isinstance(decision.event, recovery.Progressed)
+    assert isinstance(decision.event, Progressed)
     return decision.event
 
 
@@ -545,37 +546,108 @@ def test_not_recovered_before_every_rank_is_up() -> None:
 
 
 def elastic(size: int, **more: object) -> JobPicture:
-    return seen(rules(elastic=Elastic(min_nodes=1)), size=size, original_size=2, **more)
+    checkpoint = Checkpoint(timeout_s=10.0, proof=Proof(log_pattern="saved"))
+    asked = structs.replace(rules(elastic=Elastic(min_nodes=1)), resume=Resume(checkpoint=checkpoint))
+    picture = seen(asked, size=size, original_size=2, **more)
+    picture.alive = set(range(size))
+    return picture
 
 
 def test_a_job_grows_when_its_gpu_is_back() -> None:
     picture = elastic(1, excluded=("GPU b",))
     assert decide(picture, NOW).reason == "Healthy"
-    picture.entities_back = True
+    picture.grows_to = 1
+    assert decide(picture, NOW).reason == "Healthy"
+    picture.entities_back, picture.grows_to = True, 2
     decision = decide(picture, NOW)
     assert isinstance(decision, Open)
     assert (decision.reason, decision.kind, decision.size) == ("Grow", IncidentKind.CHOSEN, 2)
     assert decision.verdict.budget == Budget.FREE
+    assert decision.excluded == ()
+
+
+def test_a_job_that_grows_goes_on_avoiding_what_is_not_well_again() -> None:
+    picture = elastic(1, excluded=("node-7",))
+    picture.grows_to = 2
+    decision = decide(picture, NOW)
+    assert isinstance(decision, Open)
+    assert decision.excluded == ("node-7",)
 
 
 @pytest.mark.parametrize(
     "against",
-    [{"elastic": Elastic(allow_grow=False)}, {"elastic": None}, {"mode": "observe"}, {"resume": None}],
+    [
+        {"elastic": Elastic(allow_grow=False)},
+        {"elastic": None},
+        {"mode": "observe"},
+        {"resume": None},
+        {"resume": Resume(checkpoint=Checkpoint())},
+    ],
 )
 def test_a_job_does_not_grow_where_its_policy_speaks_against_it(against: dict[str, object]) -> None:
     picture = elastic(1, excluded=("GPU b",))
-    picture.entities_back = True
+    picture.grows_to = 2
     picture.job = structs.replace(picture.job, policy=structs.replace(picture.job.policy, **against))
     assert decide(picture, NOW).reason == "Healthy"
 
 
-def test_a_failed_growth_goes_back_to_the_old_size_and_is_not_tried_again() -> None:
-    picture = elastic(1, excluded=("GPU b",))
-    picture.entities_back = True
+def test_a_job_of_one_size_for_a_short_time_only_does_not_grow() -> None:
+    picture = elastic(1)
+    picture.grows_to = 2
+    picture.job = structs.replace(picture.job, grows_after_run_s=picture.job.run_time_s(NOW) + 1.0)
+    assert decide(picture, NOW).reason == "Healthy"
+    assert isinstance(decide(picture, Now(NOW.mono_s + 1.0, NOW.wall_s + 1.0)), Open)
+
+
+def test_a_save_that_nothing_proved_is_no_reason_to_stop_a_healthy_job_for_more_ranks() -> None:
+    picture = elastic(1)
+    picture.grows_to = 2
+    act(picture, decide(picture, NOW))
+    feed(picture, ev.PASSED)
+    unproved = SaveEnded(SaveResult(ranks=(0,)), True, "The ranks had 10 s.")
+    after = feed(picture, unproved)
+    assert (after.phase, after.reason) == (Phase.KEPT_RUNNING, "SaveUnproved")
+    assert picture.job.size == 1
+    assert picture.job.grows_after_run_s >= picture.job.run_time_s(NOW) + books.GROW_AGAIN_S
+    picture.incident = None
+    assert decide(picture, NOW).reason == "Healthy"
+
+
+def test_a_save_after_which_all_ranks_are_gone_leaves_nothing_to_keep_running() -> None:
+    picture = elastic(1)
+    picture.grows_to = 2
+    act(picture, decide(picture, NOW))
+    feed(picture, ev.PASSED)
+    gone = SaveEnded(SaveResult(ranks=(0,)), True, "The ranks ended by themselves.", ended=True)
+    assert feed(picture, gone).phase == Phase.STOPPING
+
+
+def test_a_larger_start_that_does_not_come_up_falls_back_to_the_old_size_for_a_while() -> None:
+    picture = elastic(1)
+    picture.grows_to = 2
     act(picture, decide(picture, NOW))
     feed(picture, ev.PASSED)
     growing = feed(picture, ev.SAVED)
-    feed(picture, recovery.StopEnded(plan(picture.job, growing, growing.verdict, None, NOW)))
+    feed(picture, StopEnded(plan(picture.job, growing, growing.verdict, None, NOW)))
+    assert picture.job.size == 2
+    failed = feed(picture, DeadlinePassed())
+    assert (failed.phase, failed.reason) == (Phase.STOPPING, "StartTimeout")
+    waits = feed(picture, StopEnded(plan(picture.job, failed, failed.verdict, None, NOW)))
+    assert incidents.wanted(picture, waits)[0] == 1
+    feed(picture, PrecheckPassed(1, (), "Passed."))
+    assert picture.job.size == 1
+    assert picture.job.used == 0
+    assert picture.job.grows_after_run_s >= books.GROW_AGAIN_S
+    assert not picture.job.elastic_frozen
+
+
+def test_a_failed_growth_goes_back_to_the_old_size_and_is_not_tried_again() -> None:
+    picture = elastic(1, excluded=("GPU b",))
+    picture.entities_back, picture.grows_to = True, 2
+    act(picture, decide(picture, NOW))
+    feed(picture, ev.PASSED)
+    growing = feed(picture, ev.SAVED)
+    feed(picture, StopEnded(plan(picture.job, growing, growing.verdict, None, NOW)))
     assert (picture.job.size, picture.job.incarnation) == (2, 5)
     feed(picture, ev.STARTED)
     picture.alive = {0, 1}
@@ -588,14 +660,14 @@ def test_a_failed_growth_goes_back_to_the_old_size_and_is_not_tried_again() -> N
         scope="job",
         sentence="No.",
     )
-    after = feed(picture, recovery.StopEnded(plan(picture.job, broken, verdict, 3, NOW)))
+    after = feed(picture, StopEnded(plan(picture.job, broken, verdict, 3, NOW)))
     assert picture.job.elastic_frozen
     assert after.phase == Phase.PRECHECKING
-    assert policy.wanted(picture, after)[0] == 1
-    feed(picture, recovery.PrecheckPassed(1, (), "Passed."))
+    assert incidents.wanted(picture, after)[0] == 1
+    feed(picture, PrecheckPassed(1, (), "Passed."))
     feed(picture, ev.STARTED)
     picture.alive = {0}
-    picture.entities_back = True
+    picture.grows_to = 2
     assert picture.job.size == 1
     assert picture.job.used == 0, "the resize was not the job's fault"
     picture.incident = None
@@ -605,21 +677,21 @@ def test_a_failed_growth_goes_back_to_the_old_size_and_is_not_tried_again() -> N
 def test_an_elastic_job_asks_for_its_whole_size_at_every_restart_and_others_for_theirs() -> None:
     picture = elastic(1)
     lost = ev.incident(IncidentKind.FORCED, size=1, from_size=1, excluded=("GPU b",))
-    assert policy.wanted(picture, lost) == (2, ("GPU b",))
+    assert incidents.wanted(picture, lost) == (2, ("GPU b",))
     plain = seen(size=2, original_size=2)
-    assert policy.wanted(plain, structs.replace(lost, from_size=2)) == (2, ("GPU b",))
+    assert incidents.wanted(plain, structs.replace(lost, from_size=2)) == (2, ("GPU b",))
 
 
 def test_a_gpu_that_is_back_is_used_again_and_the_one_that_the_job_flees_now_is_not() -> None:
     picture = elastic(1, excluded=("GPU b",))
     picture.entities_back = True
     fleeing = ev.incident(IncidentKind.FORCED, size=1, from_size=1, excluded=("GPU b", "GPU a"))
-    assert policy.wanted(picture, fleeing) == (2, ("GPU a",))
+    assert incidents.wanted(picture, fleeing) == (2, ("GPU a",))
 
 
 def test_a_job_that_steps_comes_back_smaller_only_for_a_failing_gpu() -> None:
     def short(symptom: Symptom, kind: IncidentKind = IncidentKind.CHOSEN, **sizes: int) -> bool:
-        return bool(policy.too_small(ev.incident(kind, verdict=ev.verdict(symptom), **sizes), 2))
+        return bool(incidents.too_small(ev.incident(kind, verdict=ev.verdict(symptom), **sizes), 2))
 
     assert short(Symptom.SLOW, size=4, from_size=4)
     assert short(Symptom.RESIZE, size=4, from_size=2)
@@ -633,7 +705,7 @@ def test_a_job_that_steps_comes_back_smaller_only_for_a_failing_gpu() -> None:
 
 def test_the_restarted_program_is_told_that_it_resumes() -> None:
     picture = seen()
-    env = policy.resume_env(picture.job, ev.incident(IncidentKind.FORCED, incarnation=5))
+    env = incidents.resume_env(picture.job, ev.incident(IncidentKind.FORCED, incarnation=5))
     assert env["SENTINEL_RESUME"] == "1"
     assert env["SENTINEL_RESTARTS"] == "4"
 

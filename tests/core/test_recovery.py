@@ -6,18 +6,23 @@ from typing import get_args
 import pytest
 from msgspec import structs
 
-from sentinel.core import policy, recovery
-from sentinel.core.model import (
-    Incident,
-    IncidentKind,
-    JobState,
-    Now,
-    Phase,
-    Stage,
-    StageMail,
-    Symptom,
+from sentinel.core import books, budget, policy, recovery
+from sentinel.core.events import (
+    DoMail,
+    DoPrecheck,
+    DoSave,
+    DoStart,
+    DoStop,
+    Effect,
+    Event,
+    PrecheckRefused,
+    StopEnded,
+    StopWaits,
 )
-from sentinel.core.recovery import TRANSITIONS, Effect, Event, UnexpectedEvent, step
+from sentinel.core.model import Incident, IncidentKind, JobState, Phase, Stage, StageMail, Symptom
+from sentinel.core.now import Now
+from sentinel.core.recovery import TRANSITIONS, UnexpectedEvent, step
+from sentinel.core.recovery_moves import FIRST_START_RETRY_S, FIRST_START_WAIT_S, MAX_STEPS, QUEUE_S, Terms
 from tests.core import recovery_events as ev
 from tests.core.recovery_events import NOW
 
@@ -25,7 +30,7 @@ TERMS = policy.terms(ev.RESUMABLE)
 LIVING = [phase for phase in Phase if not phase.final]
 
 
-def run(start: Incident, *events: Event, terms: recovery.Terms = TERMS) -> tuple[Incident, list[Effect]]:
+def run(start: Incident, *events: Event, terms: Terms = TERMS) -> tuple[Incident, list[Effect]]:
     """The record after the events, and the effects of the last one."""
     effects: tuple[Effect, ...] = ()
     for at, event in enumerate(events):
@@ -51,6 +56,7 @@ def walk() -> Iterator[tuple[Incident, Event, Incident, tuple[Effect, ...]]]:
         for save in (False, True)
         for grace_s in (0.0, 30.0)
     ]
+    todo.append(ev.incident(IncidentKind.FORCED, verdict=ev.verdict(Symptom.FIRST_START)))
     seen = set()
     while todo:
         record = todo.pop()
@@ -61,6 +67,7 @@ def walk() -> Iterator[tuple[Incident, Event, Incident, tuple[Effect, ...]]]:
             yield record, event, moved, effects
             alike = (
                 moved.kind,
+                moved.verdict.symptom,
                 moved.phase,
                 moved.end_state,
                 moved.paid,
@@ -114,25 +121,25 @@ def test_once_a_job_is_to_end_no_path_starts_it_or_keeps_it_running() -> None:
         ending = after.end_state is not None
         if ending:
             assert after.phase in (Phase.SAVING, Phase.STOPPING, Phase.ENDED, Phase.FAILED), (before, event)
-            assert not any(isinstance(effect, recovery.DoStart) for effect in effects)
+            assert not any(isinstance(effect, DoStart) for effect in effects)
 
 
 def test_a_repeated_effect_is_the_one_of_the_phase() -> None:
     """After a crash at any point `resume` performs what the record's phase is waiting for."""
     waits_for = {
-        Phase.PRECHECKING: recovery.DoPrecheck,
-        Phase.SAVING: recovery.DoSave,
-        Phase.STOPPING: recovery.DoStop,
-        Phase.STARTING: recovery.DoStart,
+        Phase.PRECHECKING: DoPrecheck,
+        Phase.SAVING: DoSave,
+        Phase.STOPPING: DoStop,
+        Phase.STARTING: DoStart,
     }
     for _, event, after, effects in walk():
         same, again = recovery.resume(after, NOW, TERMS)
         assert same == after
-        acts = [type(effect) for effect in again if not isinstance(effect, recovery.DoMail)]
+        acts = [type(effect) for effect in again if not isinstance(effect, DoMail)]
         assert acts == ([waits_for[after.phase]] if after.phase in waits_for else [])
-        performed = [effect for effect in effects if not isinstance(effect, recovery.DoMail)]
-        if performed and not isinstance(performed[0], recovery.DoPrecheck):
-            assert performed == [effect for effect in again if not isinstance(effect, recovery.DoMail)], event
+        performed = [effect for effect in effects if not isinstance(effect, DoMail)]
+        if performed and not isinstance(performed[0], DoPrecheck):
+            assert performed == [effect for effect in again if not isinstance(effect, DoMail)], event
 
 
 # ---------------------------------------------------------------- the three paths
@@ -160,7 +167,7 @@ def test_an_ending_saves_where_it_may_stops_and_ends() -> None:
 def test_a_notice_is_told_once_and_touches_nothing() -> None:
     told, effects = run(ev.incident(IncidentKind.NOTICE), ev.BEGIN)
     assert told.phase == Phase.KEPT_RUNNING
-    assert effects == [recovery.DoMail()]
+    assert effects == [DoMail()]
     assert [mail.stage for mail in told.mails] == [Stage.NOTICE]
 
 
@@ -181,31 +188,31 @@ def test_a_job_that_steps_is_kept_running_without_room_without_an_answer_and_wit
 
 def test_survivors_of_a_lost_rank_get_the_short_grace_and_a_chosen_stop_the_graceful_one() -> None:
     _, effects = run(ev.incident(IncidentKind.FORCED), ev.BEGIN)
-    assert effects == [recovery.DoStop(TERMS.lost_rank_grace_s, stacks=False)]
+    assert effects == [DoStop(TERMS.lost_rank_grace_s, stacks=False)]
     _, effects = run(ev.incident(IncidentKind.CHOSEN), ev.BEGIN, ev.PASSED, ev.SAVED)
-    assert effects == [recovery.DoStop(TERMS.graceful_stop_s, stacks=False)]
+    assert effects == [DoStop(TERMS.graceful_stop_s, stacks=False)]
 
 
 def test_a_rank_lost_while_the_job_saves_ends_the_save() -> None:
     """A collective save would hang."""
     broken, effects = run(ev.incident(IncidentKind.CHOSEN), ev.BEGIN, ev.PASSED, ev.FAULT)
     assert (broken.phase, broken.kind) == (Phase.STOPPING, IncidentKind.FORCED)
-    assert effects == [recovery.DoStop(TERMS.lost_rank_grace_s, stacks=False)]
+    assert effects == [DoStop(TERMS.lost_rank_grace_s, stacks=False)]
     assert broken.save is not None
     assert "a rank was lost" in broken.save.skipped
 
 
 def test_a_hang_has_its_stacks_taken_before_anything_is_killed_and_only_once() -> None:
     hung = begun(IncidentKind.FORCED, verdict=ev.verdict(Symptom.HANG))
-    assert recovery.resume(hung, NOW, TERMS)[1] == (recovery.DoStop(TERMS.lost_rank_grace_s, stacks=True),)
-    stopped, _ = run(hung, recovery.StopEnded(ev.plan(True), ("rank 0: all_reduce",)))
+    assert recovery.resume(hung, NOW, TERMS)[1] == (DoStop(TERMS.lost_rank_grace_s, stacks=True),)
+    stopped, _ = run(hung, StopEnded(ev.plan(True), ("rank 0: all_reduce",)))
     assert stopped.stacks == ("rank 0: all_reduce",)
 
 
 def test_a_person_who_is_in_a_hurry_does_not_wait_for_stacks() -> None:
     hung = begun(IncidentKind.FORCED, verdict=ev.verdict(Symptom.HANG))
     _, effects = run(hung, ev.end(0.0))
-    assert effects == [recovery.DoStop(0.0, stacks=False)]
+    assert effects == [DoStop(0.0, stacks=False)]
 
 
 @pytest.mark.parametrize("before", [(), (ev.STARTED,)])
@@ -223,6 +230,22 @@ def test_a_start_that_does_not_come_up_is_stopped_again_and_costs_nothing() -> N
         assert (late.phase, late.paid, late.failed_starts) == (Phase.STOPPING, True, 1)
 
 
+def test_the_time_for_a_start_begins_when_the_queue_of_others_has_let_the_job_in() -> None:
+    queued, effects = run(begun(IncidentKind.FORCED, ev.STOPPED, ev.PASSED), ev.QUEUED)
+    assert (queued.phase, queued.reason, effects) == (Phase.STARTING, "Queued", [])
+    assert queued.deadline_mono_s == NOW.mono_s + QUEUE_S
+    let_in, effects = run(queued, ev.LET_IN)
+    assert (let_in.phase, let_in.incarnation, effects) == (Phase.STARTING, queued.incarnation, [])
+    assert let_in.deadline_mono_s == NOW.mono_s + TERMS.start_timeout_s
+
+
+def test_a_stop_that_its_kind_refuses_waits_with_the_reason_of_the_kind() -> None:
+    refused = StopWaits("A start costs one retry: it would fail.", reason="RetriesUsed")
+    waits, effects = run(begun(IncidentKind.FORCED), refused)
+    assert (waits.phase, waits.reason, waits.sentence) == (Phase.STOPPING, "RetriesUsed", refused.sentence)
+    assert effects == [DoStop(TERMS.lost_rank_grace_s, stacks=False), DoMail()]
+
+
 def test_ranks_that_came_up_end_the_count_of_failed_starts() -> None:
     up = begun(IncidentKind.FORCED, ev.STOPPED, ev.PASSED, ev.LATE, ev.STOPPED, ev.PASSED, ev.STARTED)
     assert (up.failed_starts, up.attempt) == (0, 2)
@@ -233,7 +256,7 @@ def test_a_chosen_stop_whose_start_is_refused_waits_for_room_like_any_job_that_d
     assert (waiting.phase, waiting.kind) == (Phase.PRECHECKING, IncidentKind.FORCED)
     still, effects = run(waiting, ev.REFUSED)
     assert still.phase == Phase.PRECHECKING
-    assert isinstance(effects[0], recovery.DoPrecheck)
+    assert isinstance(effects[0], DoPrecheck)
     assert run(still, ev.PASSED)[0].phase == Phase.STARTING
 
 
@@ -262,24 +285,31 @@ def test_refusals_do_not_move_the_deadline_and_a_repeated_one_adds_no_line() -> 
 
 
 def test_the_deadline_of_a_wait_begins_after_the_back_off() -> None:
-    waiting, effects = run(
-        begun(IncidentKind.FORCED), recovery.StopEnded(ev.plan(True, delay_s=40.0)), terms=TERMS
-    )
-    assert effects[0] == recovery.DoPrecheck(NOW.mono_s + 40.0)
+    waiting, effects = run(begun(IncidentKind.FORCED), StopEnded(ev.plan(True, delay_s=40.0)), terms=TERMS)
+    assert effects[0] == DoPrecheck(NOW.mono_s + 40.0)
     assert waiting.deadline_mono_s == NOW.mono_s + 40.0 + TERMS.precheck_wait_s
 
 
 def test_a_crash_in_the_back_off_waits_for_the_rest_of_it() -> None:
-    waiting, _ = run(begun(IncidentKind.FORCED), recovery.StopEnded(ev.plan(True, delay_s=40.0)))
+    waiting, _ = run(begun(IncidentKind.FORCED), StopEnded(ev.plan(True, delay_s=40.0)))
     _, soon = recovery.resume(waiting, Now(NOW.mono_s + 10, 0.0), TERMS)
     _, late = recovery.resume(waiting, Now(NOW.mono_s + 90, 0.0), TERMS)
-    assert soon[0] == recovery.DoPrecheck(NOW.mono_s + 40.0)
-    assert late[0] == recovery.DoPrecheck(NOW.mono_s + 90.0)
+    assert soon[0] == DoPrecheck(NOW.mono_s + 40.0)
+    assert late[0] == DoPrecheck(NOW.mono_s + 90.0)
+
+
+def test_a_stop_whose_time_passed_while_nobody_led_has_all_of_it_again_and_makes_no_process_stuck() -> None:
+    stops = begun(IncidentKind.FORCED)
+    assert stops.deadline_mono_s is not None
+    length_s = stops.deadline_mono_s - stops.phase_mono_s
+    later = Now(stops.deadline_mono_s + 500.0, NOW.wall_s + 500.0)
+    again, _ = recovery.resume(stops, later, TERMS)
+    assert again == structs.replace(stops, deadline_mono_s=later.mono_s + length_s)
 
 
 def test_a_stop_that_does_not_end_is_tried_once_more_without_grace_and_then_a_person_is_told() -> None:
     again, effects = run(begun(IncidentKind.CHOSEN, ev.PASSED, ev.SAVED), ev.LATE)
-    assert (again.phase, effects) == (Phase.STOPPING, [recovery.DoStop(0.0, stacks=False)])
+    assert (again.phase, effects) == (Phase.STOPPING, [DoStop(0.0, stacks=False)])
     failed, _ = run(again, ev.LATE)
     assert (failed.phase, failed.reason) == (Phase.FAILED, "StopStuck")
 
@@ -288,6 +318,12 @@ def test_processes_that_cannot_be_ended_are_named_and_nothing_is_started_beside_
     stuck = begun(IncidentKind.FORCED, ev.STUCK)
     assert (stuck.phase, stuck.reason) == (Phase.FAILED, "StopStuck")
     assert "pid 42 (D in nvidia_close)" in stuck.sentence
+
+
+def test_a_job_that_its_kind_has_failed_for_good_is_given_up_with_what_the_kind_says() -> None:
+    failed = begun(IncidentKind.FORCED, ev.FAILED_BY_KIND)
+    assert (failed.phase, failed.reason) == (Phase.FAILED, "EndedByItsKind")
+    assert failed.sentence == ev.FAILED_BY_KIND.ended
 
 
 def test_a_job_that_runs_but_never_shows_progress_is_not_called_recovered() -> None:
@@ -326,7 +362,7 @@ def test_a_second_request_kills_at_once_in_every_phase(where: str) -> None:
     kind, events = EN_ROUTE[where]
     hurried, effects = run(begun(kind, *events), ev.end(save=True), ev.end(0.0))
     assert hurried.phase == Phase.STOPPING
-    assert effects == [recovery.DoStop(0.0, stacks=False)]
+    assert effects == [DoStop(0.0, stacks=False)]
     assert run(hurried, ev.STOPPED)[0].phase == Phase.ENDED
 
 
@@ -358,11 +394,11 @@ def test_without_a_checkpoint_signal_a_request_to_end_does_not_wait_for_a_save()
 
 def test_the_story_keeps_its_beginning_and_its_end_and_never_grows_without_bound() -> None:
     waiting = begun(IncidentKind.FORCED, ev.STOPPED)
-    for number in range(3 * recovery.MAX_STEPS):
-        waiting, _ = run(waiting, recovery.PrecheckRefused("NoRoom", f"No room, look {number}."))
-    assert len(waiting.steps) == recovery.MAX_STEPS
+    for number in range(3 * MAX_STEPS):
+        waiting, _ = run(waiting, PrecheckRefused("NoRoom", f"No room, look {number}."))
+    assert len(waiting.steps) == MAX_STEPS
     assert waiting.steps[0].phase == Phase.STOPPING
-    assert waiting.steps[-1].sentence == f"No room, look {3 * recovery.MAX_STEPS - 1}."
+    assert waiting.steps[-1].sentence == f"No room, look {3 * MAX_STEPS - 1}."
 
 
 def test_each_stage_is_mailed_at_most_once_and_a_sent_one_is_not_asked_for_again() -> None:
@@ -371,3 +407,54 @@ def test_each_stage_is_mailed_at_most_once_and_a_sent_one_is_not_asked_for_again
     again, effects = run(sent, ev.FAULT, ev.STOPPED)
     assert again.mails == sent.mails
     assert recovery.resume(again, NOW, TERMS)[1] == (effects[0],)
+
+
+# ---------------------------------------------------------------- first starts, and other sizes
+
+
+def first(*events: Event) -> Incident:
+    return begun(IncidentKind.FORCED, *events, verdict=ev.verdict(Symptom.FIRST_START))
+
+
+def test_a_first_start_waits_longer_than_a_recovery_and_asks_less_often() -> None:
+    waits = first(ev.REFUSED)
+    assert (waits.phase, waits.reason) == (Phase.PRECHECKING, "NoRoom")
+    assert waits.deadline_mono_s == NOW.mono_s + FIRST_START_WAIT_S
+    assert recovery.resume(waits, NOW, TERMS)[1] == (DoPrecheck(NOW.mono_s),)
+    _, effects = run(waits, ev.REFUSED)
+    assert effects == [DoPrecheck(NOW.mono_s + FIRST_START_RETRY_S)]
+    assert run(waits, ev.LATE)[0].phase == Phase.FAILED
+
+
+def test_a_first_start_is_over_when_all_ranks_are_up_and_no_mail_tells_of_it() -> None:
+    up = first(ev.PASSED, ev.STARTED)
+    assert (up.phase, up.reason, up.paid, up.mails) == (Phase.RECOVERED, "Started", True, ())
+
+
+def test_a_first_start_that_does_not_come_up_is_stopped_and_tried_again_and_given_up_with_a_mail() -> None:
+    late = first(ev.PASSED, ev.LATE)
+    assert (late.phase, late.failed_starts) == (Phase.STOPPING, 1)
+    tried = budget.plan(ev.a_job(), late, late.verdict, None, NOW)
+    again, effects = run(late, StopEnded(tried))
+    assert (again.phase, again.reason, again.mails) == (Phase.PRECHECKING, "StartsAgain", ())
+    assert isinstance(effects[0], DoPrecheck)
+    given_up, _ = run(late, StopEnded(structs.replace(tried, restart=False)))
+    assert given_up.phase == Phase.FAILED
+    assert [mail.stage for mail in given_up.mails] == [Stage.GAVE_UP]
+
+
+def test_a_fault_of_a_first_start_makes_it_a_recovery_like_any_other() -> None:
+    broken = first(ev.PASSED, ev.FAULT)
+    assert (broken.verdict.symptom, broken.paid) == (Symptom.RANK_LOST, False)
+    told, _ = run(broken, ev.STOPPED)
+    assert [mail.stage for mail in told.mails] == [Stage.STARTED]
+
+
+def test_a_job_that_waits_is_started_with_the_size_that_others_gave_it_meanwhile() -> None:
+    waits = first(ev.REFUSED)
+    other, effects = run(waits, ev.RESCALED)
+    assert (other.phase, other.size, other.from_size) == (Phase.PRECHECKING, 3, 3)
+    assert other.deadline_mono_s == waits.deadline_mono_s
+    assert effects == [DoPrecheck(NOW.mono_s)]
+    job = books.settle(ev.a_job(size=2, original_size=4), waits, other, NOW)
+    assert (job.size, job.original_size) == (3, 3)

@@ -7,25 +7,49 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sentinel.core import books, budget, policy, recovery
+from sentinel.core.events import (
+    Begin,
+    CancelRequested,
+    DeadlinePassed,
+    DoMail,
+    DoPrecheck,
+    DoStop,
+    Effect,
+    EndRequested,
+    Event,
+    Fault,
+    GivenUp,
+    JobFinished,
+    JobGone,
+    PrecheckPassed,
+    PrecheckRefused,
+    Progressed,
+    RanksStarted,
+    Rescaled,
+    SaveEnded,
+    StartRefused,
+    StartWaits,
+    StopEnded,
+    StopStuck,
+    StopWaits,
+)
 from sentinel.core.model import (
     Budget,
     Cause,
-    Checkpoint,
     Incident,
     IncidentKind,
     JobState,
     Lost,
-    Now,
     Phase,
-    Policy,
     ProtectedJob,
     Restartable,
-    Resume,
     SaveResult,
     Symptom,
     Verdict,
 )
-from sentinel.core.recovery import Effect, Event
+from sentinel.core.now import Now
+from sentinel.core.policy_model import Checkpoint, Policy, Resume
+from sentinel.core.recovery_moves import MAX_STEPS, START_TRIES
 from tests.core import recovery_events as ev
 
 POLICY = Policy(
@@ -49,7 +73,7 @@ steps = st.none() | st.integers(0, 500)
 sentences = st.sampled_from(["one", "two", "three"])
 graces = st.sampled_from([0.0, 2.0, 30.0, 600.0])
 ends = st.builds(
-    recovery.EndRequested,
+    EndRequested,
     state=st.sampled_from([JobState.STOPPED, JobState.EXPIRED]),
     reason=st.sampled_from(["Stopped", "Expired", "Warned"]),
     sentence=sentences,
@@ -59,36 +83,40 @@ ends = st.builds(
 )
 # StopEnded is not among them: its plan is the budget's, made when it is fed.
 EVENTS: dict[type, st.SearchStrategy[Event]] = {
-    recovery.Begin: st.builds(recovery.Begin, sentences, sentences),
-    recovery.PrecheckPassed: st.builds(recovery.PrecheckPassed, st.integers(1, 4), st.just(()), sentences),
-    recovery.PrecheckRefused: st.builds(
-        recovery.PrecheckRefused, st.sampled_from(["NoRoom", "PrecheckFailed"]), sentences
+    Begin: st.builds(Begin, sentences, sentences),
+    PrecheckPassed: st.builds(PrecheckPassed, st.integers(1, 4), st.just(()), sentences),
+    PrecheckRefused: st.builds(PrecheckRefused, st.sampled_from(["NoRoom", "PrecheckFailed"]), sentences),
+    SaveEnded: st.builds(SaveEnded, st.builds(SaveResult, step=steps), st.booleans(), sentences),
+    StopStuck: st.builds(
+        StopStuck, st.just(("pid 42",)), ended=st.sampled_from(["", "Job train has failed."])
     ),
-    recovery.SaveEnded: st.builds(
-        recovery.SaveEnded, st.builds(SaveResult, step=steps), st.booleans(), sentences
-    ),
-    recovery.StopStuck: st.builds(recovery.StopStuck, st.just(("pid 42",))),
-    recovery.RanksStarted: st.builds(recovery.RanksStarted, sentences),
-    recovery.StartRefused: st.builds(
-        recovery.StartRefused,
+    RanksStarted: st.builds(RanksStarted, sentences),
+    StartRefused: st.builds(
+        StartRefused,
         reason=st.just("StartFailed"),
         sentence=sentences,
         permanent=st.sampled_from([False, False, False, True]),
         tried=st.booleans(),
     ),
-    recovery.Progressed: st.builds(recovery.Progressed, st.builds(Lost, steps=steps), sentences),
-    recovery.Fault: st.builds(recovery.Fault, verdicts, steps),
-    recovery.JobFinished: st.just(recovery.JobFinished()),
-    recovery.EndRequested: ends,
-    recovery.DeadlinePassed: st.just(recovery.DeadlinePassed()),
+    Progressed: st.builds(Progressed, st.builds(Lost, steps=steps), sentences),
+    Fault: st.builds(Fault, verdicts, steps),
+    JobFinished: st.just(JobFinished()),
+    StopWaits: st.builds(StopWaits, sentences),
+    JobGone: st.just(ev.GONE),
+    StartWaits: st.builds(StartWaits, st.sampled_from(["", "It waits for its turn."])),
+    Rescaled: st.builds(Rescaled, st.integers(1, 6), sentences),
+    GivenUp: st.sampled_from([ev.GIVEN_UP, ev.EXHAUSTED]),
+    EndRequested: ends,
+    CancelRequested: st.builds(CancelRequested, sentences),
+    DeadlinePassed: st.just(DeadlinePassed()),
 }
 # What each phase waits for carries the walk on; the rest disturbs it.
 WAITS_FOR: dict[Phase, type] = {
-    Phase.PRECHECKING: recovery.PrecheckPassed,
-    Phase.SAVING: recovery.SaveEnded,
-    Phase.STOPPING: recovery.StopEnded,
-    Phase.STARTING: recovery.RanksStarted,
-    Phase.VERIFYING: recovery.Progressed,
+    Phase.PRECHECKING: PrecheckPassed,
+    Phase.SAVING: SaveEnded,
+    Phase.STOPPING: StopEnded,
+    Phase.STARTING: RanksStarted,
+    Phase.VERIFYING: Progressed,
 }
 KINDS = [IncidentKind.FORCED] * 3 + [IncidentKind.CHOSEN] * 3 + [IncidentKind.ENDING, IncidentKind.NOTICE]
 
@@ -127,7 +155,7 @@ class Recoveries(RuleBasedStateMachine):
         kinds = [event for phase, event in recovery.TRANSITIONS if phase == incident.phase]
         kinds += [WAITS_FOR[incident.phase]] * len(kinds)
         kind = data.draw(st.sampled_from(kinds))
-        if kind is recovery.StopEnded:
+        if kind is StopEnded:
             self.move(incident, self.stop_ended(incident, data))
         else:
             self.move(incident, data.draw(EVENTS[kind]))
@@ -171,13 +199,13 @@ class Recoveries(RuleBasedStateMachine):
                 save_wanted=end.save,
             )
         self.unpaid = kind in (IncidentKind.FORCED, IncidentKind.CHOSEN)
-        self.move(opened, recovery.Begin("Opened", "It was opened."), opened=True)
+        self.move(opened, Begin("Opened", "It was opened."), opened=True)
 
-    def stop_ended(self, incident: Incident, data: st.DataObject) -> recovery.StopEnded:
+    def stop_ended(self, incident: Incident, data: st.DataObject) -> StopEnded:
         """With the plan that the controller would make."""
         seen = incident.verdict if incident.paid else data.draw(verdicts)
         plan = budget.plan(self.job, incident, seen, data.draw(steps), self.now)
-        return recovery.StopEnded(plan, data.draw(st.sampled_from([(), ("rank 0: all_reduce",)])))
+        return StopEnded(plan, data.draw(st.sampled_from([(), ("rank 0: all_reduce",)])))
 
     @precondition(lambda self: self.incident is not None)
     @rule()
@@ -186,29 +214,32 @@ class Recoveries(RuleBasedStateMachine):
         read = msgspec.json.decode(msgspec.json.encode(self.incident), type=Incident)
         assert read == self.incident
         same, effects = recovery.resume(read, self.now, TERMS)
-        assert same == read
+        assert msgspec.structs.replace(same, deadline_mono_s=read.deadline_mono_s) == read
+        if same != read:  # a stop is asked for anew, and has its time again
+            assert read.phase is Phase.STOPPING
+            assert (same.deadline_mono_s or 0.0) > (read.deadline_mono_s or 0.0)
         again = acts(effects)
         for before, after in zip(self.effects, again, strict=True):
-            if isinstance(before, recovery.DoPrecheck):  # a back-off goes on; only a retry may come sooner
-                assert isinstance(after, recovery.DoPrecheck)
+            if isinstance(before, DoPrecheck):  # a back-off goes on; only a retry may come sooner
+                assert isinstance(after, DoPrecheck)
                 assert after.not_before_mono_s <= max(
                     self.now.mono_s, before.not_before_mono_s, self.back_off_mono_s
                 )
-            elif isinstance(before, recovery.DoStop):
+            elif isinstance(before, DoStop):
                 # Stacks are not looked at again once a person ends the job.
-                assert after == recovery.DoStop(before.grace_s, before.stacks and read.end_state is None)
+                assert after == DoStop(before.grace_s, before.stacks and read.end_state is None)
             else:
                 assert after == before
-        self.incident, self.effects = read, again
+        self.incident, self.effects = same, again
 
     def move(self, before: Incident, event: Event, *, opened: bool = False) -> None:
         after, effects = recovery.step(before, event, self.now, TERMS)
         read = msgspec.json.decode(msgspec.json.encode(before), type=Incident)
         assert recovery.step(read, event, self.now, TERMS) == (after, effects), "a record that was read again"
         assert not before.phase.final
-        if isinstance(event, recovery.Fault) and before.phase in (Phase.STARTING, Phase.VERIFYING):
+        if isinstance(event, Fault) and before.phase in (Phase.STARTING, Phase.VERIFYING):
             self.unpaid = True
-        if after.phase == Phase.STARTING:
+        if after.phase == Phase.STARTING and not isinstance(event, StartWaits):
             assert after.incarnation == before.incarnation + 1
             assert self.stopped, "two starts with no stop between them"
             self.stopped = False
@@ -217,14 +248,14 @@ class Recoveries(RuleBasedStateMachine):
             self.unpaid = False
         else:
             assert after.incarnation == before.incarnation
-        if after.phase == Phase.STOPPING or isinstance(event, recovery.StartRefused):
+        if after.phase == Phase.STOPPING or isinstance(event, StartRefused):
             self.stopped = True
         if before.end_state is not None:
             assert after.end_state == before.end_state
             assert after.phase not in (Phase.STARTING, Phase.KEPT_RUNNING, Phase.RECOVERED)
         if after.phase != before.phase or acts(effects):
             self.effects = acts(effects)
-        if isinstance(event, recovery.StopEnded):
+        if isinstance(event, StopEnded):
             self.back_off_mono_s = self.now.mono_s + event.plan.delay_s
         self.job = books.settle(self.job, None if opened else before, after, self.now)
         self.incident = after
@@ -243,8 +274,8 @@ class Recoveries(RuleBasedStateMachine):
             return
         stages = [mail.stage for mail in incident.mails]
         assert len(stages) == len(set(stages))
-        assert len(incident.steps) <= recovery.MAX_STEPS
-        assert incident.failed_starts <= recovery.START_TRIES
+        assert len(incident.steps) <= MAX_STEPS
+        assert incident.failed_starts <= START_TRIES
         if incident.phase.final:
             assert incident.deadline_mono_s is None
             assert not self.effects
@@ -255,6 +286,8 @@ class Recoveries(RuleBasedStateMachine):
             assert self.job.state == incident.end_state
         elif incident.phase in (Phase.FAILED, Phase.EXHAUSTED):
             assert self.job.state == JobState.ERROR
+        elif incident.reason == "CancelledByPerson" and incident.kind == IncidentKind.FORCED:
+            assert self.job.state == JobState.STOPPED
         else:
             assert not self.job.state.final
 
@@ -265,7 +298,7 @@ class Recoveries(RuleBasedStateMachine):
 
 
 def acts(effects: tuple[Effect, ...]) -> tuple[Effect, ...]:
-    return tuple(effect for effect in effects if not isinstance(effect, recovery.DoMail))
+    return tuple(effect for effect in effects if not isinstance(effect, DoMail))
 
 
 TestRecoveries = Recoveries.TestCase

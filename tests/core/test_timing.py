@@ -7,7 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sentinel.core.model import Iteration, LogMatch, Now, Performance, Policy, RankReport, Symptom
+from sentinel.core.model import Symptom
+from sentinel.core.now import Now
+from sentinel.core.performance import median, medians_of_others
+from sentinel.core.policy_model import Performance, Policy
+from sentinel.core.reports import Iteration, LogMatch, RankReport
 from sentinel.core.timing import JobTiming
 
 NOW = Now(10_000.0, 0.0)
@@ -45,6 +49,19 @@ def test_the_known_line_is_slow_under_a_threshold_of_066_and_left_alone_under_06
         timing.fold(report([Iteration(float(k), None, 2201.521, 3317.794921875) for k in range(30)]))
         assert timing.ratio == pytest.approx(0.66355, abs=2e-5)
         assert symptoms(timing) == expected
+
+
+def test_of_what_is_told_again_only_what_is_not_known_counts() -> None:
+    """A reader that begins anew tells iterations 91 to 120; who knows 1 to 100 learns of 20."""
+    again = report([Iteration(float(k), None, None, 100.0) for k in range(91, 121)], before=90, again=True)
+    known, new = job(), job()
+    known.fold(report([Iteration(float(k), None, None, 100.0) for k in range(1, 101)]))
+    for timing in (known, new):
+        timing.fold(again)
+        assert timing.last_step == 120
+        timing.fold(again)
+        assert timing.last_step == 120
+    assert (known.iterations, new.iterations) == (120, 30)
 
 
 def test_a_slow_signal_names_its_numbers_and_keeps_its_key() -> None:
@@ -267,7 +284,7 @@ _iterations = st.lists(
 
 
 @given(_iterations, st.lists(st.integers(0, 60), max_size=8), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_however_a_log_is_cut_into_reports_the_state_is_the_same(
     rows: list[tuple[float, int | None, float | None, float | None]], cuts: list[int], told_steps: bool
 ) -> None:
@@ -282,7 +299,7 @@ def test_however_a_log_is_cut_into_reports_the_state_is_the_same(
         parts.fold(report(iterations[start:end]))
     one, other = whole.ranks[0], parts.ranks.get(0, whole.ranks[0])
     assert repr(list(one.window)) == repr(list(other.window))
-    assert repr(one.learning) == repr(other.learning)
+    assert one.learnt == other.learnt
     assert (one.count, one.first_step, one.last_step, one.last_at_s) == (
         other.count,
         other.first_step,
@@ -293,3 +310,10 @@ def test_however_a_log_is_cut_into_reports_the_state_is_the_same(
     assert whole.gaps == parts.gaps
     assert whole.summary() == parts.summary()
     assert whole.signals(NOW) == parts.signals(NOW)
+
+
+@given(st.lists(st.floats(0.1, 1e6), min_size=2, max_size=9))
+def test_the_median_of_the_others_is_that_of_everybody_else(values: list[float]) -> None:
+    found = medians_of_others(dict(enumerate(values)))
+    for k in range(len(values)):
+        assert found[k] == pytest.approx(median([*values[:k], *values[k + 1 :]]))

@@ -2,7 +2,10 @@
 
 import pytest
 
-from sentinel.core.model import Hang, Iteration, LogMatch, Now, Policy, RankReport, Symptom
+from sentinel.core.model import Symptom
+from sentinel.core.now import Now
+from sentinel.core.policy_model import Hang, Policy
+from sentinel.core.reports import Iteration, LogMatch, RankReport
 from sentinel.core.timing import JobTiming, TimingSignal
 
 

@@ -7,20 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sentinel.core.model import (
-    Budget,
-    Cause,
-    Component,
-    Failure,
-    Finding,
-    LogMatch,
-    Now,
-    RankExit,
-    Restartable,
-    Severity,
-    Symptom,
-    Verdict,
-)
+from sentinel.core.health import Component, Finding, Severity
+from sentinel.core.model import Budget, Cause, Failure, Restartable, Symptom, Verdict
+from sentinel.core.now import Now
+from sentinel.core.reports import LogMatch, RankExit
 from sentinel.core.timing import TimingSignal
 from sentinel.core.triage import triage
 from sentinel.failures import failure_classes
@@ -919,7 +909,7 @@ _steps = st.dictionaries(st.integers(0, 7), st.none() | st.integers(0, 9), max_s
 
 
 @given(_exits, _matches, _findings, _signals, _history, _steps, st.sampled_from([1, 8]))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_whatever_comes_there_is_one_readable_verdict(
     exits: list[RankExit],
     matches: list[LogMatch],

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,20 +14,12 @@ import yaml
 
 from sentinel.cluster.local.store import LocalStore
 from sentinel.core.model import Incident, JobEvent, ProtectedJob
+from tests.waits import until
 
 SENTINEL = str(Path(sys.executable).with_name("sentinel"))
 TRAIN = str(Path(__file__).parent / "programs" / "train.py")
 DEADLINE_S = 30.0
 T = TypeVar("T")
-
-
-def until(what: Callable[[], T], why: Callable[[], str] = lambda: "", deadline_s: float = DEADLINE_S) -> T:
-    """The first truthy answer of `what`; fails with `why` where none comes in time."""
-    end = time.monotonic() + deadline_s
-    while not (found := what()):
-        assert time.monotonic() < end, f"waited {deadline_s:.0f} s in vain\n{why()}"
-        time.sleep(0.03)
-    return found
 
 
 def train(*options: str) -> list[str]:
@@ -74,7 +65,10 @@ class Box:
         self.work.mkdir(parents=True)
         self.env = {**os.environ, "SENTINEL_STATE_DIR": str(self.state), "E2E_BOX": str(folder)}
         self.env.pop("PYTHONPATH", None)
-        self._settings: dict[str, Any] = {"listen": ""}
+        # The box's own: in that of the machine other tests break disks and fill memory meanwhile.
+        self.kernel_log = folder / "kmsg"
+        self.kernel_log.touch()
+        self._settings: dict[str, Any] = {"listen": "", "kernelLog": str(self.kernel_log)}
         self._count = 0
         self._children: list[Running] = []
 

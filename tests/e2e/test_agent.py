@@ -1,59 +1,21 @@
 """`sentinel agent`: real processes; kill -9, new settings, a hung NVML, rubbish in the state file, a full disk."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sentinel.cli import node_state
-from tests.checks.conftest import Machine, Scenario, build_stub, nvml  # noqa: F401
-from tests.e2e.box import SENTINEL, Box, Running, until
-
-XID_79 = "NVRM: Xid (PCI:0000:18:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
-XID_31 = "NVRM: Xid (PCI:0000:2a:00): 31, pid=77, name=train, MMU Fault"
-
-
-class Node:
-    """An agent on a machine that is a tree: started, asked, killed and started again."""
-
-    def __init__(self, box: Box) -> None:
-        self.box = box
-        folder = box.folder / "machine"
-        folder.mkdir()
-        self.machine = Machine(folder)
-        self.settings(listen="127.0.0.1:0")
-        self.folder = box.state / "agent"
-
-    def settings(self, **changes: Any) -> str:
-        tree = {"sysfs": str(self.machine.sysfs), "kernelLog": str(self.machine.kmsg)}
-        return self.box.settings(**tree, **changes)
-
-    def start(self) -> Running:
-        agent = self.box.start("agent", "--settings", self.settings())
-        agent.said("findings on http")
-        return agent
-
-    def get(self, agent: Running, path: str) -> tuple[int, str]:
-        url = agent.err.rpartition("findings on ")[2].split()[0]
-        try:
-            with urllib.request.urlopen(url + path, timeout=10) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-
-    def codes(self, agent: Running) -> set[str]:
-        return {one["code"] for one in json.loads(self.get(agent, "/findings")[1])["findings"]}
-
-    def wait_code(self, agent: Running, code: str, *, gone: bool = False) -> None:
-        until(lambda: (code in self.codes(agent)) is not gone, lambda: f"{self.codes(agent)}\n{agent.err}")
+from tests.checks.conftest import Scenario, build_stub, nvml  # noqa: F401
+from tests.e2e.agent_node import XID_31, XID_79, Node
+from tests.e2e.box import SENTINEL, Box
+from tests.waits import until
 
 
 @pytest.fixture
@@ -82,10 +44,12 @@ def test_a_person_ends_a_finding_and_it_stays_ended(node: Node) -> None:
     agent = node.start()
     node.machine.log("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 slot:0)")
     node.wait_code(agent, "memory-uncorrected")
-    done = node.box.sentinel("release", "--settings", node.settings(), "CPU_SrcID#0_MC#0_Chan#0_DIMM#0")
+    done = node.box.sentinel(
+        "release", "--here", "--settings", node.settings(), "CPU_SrcID#0_MC#0_Chan#0_DIMM#0"
+    )
     assert (done.returncode, "ended by a person" in done.stderr) == (0, True)
     assert "memory-uncorrected" not in node.codes(agent)
-    unknown = node.box.sentinel("release", "--settings", node.settings(), "GPU 0000:99:00.0")
+    unknown = node.box.sentinel("release", "--here", "--settings", node.settings(), "GPU 0000:99:00.0")
     assert (unknown.returncode, "no finding of" in unknown.stderr) == (1, True)
     agent.send(signal.SIGTERM)
     assert agent.code(10) == 0
@@ -93,7 +57,7 @@ def test_a_person_ends_a_finding_and_it_stays_ended(node: Node) -> None:
     assert "memory-uncorrected" not in node.codes(again)
     again.send(signal.SIGTERM)
     assert again.code(10) == 0
-    nobody = node.box.sentinel("release", "--settings", node.settings(), "GPU 0000:99:00.0")
+    nobody = node.box.sentinel("release", "--here", "--settings", node.settings(), "GPU 0000:99:00.0")
     assert (nobody.returncode, "no agent runs here" in nobody.stderr) == (1, True)
 
 
@@ -124,7 +88,7 @@ def test_new_settings_are_taken_and_bad_ones_refused_until_they_are_mended(node:
     assert status == 503
     assert "nonsense" in said
     assert "settings-refused" in node.codes(agent)
-    assert "sentinel_settings_in_force 0.0" in node.get(agent, "/metrics")[1]
+    assert "sentinel_settings_in_force 0" in node.get(agent, "/metrics")[1]
     good.write_text(text)
     agent.send(signal.SIGHUP)
     until(lambda: node.get(agent, "/healthz") == (200, "ok\n"), lambda: agent.err)
@@ -167,15 +131,18 @@ def full_disk(box: Box) -> Iterator[Path]:
 def test_a_full_disk_is_told_and_over_when_there_is_room_again(full_disk: Path, node: Node) -> None:
     agent = node.start()
     ballast = full_disk / "ballast"
-    with open(ballast, "wb", buffering=0) as file:
-        try:
+    node.machine.log(XID_79)
+
+    def full() -> bool:
+        """A save that was under way leaves room again for the next one: until no save comes through."""
+        with contextlib.suppress(OSError), open(ballast, "ab", buffering=0) as file:
             while file.write(b"x" * 4096):
                 pass
-        except OSError:
-            pass
-    node.machine.log(XID_79)
-    node.wait_code(agent, "state-not-saved")
-    assert "XID 79" in node.codes(agent)
+        node.machine.log(XID_79)
+        return "state-not-saved" in node.codes(agent)
+
+    until(full, lambda: agent.err)
+    node.wait_code(agent, "XID 79")
     status, said = node.get(agent, "/healthz")
     assert (status, "No space left" in said) == (503, True)
     ballast.unlink()
@@ -217,9 +184,9 @@ def test_the_numbers_of_the_checks_are_served(node: Node) -> None:
     node.wait_code(agent, "XID 79")
     text = node.get(agent, "/metrics")[1]
     for line in (
-        'sentinel_findings{component="gpu",severity="fatal"} 1.0',
-        'code="XID 79",component="gpu",entity="GPU 0000:18:00.0",severity="fatal"} 1.0',
-        'sentinel_check_timeouts_total{check="kernel"} 0.0',
+        'sentinel_findings{component="gpu",severity="fatal"} 1',
+        'sentinel_finding{component="gpu",entity="GPU 0000:18:00.0",code="XID 79",severity="fatal",',
+        'sentinel_check_timeouts_total{check="kernel"} 0',
         'sentinel_check_last_result_age_seconds{check="kernel"}',
         'sentinel_check_runs_total{check="disk"}',
         "sentinel_event_loop_lag_seconds",

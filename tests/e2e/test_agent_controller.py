@@ -6,19 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from sentinel.transport.server import Server
+from tests.e2e.agent_node import XID_31, XID_79, Node
 from tests.e2e.box import Box
-from tests.e2e.test_agent import XID_31, XID_79, Node
 from tests.transport.world import World, go
-from tests.transport.world import until as come_true
+from tests.waits import eventually
 
 
-def reports_to(world: World, node: Node, port: int) -> None:
+def reports_to(world: World, node: Node, port: int, **more: str) -> None:
     token = str(world.write_token("node-1"))
     link = {
         "addresses": [f"127.0.0.1:{port}"],
         "node": "node-1",
         "tokenFile": token,
         "caFile": str(world.bundle),
+        **more,
     }
     node.settings(listen="127.0.0.1:0", controller=link)
 
@@ -44,26 +45,24 @@ def test_findings_reach_the_controller_and_wait_while_it_is_away(box: Box, tmp_p
             server, port = await world.serve()
             reports_to(world, node, port)
             agent = await asyncio.to_thread(node.start)
-            await come_true(lambda: {check.check for a in world.full() for check in a.report.checks})
+            await eventually(lambda: {check.check for a in world.full() for check in a.report.checks})
             node.machine.log(XID_79)
-            await come_true(lambda: told(world, "XID 79"))
-            assert "sentinel_controller_connected 1.0" in (await page(node, agent, "/metrics"))[1]
+            await eventually(lambda: told(world, "XID 79"))
+            assert "sentinel_controller_connected 1" in (await page(node, agent, "/metrics"))[1]
 
             await server.close()
             node.machine.log(XID_31)
             await asyncio.to_thread(node.wait_code, agent, "XID 31")
-            while "sentinel_controller_connected 0.0" not in (
-                text := (await page(node, agent, "/metrics"))[1]
-            ):
+            while "sentinel_controller_connected 0" not in (text := (await page(node, agent, "/metrics"))[1]):
                 pass
-            assert 'sentinel_reports_dropped_total{kind="event"} 0.0' in text
+            assert 'sentinel_reports_dropped_total{kind="event"} 0' in text
             assert (await page(node, agent, "/healthz"))[0] == 200  # to start the agent again would not help
             agent.kill()
 
             world.arrived.clear()
             await world.serve(port=port)
             again = await asyncio.to_thread(node.start)
-            await come_true(lambda: told(world, "XID 31") and told(world, "XID 79"))
+            await eventually(lambda: told(world, "XID 31") and told(world, "XID 79"))
             found = {
                 finding.code: finding.count
                 for arrived in world.arrived
@@ -82,7 +81,7 @@ def test_a_controller_is_named_left_and_taken_by_new_settings(box: Box, tmp_path
     node = Node(box)
 
     async def moved(world: World, server: Server) -> None:
-        await come_true(lambda: any(known.connections for known in server.nodes.values()))
+        await eventually(lambda: any(known.connections for known in server.nodes.values()))
         assert set(server.nodes) == {"node-1"}
 
     async def story() -> None:
@@ -96,7 +95,7 @@ def test_a_controller_is_named_left_and_taken_by_new_settings(box: Box, tmp_path
             reports_to(world, node, other)
             agent.send(signal.SIGHUP)
             await moved(world, second)
-            await come_true(lambda: not any(known.connections for known in first.nodes.values()))
+            await eventually(lambda: not any(known.connections for known in first.nodes.values()))
             agent.send(signal.SIGTERM)
             assert await asyncio.to_thread(agent.code) == 0
 

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from sentinel.cluster.local.store import LocalStore
-from sentinel.core.model import JobState, Launch, Policy, ProtectedJob
-from tests.e2e.box import SENTINEL, Box, until
+from sentinel.core.model import JobState, Launch, ProtectedJob
+from sentinel.core.policy_model import Policy
+from tests.e2e.box import SENTINEL, Box
+from tests.waits import until
 
 
 def never_started(box: Box, *command: str, incarnation: int = 0) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.box import Box, train, until
+from tests.e2e.box import Box, train
+from tests.waits import until
 
 SHIM = Path(__file__).parent / "programs" / "wall_clock.c"
 DAY_S = 86_400

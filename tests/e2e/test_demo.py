@@ -4,8 +4,9 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from tests.waits import until
 
 WITHOUT_RESTARTS = """\
 import sys
@@ -41,10 +42,7 @@ def processes_of(folder: Path) -> list[str]:
 
 
 def assert_nothing_is_left(folder: Path) -> None:
-    deadline = time.monotonic() + 20
-    while (left := processes_of(folder)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert left == []
+    until(lambda: not processes_of(folder), lambda: str(processes_of(folder)))
     assert list(folder.iterdir()) == []
 
 

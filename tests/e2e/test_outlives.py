@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.box import Box, train, until
+from tests.e2e.box import Box, train
+from tests.waits import until
 
 
 def test_after_kill_9_attach_reads_on_and_has_the_true_exit_status(box: Box) -> None:
@@ -165,6 +166,19 @@ def test_a_job_that_nobody_protects_can_be_extended_and_stopped(box: Box) -> Non
     assert box.job().extra_s == 3600  # type: ignore[union-attr]
     assert box.sentinel("stop", "job").returncode == 0
     assert box.job().state == "stopped"  # type: ignore[union-attr]
+    box.empty()
+
+
+def test_a_stop_waits_for_the_end_also_where_another_sentinel_takes_the_job_over(box: Box) -> None:
+    job = box.run(*train("--at", "1:deaf"), policy=box.policy(restart={"gracefulStop": "10s"}))
+    box.stepping()
+    job.kill()
+    stop = box.start("stop", "job", "--settings", box.settings())
+    until(lambda: box.status()["incidents"], lambda: box.story())
+    other = box.attach()
+    assert stop.code() == 0, stop.err
+    assert "job: stopped" in stop.err
+    assert other.code() == 130
     box.empty()
 
 

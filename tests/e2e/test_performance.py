@@ -2,7 +2,8 @@
 
 import signal
 
-from tests.e2e.box import Box, train, until
+from tests.e2e.box import Box, train
+from tests.waits import until
 
 FAST = ("--step-ms", "10", "--save-every", "1")  # 10 ms between lines; the times in the lines are what counts
 RESUME = {"maxResumes": 4, "gracefulStop": "2s", "checkpoint": {"proof": {"logPattern": "wrote the model"}}}

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.box import Box, train, until
+from tests.e2e.box import Box, train
+from tests.waits import until
 
 CARDS = ("0000:18:00.0", "0000:3b:00.0")
 
@@ -50,6 +51,7 @@ def small_group() -> Iterator[Path]:
 def test_a_rank_that_the_kernel_kills_for_memory_is_told_so_and_started_again(
     box: Box, small_group: Path
 ) -> None:
+    box.settings(kernelLog="/dev/kmsg")
     confined = f'echo $$ > {small_group}/cgroup.procs; exec "$@"'
     job = box.run("sh", "-c", confined, "train", *train("--save-every", "1"))
     box.stepping()
@@ -105,16 +107,14 @@ def test_in_observe_mode_a_fault_is_told_and_nothing_is_touched(box: Box) -> Non
 
 @pytest.fixture
 def two_cards(box: Box) -> Path:
-    """A machine with two GPUs, as sysfs shows them, and a kernel log of its own. Returns the kernel log."""
+    """A machine with two GPUs, as sysfs shows them. Returns its kernel log."""
     for address in CARDS:
         device = box.folder / "sys/bus/pci/devices" / address
         device.mkdir(parents=True)
         for name, value in (("vendor", "0x10de"), ("class", "0x030200"), ("device", "0x2330")):
             (device / name).write_text(value + "\n")
-    log = box.folder / "kmsg"
-    log.touch()
-    box.settings(sysfs=str(box.folder / "sys"), kernelLog=str(log))
-    return log
+    box.settings(sysfs=str(box.folder / "sys"))
+    return box.kernel_log
 
 
 def xid(log: Path, number: int) -> None:
@@ -130,7 +130,7 @@ def test_a_job_comes_back_smaller_without_a_broken_gpu_and_grows_when_it_is_well
     checkpoint = {"timeout": "10s", "proof": {"logPattern": "wrote the model"}}
     policy = box.policy(
         resume={"maxResumes": 5, "gracefulStop": "2s", "checkpoint": checkpoint},
-        elastic={"minNodes": 1},
+        elastic={"minNodes": 1, "growAfter": "1s"},
         precheck={"checks": ["gpu"]},
     )
     job = box.run(*train(), policy=policy, options=("--nproc", "2"))

@@ -1,12 +1,17 @@
 """Saving: who is asked, what proves it, and what follows where nothing does."""
 
 import os
+import re
 import signal
+import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.box import Box, train, until
+from tests.e2e.box import Box, Running, train
+from tests.waits import until
 
 PROOFS = {
     "say": {"logPattern": r"wrote the model of step \d+"},
@@ -41,6 +46,20 @@ def test_a_save_is_proved_by_a_line_a_file_that_appears_or_one_that_goes(box: Bo
     assert record.checkpoint.proof == incident.save.proved_by
     assert (box.work / "checkpoint.json").exists()
     assert incident.save.ranks == (0, 1)
+
+
+def page(job: Running) -> Callable[[str], float]:
+    """The numbers on the page of this run, which it serves."""
+    url = until(lambda: re.search(r"http://127\.0\.0\.1:\d+", job.err)).group()  # type: ignore[union-attr]
+
+    def number(name: str) -> float:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        return sum(
+            one.value for family in families for one in family.samples if one.name == f"sentinel_{name}"
+        )
+
+    return number
 
 
 def test_forked_data_loaders_that_inherit_the_handler_get_no_signal(box: Box) -> None:
@@ -115,12 +134,17 @@ def test_a_save_that_nothing_proves_keeps_the_job_or_moves_it_as_asked(
 
 
 def test_nobody_is_asked_to_save_when_a_rank_is_lost(box: Box) -> None:
+    """And none of the times to save is 0 s for it."""
+    box.settings(listen="127.0.0.1:0")
     job = box.run(
         *train("--save-every", "1"), policy=box.policy(resume=resume(PROOFS["say"])), options=("--nproc", "2")
     )
+    number = page(job)
     box.stepping()
     os.kill(box.ranks(2)[1], signal.SIGKILL)
     box.phase("Recovered")
+    until(lambda: number("time_to_recover_seconds_count") == 1)
+    assert number("time_to_save_seconds_count") == 0
     assert box.noted("signals") == []
     job.send(signal.SIGINT)
     assert job.code() == 130
@@ -158,9 +182,19 @@ def test_ctrl_c_ends_a_save_that_nobody_wants_to_wait_for(box: Box) -> None:
 
 def test_the_restarted_program_is_told_that_it_resumes_and_from_what(box: Box) -> None:
     policy = box.policy(resume=resume(PROOFS["say"]), performance=SLOW)
+    box.settings(listen="127.0.0.1:0")
     job = box.run(*train("--step-ms", "10"), policy=policy)
+    number = page(job)
     incident = box.phase("Recovered")
     assert incident.save is not None
+
+    def measured() -> bool:
+        """Just what the records say of how long the saves took; it may have begun another one meanwhile."""
+        took_s = [one.save.took_s for one in box.incidents() if one.save is not None]
+        told = number("time_to_save_seconds_count"), number("time_to_save_seconds_sum")
+        return min(took_s) > 0 and told == (len(took_s), pytest.approx(sum(took_s)))
+
+    until(measured)
     assert "SENTINEL_RESUME" not in box.starts[0]["env"]
     env, saved = box.starts[1]["env"], incident.save
     assert (env["SENTINEL_RESUME"], env["SENTINEL_RESTARTS"]) == ("1", "1")

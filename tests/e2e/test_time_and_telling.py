@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.box import Box, train, until
+from sentinel import measures
+from tests.e2e.box import Box, train
 from tests.notify.mail_world import MailServer
+from tests.test_metrics import promtool
+from tests.waits import until
+from tests.web.browser import Browser
 
 CHECKPOINT = {"timeout": "10s", "proof": {"logPattern": "wrote the model"}}
 OWNER = {"emails": ["owner@example.com", "second@example.com"]}
@@ -153,7 +157,7 @@ def test_without_a_server_mails_are_files_in_the_outbox(box: Box) -> None:
     assert "owner@example.com" in path.read_text()
 
 
-def test_page_metrics_and_health_answer_on_loopback(box: Box) -> None:
+def test_page_metrics_and_health_answer_on_loopback(box: Box, tmp_path: Path) -> None:
     box.settings(listen="127.0.0.1:0")
     job = box.run(*train())
     job.said("status and metrics on http://127.0.0.1:")
@@ -168,6 +172,16 @@ def test_page_metrics_and_health_answer_on_loopback(box: Box) -> None:
     assert "job" in get("/")
     assert "ok" in get("/healthz").lower()
     metrics = until(lambda: text if "sentinel_" in (text := get("/metrics")) else "")
-    assert re.search(r'^sentinel_job_iteration\{job="job"\} \d+', metrics, re.MULTILINE), metrics
+    assert re.search(r'^sentinel_job_iteration\{job_name="job"\} \d+', metrics, re.MULTILINE), metrics
+    foreign = {name for name, row in measures.rows().items() if row.source}
+    assert [line for line in promtool(metrics.encode()) if line.split(" ", 1)[0] not in foreign] == []
+    with Browser(tmp_path) as browser:
+        browser.open(url)
+        step = "Number(document.querySelector('main').innerText.match(/Iteration\\s+(\\d+)/i)?.[1])"
+        seen = browser.until(step)
+        browser.run("window.same = true")
+        browser.until(f"{step} > {seen}")
+        assert browser.run("window.same"), "it was not loaded again"
+        assert not browser.problems
     job.send(signal.SIGINT)
     assert job.code() == 130

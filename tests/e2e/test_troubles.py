@@ -6,7 +6,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from tests.e2e.box import Box, Running, train, until
+from tests.e2e.box import Box, Running, train
+from tests.waits import until
 
 
 def page(box: Box) -> None:

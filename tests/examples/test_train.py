@@ -6,11 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.waits import until
 
 STEPS = 120
 
@@ -43,10 +44,7 @@ class Job:
         return self.logs[rank].read_text()
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline, self.log(0) + self.log(1)
-            time.sleep(0.01)
+        until(condition, lambda: self.log(0) + self.log(1))
 
     def codes(self) -> list[int]:
         return [rank.wait(timeout=60) for rank in self.ranks]

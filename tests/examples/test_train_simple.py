@@ -4,8 +4,9 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from tests.waits import until
 
 
 def command(state: Path, *arguments: str) -> list[str]:
@@ -17,12 +18,9 @@ def test_a_killed_run_that_was_asked_to_save_ends_like_an_undisturbed_one(tmp_pa
     state, log = tmp_path / "line.json", tmp_path / "log"
     with open(log, "w") as out:
         first = subprocess.Popen(command(state, "--step-ms=5"), stdout=out)
-        deadline = time.monotonic() + 30
-        while "step: 3 " not in log.read_text() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: "step: 3 " in log.read_text())
         first.send_signal(signal.SIGUSR1)
-        while not state.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(state.exists)
         first.kill()
         first.wait()
     saved = json.loads(state.read_text())["step"]

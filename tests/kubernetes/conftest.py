@@ -1,8 +1,9 @@
 """What `deploy/` ships, applied to the real API server; everything then runs with the identities that it ships."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,18 @@ import yaml
 from tests.kubernetes.proxy import Proxy
 
 if TYPE_CHECKING:
+    from tests.kubernetes.local_fleet import Fleet
     from tests.rig.api import Api
     from tests.rig.control_plane import ControlPlane
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NAMESPACE = "sentinel-system"
+NODES = "/api/v1/nodes"
+QUARANTINES = "/apis/sentinel.dev/v1alpha1/quarantines"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces"
+NODE_LEASES = f"{LEASES}/kube-node-lease/leases"
+LEADER = f"{LEASES}/{NAMESPACE}/leases/sentinel-controller"
+PAUSE = f"/api/v1/namespaces/{NAMESPACE}/configmaps/sentinel-pause"
 
 
 def manifests(pattern: str) -> list[dict[str, Any]]:
@@ -28,19 +36,77 @@ def manifests(pattern: str) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.fixture(scope="session")
-def installed(control_plane: "ControlPlane") -> "ControlPlane":
+def install(plane: "ControlPlane") -> None:
+    """What `deploy/` ships but the pods, served when this returns."""
+    from tests.rig.api import ApiError
     from tests.rig.processes import until
 
-    control_plane.admin.apply(manifests("crds/*.yaml") + manifests("namespace.yaml"))
-    control_plane.admin.apply(manifests("rbac.yaml") + manifests("admission.yaml"))
+    for pattern in ("crds/*.yaml", "namespace.yaml", "rbac.yaml", "admission.yaml"):
+        plane.admin.apply(manifests(pattern))
 
     def served() -> bool:
-        found = control_plane.admin.find("/apis/sentinel.dev/v1alpha1")
-        return found is not None and len(found["resources"]) == 8  # each with its status
+        try:
+            plane.admin.items(QUARANTINES)
+        except ApiError:  # not found, or its storage is being made
+            return False
+        return len(plane.admin.get("/apis/sentinel.dev/v1alpha1")["resources"]) == 8  # each with its status
 
     until(served, "the custom resources are not served")
+
+
+@pytest.fixture(scope="session")
+def installed(control_plane: "ControlPlane") -> "ControlPlane":
+    install(control_plane)
     return control_plane
+
+
+@contextlib.contextmanager
+def space_of(plane: "ControlPlane", prefix: str) -> Iterator[str]:
+    """A namespace whose policies go with the test: each that is left is one more for later controllers to judge."""
+    name = plane.namespace(prefix)
+    yield name
+    plane.admin.delete(f"/apis/sentinel.dev/v1alpha1/namespaces/{name}/jobpolicies")
+
+
+@pytest.fixture(scope="module")
+def own_plane(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[ControlPlane]":
+    """For controllers: there is one Lease, which tests hold on the control plane of the run, and brakes count all."""
+    from tests.rig.control_plane import ControlPlane
+    from tests.rig.processes import Rig
+
+    with Rig(tmp_path_factory.mktemp("control-plane")) as rig:
+        made = ControlPlane(rig, controllers=False, scheduler=False)
+        install(made)
+        yield made
+
+
+@pytest.fixture
+def plane(own_plane: "ControlPlane") -> "ControlPlane":
+    """The control plane of this file without what earlier tests left there. Nobody leads, so nobody has to wait."""
+    admin = own_plane.admin
+    for path in (NODES, NODE_LEASES, QUARANTINES):
+        for one in admin.items(path):
+            admin.delete(f"{path}/{one['metadata']['name']}")
+    for one in admin.items("/api/v1/pods"):
+        meta = one["metadata"]
+        admin.delete(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}", gracePeriodSeconds=0)
+    if admin.find(PAUSE):
+        admin.delete(PAUSE)
+    if admin.find(LEADER):
+        admin.patch(LEADER, {"spec": {"holderIdentity": None}})
+    else:
+        new_lease(admin)
+    return own_plane
+
+
+@pytest.fixture
+def fleet(plane: "ControlPlane", tmp_path: Path) -> "Iterator[Fleet]":
+    from tests.e2e.box import Box
+    from tests.kubernetes.local_fleet import Fleet
+
+    box = Box(tmp_path / "box")
+    yield Fleet(plane, box, tmp_path)
+    box.close()
 
 
 @pytest.fixture
@@ -70,6 +136,14 @@ def kubeconfig(path: Path, url: str, token: str, ca: Path | None = None) -> Path
     return path
 
 
+def new_lease(admin: "Api", **spec: Any) -> None:
+    """In place of that of earlier leaders."""
+    if admin.find(LEADER):
+        admin.delete(LEADER)
+    meta = {"name": "sentinel-controller", "namespace": NAMESPACE}
+    admin.create({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec})
+
+
 EPOCH = 7
 
 
@@ -79,16 +153,12 @@ def epoch(admin: "Api", controller_token: str) -> int:
     from tests.rig.api import ApiError
     from tests.rig.processes import until
 
-    path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
-    if admin.find(f"{path}/sentinel-controller"):
-        admin.delete(f"{path}/sentinel-controller")
-    spec = {"holderIdentity": "test", "leaseTransitions": EPOCH, "leaseDurationSeconds": 3600}
-    admin.call("POST", path, {"metadata": {"name": "sentinel-controller"}, "spec": spec})
+    new_lease(admin, holderIdentity="test", leaseTransitions=EPOCH, leaseDurationSeconds=3600)
     us = admin.with_token(controller_token)
 
     def taken() -> bool:
         try:
-            us.call("POST", "/apis/sentinel.dev/v1alpha1/quarantines?dryRun=All", quarantine("dry", EPOCH))
+            us.call("POST", f"{QUARANTINES}?dryRun=All", quarantine("dry", EPOCH))
         except ApiError as e:
             if e.status != 403:
                 raise
@@ -109,6 +179,21 @@ def quarantine(name: str, epoch: int) -> dict[str, Any]:
     }
 
 
+def rank(name: str, namespace: str, node: str) -> dict[str, Any]:
+    """A pod of a job that nobody knows any more."""
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "llama", "uid": "gone", "controller": True}
+    meta = {"name": name, "namespace": namespace, "ownerReferences": [owner]}
+    tolerations = [{"operator": "Exists"}]
+    spec = {"nodeName": node, "containers": [{"name": "c", "image": "none"}], "tolerations": tolerations}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def protect_all(namespace: str) -> dict[str, Any]:
+    """A policy for every job there."""
+    head = {"apiVersion": "sentinel.dev/v1alpha1", "kind": "JobPolicy"}
+    return {**head, "metadata": {"name": "all", "namespace": namespace}, "spec": {"jobs": {}}}
+
+
 @pytest.fixture
 def controller(installed: "ControlPlane", controller_token: str, tmp_path: Path) -> str:
     """A kubeconfig of the controller's service account."""
@@ -127,13 +212,6 @@ def proxy(installed: "ControlPlane") -> Iterator[Proxy]:
 def behind_proxy(proxy: Proxy, controller_token: str, tmp_path: Path) -> str:
     """The same identity through the proxy."""
     return str(kubeconfig(tmp_path / "proxied.kubeconfig", proxy.url, controller_token))
-
-
-async def eventually(holds: Callable[[], object], why: str, deadline_s: float = 60.0) -> None:
-    end = asyncio.get_running_loop().time() + deadline_s
-    while not holds():
-        assert asyncio.get_running_loop().time() < end, why
-        await asyncio.sleep(0.02)
 
 
 def run(made: Coroutine[Any, Any, None]) -> None:

@@ -1,8 +1,8 @@
 """A controller that does nothing but lead: `python -m tests.kubernetes.leading KUBECONFIG ID [quick]`.
 
 It prints `lead EPOCH`, `lost`, and once, who leads: `sees ID`. Lines on its standard input make it write: `mark NODE`,
-`record NODE`, `fence NODE`. Where such a line ends with `frozen` it stops itself with SIGSTOP after every check, right
-before the request is sent, and has said `checked`.
+`record NODE`, `fence NODE`, `remove NODE` (the pod of that name). Where such a line ends with `frozen` it stops itself
+with SIGSTOP after every check, right before the request is sent, and has said `checked`.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from typing import Any
 from sentinel.cluster.kubernetes import nodes
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.lease import Election, Pace
-from sentinel.cluster.kubernetes.objects import QUARANTINES
+from sentinel.cluster.kubernetes.objects import PODS, QUARANTINES, Pod
 from sentinel.cluster.kubernetes.store import Store
 from sentinel.core.fleet_marks import MarkWrite
 from sentinel.core.fleet_model import Kind, Needs, NodeMark, NodeQuarantine, State
 from sentinel.errors import PermanentError, TemporaryError
-from tests.kubernetes.conftest import eventually
+from tests.waits import eventually
 
 QUICK = Pace(duration_s=3, margin_s=1.0, renew_s=0.5, look_s=0.2, deadline_s=1.0)
 
@@ -34,7 +34,7 @@ class Frozen(Client):
     armed = False
 
     async def call(self, method: str, path: str, *more: Any, **options: Any) -> bytes:
-        if self.armed and method in ("PATCH", "POST") and "leases" not in path:
+        if self.armed and method in ("PATCH", "POST", "DELETE") and "leases" not in path:
             self.armed = False
             say("checked")
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -46,6 +46,8 @@ async def act(client: Frozen, election: Election, store: Store[NodeQuarantine], 
     try:
         node = await nodes.read(client, name)
         await store.load()
+        if what == "remove":
+            pod = await client.get(PODS.path("default", name), Pod)
         client.armed = bool(frozen)
         if what == "mark":
             wanted = MarkWrite(
@@ -56,6 +58,10 @@ async def act(client: Frozen, election: Election, store: Store[NodeQuarantine], 
                 unschedulable=True,
             )
             await nodes.mark(client, node, wanted, election.epoch())
+        elif what == "remove":
+            await nodes.remove_pod(
+                client, f"default/{name}/{pod.metadata.uid}", pod.metadata.resource_version
+            )
         elif what == "fence":
             await nodes.fence(client, node, election.epoch())
         else:

@@ -23,10 +23,13 @@ class Fault:
     body: str = ""
     headers: dict[str, str] = field(default_factory=dict)
     lose_reply: bool = False  # the server does it, the answer never comes
+    lose_request: bool = False  # the connection is lost before the server hears of it
+    repeat: bool = False  # the server gets it twice; the second answer comes
     delay_s: float = 0.0  # before it is passed on
     hang: bool = False  # neither passed on nor answered
     hold: bool = False  # passed on when `release` is called
     line: bytes = b""  # of a watch: this line first, then the connection is cut
+    when_come: Callable[[], None] | None = None
     when_passed: Callable[[], None] | None = None
 
     def fits(self, request: web.Request) -> bool:
@@ -43,6 +46,7 @@ class Proxy:
 
         self.faults: list[Fault] = []
         self.seen: list[str] = []
+        self.weather: Callable[[str, str], Fault | None] = lambda method, path: None  # of each other request
         self._upstream, self._tls = upstream, ssl.create_default_context(cafile=str(ca))
         self._tls.check_hostname = False
         self._watches: set[asyncio.Transport] = set()
@@ -69,6 +73,10 @@ class Proxy:
         """What comes from the server is held back, on every connection; nothing is closed."""
         self._loop.call_soon_threadsafe(self._speaks.clear if silent else self._speaks.set)
 
+    def hush(self, silent: bool) -> None:
+        """The same for watches alone: they fall behind while calls are answered."""
+        self._loop.call_soon_threadsafe(self._tells.clear if silent else self._tells.set)
+
     def cut_watches(self) -> None:
         """Every watch that is open now loses its connection."""
 
@@ -79,11 +87,14 @@ class Proxy:
         self._loop.call_soon_threadsafe(cut)
 
     def _run(self, ready: threading.Event) -> None:
-        self._loop.run_until_complete(self._serve(ready))
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # cancels what is left of it
+            runner.run(self._serve(ready))
 
     async def _serve(self, ready: threading.Event) -> None:
         self._stop, self._speaks, self._released = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._tells = asyncio.Event()
         self._speaks.set()
+        self._tells.set()
         app = web.Application(client_max_size=1 << 26)
         app.router.add_route("*", "/{tail:.*}", self._handle)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -104,8 +115,17 @@ class Proxy:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         self.seen.append(f"{request.method} {request.path_qs}")
         fault = next((one for one in self.faults if one.fits(request)), None)
+        if fault is None:
+            watch = request.query.get("watch") == "1"
+            fault = self.weather("WATCH" if watch else request.method, request.path_qs)
         if fault is not None:
             fault.times -= 1
+            if fault.when_come:
+                fault.when_come()
+            if fault.lose_request:
+                assert request.transport is not None
+                request.transport.abort()
+                return web.Response()
             if fault.delay_s:
                 await asyncio.sleep(fault.delay_s)
             if fault.hang:
@@ -121,6 +141,11 @@ class Proxy:
                 )
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP}
         body = await request.read()
+        if fault is not None and fault.repeat:
+            async with self._session.request(
+                request.method, self._upstream + request.path_qs, headers=headers, data=body or None
+            ) as first:
+                await first.read()
         async with self._session.request(
             request.method,
             self._upstream + request.path_qs,
@@ -153,6 +178,8 @@ class Proxy:
                 return answer
             async for chunk in upstream.content.iter_any():
                 await self._speaks.wait()
+                if watch:
+                    await self._tells.wait()
                 await answer.write(chunk)
         except (ConnectionError, aiohttp.ClientError):
             transport.abort()

@@ -77,8 +77,8 @@ def test_requests_are_counted_by_their_outcome(controller: str) -> None:
             with pytest.raises(errors.NotFound):
                 await client.get(NODES.path(name="none"), Node)
         text = metrics.render()
-        assert b'sentinel_api_request_seconds_count{method="GET",outcome="ok"} 1.0' in text
-        assert b'sentinel_api_request_seconds_count{method="GET",outcome="NotFound"} 1.0' in text
+        assert b'sentinel_api_request_seconds_count{method="GET",outcome="ok"} 1' in text
+        assert b'sentinel_api_request_seconds_count{method="GET",outcome="NotFound"} 1' in text
 
     run(test())
 
@@ -213,6 +213,26 @@ def test_a_kubeconfig_that_cannot_be_used_is_told(tmp_path: Path, text: str) -> 
             await Client.connect(str(path))
 
     run(test())
+
+
+def test_a_kubeconfig_that_is_not_there_is_told_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = kubeconfig(tmp_path / "config", "http://127.0.0.1:9", "token")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+    async def url(named: str = "") -> str:
+        async with await Client.connect(named) as client:
+            return client.url
+
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path}/none:{there}")
+    assert asyncio.run(url()) == "http://127.0.0.1:9"
+    with pytest.raises(PermanentError, match=f"there is no kubeconfig at {tmp_path}/one"):
+        asyncio.run(url(f"{tmp_path}/one"))
+    monkeypatch.setenv("KUBECONFIG", "")  # as if it were not set
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(PermanentError, match=f"there is no kubeconfig at {tmp_path}/.kube/config"):
+        asyncio.run(url())
 
 
 IN_POD = """

@@ -1,112 +1,18 @@
 """`sentinel controller` and `sentinel agent` at a real API server, with the identities that `deploy/` ships."""
 
-import json
 import os
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.box import Box, Running
-from tests.e2e.box import until as come_true
-from tests.e2e.test_agent import XID_79, Node
-from tests.kubernetes.conftest import NAMESPACE, kubeconfig, manifests
-
-if TYPE_CHECKING:
-    from tests.rig.control_plane import ControlPlane
-
-AUDIENCE = "sentinel-controller"
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[ControlPlane]":
-    """One of its own: there is one Lease for controllers, which other tests hold."""
-    from tests.rig.control_plane import ControlPlane
-    from tests.rig.processes import Rig
-
-    with Rig(tmp_path_factory.mktemp("control-plane")) as rig:
-        made = ControlPlane(rig, controllers=False, scheduler=False)
-        for pattern in ("crds/*.yaml", "namespace.yaml", "rbac.yaml", "admission.yaml"):
-            made.admin.apply(manifests(pattern))
-        yield made
-
-
-class Fleet:
-    """Controllers and agents on one machine, whose nodes are objects that nobody looks after."""
-
-    def __init__(self, plane: "ControlPlane", box: Box, tmp_path: Path) -> None:
-        self.plane, self.box, self.folder = plane, box, tmp_path
-        self.admin = plane.admin
-        token = plane.token(NAMESPACE, "sentinel-controller")
-        self.kubeconfig = kubeconfig(tmp_path / "kubeconfig", plane.url, token, plane.identities.ca)
-        self.ports: dict[int, int] = {}
-
-    def controller(self, name: str, *options: str) -> Running:
-        self.box.env |= {"POD_NAME": name, "POD_IP": "127.0.0.1"}
-        words = ["controller", "--kubeconfig", str(self.kubeconfig), "--agents", "127.0.0.1:0", *options]
-        settings = self.folder / f"{name}.yaml"
-        head = {"apiVersion": "sentinel.dev/v1alpha1", "kind": "Settings"}
-        settings.write_text(json.dumps({**head, "stateDir": str(self.folder / name)}))
-        running = self.box.start(*words, "--settings", str(settings))
-        running.said("serves agents on port")
-        self.ports[running.pid] = int(running.err.partition("on port ")[2].partition(",")[0])
-        return running
-
-    def agent(self, name: str, *controllers: Running) -> Node:
-        """A node, and its agent with what a DaemonSet's pod there would hold."""
-        self.plane.node(name)
-        folder = self.folder / name
-        folder.mkdir()
-        (folder / "token").write_text(
-            self.plane.node_token(NAMESPACE, "sentinel-agent", name, audience=AUDIENCE)
-        )
-        bundle = come_true(lambda: self.found("/api/v1/namespaces/sentinel-system/configmaps/sentinel-ca"))
-        (folder / "ca.crt").write_text(bundle["data"]["ca.crt"])
-        own = Box(folder / "box")
-        node = Node(own)
-        link = {
-            "addresses": [f"127.0.0.1:{self.ports[one.pid]}" for one in controllers],
-            "node": name,
-            "tokenFile": str(folder / "token"),
-            "caFile": str(folder / "ca.crt"),
-        }
-        node.settings(listen="127.0.0.1:0", controller=link)
-        node.start()
-        self.box._children += own._children
-        return node
-
-    def found(self, path: str) -> Any:
-        return self.admin.find(path)
-
-    def node(self, name: str) -> dict[str, Any]:
-        return self.admin.get(f"/api/v1/nodes/{name}")  # type: ignore[no-any-return]
-
-    def taints(self, name: str) -> list[tuple[str, str]]:
-        taints = self.node(name)["spec"].get("taints", [])
-        return [(taint["key"], taint["effect"]) for taint in taints if "sentinel" in taint["key"]]
-
-    def isolated(self, name: str) -> bool:
-        marked = self.taints(name) == [("sentinel.dev/quarantined", "NoSchedule")]
-        return marked and self.node(name)["spec"].get("unschedulable", False)
-
-    def records(self, name: str) -> list[dict[str, Any]]:
-        found = self.admin.get("/apis/sentinel.dev/v1alpha1/quarantines")["items"]
-        return [one["spec"] for one in found if one["spec"]["node"] == name]
-
-    def story(self) -> str:
-        return "\n".join(f"--- {one.process.args}\n{one.err[-3000:]}" for one in self.box._children)
-
-    def until(self, what: Callable[[], Any]) -> Any:
-        return come_true(what, self.story, 60.0)
-
-
-@pytest.fixture
-def fleet(plane: "ControlPlane", tmp_path: Path) -> Iterator[Fleet]:
-    box = Box(tmp_path / "box")
-    yield Fleet(plane, box, tmp_path)
-    box.close()
+from sentinel.cli.replay_fleet import entries
+from sentinel.core.fleet_replay import Replay
+from tests.e2e.agent_node import XID_79
+from tests.kubernetes.conftest import NAMESPACE, kubeconfig, protect_all, rank
+from tests.kubernetes.flood import Hose
+from tests.kubernetes.local_fleet import AUDIENCE, Fleet, Page
+from tests.kubernetes.people import Person, bind
+from tests.kubernetes.proxy import Fault, Proxy
 
 
 def test_in_observe_mode_everything_is_recorded_and_nothing_touched(fleet: Fleet) -> None:
@@ -121,6 +27,11 @@ def test_in_observe_mode_everything_is_recorded_and_nothing_touched(fleet: Fleet
     assert not fleet.node("fleet-e")["spec"].get("unschedulable", False)
     controller.send(signal.SIGTERM)
     assert controller.code() == 0
+
+
+def conditions(fleet: Fleet, node: str) -> dict[str, tuple[str, str]]:
+    found = fleet.node(node)["status"].get("conditions", [])
+    return {one["type"]: (one["status"], one["reason"]) for one in found}
 
 
 def test_a_fatal_finding_takes_its_node_out_of_service_and_a_persons_uncordon_gives_it_back(
@@ -142,21 +53,48 @@ def test_a_fatal_finding_takes_its_node_out_of_service_and_a_persons_uncordon_gi
     assert [finding["code"] for finding in record["findings"]] == ["XID 79"]
     assert "fallen off the bus" in str(record["findings"])
 
-    def conditions() -> dict[str, tuple[str, str]]:
-        found = fleet.node("fleet-a")["status"].get("conditions", [])
-        return {one["type"]: (one["status"], one["reason"]) for one in found}
-
-    fleet.until(lambda: conditions().get("SentinelHealthy") == ("False", "FatalFinding"))
+    fleet.until(lambda: conditions(fleet, "fleet-a").get("SentinelHealthy") == ("False", "FatalFinding"))
     assert not fleet.isolated("fleet-b")
 
+    fleet.until(lambda: fleet.unheard() == len(fleet.admin.items("/api/v1/nodes")) - 1)
+
+    reader = Person(fleet.plane, "conny", bind(fleet.plane, "conny", "sentinel-reader"))
+    name, waits = f"quarantine/{record['id']}", ("wait", "--timeout=25s")
+    reader.did(*waits, name, "--for=condition=Isolated")
     fleet.admin.patch("/api/v1/nodes/fleet-a", {"spec": {"unschedulable": False}})
     fleet.until(lambda: not fleet.taints("fleet-a"))
+    reader.did(*waits, name, "--for=condition=Ended")
+    reader.did(*waits, name, "--for=condition=Isolated=False")
     (record,) = fleet.records("fleet-a")
     assert (record["state"], record["endedBy"]) == ("overridden", "uncordoned")
     assert not fleet.node("fleet-a")["spec"].get("unschedulable", False)
     controller.send(signal.SIGTERM)
     assert controller.code() == 0
     assert "Traceback" not in controller.err
+
+
+def test_what_node_repair_acts_on_is_said_when_the_last_protected_pod_has_left(fleet: Fleet) -> None:
+    controller = fleet.controller("repair")
+    controller.said("leads, epoch")
+    node = fleet.agent("fleet-r", controller)
+    namespace = fleet.plane.namespace("repaired")
+    pod = rank("llama-0", namespace, "fleet-r")
+    labels = {"training.kubeflow.org/job-name": "llama"}
+    fleet.admin.create({**pod, "metadata": {**pod["metadata"], "labels": labels}})
+    fleet.admin.create(protect_all(namespace))
+    policies = f"/apis/sentinel.dev/v1alpha1/namespaces/{namespace}/jobpolicies"
+    fleet.until(lambda: all("conditions" in one.get("status", {}) for one in fleet.admin.items(policies)))
+    node.machine.log(XID_79)
+    fleet.until(lambda: conditions(fleet, "fleet-r").get("SentinelHealthy") == ("False", "FatalFinding"))
+    assert fleet.isolated("fleet-r")
+    assert "AcceleratedHardwareReady" not in conditions(fleet, "fleet-r"), (
+        "a repair would cost the job its save"
+    )
+    fleet.admin.delete(f"/api/v1/namespaces/{namespace}/pods/llama-0", gracePeriodSeconds=0)
+    repair = "AcceleratedHardwareReady"
+    fleet.until(lambda: conditions(fleet, "fleet-r").get(repair) == ("False", "SentinelQuarantine"))
+    fleet.admin.patch("/api/v1/nodes/fleet-r", {"spec": {"unschedulable": False}})
+    fleet.until(lambda: conditions(fleet, "fleet-r").get(repair) == ("True", "SentinelReleased"))
 
 
 def test_the_standby_goes_on_where_a_killed_leader_stood(fleet: Fleet) -> None:
@@ -175,3 +113,184 @@ def test_the_standby_goes_on_where_a_killed_leader_stood(fleet: Fleet) -> None:
     third = fleet.agent("fleet-d", second)
     third.machine.log(XID_79)
     fleet.until(lambda: fleet.isolated("fleet-d"))
+
+
+@pytest.mark.parametrize("away", ["/openid/v1/jwks", "/tokenreviews"])
+def test_an_agent_that_knows_only_the_standby_reaches_the_leader_whichever_way_tokens_are_judged(
+    fleet: Fleet, away: str
+) -> None:
+    """The cluster's published keys judge them, or else its TokenReview: here one of both does not answer."""
+    plane = fleet.plane
+    proxy = Proxy(plane.url, plane.identities.ca)
+    proxy.faults.append(Fault(path=away, times=10_000, answer=503))
+    token = plane.token(NAMESPACE, "sentinel-controller")
+    fleet.kubeconfig = kubeconfig(fleet.folder / "proxied", proxy.url, token)
+    try:
+        first = fleet.controller("judge-one")
+        first.said("leads, epoch", 60.0)
+        second = fleet.controller("judge-two")
+        name = f"judged-{away.rpartition('/')[2]}"
+        node = fleet.agent(name, second)
+        node.machine.log(XID_79)
+        fleet.until(lambda: fleet.isolated(name))
+    finally:
+        proxy.close()
+
+
+def test_a_wild_agent_holds_up_no_other_nodes_isolation(fleet: Fleet) -> None:
+    fleet.settings["listen"] = "127.0.0.1:0"
+    leader = fleet.controller("flooded")
+    leader.said("leads, epoch", 60.0)
+    page = Page(leader)
+    fleet.plane.node("wild")
+    token = fleet.plane.node_token(NAMESPACE, "sentinel-agent", "wild", audience=AUDIENCE)
+    hose = Hose(fleet.ports[leader.pid], fleet.bundle(fleet.folder / "ca.crt"), "wild", token)
+    hose.start()
+    try:
+        fleet.until(lambda: page.number("transport_refused_total", reason="TooOften"))
+        node = fleet.agent("tame", leader)
+        node.machine.log(XID_79)
+        fleet.until(lambda: fleet.isolated("tame"))
+        assert hose.is_alive()
+    finally:
+        hose.shut()
+
+
+def test_old_records_are_pruned_doubles_end_and_pods_of_a_node_that_is_gone_are_removed(fleet: Fleet) -> None:
+    """A record of last month goes; a copy of an open one ends; a protected pod of a lost node goes with its proof."""
+    fleet.plane.node("fleet-f")
+    fleet.plane.node("fleet-g")
+    namespace = fleet.plane.namespace("lost")
+    labels = {"training.kubeflow.org/job-name": "llama"}
+    pod = rank("llama-0", namespace, "fleet-g")
+    fleet.admin.create({**pod, "metadata": {**pod["metadata"], "labels": labels}})
+    fleet.admin.create(protect_all(namespace))
+    uid = {name: fleet.node(name)["metadata"]["uid"] for name in ("fleet-f", "fleet-g")}
+    needs = {"needs": {"sentence": "a person"}}
+    open_silence = {"kind": "silence", "state": "active", "since": "2026-11-01T00:00:00Z", **needs}
+    for number, more in enumerate(
+        (
+            {
+                "node": "fleet-f",
+                "kind": "fault",
+                "state": "released",
+                "ended": "2026-01-01T00:00:00Z",
+                **needs,
+            },
+            {"node": "fleet-f", "kind": "hold", "state": "active", **needs},
+            {"node": "fleet-f", "kind": "hold", "state": "active", **needs},
+            {"node": "fleet-g", **open_silence},
+        ),
+        1,
+    ):
+        id = f"{more['node']}-{number:04d}"
+        one = {"id": id, "nodeUid": uid[str(more["node"])], **more}
+        head = {"apiVersion": "sentinel.dev/v1alpha1", "kind": "Quarantine", "metadata": {"name": id}}
+        fleet.admin.create({**head, "spec": one})
+    fleet.admin.delete("/api/v1/nodes/fleet-g")
+    controller = fleet.controller("tidy")
+    controller.said("leads, epoch", 60.0)
+
+    def states(node: str) -> dict[str, tuple[str, str]]:
+        return {one["id"]: (one["state"], one.get("endedBy", "")) for one in fleet.records(node)}
+
+    fleet.until(lambda: "fleet-f-0001" not in states("fleet-f"))
+    fleet.until(lambda: states("fleet-f").get("fleet-f-0003") == ("released", "doubled"))
+    assert states("fleet-f")["fleet-f-0002"][0] == "active"
+    fleet.until(lambda: fleet.found(f"/api/v1/namespaces/{namespace}/pods/llama-0") is None)
+    fleet.until(lambda: states("fleet-g")["fleet-g-0004"] == ("released", "dead"))
+    (record,) = fleet.records("fleet-g")
+    assert [removal["proof"] for removal in record["removals"]] == ["node-gone"]
+
+
+def test_pods_of_no_more_nodes_than_the_brake_allows_are_removed_by_force(fleet: Fleet) -> None:
+    """Two nodes that are proved dead at once: the pods of one go, those of the other stay, and its record says why."""
+    namespace = fleet.plane.namespace("braked")
+    fleet.admin.create(protect_all(namespace))
+    names = ("fleet-x", "fleet-y")
+    for name in names:
+        fleet.plane.node(name)
+        pod = rank(f"on-{name}", namespace, name)
+        labels = {"training.kubeflow.org/job-name": "llama"}
+        fleet.admin.create({**pod, "metadata": {**pod["metadata"], "labels": labels}})
+        id = f"{name}-0001"
+        spec = {"id": id, "node": name, "nodeUid": fleet.node(name)["metadata"]["uid"], "kind": "silence"}
+        spec |= {"state": "active", "since": "2026-11-01T00:00:00Z", "needs": {"sentence": "a person"}}
+        head = {"apiVersion": "sentinel.dev/v1alpha1", "kind": "Quarantine", "metadata": {"name": id}}
+        fleet.admin.create({**head, "spec": spec})
+    for name in names:
+        fleet.admin.delete(f"/api/v1/nodes/{name}")
+    one_in_a_day = {"perWindow": {"atLeast": 1, "share": 0}, "window": "24h"}
+    fleet.settings["fleet"] = {"removals": one_in_a_day, "poolRemovals": one_in_a_day}
+    fleet.controller("braked").said("leads, epoch", 60.0)
+
+    def told(name: str) -> list[str]:
+        (record,) = fleet.records(name)
+        return [line["reason"] for line in record.get("story", [])]
+
+    fleet.until(lambda: sum("RemovalBraked" in told(name) for name in names) == 1)
+
+    def left() -> list[str]:
+        pods = {one["metadata"]["name"] for one in fleet.admin.items(f"/api/v1/namespaces/{namespace}/pods")}
+        return [name for name in names if f"on-{name}" in pods]
+
+    braked = [name for name in names if "RemovalBraked" in told(name)]
+    fleet.until(lambda: left() == braked)
+    fleet.until(
+        lambda: all(fleet.records(name)[0].get("endedBy") == "dead" for name in names if name not in braked)
+    )
+    assert left() == braked
+    assert not fleet.records(braked[0])[0].get("removals")
+
+
+def test_pods_of_a_silent_node_go_when_the_fencing_program_has_powered_it_off_and_stay_when_it_fails(
+    fleet: Fleet,
+) -> None:
+    namespace = fleet.plane.namespace("fenced")
+    fleet.admin.create(protect_all(namespace))
+    for name in ("fleet-on", "fleet-off"):
+        fleet.plane.node(name)
+        pod = rank(f"on-{name}", namespace, name)
+        labels = {"training.kubeflow.org/job-name": "llama"}
+        fleet.admin.create({**pod, "metadata": {**pod["metadata"], "labels": labels}})
+    off = fleet.folder / "off"
+    program = fleet.folder / "fence-node"
+    program.write_text(
+        f'#!/bin/sh\n[ "$2" = fleet-off ] && echo "$@ $SENTINEL_NODE_UID $SENTINEL_RECORD" >> {off} && exit 0\n'
+        "echo no route to the BMC >&2; exit 3\n"
+    )
+    program.chmod(0o755)
+    room = {"perWindow": {"atLeast": 2}}
+    fleet.settings["fleet"] = {
+        "fence": {"command": [str(program), "--now"], "after": "1s"},
+        "removals": room,
+        "poolRemovals": room,
+        "lease": "20s",
+        "agentSilent": "30s",
+        "togetherShare": 1,
+    }
+    controller = fleet.controller("fencing")
+    controller.said("leads, epoch", 60.0)
+
+    def told(name: str) -> list[str]:
+        return [line["reason"] for record in fleet.records(name) for line in record.get("story", [])]
+
+    def pods() -> list[str]:
+        return [one["metadata"]["name"] for one in fleet.admin.items(f"/api/v1/namespaces/{namespace}/pods")]
+
+    fleet.until(lambda: "RemovedByForce" in told("fleet-off") and "FenceFailed" in told("fleet-on"))
+    assert told("fleet-off") == ["Unreachable", "Fencing", "Fenced", "RemovedByForce"]
+    assert told("fleet-on") == ["Unreachable", "Fencing", "FenceFailed"]
+    fleet.until(lambda: pods() == ["on-fleet-on"])
+    uid = fleet.node("fleet-off")["metadata"]["uid"]
+    assert off.read_text() == f"--now fleet-off {uid} fleet-off-0001\n"
+    (record,) = fleet.records("fleet-on")
+    assert (record["fence"]["tries"], record["fence"]["state"]) == (1, "failed")
+    assert "exit code 3: no route to the BMC." in record["sentence"]
+    assert not record.get("removals")
+
+    controller.send(signal.SIGTERM)
+    assert controller.code() == 0
+    rounds = list(Replay().run(entries([str(fleet.folder / "fencing" / "recording")])))
+    assert all(each.decided == each.recorded for each in rounds)
+    assert sum(one.reason.value == "Fencing" for each in rounds for one in each.decided) == 2

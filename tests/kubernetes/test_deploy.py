@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from sentinel.config.load import load_settings
-from tests.kubernetes.conftest import NAMESPACE, manifests, quarantine
+from sentinel.job_kinds import job_table
+from tests.kubernetes.conftest import LEADER, NAMESPACE, manifests, quarantine
 
 if TYPE_CHECKING:
     from tests.rig.api import Api
@@ -35,6 +36,34 @@ def test_what_helm_makes_of_a_template_is_the_manifest(name: str) -> None:
     assert list(yaml.safe_load_all(made)) == list(yaml.safe_load_all((REPO / "deploy" / name).read_text()))
     elsewhere = CHART["rendered"](template, namespace="gpu-ops")
     assert "sentinel-system" not in elsewhere
+
+
+def test_the_program_that_powers_nodes_off_is_mounted_from_what_a_value_names() -> None:
+    template = (REPO / "deploy/chart/templates/controller.yaml").read_text()
+    made = next(yaml.safe_load_all(CHART["rendered"](template, fence="our-bmc")))["spec"]["template"]["spec"]
+    volumes = {one["name"]: one for one in made["volumes"]}
+    assert volumes["fence"]["projected"] == {
+        "defaultMode": 0o550,  # the group is fsGroup, in which the controllers' user is
+        "sources": [
+            {"configMap": {"name": "our-bmc", "optional": True}},
+            {"secret": {"name": "our-bmc", "optional": True}},
+        ],
+    }
+    mounts = {one["name"]: one["mountPath"] for one in made["containers"][0]["volumeMounts"]}
+    assert mounts["fence"] == "/etc/sentinel-fence"
+
+
+def test_the_controller_may_read_every_kind_of_jobs_in_the_table() -> None:
+    roles = [one for one in manifests("rbac.yaml") if one["kind"] == "ClusterRole"]
+    read = {
+        (group, resource)
+        for role in roles
+        for rule in role["rules"]
+        if {"list", "watch"} <= set(rule["verbs"])
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    assert {(row.group, row.plural) for row in job_table().followed} <= read
 
 
 @pytest.mark.parametrize("pattern", ["crds/*.yaml", "*.yaml"])
@@ -108,7 +137,7 @@ def test_the_controller_may_not(
 def test_only_the_controllers_are_bound_by_the_epoch(admin: "Api", epoch: int, led: bool) -> None:
     """Kubelets, people and other tools write nodes and records as before."""
     if not led:
-        admin.delete(f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/sentinel-controller")
+        admin.delete(LEADER)
     name = f"n-{secrets.token_hex(4)}"
     admin.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
     admin.patch(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": True}})

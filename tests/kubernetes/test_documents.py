@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from sentinel.core.fleet_model import NodeQuarantine
-from sentinel.core.model import Incident, Policy, ProtectedJob
+from sentinel.core.model import Incident, ProtectedJob
+from sentinel.core.policy_model import Policy
 from sentinel.documents import document_name, from_document, merged, time_of, time_text, to_document
 from tests.kubernetes.records import records
 
@@ -46,7 +47,7 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("record", [ProtectedJob, Incident, NodeQuarantine])
 def test_any_record_comes_back_through_json(record: type[Struct]) -> None:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(records(record))
     def holds(one: Struct) -> None:
         text = msgspec.json.encode(to_document(one))

@@ -14,19 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
+from sentinel.clock import system_now
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import NotLeading
-from sentinel.cluster.kubernetes.lease import Election, Pace
-from tests.kubernetes.conftest import eventually, run
+from sentinel.cluster.kubernetes.lease import LONGEST_S, Election, Pace
+from tests.kubernetes.conftest import LEADER, new_lease, run
 from tests.kubernetes.proxy import Fault, Proxy
+from tests.waits import eventually
 
 if TYPE_CHECKING:
     from tests.rig.api import Api
     from tests.rig.control_plane import ControlPlane
 
 REPO = Path(__file__).parents[2]
-LEASE = "/apis/coordination.k8s.io/v1/namespaces/sentinel-system/leases/sentinel-controller"
 QUICK = Pace(duration_s=3, margin_s=1.0, renew_s=0.3, look_s=0.1, deadline_s=0.5)
 
 
@@ -69,10 +71,7 @@ class Controller:
 @pytest.fixture
 def nobody_leads(admin: "Api") -> None:
     """A Lease that its last holder let go, so that nobody has to wait."""
-    if admin.find(LEASE):
-        admin.delete(LEASE)
-    spec = {"leaseDurationSeconds": 1, "leaseTransitions": 0}
-    admin.call("POST", LEASE.rpartition("/")[0], {"metadata": {"name": "sentinel-controller"}, "spec": spec})
+    new_lease(admin, leaseDurationSeconds=1, leaseTransitions=0)
 
 
 @pytest.fixture
@@ -110,7 +109,19 @@ def test_a_leader_that_ends_lets_go_at_once(start: Any, admin: "Api") -> None:
     second.hear("sees first")
     first.process.stdin.close()
     assert epoch_in(second.hear("lead", 8.0)) == epoch + 1
-    assert admin.get(LEASE)["spec"]["holderIdentity"] == "second"
+    assert admin.get(LEADER)["spec"]["holderIdentity"] == "second"
+
+
+def frozen(start: Any, work: str) -> tuple[Controller, Controller]:
+    """A leader that is stopped between its check and its send of that, and the one that leads by now."""
+    first = start("first", "quick")
+    first.hear("lead")
+    second = start("second", "quick")
+    second.hear("sees first")
+    first.tell(f"{work} frozen")
+    first.hear("checked")
+    second.hear("lead", 25.0)
+    return first, second
 
 
 @pytest.mark.parametrize("what", ["mark", "record"])
@@ -120,13 +131,7 @@ def test_the_late_write_of_a_frozen_leader_is_refused(
     """Stopped between its check and its send; thawed when another one leads."""
     node = f"n-{secrets.token_hex(4)}"
     installed.node(node)
-    first = start("first", "quick")
-    first.hear("lead")
-    second = start("second", "quick")
-    second.hear("sees first")
-    first.tell(f"{what} {node} frozen")
-    first.hear("checked")
-    second.hear("lead", 25.0)
+    first, second = frozen(start, f"{what} {node}")
     second.tell(f"fence {node}")
     second.hear("written")
     first.signal(signal.SIGCONT)
@@ -135,6 +140,29 @@ def test_the_late_write_of_a_frozen_leader_is_refused(
     found = admin.get(f"/api/v1/nodes/{node}")
     assert not found["spec"].get("unschedulable")
     assert admin.find(f"/apis/sentinel.dev/v1alpha1/quarantines/{node}-0001") is None
+
+
+def test_the_late_removal_of_a_pod_by_a_frozen_leader_is_refused_when_its_node_has_spoken_since(
+    start: Any, installed: "ControlPlane", admin: "Api"
+) -> None:
+    node = f"n-{secrets.token_hex(4)}"
+    installed.node(node)
+    spec = {
+        "nodeName": node,
+        "containers": [{"name": "a", "image": "x"}],
+        "tolerations": [{"operator": "Exists"}],
+    }
+    head = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": node, "namespace": "default"}}
+    admin.create({**head, "spec": spec})
+    path = f"/api/v1/namespaces/default/pods/{node}"
+    first, second = frozen(start, f"remove {node}")
+    admin.patch(f"{path}/status", {"status": {"phase": "Running"}})
+    first.signal(signal.SIGCONT)
+    assert first.hear(("refused", "written")).startswith("refused Conflict")
+    assert admin.find(path)["metadata"].get("deletionTimestamp") is None
+    second.tell(f"remove {node}")
+    assert second.hear(("refused", "written")) == "written"
+    assert admin.find(path) is None
 
 
 class Taking:
@@ -167,12 +195,8 @@ def test_a_leader_stops_before_another_may_begin_when_the_api_hangs(
             tasks.append(second.begin())
             await eventually(lambda: second.election.leader.identity == "first", "the leader is not known")
             proxy.faults = [Fault(path="leases", hang=True, times=10_000)]
-            both = False
-            while not second.election.leading:
-                both = both or (first.election.leading and second.election.leading)
-                await asyncio.sleep(0.005)
+            await eventually(lambda: second.election.leading, "nobody follows", every_s=0.0)
             assert not first.election.leading
-            assert not both
             assert first.told == ["lead 1", "lost"]
             with pytest.raises(NotLeading):
                 first.election.epoch()
@@ -213,7 +237,7 @@ def test_the_epoch_never_goes_back_not_even_when_a_person_deletes_the_lease(
             await eventually(lambda: one.election.leading, "nobody leads")
             assert one.election.epoch() == 42
             assert one.election.leader.address == "https://one:8443"
-            await asyncio.to_thread(admin.call, "DELETE", LEASE)
+            await asyncio.to_thread(admin.call, "DELETE", LEADER)
             await eventually(lambda: one.told[-1] == "lead 43", "not taken again")
             assert one.told == ["lead 42", "lost", "lead 43"]
             task.cancel()
@@ -235,7 +259,7 @@ def test_a_lease_that_a_person_deleted_makes_no_second_leader(
             tasks.append(second.begin())
             await eventually(lambda: second.election.leader.identity == "first", "the leader is not known")
             proxy.faults = [Fault(path="leases", hang=True, times=10_000)]
-            await asyncio.to_thread(admin.delete, LEASE)
+            await asyncio.to_thread(admin.delete, LEADER)
             await eventually(lambda: second.election.leading, "nobody follows")
             assert not first.election.leading
             assert second.election.epoch() == 2
@@ -249,8 +273,8 @@ def test_a_lease_that_a_person_deleted_makes_no_second_leader(
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_the_first_lease_ever_is_made(admin: "Api", proxy: Proxy, behind_proxy: str, method: str) -> None:
     """Also when the answer to that is lost."""
-    if admin.find(LEASE):
-        admin.delete(LEASE)
+    if admin.find(LEADER):
+        admin.delete(LEADER)
 
     async def test() -> None:
         async with await Client.connect(behind_proxy) as client:
@@ -275,7 +299,7 @@ def test_a_person_who_edits_the_lease_ends_no_leadership(
             await eventually(lambda: one.election.leading, "nobody leads")
             for value in "abc":
                 patch = {"metadata": {"annotations": {"note": value}}}
-                await asyncio.to_thread(admin.patch, LEASE, patch)
+                await asyncio.to_thread(admin.patch, LEADER, patch)
                 before = one.election.left_s
                 await eventually(lambda before=before: one.election.left_s > before, "not renewed")
             assert one.told == ["lead 1"]
@@ -291,12 +315,76 @@ def test_two_that_begin_at_once_have_one_leader(nobody_leads: None, controller: 
             several = [Taking(client, f"c{number}") for number in range(5)]
             tasks = [one.begin() for one in several]
             await eventually(lambda: any(one.election.leading for one in several), "nobody leads")
-            for _ in range(100):
-                assert sum(one.election.leading for one in several) <= 1
-                await asyncio.sleep(0.01)
+            (leader,) = (one for one in several if one.election.leading)
+
+            def one_leads() -> bool:
+                return sum(one.election.leading for one in several) <= 1
+
+            def all_follow() -> bool:
+                assert one_leads()
+                return {one.election.leader.identity for one in several} == {leader.election.identity}
+
+            await eventually(all_follow, "not all know who leads")
+            for _ in range(2):
+                before = leader.election.left_s
+
+                def renewed(before: float = before) -> bool:
+                    assert one_leads()
+                    return leader.election.left_s > before
+
+                await eventually(renewed, "the leader does not renew")
             for task in tasks:
                 task.cancel()
             for one in several:
                 await one.election.release()
+
+    run(test())
+
+
+@pytest.mark.parametrize("nonsense", [{"leaseTransitions": 2147483647}, {"leaseDurationSeconds": 86400}])
+def test_a_lease_that_a_person_wrote_nonsense_into_is_led_by_again(
+    nobody_leads: None, controller: str, admin: "Api", nonsense: dict[str, int]
+) -> None:
+    """Its epoch cannot count on, and nobody waits a day for a leader that is gone."""
+
+    async def test() -> None:
+        async with await Client.connect(controller) as client:
+            one = Taking(client, "one")
+            task = one.begin()
+            await eventually(lambda: one.election.leading, "nobody leads")
+            await asyncio.to_thread(admin.patch, LEADER, {"spec": nonsense})
+
+            def healed() -> bool:
+                spec = admin.get(LEADER)["spec"]
+                return (
+                    one.election.leading
+                    and spec["leaseTransitions"] < 1000
+                    and spec["leaseDurationSeconds"] == QUICK.duration_s
+                )
+
+            await eventually(healed, "it stays as the person wrote it")
+            task.cancel()
+            await one.election.release()
+
+    run(test())
+
+
+def test_nobody_waits_longer_than_a_minute_for_a_leader_that_is_gone(
+    nobody_leads: None, controller: str, admin: "Api"
+) -> None:
+    admin.patch(LEADER, {"spec": {"holderIdentity": "gone", "leaseDurationSeconds": 10**6}})
+
+    async def test() -> None:
+        async with await Client.connect(controller) as client:
+            late = 0.0
+            one = Taking(
+                client, "one", clock=lambda: replace(system_now(), mono_s=system_now().mono_s + late)
+            )
+            task = one.begin()
+            await eventually(lambda: one.election.leader.identity == "gone", "not seen")
+            late = LONGEST_S + 1.0
+            await eventually(lambda: one.election.leading, "nobody leads")
+            task.cancel()
+            await one.election.release()
 
     run(test())

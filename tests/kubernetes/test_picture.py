@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from sentinel.cluster.kubernetes.objects import Node, Pod
 from sentinel.cluster.kubernetes.picture import node_picture, pod_picture
 from sentinel.core.fleet_model import NodeMark, NodePicture, Taint
+from sentinel.core.protection import Protection
 
 NODE = b"""{"metadata": {"name": "a", "uid": "u1", "resourceVersion": "7", "labels": {"pool": "h100"},
 "annotations": {"weave.works/kured-reboot-in-progress": "2026"}},
@@ -44,22 +45,28 @@ def test_pods_that_run_nowhere_or_have_ended_are_not_in_the_picture() -> None:
         text = {"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"nodeName": node}}
         return msgspec.convert({**text, "status": {"phase": phase}}, Pod)
 
-    running = pod_picture(pod("Running", "a"))
+    running = pod_picture(pod("Running", "a"), "", None)
     assert running is not None
     assert running.id == "n/p/u"
-    assert pod_picture(pod("Pending", "")) is None
-    assert pod_picture(pod("Failed", "a")) is None
-    assert pod_picture(pod("Succeeded", "a")) is None
+    assert pod_picture(pod("Pending", ""), "", None) is None
+    assert pod_picture(pod("Failed", "a"), "", None) is None
+    assert pod_picture(pod("Succeeded", "a"), "", None) is None
 
 
-def test_all_pods_but_the_nodes_own_count_as_ones_that_a_repair_would_harm() -> None:
+def test_a_nodes_own_pods_are_nobodys_job() -> None:
     def pod(kind: str) -> Pod:
         owner = {"kind": kind, "name": "llama", "uid": "o", "controller": True}
         meta = {"name": "p", "namespace": "n", "uid": "u", "ownerReferences": [owner]}
         return msgspec.convert({"metadata": meta, "spec": {"nodeName": "a"}}, Pod)
 
-    told = {kind: pod_picture(pod(kind)) for kind in ("Job", "ReplicaSet", "DaemonSet", "Node")}
-    assert {kind for kind, one in told.items() if one is not None and one.protected} == {"Job", "ReplicaSet"}
-    job = told["Job"]
-    assert job is not None
-    assert job.job == "Job n/llama"
+    protection = Protection(force_after_s=60.0)
+    told = {
+        kind: pod_picture(pod(kind), "Job n/llama", protection)
+        for kind in ("Job", "ReplicaSet", "DaemonSet", "Node")
+    }
+    harmed = {
+        kind
+        for kind, one in told.items()
+        if one is not None and one.protected and one.force_after_s and one.job
+    }
+    assert harmed == {"Job", "ReplicaSet"}

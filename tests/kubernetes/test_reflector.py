@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -14,8 +15,9 @@ from sentinel.cluster.kubernetes.client import Client, Resource
 from sentinel.cluster.kubernetes.objects import LEASES, NODE_LEASES, NODES, PODS, Custom, Node, NodeLease, Pod
 from sentinel.cluster.kubernetes.reflector import Change, Kind, Pace, Reflector, State
 from sentinel.metrics import Metrics
-from tests.kubernetes.conftest import eventually, kubeconfig, run
+from tests.kubernetes.conftest import kubeconfig, run
 from tests.kubernetes.proxy import Fault, Proxy
+from tests.waits import eventually
 
 if TYPE_CHECKING:
     from tests.rig.api import Api
@@ -99,12 +101,13 @@ def touched(follower: Follower, name: str) -> str:
     return node.metadata.annotations.get("touched", "") if node else ""
 
 
-def test_a_list_in_pages_then_every_change_in_order(nodes: Nodes, controller: str) -> None:
+@pytest.mark.parametrize("pace", [QUICK, Pace(page=3, gather_s=0.1)])
+def test_a_list_in_pages_then_every_change_in_order(nodes: Nodes, controller: str, pace: Pace) -> None:
     for number in range(8):
         nodes.make(number)
 
     async def test() -> None:
-        async with following(controller, nodes.label) as follower:
+        async with following(controller, nodes.label, pace) as follower:
             assert len(follower.reflector.objects) == 8
             assert [change.kind for change in follower.changes] == [Kind.ADDED] * 8
             del_before = len(follower.changes)
@@ -145,8 +148,33 @@ def test_a_cut_connection_is_resumed_without_a_new_list(
             assert follower.reflector.lists == 1
             metrics = Metrics()
             follower.reflector.measure(metrics)
-            assert b'sentinel_watch_objects{kind="nodes"} 1.0' in metrics.render()
+            assert b'sentinel_watch_objects{kind="nodes"} 1' in metrics.render()
             assert follower.reflector.breaks >= 3
+
+    run(test())
+
+
+def test_a_quiet_watch_goes_on_from_a_bookmark(nodes: Nodes, proxy: Proxy, behind_proxy: str) -> None:
+    """Nothing of its own has changed for long: what it saw last may be forgotten by the server."""
+    nodes.make(0)
+    others = Nodes(nodes.admin)
+    others.make(0)
+
+    def versions() -> list[int]:
+        """From which each watch went on."""
+        watches = [parse_qs(urlsplit(seen).query) for seen in proxy.seen if "watch=1" in seen]
+        return [int(one["resourceVersion"][0]) for one in watches]
+
+    async def test() -> None:
+        # A server tells a bookmark each minute, and shortly before it ends a watch.
+        async with following(behind_proxy, nodes.label, Pace(watch_s=(5, 5), idle_s=30.0)) as follower:
+            await asyncio.to_thread(others.touch, 0, "1")
+            await eventually(lambda: len(versions()) > 1, "the watch was not ended")
+            assert versions()[1] > versions()[0]
+            assert (follower.reflector.lists, follower.reflector.breaks) == (1, 0)
+            assert len(follower.changes) == 1
+            await asyncio.to_thread(nodes.touch, 0, "2")
+            await eventually(lambda: touched(follower, nodes.name(0)) == "2", "not resumed")
 
     run(test())
 
@@ -253,6 +281,32 @@ def test_a_watch_on_which_nothing_comes_any_more_is_given_up(
             proxy.mute(False)
             await eventually(lambda: touched(follower, nodes.name(0)) == "later", "not resumed")
             assert follower.reflector.followed_since_mono_s is not None
+
+    run(test())
+
+
+def test_where_a_watch_tells_nothing_of_which_much_is_expected_it_is_listed_anew(
+    nodes: Nodes, proxy: Proxy, behind_proxy: str
+) -> None:
+    """Nothing changes, or the watch hangs: a list tells. Where that does not come, nobody takes the copy for fresh."""
+    nodes.make(0)
+
+    async def test() -> None:
+        pace = Pace(idle_s=60.0, quiet_s=0.5, backoff_s=(0.05, 0.2))
+        async with following(behind_proxy, nodes.label, pace) as follower:
+            reflector = follower.reflector
+            since = reflector.followed_since_mono_s
+            await eventually(lambda: reflector.lists > 2, "not listed anew")
+            proxy.hush(True)
+            await asyncio.to_thread(nodes.touch, 0, "later")
+            await eventually(lambda: touched(follower, nodes.name(0)) == "later", "not seen")
+            assert (reflector.breaks, reflector.state) == (0, State.SYNCED)
+            assert reflector.followed_since_mono_s == since
+            proxy.hush(False)
+            proxy.mute(True)
+            await eventually(lambda: reflector.age_s > 2.0, "there was a word")
+            proxy.mute(False)
+            await eventually(lambda: reflector.age_s < 1.0, "no word")
 
     run(test())
 
@@ -413,5 +467,25 @@ def test_pods_and_leases_are_read_to_what_is_needed(
             assert leases.objects[f"{NODE_LEASES}/{node}"].spec.renew_time == "2026-11-21T10:00:00.000000Z"
             for task in tasks:
                 task.cancel()
+
+    run(test())
+
+
+def test_a_proxy_that_answers_404_does_not_take_all_nodes_away(
+    nodes: Nodes, proxy: Proxy, behind_proxy: str
+) -> None:
+    """As a balancer without a server behind it does. Isolations of nodes that are gone end, and faulty ones return."""
+    nodes.make(0)
+
+    async def test() -> None:
+        async with following(behind_proxy, nodes.label) as follower:
+            proxy.faults = [Fault(path="/nodes", answer=404, body="default backend - 404", times=6)]
+            proxy.cut_watches()
+            await eventually(lambda: not follower.reflector.synced, "nobody noticed")
+            assert follower.reflector.state is State.BROKEN
+            assert "404" in follower.reflector.problem
+            await eventually(lambda: follower.reflector.synced, "it is not followed again")
+            assert Kind.GONE not in {change.kind for change in follower.changes}
+            assert len(follower.reflector.objects) == 1
 
     run(test())

@@ -12,7 +12,8 @@ from sentinel.cluster.kubernetes.client import Client
 from sentinel.transport.auth import Authenticator, Denied, Review, Why
 from sentinel.transport.certs import Certificates
 from tests.kubernetes.conftest import NAMESPACE
-from tests.transport.world import World, finding, go, report, until
+from tests.transport.world import World, finding, go, report
+from tests.waits import eventually
 
 if TYPE_CHECKING:
     from tests.rig.control_plane import ControlPlane
@@ -126,7 +127,7 @@ def test_an_agent_that_trusts_the_config_map_speaks_for_its_pods_node_and_no_oth
             thief.send(report(finding(), node=other))
             world.run(honest)
             world.run(thief)
-            await until(lambda: world.numbered(mine) and "OtherNode" in thief.status.problem)
+            await eventually(lambda: world.numbered(mine) and "OtherNode" in thief.status.problem)
             assert world.numbered(mine)[0].node_uid == cluster.uids[0]
             assert not world.numbered(other)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sentinel.core.model import Now
+from sentinel.core.now import Now
 from sentinel.logs.follow import FilePosition, Follower
 from sentinel.logs.reader import Position, RankLog
 from sentinel.logs.ruleset import RuleSet

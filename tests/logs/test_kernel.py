@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sentinel.checks.xid import catalogue, finding_of
-from sentinel.core.model import Severity
+from sentinel.core.health import Severity
 from sentinel.logs.kernel import MAX_REMEMBERED, MAX_TEXT, KernelLog, normal_pci, parse_kernel, shipped_rules
 from sentinel.logs.kernel_prefix import split_prefix
 
@@ -333,7 +333,7 @@ FRAGMENTS = [row["text"] for row in LINES] + [
 ANYTHING = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=40)), max_size=4).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(texts=st.lists(ANYTHING, max_size=5), cut=st.integers(0, 300))
 def test_no_text_makes_it_raise(texts: list[str], cut: int) -> None:
     log = KernelLog()

@@ -30,7 +30,7 @@ def read(data: bytes) -> list[SavedLine]:
     return list(saved_lines(unpacked(io.BufferedReader(io.BytesIO(data))), 1e9))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=60)), max_size=6).map(b"".join),
     st.integers(0, 500),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sentinel.core.model import LogRule
+from sentinel.core.policy_model import LogRule
 from sentinel.logs import match
 from sentinel.logs.match import LinePattern, Scanner, as_bytes, check_pattern
 from sentinel.logs.ruleset import RuleSet, load_ruleset
@@ -98,7 +98,7 @@ def present_lines(scanner: Scanner, text: bytes) -> dict[int, list[int]]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(words, max_size=40))
 @example(["loss", "\n", "nan"])
 @example(["a", "\n", "b", "\n", "a", "\t", "b"])

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sentinel.core.model import Iteration, LogRule, Now
+from sentinel.core.now import Now
+from sentinel.core.policy_model import LogRule
+from sentinel.core.reports import Iteration
 from sentinel.logs.reader import RankLog
 from sentinel.logs.ruleset import RuleSet, load_ruleset
 
@@ -55,7 +57,7 @@ line = st.one_of(
 ending = st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b"\r"])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lines=st.lists(st.tuples(line, ending), max_size=40),
     sizes=st.lists(st.integers(1, 400), min_size=1, max_size=20),

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sentinel.core.model import Now
+from sentinel.core.now import Now
 from sentinel.logs.formats import check_row
 from sentinel.logs.match import check_pattern
 from sentinel.logs.reader import RankLog

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.core.model import Now
+from sentinel.core.now import Now
 from sentinel.logs.formats import Format, TimingRow, check_row, quick_pattern
 from sentinel.logs.reader import RankLog
 from sentinel.logs.ruleset import RuleSet

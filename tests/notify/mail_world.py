@@ -6,7 +6,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from email import message_from_bytes, policy
 from email.message import EmailMessage
@@ -23,12 +22,9 @@ from sentinel.core.model import (
     Incident,
     IncidentKind,
     Lost,
-    Now,
     Phase,
-    Policy,
     ProtectedJob,
     ProvedCheckpoint,
-    Resume,
     SaveResult,
     Stage,
     StageMail,
@@ -36,6 +32,8 @@ from sentinel.core.model import (
     Symptom,
     Verdict,
 )
+from sentinel.core.now import Now
+from sentinel.core.policy_model import Policy, Resume
 from sentinel.notify.compose import MailRequest, mail_request
 from sentinel.notify.wire import Answer, Order
 from sentinel.settings import Mail, Settings
@@ -44,6 +42,10 @@ REPO = Path(__file__).parent.parent.parent
 HOST = "gpubox.example"
 OPENED_WALL_S = 1_790_000_000.0
 OWNER = "owner@example.com"
+HOSTILE = (
+    "\r\nBcc: victim@example.com\r\n\r\n<script>alert(1)</script> \u202egnp.exe \x1b[31mred\x1b[0m "
+    "\x00 \u2028 {{ 7*7 }}"
+)
 
 # ---------------------------------------------------------------- records
 
@@ -165,13 +167,6 @@ class HandClock:
         self.now = Now(mono_s=self.now.mono_s + seconds, wall_s=self.now.wall_s + seconds)
 
 
-async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.02)
-
-
 # ---------------------------------------------------------------- the child
 
 
@@ -241,7 +236,7 @@ class _Loop:
 
 
 class MailServer:
-    """aiosmtpd on a free port. `on_rcpt` and `on_data` may answer in its place."""
+    """aiosmtpd on a free port of `host`. `on_rcpt` and `on_data` may answer in its place."""
 
     def __init__(
         self,
@@ -251,7 +246,10 @@ class MailServer:
         login: tuple[str, str] | None = None,
         on_rcpt: Callable[[str], str | None] = lambda address: None,
         on_data: Callable[[int], str | None] = lambda number: None,
+        port: int = 0,
+        host: str = "127.0.0.1",
     ) -> None:
+        self._host, self._asked_port = host, port
         self.mails: list[tuple[list[str], EmailMessage]] = []
         self.connections = 0
         self.logins: list[str] = []
@@ -263,7 +261,7 @@ class MailServer:
     def __enter__(self) -> "MailServer":
         async def create() -> asyncio.Server:
             return await asyncio.get_running_loop().create_server(
-                self._protocol, "127.0.0.1", 0, ssl=self._tls if self._implicit else None
+                self._protocol, self._host, self._asked_port, ssl=self._tls if self._implicit else None
             )
 
         self._loop.listen(create)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 import pytest
@@ -13,23 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sentinel.core.model import (
-    JobState,
-    Lost,
-    Phase,
-    Policy,
-    Restart,
-    SaveResult,
-    Stage,
-    Step,
-    Symptom,
-)
-from sentinel.notify.compose import MailRequest, digest_request, mail_request, message_id
+from sentinel.core.model import JobState, Lost, Pace, Phase, SaveResult, Stage, Step, Symptom
+from sentinel.core.now import Now
+from sentinel.core.picture import JobPicture
+from sentinel.core.policy_model import Policy, Restart
+from sentinel.core.reports import Iteration, RankReport
+from sentinel.notify.compose import MailRequest, dashboard_of, digest_request, mail_request, message_id
 from sentinel.notify.message import Renderer, address, sender_address
 from sentinel.notify.text import clean, duration
-from sentinel.settings import Mail, Settings
+from sentinel.settings import Mail, Settings, Webhook
 from tests.notify.mail_world import (
     HOST,
+    HOSTILE,
     OPENED_WALL_S,
     OWNER,
     REPO,
@@ -40,7 +36,7 @@ from tests.notify.mail_world import (
     parse,
 )
 
-SETTINGS = Settings(state_dir="/state", page_url="http://127.0.0.1:9810/")
+SETTINGS = Settings(state_dir="/state", page_url="http://127.0.0.1:9810/", dashboard_url="https://g.example")
 RENDERER = Renderer()
 
 
@@ -59,6 +55,21 @@ def test_subject_can_be_filtered_and_says_it_all():
     assert (
         compose().subject == "[sentinel] llama: recovered after rank 3 was lost (gpu) - 2 of 5 restarts left"
     )
+
+
+def test_the_subject_of_a_clusters_job_begins_with_what_a_list_of_mails_shows():
+    """And the rest of the mail names it as a whole, however long that is: it is copied from there."""
+    whole = f"research/pytorchjob.kubeflow.org/llama-{'7' * 57}"
+    request = compose(job=a_job(name=whole))
+    assert request.subject.startswith(
+        f"[sentinel] research/llama-{'7' * 57}: recovered after rank 3 was lost"
+    )
+    short = compose(job=a_job(name="research/pytorchjob.kubeflow.org/llama-70b"))
+    assert "recovered after rank 3" in short.subject[:60]
+    assert f"sentinel status {whole}" in RENDERER.text(request)
+    assert dict(request.headers)["X-Sentinel-Job"] == whole
+    digest = digest_request([request, short], SETTINGS, HOST, OPENED_WALL_S)
+    assert digest.subject.endswith("research/llama-70b, research/llama-" + "7" * 57)
 
 
 @pytest.mark.parametrize(
@@ -244,11 +255,6 @@ def test_who_already_has_the_mail_is_not_served_again_but_stays_in_to():
 
 # ---------------------------------------------------------------- untrusted text
 
-HOSTILE = (
-    "\r\nBcc: victim@example.com\r\n\r\n<script>alert(1)</script> \u202egnp.exe \x1b[31mred\x1b[0m "
-    "\x00 \u2028 {{ 7*7 }}"
-)
-
 
 def hostile_request():
     incident = an_incident(stages=(Stage.STARTED,), stacks=(HOSTILE * 3,), reason=HOSTILE)
@@ -295,17 +301,31 @@ def test_hostile_text_adds_no_header_no_markup_and_hides_nothing():
     assert b"\r\nBcc:" not in raw.partition(b"\r\n\r\n")[0]
 
 
+@pytest.mark.parametrize(("kind", "name"), [("jobs", "research/job.batch/llama"), ("nodes", "gpu-7")])
+def test_a_mail_leads_to_the_dashboard_of_its_job_or_node(kind: str, name: str) -> None:
+    url = urlsplit(dashboard_of(Settings(dashboard_url="https://g.example/grafana/"), kind, name))
+    assert (url.netloc, url.path.rpartition("/")[0]) == ("g.example", "/grafana/d")
+    board = json.loads((REPO / "dashboards" / f"{url.path.rpartition('/')[2]}.json").read_text())
+    assert board["uid"] == url.path.rpartition("/")[2]
+    ((variable, value),) = parse_qsl(url.query)
+    assert variable.removeprefix("var-") in [one["name"] for one in board["templating"]["list"]]
+    assert value == name
+    assert dashboard_of(Settings(), kind, name) == ""
+
+
 def test_html_needs_nothing_from_the_network():
     html = body(parse(render(compose())), "html")
     tags = Tags(html).found
     assert not {"script", "img", "link", "iframe", "form", "object"} & {tag for tag, _ in tags}
-    assert [attributes["href"] for tag, attributes in tags if tag == "a"] == [SETTINGS.page_url]
+    links = [attributes["href"] for tag, attributes in tags if tag == "a"]
+    assert links == [SETTINGS.page_url, dashboard_of(SETTINGS, "jobs", "llama")]
     assert "url(" not in html
     assert "prefers-color-scheme: dark" in html
 
 
 def test_a_page_address_that_is_no_web_address_does_not_become_a_link():
-    settings_ = structs.replace(SETTINGS, page_url="javascript:alert(1)")
+    bad = "javascript:alert(1)"
+    settings_ = structs.replace(SETTINGS, page_url=bad, dashboard_url=bad)
     request = mail_request(an_incident(), a_job(), Stage.STARTED, settings_, HOST, 0.0)
     assert not [tag for tag, _ in Tags(body(parse(render(request)), "html")).found if tag == "a"]
 
@@ -323,7 +343,7 @@ def test_a_mail_stays_under_the_size_at_which_readers_cut_it_off():
     assert len(body(parse(render(compose(real))), "html").encode()) < 100_000
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(max_size=400), st.integers(min_value=1, max_value=300))
 def test_clean_gives_one_bounded_line_that_can_be_encoded(text, limit):
     shown = clean(text, limit)
@@ -333,7 +353,7 @@ def test_clean_gives_one_bounded_line_that_can_be_encoded(text, limit):
     assert clean(shown, limit) == shown
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(max_size=120), st.text(max_size=120), st.floats())
 def test_any_text_anywhere_gives_a_mail_that_parses_back(name, line, wall_s):
     incident = an_incident(id=name, opened_wall_s=wall_s, reason=line)
@@ -394,9 +414,95 @@ def test_a_digest_names_every_event_and_its_id_follows_from_them():
     assert body(parse(render(digest)), "plain").count("rank 3 was lost (gpu)") == 30
 
 
+def test_a_digest_says_when_each_thing_began_and_leads_to_one_job_only_where_it_is_about_one():
+    def mail(job):
+        incident = an_incident(job=job, id=f"{job}-0001", pace=paced())
+        return mail_request(incident, a_job(name=job), Stage.STARTED, SETTINGS, HOST, 0.0)
+
+    one, other = mail("research/job.batch/a"), mail("research/job.batch/b")
+    alone, both = (digest_request(mails, SETTINGS, HOST, 0.0) for mails in ((one, one), (one, other)))
+    assert [moment.time for moment in both.story] == [one.story[0].time] * 2 != ["", ""]
+    assert (alone.page_url, alone.dashboard_url) == (one.page_url, one.dashboard_url)
+    assert (both.page_url, both.dashboard_url) == (SETTINGS.page_url, "")
+    assert (alone.plot, both.plot) == (None, None), "one incident's pace is not that of all"
+
+
 def test_composing_imports_nothing_heavy():
     """Sentinel stays resident beside the training; templates and SMTP live in the child."""
     program = "import sys, json, sentinel.effects.notify; print(json.dumps(sorted(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, check=True).stdout
     heavy = {"jinja2", "aiosmtplib", "pydantic", "yaml", "numpy", "email.message"}
     assert not heavy & set(json.loads(loaded))
+
+
+# ---------------------------------------------------------------- step times, links, which mails
+
+
+def paced() -> tuple[Pace, ...]:
+    """Steps of 3.3 s until a fault, one of them slow; after two minutes they go on."""
+    before = [Pace(OPENED_WALL_S - 3.3 * (20 - k), 3300.0 if k != 18 else 12_000.0) for k in range(20)]
+    return (*before, *(Pace(OPENED_WALL_S + 120 + 3.4 * k, 3400.0) for k in range(5)))
+
+
+def test_step_times_around_the_incident_are_drawn_where_a_mail_can_show_them():
+    request = compose(an_incident(pace=paced()))
+    assert request.plot.title == "Step time before 3.30 s, after 3.40 s; longest 12.0 s"
+    assert len(request.plot.bars) == 20 + 1 + 5, "with a gap where nothing stepped"
+    assert [bar.tone for bar in request.plot.bars].count("bad") == 1
+    assert max(bar.px for bar in request.plot.bars) == 56
+    assert "▃▃" in RENDERER.text(request)
+    assert "█" in RENDERER.text(request)
+    assert "  Step time before 3.30 s, after 3.40 s; longest 12.0 s\n" in RENDERER.text(request)
+    html = RENDERER.html(request)
+    assert html.count("height:") >= 26
+    assert "<img" not in html, "readers strip or block pictures"
+
+
+@pytest.mark.parametrize("points", [(), (Pace(1.0, 5.0),), tuple(Pace(float(k), 0.0) for k in range(9))])
+def test_too_little_to_see_is_not_drawn(points):
+    request = compose(an_incident(pace=points))
+    assert request.plot is None
+    assert "Step time" not in RENDERER.html(request)
+
+
+def test_an_incident_keeps_the_steps_before_it_and_those_that_end_it():
+    job = a_job(policy=Policy())
+    picture = JobPicture(job, {})
+    picture.timing.start(1, 8, Now(0.0, 0.0))
+    done = [Iteration(at_s=float(k), step=k, e2e_ms=1000.0) for k in range(50)]
+    picture.timing.fold(RankReport(job="llama", rank=0, incarnation=1, iterations=done))
+    first = picture.paced(an_incident(), Now(50.0, OPENED_WALL_S))
+    assert [one.wall_s for one in first.pace] == [OPENED_WALL_S - k for k in range(20, 0, -1)]
+    assert picture.paced(first, Now(50.0, OPENED_WALL_S)) is first
+    more = [Iteration(at_s=60.0 + k, step=50 + k, e2e_ms=2000.0) for k in range(3)]
+    picture.timing.fold(RankReport(job="llama", rank=0, incarnation=1, iterations=more))
+    last = picture.paced(first, Now(63.0, OPENED_WALL_S + 13.0))
+    assert [one.step_ms for one in last.pace[-3:]] == [2000.0] * 3
+    assert len(last.pace) == 23
+
+
+def test_on_a_cluster_a_mail_leads_to_the_page_of_its_job_and_to_its_incident():
+    name = "research/pytorchjob.kubeflow.org/llama"
+    job = a_job(name=name)
+    incident = an_incident(job=name, id=f"{name}-0003")
+    request = mail_request(incident, job, Stage.STARTED, Settings(page_url="https://s.example/x/"), HOST, 0.0)
+    assert request.page_url == f"https://s.example/x/jobs/{name}"
+    assert (
+        "incident",
+        "kubectl -n research describe incident llama.pytorchjob.kubeflow.org-0003",
+    ) in request.look
+    assert a_request(settings=Settings(page_url="https://s.example")).page_url == "https://s.example"
+
+
+def test_an_owner_gets_the_stages_that_his_policy_names_and_nobody_gets_the_others_in_his_place():
+    job = a_job()
+    job = structs.replace(job, policy=structs.replace(job.policy, mails=("gave-up", "recovered")))
+    hook = Webhook(name="w", url="http://x")
+    admins = Settings(mail=Mail(admins=("ops@example.com",)), webhooks=(hook,))
+    incident = an_incident(1, (Stage.STARTED, Stage.RECOVERED))
+
+    def recipients(stage):
+        return mail_request(incident, job, stage, admins, HOST, 0.0).recipients
+
+    assert recipients(Stage.STARTED) == ("webhook:w",)
+    assert recipients(Stage.RECOVERED) == (OWNER, "webhook:w")

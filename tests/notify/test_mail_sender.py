@@ -25,6 +25,7 @@ from tests.notify.mail_world import (
     parse,
     send,
 )
+from tests.waits import until
 
 A, B, C = "a@example.com", "b@example.com", "c@example.com"
 
@@ -351,14 +352,10 @@ def test_the_child_ends_with_its_parent():
         parent.stdin.write(order)
         parent.stdin.close()
         pid = int(parent.stdout.readline())
-        deadline = time.monotonic() + 30
-        while "CONNECT" not in server.seen and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: "CONNECT" in server.seen, "the child does not connect")
         parent.kill()
         parent.wait()
-        while _runs(pid):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: not _runs(pid), "the child outlived its parent")
         parent.stdout.close()
 
 

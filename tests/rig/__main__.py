@@ -1,47 +1,72 @@
-"""`make cluster`: a running cluster for a person, until Ctrl-C; nothing of it stays."""
+"""`make cluster`: a running cluster with Sentinel for a person, until Ctrl-C; nothing of it stays."""
 
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from tests.rig.binaries import CannotBuild, NotBuilt, shipped
 from tests.rig.control_plane import ControlPlane
+from tests.rig.installed import Sentinel, sentinel_image
 from tests.rig.kwok import Kwok
 from tests.rig.node import Node
-from tests.rig.processes import Rig, RigError
+from tests.rig.processes import Rig, RigError, until
 
+REAL_NODES = 2  # controllers do not share a node
 FAKE_NODES = 5
-POD = """
-apiVersion: v1
-kind: Pod
-metadata: {name: steps}
+JOB = """
+apiVersion: batch/v1
+kind: Job
+metadata: {name: steps, labels: {team: nlp}}
 spec:
-  terminationGracePeriodSeconds: 10
-  nodeSelector: {kubernetes.io/hostname: real-1}
-  containers:
-  - name: main
-    image: rig/busybox:1
-    imagePullPolicy: Never
-    command: [sh, -c, "trap 'echo saved; exit 0' TERM; n=0; while :; do n=$((n+1)); echo step $n; sleep 1; done"]
+  template:
+    spec:
+      restartPolicy: Never
+      terminationGracePeriodSeconds: 10
+      nodeName: real-1
+      containers:
+      - name: main
+        image: rig/busybox:1
+        imagePullPolicy: Never
+        command: [sh, -c, "trap 'echo saved; exit 0' TERM; n=0; while :; do n=$((n+1)); echo step $n; sleep 1; done"]
+---
+apiVersion: sentinel.dev/v1alpha1
+kind: JobPolicy
+metadata: {name: nlp}
+spec:
+  jobs: {kinds: [Job], matchLabels: {team: nlp}}
+  owner: {emails: [owner@example.com]}
+  restart: {maxRestarts: 3}
 """
 HELP = """
-The cluster runs: one real node (real-1: kubelet, containerd, pods that really run) and {fakes} fake ones (kwok).
+The cluster runs: {reals} real nodes (real-1, ...: kubelet, containerd, pods that really run), {fakes} fake ones (kwok),
+two Sentinel controllers, and an agent on each real node, as deploy/ ships them. Job `steps` steps on real-1.
 
     export KUBECONFIG={kubeconfig}
     kubectl={kubectl}
 
 Look:
-    $kubectl get nodes,pods -o wide
-    $kubectl logs -f steps
+    $kubectl get nodes,quarantines; $kubectl get pods -A -o wide
+    $kubectl logs -f job/steps
+    $kubectl -n sentinel-system logs -l app.kubernetes.io/component=controller --prefix -f
+    {sentinel} status --cluster
     ls {logs}    # what the cluster's programs say
-    ls {node}/log/pods    # the node's log files
-    {enter} sh    # a shell on the node
+    {enter} sh    # a shell on real-1
 
 Break it:
-    ip link set {link} down    # real-1 is cut off and lives on; `up` heals it
+    {says} real-1 '{line}'
+        # the kernel of real-1 says so: the node is out of service within a blink, and `steps` goes on stepping
+    $kubectl get quarantines; $kubectl describe quarantine real-1-0001
+    {sentinel} release real-1 --why 'I have seen to it'    # it is back; so it is after `uncordon`, and by
+    $kubectl annotate node real-1 sentinel.dev/release='I have seen to it'
+    {sentinel} hold fake-1 --why 'a look inside'    # out of service until `release fake-1`
+    {sentinel} pause    # nothing new is done to any node until `pause --off`
+    ip link set {link} down    # real-1 is cut off and lives on: unreachable after a minute, not dead; `up` heals it
     kill -9 {kubelet}    # its kubelet is gone, its pods live on
     kill -9 {init}    # the node is lost with all that runs on it
     kill -STOP {api}; kill -CONT {api}    # the API server hangs, and comes back
+    $kubectl -n sentinel-system delete pod -l app.kubernetes.io/component=controller    # both controllers
     $kubectl delete node fake-0    # a machine is given back
 
 Ctrl-C ends everything and leaves nothing behind.
@@ -54,25 +79,43 @@ def say(text: str) -> None:
 
 def bring_up(rig: Rig) -> str:
     """Starts everything; what to tell the person."""
+    say("making the image of Sentinel ...")
+    image = sentinel_image()
     say("starting the control plane ...")
     plane = ControlPlane(rig)
-    say("starting a real node ...")
-    node = Node(plane, "real-1")
+    _ = plane.network  # else two nodes would each make it
+    say(f"starting {REAL_NODES} real nodes ...")
+    with ThreadPoolExecutor(REAL_NODES) as pool:
+        names = [f"real-{n + 1}" for n in range(REAL_NODES)]
+        nodes = list(pool.map(lambda name: Node(plane, name, images=[image]), names))
     say(f"starting {FAKE_NODES} fake nodes ...")
     Kwok(plane).nodes("fake", FAKE_NODES)
-    plane.admin.apply(POD, namespace="default")
+    say("installing Sentinel ...")
+    installed = Sentinel(plane)
+    installed.wait(*nodes)
+    plane.admin.apply(JOB, namespace="default")
+    until(lambda: runs(plane), "the job does not run")
+    node = nodes[0]
     return HELP.format(
+        reals=REAL_NODES,
         fakes=FAKE_NODES,
         kubeconfig=plane.kubeconfig,
         kubectl=plane.binaries.path("kubectl"),
-        node=node.folder,
+        sentinel=Path(sys.executable).with_name("sentinel"),
         enter=" ".join(node.enter()),
         logs=rig.logs,
+        says=rig.folder / "kernel-says",
+        line="NVRM: Xid (PCI:0000:18:00): 79, pid=1234, name=python3, GPU has fallen off the bus.",
         link=node.link,
         kubelet=node.inner_pid(node.kubelet),
         init=node.inner_pid(node.init),
         api=plane.api_server.pid,
     )
+
+
+def runs(plane: ControlPlane) -> bool:
+    pods = plane.admin.items("/api/v1/namespaces/default/pods", labelSelector="job-name=steps")
+    return any(pod["status"]["phase"] == "Running" for pod in pods)
 
 
 def main() -> int:

@@ -12,6 +12,8 @@ from urllib.parse import urlencode, urlsplit
 
 import yaml
 
+from tests.rig.processes import until
+
 Object = dict[str, Any]
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -138,12 +140,17 @@ class Api:
 
     def _resource(self, version: str, kind: str) -> tuple[str, bool]:
         """Plural and whether it has namespaces, by discovery."""
+        if not self._serves(version, kind):  # definitions that were applied together are served one by one
+            until(lambda: self._serves(version, kind), f"{version} {kind} is not served")
+        return self._resources[version, kind]
+
+    def _serves(self, version: str, kind: str) -> bool:
         if (version, kind) not in self._resources:
-            listed = self.get(f"/apis/{version}" if "/" in version else f"/api/{version}")
-            for resource in listed["resources"]:
+            listed = self.find(f"/apis/{version}" if "/" in version else f"/api/{version}")
+            for resource in (listed or {}).get("resources", ()):
                 if "/" not in resource["name"]:
                     self._resources[version, resource["kind"]] = (resource["name"], resource["namespaced"])
-        return self._resources[version, kind]
+        return (version, kind) in self._resources
 
     def create(self, manifest: Object) -> Any:
         return self.call("POST", self.path_of(manifest, collection=True), manifest)

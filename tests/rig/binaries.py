@@ -15,8 +15,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import yaml
 
 MODULES = Path(__file__).parent / "go"
 KUBERNETES = "v1.34.4"  # that of go.mod; a test compares them. The programs say it as their own version.
@@ -77,15 +79,47 @@ def find_go() -> Path:
 
 
 @dataclass(frozen=True)
+class Manifests:
+    """YAML files that a Go module carries: custom resources and webhooks of an operator."""
+
+    module: str  # e.g. sigs.k8s.io/jobset
+    files: tuple[str, ...]  # patterns below its folder
+
+    def read(self, go: Path, pinned_in: Path) -> str:
+        """All their documents as one JSON list, which loads faster than megabytes of YAML. Raises CannotBuild."""
+        for command in (["mod", "download", self.module], ["list", "-m", "-f", "{{.Dir}}", self.module]):
+            done = subprocess.run([go, *command], cwd=pinned_in, capture_output=True, text=True, timeout=600)
+            if done.returncode:
+                raise CannotBuild(f"{self.module} cannot be had ({done.returncode}):\n{done.stderr}")
+        folder = Path(done.stdout.strip())
+        documents: list[object] = []
+        for pattern in self.files:
+            paths = sorted(folder.glob(pattern))
+            if not paths:
+                raise CannotBuild(f"{self.module} has no {pattern}")
+            for path in paths:
+                documents += filter(None, yaml.load_all(path.read_text(), _YAML))
+        return json.dumps(documents, default=str)
+
+
+_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True)
 class Binaries:
-    """Programs of some Go modules. `modules`: folder of a module -> name of the program -> package of its main."""
+    """Programs of some Go modules. `modules`: folder of a module -> name of the program -> package of its main.
+
+    `manifests`: name of a file beside them -> folder of a module, and what is in the file.
+    """
 
     modules: Mapping[Path, Mapping[str, str]]
     cache: Path
+    manifests: Mapping[str, tuple[Path, Manifests]] = field(default_factory=dict)
+    how: str = "`scripts/setup.sh test`"  # to build them
 
     @property
     def names(self) -> list[str]:
-        return [name for packages in self.modules.values() for name in packages]
+        return [name for packages in self.modules.values() for name in packages] + list(self.manifests)
 
     def key(self) -> str:
         """Changes with everything that the programs are made of."""
@@ -94,6 +128,8 @@ class Binaries:
             for path in (module / "go.mod", module / "go.sum"):
                 digest.update(path.read_bytes() if path.exists() else b"")
             digest.update(repr((FLAGS, sorted(packages.items()))).encode())
+        for name, (_, manifests) in self.manifests.items():
+            digest.update(repr((name, manifests)).encode())
         return digest.hexdigest()[:20]
 
     @property
@@ -104,16 +140,17 @@ class Binaries:
         """The program; never builds it, raises NotBuilt."""
         found = self._find(name)
         if not found:
-            raise NotBuilt(
-                f"{name} of the test cluster is not built: run `scripts/setup.sh test` (minutes, once)"
-            )
+            raise NotBuilt(f"{name} of the test cluster is not built: run {self.how} (minutes, once)")
         return found
 
     def _find(self, name: str) -> Path | None:
         assets = os.environ.get("KUBEBUILDER_ASSETS")
-        if assets and os.access(Path(assets) / name, os.X_OK):
+        if assets and os.access(Path(assets) / name, self._needs(name)):
             return Path(assets) / name
         return self.folder / name if self._whole(name) else None
+
+    def _needs(self, name: str) -> int:
+        return os.R_OK if name in self.manifests else os.X_OK
 
     def missing(self) -> list[str]:
         return [name for name in self.names if not self._find(name)]
@@ -123,7 +160,7 @@ class Binaries:
         try:
             sizes = json.loads((self.folder / "sizes.json").read_text())
             path = self.folder / name
-            return os.access(path, os.X_OK) and path.stat().st_size == sizes.get(name)
+            return os.access(path, self._needs(name)) and path.stat().st_size == sizes.get(name)
         except (OSError, ValueError, AttributeError):
             return False
 
@@ -146,7 +183,11 @@ class Binaries:
                         wanted = {name: package for name, package in packages.items() if name in missing}
                         if wanted:
                             _compile(go, module, wanted, Path(partial))
-                            self._place(Path(partial), wanted)
+                            self._place(Path(partial), {n: _go_names(p) for n, p in wanted.items()})
+                    for name, (module, manifests) in self.manifests.items():
+                        if name in missing:
+                            (Path(partial) / name).write_text(manifests.read(go, module))
+                            self._place(Path(partial), {name: name})
                 _say(f"built in {time.monotonic() - started:.0f} s, kept in {self.folder}")
 
     @contextmanager
@@ -161,10 +202,10 @@ class Binaries:
                 shutil.rmtree(left, ignore_errors=True)
             yield
 
-    def _place(self, built: Path, packages: Mapping[str, str]) -> None:
-        """The note of sizes comes last: what it does not name was not built to its end."""
-        for name, package in packages.items():
-            os.replace(built / _go_names(package), self.folder / name)
+    def _place(self, built: Path, files: Mapping[str, str]) -> None:
+        """Name here -> name as it was built. The note of sizes comes last: what it does not name is not whole."""
+        for name, made in files.items():
+            os.replace(built / made, self.folder / name)
         sizes = {
             name: (self.folder / name).stat().st_size for name in self.names if (self.folder / name).exists()
         }

@@ -15,6 +15,7 @@ from tests.rig.binaries import Binaries, shipped
 from tests.rig.identities import Identities
 from tests.rig.network import Network
 from tests.rig.processes import Daemon, Rig, RigError, free_port
+from tests.rig.services import KUBERNETES
 
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 ADMINS = "system:masters"
@@ -103,7 +104,9 @@ class ControlPlane:
         tokens.touch(0o600)
         tokens.write_text("\n".join(self._tokens) + "\n")
         self.service_account_key = self.identities.key_pair("service-accounts")
-        certificate, key = self.identities.server("api-server", "kubernetes", "localhost", "127.0.0.1")
+        certificate, key = self.identities.server(
+            "api-server", "kubernetes", "localhost", "127.0.0.1", KUBERNETES
+        )
         kubelet_certificate, kubelet_key = self.identities.user("kube-apiserver-kubelet-client", ADMINS)
         if not controllers:
             options = ["--disable-admission-plugins=ServiceAccount", *options]

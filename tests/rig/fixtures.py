@@ -7,11 +7,16 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.rig.control_plane import ControlPlane
+    from tests.rig.operators.jobset import JobSet
+    from tests.rig.operators.training_operator import TrainingOperator
+
+# Fixture -> name of the operator that it starts. Tests that start others say so: `@pytest.mark.operators("kueue")`.
+OPERATORS = {"jobset": "jobset", "training_operator": "training-operator"}
 
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[ControlPlane]":
-    """One for all tests of the run: use namespaces and names of your own, and leave it running."""
+    """One for all that the worker runs: use namespaces and names of your own, and leave it running."""
     from tests.rig.control_plane import ControlPlane
     from tests.rig.processes import Rig
 
@@ -19,12 +24,65 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Control
         yield ControlPlane(rig)
 
 
+@pytest.fixture(scope="session")
+def jobset(control_plane: "ControlPlane") -> "JobSet":
+    """JobSet's controller on the control plane of the run; leave it running."""
+    from tests.rig.operators.jobset import JobSet
+
+    return JobSet(control_plane)
+
+
+@pytest.fixture(scope="session")
+def training_operator(control_plane: "ControlPlane") -> "TrainingOperator":
+    """The training-operator on the control plane of the run; leave it running."""
+    from tests.rig.operators.training_operator import TrainingOperator
+
+    return TrainingOperator(control_plane)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "operators(name, ...): operators that are built before the first test")
+
+
+def asked_for(items: list[pytest.Item]) -> list[str]:
+    """Names of the operators that these tests start, each once."""
+    names: dict[str, None] = {}
+    for item in items:
+        marks = [name for mark in item.iter_markers("operators") for name in mark.args]
+        fixtures = [OPERATORS[name] for name in getattr(item, "fixturenames", ()) if name in OPERATORS]
+        names.update(dict.fromkeys([*fixtures, *marks]))
+    return list(names)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """With `-n` workers collect, each all tests: what the fixtures start is built before there are any."""
+    if session.config.getoption("dist", "no") != "no" and not session.config.option.collectonly:
+        build(session.config, list(OPERATORS.values()))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Minutes of building fit into no test's time, so it comes before all of them."""
+    if not session.config.option.collectonly and not hasattr(session.config, "workerinput"):
+        build(session.config, asked_for(session.items))
+
+
+def build(config: pytest.Config, names: list[str]) -> None:
+    if not names:
+        return
+    from tests.rig.operators.__main__ import main
+
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        if main(names):
+            pytest.exit("operators could not be built", returncode=1)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A failed test shows the ends of the logs of the rigs that it used."""
     report = yield
     if report.failed:
-        for used in getattr(item, "funcargs", {}).values():
-            if rig := getattr(used, "rig", None):
-                report.sections.append((f"logs of {rig.folder}", rig.story()))
+        used = getattr(item, "funcargs", {}).values()
+        for rig in {each.rig: None for each in used if getattr(each, "rig", None)}:
+            report.sections.append((f"logs of {rig.folder}", rig.story()))
     return report

@@ -49,10 +49,10 @@ class Identities:
         """A kubeconfig file (JSON is YAML) with all data in it. The server is verified as "kubernetes"."""
         user: dict[str, Any] = {"token": token}
         if files:
-            user = {"client-certificate-data": _base64(files[0]), "client-key-data": _base64(files[1])}
+            user = {"client-certificate-data": base64_of(files[0]), "client-key-data": base64_of(files[1])}
         cluster = {
             "server": url,
-            "certificate-authority-data": _base64(self.ca),
+            "certificate-authority-data": base64_of(self.ca),
             "tls-server-name": "kubernetes",
         }
         document = {
@@ -68,5 +68,5 @@ class Identities:
         return path
 
 
-def _base64(path: Path) -> str:
+def base64_of(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()

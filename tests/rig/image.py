@@ -1,4 +1,4 @@
-"""The one image of the rig: busybox and nothing else, made here because nothing is downloaded."""
+"""The image of the rig: busybox and nothing else, made here because nothing is downloaded."""
 
 import hashlib
 import io
@@ -15,6 +15,8 @@ from tests.rig.api import Object
 from tests.rig.processes import RigError
 
 IMAGE = "docker.io/rig/busybox:1"  # in a pod `rig/busybox:1` with imagePullPolicy: Never
+DONE = "docker.io/rig/done:1"  # the same, and ends at once: for init containers that say no command
+COMMANDS = {IMAGE: ["/bin/sleep", "infinity"], DONE: ["/bin/true"]}  # a sandbox needs one that sleeps
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -30,21 +32,23 @@ def host_python(*folders: Path) -> tuple[list[Object], list[Object]]:
 
 
 def make_image(path: Path) -> Path:
-    """Writes the image as `docker save` does, for `ctr images import`. Its command sleeps, as a sandbox needs."""
+    """Writes the image under its two names as `docker save` does, for `ctr images import`."""
     busybox = shutil.which("busybox", path="/bin:/usr/bin:/usr/local/bin")
     if not busybox or re.search(rb"/ld-(linux|musl)", Path(busybox).read_bytes()[:4096]):  # asks for a loader
         raise RigError("a static busybox is missing: apt-get install busybox-static")
     layer = _layer(Path(busybox))
-    config = {
-        "architecture": ARCHITECTURES[platform.machine()],
-        "os": "linux",
-        "config": {"Cmd": ["/bin/sleep", "infinity"], "Env": ["PATH=/bin"], "WorkingDir": "/"},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
-    }
-    manifest = [{"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]
+    manifest = []
     with tarfile.open(path, "w") as image:
         _add(image, "layer.tar", layer)
-        _add(image, "config.json", json.dumps(config).encode())
+        for number, (name, command) in enumerate(COMMANDS.items()):
+            config = {
+                "architecture": ARCHITECTURES[platform.machine()],
+                "os": "linux",
+                "config": {"Cmd": command, "Env": ["PATH=/bin"], "WorkingDir": "/"},
+                "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+            }
+            _add(image, f"config-{number}.json", json.dumps(config).encode())
+            manifest.append({"Config": f"config-{number}.json", "RepoTags": [name], "Layers": ["layer.tar"]})
         _add(image, "manifest.json", json.dumps(manifest).encode())
     return path
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.rig.api import Object
 from tests.rig.control_plane import ControlPlane
-from tests.rig.processes import Daemon
+from tests.rig.processes import PATIENCE_S, Daemon
 
 STAGES = Path(__file__).with_name("stages.yaml")
 FAKE = "kwok.x-k8s.io/node"
@@ -91,7 +91,9 @@ class Kwok:
 
         with ThreadPoolExecutor(WRITERS) as pool:
             names = list(pool.map(make, range(count)))
-        self.daemon.wait(lambda: len(self.ready(prefix)) >= count, every_s=0.1 + count / 1000)  # a look costs
+        # Each costs; so does a look.
+        deadline_s, every_s = PATIENCE_S + count / 5, 0.1 + count / 1000
+        self.daemon.wait(lambda: len(self.ready(prefix)) >= count, deadline_s, every_s)
         return names
 
     def ready(self, prefix: str) -> list[str]:

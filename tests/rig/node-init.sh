@@ -32,6 +32,9 @@ for pair in vm/overcommit_memory:1 vm/panic_on_oom:0 kernel/panic:10 kernel/pani
     cover "$own" "/proc/sys/${pair%%:*}"
 done
 if [ -e /etc/machine-id ]; then cover "$folder/machine-id" /etc/machine-id; fi
+cover "$folder/hosts" /etc/hosts
+: >"$folder/kmsg" # the kernel's log begins anew with each boot
+if [ -e /dev/kmsg ]; then cover "$folder/kmsg" /dev/kmsg; fi
 
 touch "$folder/up"
 while :; do

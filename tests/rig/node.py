@@ -6,11 +6,14 @@ hostname and boot id, so it can be lost, cut off or rebooted.
 """
 
 import json
+import os
 import secrets
 import shutil
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from tests.rig.api import Object
 from tests.rig.control_plane import ControlPlane
@@ -34,11 +37,29 @@ address = "/run/containerd/containerd.sock"
 sandbox_image = "%(image)s"
 restrict_oom_score_adj = true  # without CAP_SYS_RESOURCE every sandbox would fail
 [plugins."io.containerd.grpc.v1.cri".containerd]
-snapshotter = "native"  # works on every file system
+snapshotter = "%(snapshotter)s"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+base_runtime_spec = "%(folder)s/spec.json"
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "/usr/lib/cni"
 conf_dir = "%(folder)s/cni"
 """
+
+# Standard input is the container's state, by which the root of its files is found before they become its own.
+BOOT_ID_HOOK = """\
+#!/bin/sh
+bundle=$(grep -o '"bundle":"[^"]*"' | cut -d'"' -f4)
+mount --bind {own} "$bundle/rootfs/proc/sys/kernel/random/boot_id"
+"""
+# A record as /dev/kmsg has it: priority (kernel, error), sequence number, microseconds since the boot.
+KERNEL_SAYS = """\
+#!/bin/sh
+# kernel-says NODE TEXT: a line in the log of the node's kernel
+read -r up _ </proc/uptime
+printf '3,%s,%s0000,-;%s\\n' "$(($(date +%s%N) / 1000))" "$(echo "$up" | tr -d .)" "$2" >>"{nodes}/$1/kmsg"
+"""
+SERVICES = "10.96.0.0/16"
 
 
 class Node:
@@ -51,9 +72,14 @@ class Node:
         *,
         labels: Mapping[str, str] | None = None,
         heartbeat_s: int = 10,
+        images: Sequence[Path] = (),
     ) -> None:
-        """`heartbeat_s`: how often the kubelet looks at itself and renews its lease, which lasts four times as long."""
+        """`heartbeat_s`: how often the kubelet looks at itself and renews its lease, which lasts four times as long.
+
+        `images`: archives of more images for its pods.
+        """
         self.plane, self.rig, self.name, self._heartbeat_s = plane, plane.rig, name, heartbeat_s
+        self._images = images
         self.network = plane.network
         self._number = self.network.take_number()
         self.address = f"{self.network.prefix}.{self._number + 1}"
@@ -62,6 +88,11 @@ class Node:
         for part in ("lib", "log", "cni"):
             (self.folder / part).mkdir(parents=True)
         (self.folder / "machine-id").write_text(f"{secrets.token_hex(16)}\n")
+        (self.folder / "hosts").write_text("127.0.0.1 localhost\n")
+        self.kernel_log = self.folder / "kmsg"  # the node's /dev/kmsg
+        says = self.rig.folder / "kernel-says"
+        says.write_text(KERNEL_SAYS.format(nodes=self.rig.folder / "nodes"))
+        says.chmod(0o755)
         self._write_configuration(labels or {})
         self.start()
 
@@ -82,12 +113,19 @@ class Node:
         self.containerd = self.daemon(
             "containerd", "containerd", "--config", f"{self.folder}/containerd.toml"
         )
-        image = self.rig.folder / "busybox.tar"
-        if not image.exists():
-            make_image(image)
+        image = make_image(self.folder / "busybox.tar")
         ctr = ("ctr", "--namespace", "k8s.io")
         self.containerd.wait(lambda: self.run(*ctr, "version", check=False).returncode == 0)
-        self.run(*ctr, "images", "import", "--snapshotter", "native", str(image))
+        for archive in (image, *self._images):
+            self.run(*ctr, "images", "import", "--snapshotter", self._snapshotter, str(archive))
+        api = urlsplit(self.plane.url)
+        files = self.plane.identities.user("system:kube-proxy", "rig")
+        self.daemon(
+            "services",
+            *(sys.executable, "-m", "tests.rig.services", self.network.address, str(api.port)),
+            *(self.folder / "hosts", self.plane.identities.ca, *files),
+            env={"PYTHONPATH": str(Path(__file__).parents[2])},
+        )
         self.kubelet = self.daemon(
             "kubelet",
             self.plane.binaries.path("kubelet"),
@@ -169,6 +207,10 @@ class Node:
         except FileNotFoundError:
             return []
 
+    def kernel_says(self, text: str) -> None:
+        """A line in the log of the node's kernel."""
+        self.run(self.rig.folder / "kernel-says", self.name, text)
+
     def pids(self, pod: Object) -> list[int]:
         """Processes of a pod, as this machine counts them."""
         uid = str(pod["metadata"]["uid"])
@@ -183,11 +225,12 @@ class Node:
         """Processes in the node's cgroups: pid -> path of a cgroup."""
         found = {}
         for root in cgroup_roots(self.rig.folder.name):
-            for procs in (root / self.name).glob("**/cgroup.procs"):
+            for path, _, _ in os.walk(root / self.name):  # a glob breaks where a folder goes meanwhile
                 try:
-                    found.update({int(pid): str(procs.parent) for pid in procs.read_text().split()})
+                    pids = (Path(path) / "cgroup.procs").read_text().split()
                 except OSError:
                     continue
+                found.update({int(pid): path for pid in pids})
         return found
 
     # ------------------------------------------------------------ making
@@ -213,16 +256,29 @@ class Node:
             "rangeEnd": f"{self.network.prefix}.{first + PODS_OF_A_NODE - 1}",
             "gateway": self.network.address,
         }
-        ipam = {"type": "host-local", "ranges": [[span]], "routes": [{"dst": "0.0.0.0/0"}]}
+        routes = [{"dst": "0.0.0.0/0"}, {"dst": SERVICES, "gw": self.address}]
+        ipam = {"type": "host-local", "ranges": [[span]], "routes": routes}
         plugin = {"type": "bridge", "bridge": "cni0", "ipam": ipam}
         self._json("cni/10-rig.conflist", {"cniVersion": "0.4.0", "name": "rig", "plugins": [plugin]})
-        values = {"image": IMAGE, "folder": self.folder}
+        self._snapshotter = "overlayfs" if overlay_works(self.folder) else "native"
+        values = {"image": IMAGE, "folder": self.folder, "snapshotter": self._snapshotter}
         (self.folder / "containerd.toml").write_text(CONTAINERD % values)
+        self._write_runtime_spec()
         url = self.plane.url.replace("127.0.0.1", self.network.address)
         user = f"system:node:{self.name}"
         self._kubeconfig = self.plane.user_kubeconfig(user, "system:nodes", url=url)
         self._labels = ",".join(f"{key}={value}" for key, value in labels.items())
         self._json("kubelet.json", self._kubelet_configuration())
+
+    def _write_runtime_spec(self) -> None:
+        """Containers see the node's boot id too: each gets a /proc of its own, over which no mount may be asked for."""
+        said = subprocess.run(["ctr", "oci", "spec"], capture_output=True, text=True, check=True, timeout=30)
+        spec = json.loads(said.stdout)
+        hook = self.folder / "hook.sh"
+        hook.write_text(BOOT_ID_HOOK.format(own=self.folder / "boot_id"))
+        hook.chmod(0o755)
+        spec["hooks"] = {"createContainer": [{"path": str(hook)}]}
+        self._json("spec.json", spec)
 
     def _kubelet_configuration(self) -> Object:
         return {
@@ -243,6 +299,7 @@ class Node:
             "makeIPTablesUtilChains": False,
             "nodeLeaseDurationSeconds": 4 * self._heartbeat_s,
             "nodeStatusUpdateFrequency": f"{self._heartbeat_s}s",
+            "syncFrequency": "5s",  # so soon a changed ConfigMap is in a pod
             "oomScoreAdj": 0,
             "resolvConf": "",
         }
@@ -264,3 +321,16 @@ class Node:
 
     def _json(self, name: str, document: Object) -> None:
         (self.folder / name).write_text(json.dumps(document, indent=1))
+
+
+def overlay_works(folder: Path) -> bool:
+    """Whether layers of images need not be copied: not on every file system (a container's own is such a one)."""
+    parts = [folder / "overlay" / name for name in ("lower", "upper", "work", "merged")]
+    for part in parts:
+        part.mkdir(parents=True, exist_ok=True)
+    lower, upper, work, merged = map(str, parts)
+    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    done = subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", merged], capture_output=True)
+    if done.returncode == 0:
+        subprocess.run(["umount", merged], check=True)
+    return done.returncode == 0

@@ -1,5 +1,6 @@
 """The processes of a rig: each in a session of its own with one log, all of them gone when the rig's maker is."""
 
+import contextlib
 import os
 import random
 import signal
@@ -7,11 +8,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from tests import waits
 from tests.rig.warden import MARK, marked
 
 T = TypeVar("T")
@@ -22,16 +23,9 @@ class RigError(Exception):
     """Something of the rig did not come up or broke; with the ends of the logs."""
 
 
-def until(
-    what: Callable[[], T], why: Callable[[], str] | str, deadline_s: float = PATIENCE_S, every_s: float = 0.05
-) -> T:
+def until(what: Callable[[], T], why: waits.Why, deadline_s: float = PATIENCE_S, every_s: float = 0.05) -> T:
     """The first truthy answer of `what`; RigError with `why` where none comes in time."""
-    end = time.monotonic() + deadline_s
-    while not (found := what()):
-        if time.monotonic() > end:
-            raise RigError(f"waited {deadline_s:.0f} s in vain: {why if isinstance(why, str) else why()}")
-        time.sleep(every_s)
-    return found
+    return waits.until(what, why, deadline_s, every_s, RigError)
 
 
 def free_port() -> int:
@@ -84,6 +78,15 @@ class Daemon:
     def freeze(self) -> None:
         """Stop it without its knowledge: connections stay open and nothing is answered."""
         os.killpg(self.pid, signal.SIGSTOP)
+        # A thread may still be at work when the signal is sent.
+        until(self._stopped, f"{self.name} is not stopped")
+
+    def _stopped(self) -> bool:
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if (task / "stat").read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                    return False
+        return True
 
     def thaw(self) -> None:
         os.killpg(self.pid, signal.SIGCONT)

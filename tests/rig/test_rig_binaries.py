@@ -1,14 +1,19 @@
 """Programs are built once, are never used half-built, and what cannot be had is said."""
 
+import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from tests.rig import binaries
-from tests.rig.binaries import Binaries, CannotBuild, NotBuilt
+from tests.rig.binaries import Binaries, CannotBuild, Manifests, NotBuilt
+from tests.rig.operators.table import OPERATORS
 
 
 @pytest.fixture
@@ -137,7 +142,52 @@ def test_the_programs_say_the_version_that_the_module_pins() -> None:
     assert staging == {binaries.KUBERNETES.removeprefix("v1.")}
 
 
-@pytest.mark.parametrize("module", binaries.PROGRAMS)
+def of_operators() -> dict[Path, dict[str, str]]:
+    return {path: dict(it) for each in OPERATORS for path, it in each.binaries().modules.items()}
+
+
+@pytest.mark.parametrize("module", [*binaries.PROGRAMS, *of_operators()])
 def test_each_program_is_one_that_its_module_pins(module: Path) -> None:
     tools = (module / "tools.go").read_text()
-    assert set(re.findall(r'_ "(.+)"', tools)) == set(binaries.PROGRAMS[module].values())
+    assert set(re.findall(r'_ "(.+)"', tools)) == set(
+        {**binaries.PROGRAMS, **of_operators()}[module].values()
+    )
+
+
+def test_what_a_module_carries_for_the_cluster_is_kept_beside_its_programs(small: Binaries) -> None:
+    module = module_of(small)
+    (module / "crds").mkdir()
+    (module / "crds/b.yaml").write_text("---\nkind: Two\n---\nkind: Three\n")
+    (module / "crds/a.yaml").write_text("# comment\n---\nkind: One\n")
+    carried = {"small.json": (module, Manifests("example.com/small", ("crds/*.yaml",)))}
+    whole = Binaries(small.modules, small.cache, carried)
+    whole.build()
+    shutil.rmtree(module / "crds")  # Go's own caches may be cleaned
+    assert [each["kind"] for each in json.loads(whole.path("small.json").read_text())] == [
+        "One",
+        "Two",
+        "Three",
+    ]
+    wrong = {"small.json": (module, Manifests("example.com/small", ("crds/*.yml",)))}
+    with pytest.raises(CannotBuild, match=r"example\.com/small has no crds/\*\.yml"):
+        Binaries(small.modules, small.cache, wrong).build()
+
+
+def collect(*options: str, cache: Path) -> "subprocess.CompletedProcess[str]":
+    """A run of some tests of this folder, with a cache of its own."""
+    here = Path(__file__).parent
+    command = [sys.executable, "-m", "pytest", str(here / "test_rig_operators.py"), *options]
+    env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    return subprocess.run(command, cwd=here.parents[1], env=env, capture_output=True, text=True, timeout=100)
+
+
+def test_operators_are_built_before_the_tests_that_ask_for_them(tmp_path: Path) -> None:
+    """A cache that cannot be written tells who wanted to build."""
+    (tmp_path / "file").touch()
+    run = collect("-k", "webhooks_are_asked", cache=tmp_path / "file")
+    assert (run.returncode, "cannot write the cache" in run.stderr) == (1, True), run.stdout + run.stderr
+    assert "operators could not be built" in run.stdout + run.stderr
+    assert (
+        collect("-k", "no_such_test", cache=tmp_path / "file").returncode
+        == pytest.ExitCode.NO_TESTS_COLLECTED
+    )

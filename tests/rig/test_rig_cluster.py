@@ -1,6 +1,7 @@
 """`make cluster` shows a person a running cluster, and nothing of it stays, however it ends."""
 
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 
 from tests.rig.processes import until
 from tests.rig.warden import cgroup_roots, marked
+
+pytestmark = pytest.mark.timeout(500)
 
 
 def sysctls() -> list[str]:
@@ -32,7 +35,9 @@ class Shown:
                 stdout=file,
                 stderr=file,
             )
-        until(lambda: "Ctrl-C ends" in out.read_text() or self.process.poll() is not None, out.read_text)
+        until(
+            lambda: "Ctrl-C ends" in out.read_text() or self.process.poll() is not None, out.read_text, 300.0
+        )
         self.text = out.read_text()
         self.folder = Path(self.found(r"export KUBECONFIG=(/tmp/rig\w+)/"))
 
@@ -62,11 +67,20 @@ def shown(repo: Path, tmp_path: Path) -> Iterator[Shown]:
     made.process.wait()
 
 
-def test_it_shows_nodes_and_a_pod_and_ends_with_ctrl_c(shown: Shown) -> None:
+def test_it_shows_a_node_break_and_come_back_and_ends_with_ctrl_c(shown: Shown) -> None:
     names = set(shown.kubectl("get", "nodes", "-o", "name").split())
-    assert names == {"node/real-1", *(f"node/fake-{n}" for n in range(5))}
-    until(lambda: "step 2" in shown.kubectl("logs", "steps", "--ignore-errors"), "the pod does not step")
+    assert names == {"node/real-1", "node/real-2", *(f"node/fake-{n}" for n in range(5))}
+    until(lambda: "step 2" in shown.kubectl("logs", "job/steps"), "the pod does not step")
     assert sysctls() == shown.sysctls
+    subprocess.run(["sh", "-c", shown.found(r"\n    (\S+kernel-says real-1 .*)")], check=True)
+    out_of_service = "{.items[0].spec.node} {.items[0].spec.state}"
+    look = ("get", "quarantines", "-o", f"jsonpath={out_of_service}", "--ignore-not-found")
+    until(lambda: shown.kubectl("get", "quarantines", "-o", "name"), "the fault is not seen")
+    assert shown.kubectl(*look) == "real-1 active"
+    until(lambda: "SchedulingDisabled" in shown.kubectl("get", "node", "real-1"), "it is not cordoned")
+    release = shown.found(r"\n    (\$kubectl annotate node real-1 .*)").replace("$kubectl", "")
+    shown.kubectl(*shlex.split(release))
+    until(lambda: "SchedulingDisabled" not in shown.kubectl("get", "node", "real-1"), "it is not released")
     shown.process.send_signal(signal.SIGINT)
     assert shown.process.wait(60) == 0
     assert shown.remains() == []

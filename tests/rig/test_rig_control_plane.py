@@ -146,9 +146,8 @@ def test_a_watch_from_before_a_compaction_gets_410_once_the_api_server_forgot_to
     made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "made", "namespace": space}}
     new = admin.create(made)["metadata"]["resourceVersion"]
     assert control_plane.compact_etcd() >= int(new)
-    assert [(e["type"], e["object"]["metadata"]["name"]) for e in admin.watch(path, old)] == [
-        ("ADDED", "made")
-    ]
+    seen = [(e["type"], e["object"]["metadata"]["name"]) for e in admin.watch(path, old)]
+    assert ("ADDED", "made") in seen  # that of a certificate may come as late
     control_plane.api_server.kill()
     control_plane.api_server.start()
     control_plane.wait_ready()

@@ -17,7 +17,9 @@ from typing import Any
 
 import msgspec
 
-from sentinel.core.model import CheckResult, CheckState, Iteration, Now, RankReport, Report
+from sentinel.core.health import CheckResult, CheckState
+from sentinel.core.now import Now
+from sentinel.core.reports import Iteration, RankReport, Report
 from sentinel.transport import http11
 from sentinel.transport.client import pause
 from sentinel.transport.wire import Ack, Batch, Hello, Numbered, encoder
@@ -30,12 +32,16 @@ def checks() -> tuple[CheckResult, ...]:
 
 
 class Agent(asyncio.Protocol):
-    def __init__(self, context: ssl.SSLContext, node: str, token: str) -> None:
-        self.node, self.token = node, token
+    found: tuple[CheckResult, ...] = ()  # what its checks find besides
+
+    def __init__(self, context: ssl.SSLContext, node: str, token: str, session: str = "s") -> None:
+        self.node, self.token, self.session = node, token, session
+        self.last = b""  # the last answer
         self.transport: Any = None
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="sentinel-controller")
         self.up = asyncio.get_running_loop().create_future()
+        self.gone = asyncio.get_running_loop().create_future()
         self.answers: deque[asyncio.Future[bytes]] = deque()
         self.buffer = b""
         self.shaken = False
@@ -47,6 +53,7 @@ class Agent(asyncio.Protocol):
         self.data_received(b"")
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.gone.set_result(None)
         for waiting in (self.up, *self.answers):
             if not waiting.done():
                 waiting.set_exception(ConnectionResetError())
@@ -72,9 +79,14 @@ class Agent(asyncio.Protocol):
             body = self.buffer[end + 4 : end + 4 + head.length]
             self.buffer = self.buffer[end + 4 + head.length :]
             if head.status != 200:
-                raise SystemExit(f"{self.node}: {head.status} {body!r}")
+                self.refused(head.status, body)
+                return
+            self.last = body
             if not (answer := self.answers.popleft()).done():
                 answer.set_result(body)
+
+    def refused(self, status: int, body: bytes) -> None:
+        raise SystemExit(f"{self.node}: {status} {body!r}")
 
     def post(self, path: str, body: bytes, token: str | None = None) -> "asyncio.Future[bytes]":
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -90,9 +102,10 @@ class Agent(asyncio.Protocol):
 
     async def begin(self) -> None:
         await self.up
-        hello = Hello(node=self.node, boot_id="boot", session="s")
+        hello = Hello(node=self.node, boot_id="boot", session=self.session)
         await self.post("/hello", encoder.encode(hello), self.token)
-        await self.post("/report", encoder.encode(Batch(full=self.report(checks=checks()))))
+        told = {one.check: one for one in (*checks(), *self.found)}
+        await self.post("/report", encoder.encode(Batch(full=self.report(checks=tuple(told.values())))))
 
     def progress(self, hold_s: float) -> "asyncio.Future[bytes]":
         """One report of eight ranks."""

@@ -23,9 +23,9 @@ from tests.transport.world import (
     go,
     jwks,
     report,
-    until,
 )
 from tests.transport.world import Raw as Agent
+from tests.waits import eventually
 
 
 class Clock:
@@ -187,7 +187,7 @@ def test_a_key_that_is_no_longer_published_is_soon_worth_nothing() -> None:
         published[:] = [new]
         clock.mono_s += max(token_keys.AGE_S, auth.REMEMBERED_S) + 1
         await door.identify(token)  # judged by the keys that are known, while newer ones are on their way
-        await until(lambda: door.keys.fetched == 2)
+        await eventually(lambda: door.keys.fetched == 2)
         clock.mono_s += auth.REMEMBERED_S + 1
         assert await why(door, token) is Why.SIGNATURE
 
@@ -205,7 +205,7 @@ def test_when_no_keys_can_be_had_a_review_judges_and_each_token_once() -> None:
         token = Issuer().token()
         review.open.clear()
         waiting = [asyncio.create_task(door.identify(token)) for _ in range(50)]
-        await until(lambda: review.calls)
+        await eventually(lambda: review.calls)
         review.open.set()
         assert {who.node for who in await asyncio.gather(*waiting)} == {"node-1"}
         assert review.calls == 1
@@ -254,8 +254,8 @@ def test_reviews_are_few_at_once_and_a_flood_of_strange_tokens_makes_no_queue() 
         review.open.clear()
         tokens = [stranger.token(f"node-{k}") for k in range(auth.REVIEWS_WAITING + 50)]
         asked = [asyncio.create_task(door.identify(token)) for token in tokens]
-        await until(lambda: sum(task.done() for task in asked) == 50)
-        await until(lambda: review.most_at_once == auth.REVIEWS_AT_ONCE)
+        await eventually(lambda: sum(task.done() for task in asked) == 50)
+        await eventually(lambda: review.most_at_once == auth.REVIEWS_AT_ONCE)
         assert (await door.identify(issuer.token())).node == "node-1"  # the others never notice
         review.open.set()
         done = await asyncio.gather(*asked, return_exceptions=True)
@@ -296,7 +296,7 @@ def test_an_agent_is_told_what_is_wrong_with_its_token(tmp_path: Path, make: Any
             agent = world.client(port, token=token)
             agent.send(report(finding()))
             world.run(agent)
-            await until(lambda: agent.status.problem)
+            await eventually(lambda: agent.status.problem)
             assert f"NotAuthenticated: {said}" in agent.status.problem
             assert token not in agent.status.problem
             assert server.counts[Reason.NOT_AUTHENTICATED] >= 1
@@ -323,7 +323,7 @@ def test_a_token_of_one_node_speaks_for_no_other(tmp_path: Path) -> None:
             agent = world.client(port, node="node-1", token=world.issuer.token("node-2"))
             agent.send(report(finding()))
             world.run(agent)
-            await until(lambda: "OtherNode" in agent.status.problem)
+            await eventually(lambda: "OtherNode" in agent.status.problem)
             assert not world.arrived
             assert server.nodes["node-2"].refused[Reason.OTHER_NODE] >= 1  # whose token it was is named
 

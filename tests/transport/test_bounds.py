@@ -28,7 +28,8 @@ from sentinel.transport.wire import (
     encoder,
 )
 from tests.transport.world import Raw as Agent
-from tests.transport.world import World, finding, go, report, until
+from tests.transport.world import World, finding, go, report
+from tests.waits import eventually
 
 FAST = Limits(requests_per_s=1000.0, requests_burst=1000.0)
 
@@ -74,7 +75,7 @@ def test_a_huge_body_is_refused_before_it_is_read(tmp_path: Path) -> None:
             assert "10000000000 bytes; at most 1048576" in said.text
             assert await reader.read() == b""  # and the connection ends
             assert server.nodes["node-1"].refused == {Reason.TOO_LARGE: 1}
-            await until(lambda: server.bytes_in_flight == 0)
+            await eventually(lambda: server.bytes_in_flight == 0)
             await others_are_served(world, port)
 
     go(story())
@@ -82,7 +83,15 @@ def test_a_huge_body_is_refused_before_it_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"\xc1", os.urandom(5000), b"\x81" * 100_000, b"\x91" * 500_000, b"null", encoder.encode([1])],
+    [
+        b"",
+        b"\xc1",
+        bytes(range(256)) * 20,
+        b"\x81" * 100_000,
+        b"\x91" * 500_000,
+        b"null",
+        encoder.encode([1]),
+    ],
 )
 def test_a_garbage_body_is_refused_and_the_next_one_is_read(tmp_path: Path, body: bytes) -> None:
     async def story() -> None:
@@ -174,12 +183,12 @@ def test_a_hundred_reports_a_second_of_one_node_are_slowed_counted_and_named(tmp
                 agent = await Agent(world, port).connect()
                 await agent.hello()
                 began_s = time.monotonic()
-                for number in range(1, 31):  # sent without waiting, as by a program run wild
+                for number in range(1, 101):  # sent without waiting, as by a program run wild
                     batch = Batch(records=(Numbered(number, report(finding())),), after=number - 1)
                     await agent.channel.send("/report", encoder.encode(batch), token=None, answer_s=30.0)
                 served = asyncio.create_task(others_are_served(world, port))
                 answers: list[str] = []
-                for _ in range(30):
+                for _ in range(100):
                     try:
                         await agent.channel.read()
                         answers.append("taken")
@@ -207,15 +216,19 @@ def test_a_hundred_reports_a_second_of_one_node_are_slowed_counted_and_named(tmp
 def test_an_agent_that_is_told_to_slow_down_loses_nothing_by_it(tmp_path: Path) -> None:
     async def story() -> None:
         async with World(tmp_path) as world:
-            server, port = await world.serve(limits=Limits(requests_per_s=20.0, requests_burst=2.0))
+            server, port = await world.serve(limits=Limits(requests_per_s=5.0, requests_burst=2.0))
             agent = world.client(port)
             world.run(agent)
-            for step in range(60):
+
+            def slowed() -> int:
+                return server.nodes["node-1"].refused.get(Reason.TOO_OFTEN, 0) if server.nodes else 0
+
+            for step in range(60):  # as fast as they are taken, until the first is refused
                 agent.send(report(finding(f"XID {step}"), check=f"c{step}"))
-                await asyncio.sleep(0.01)
-            await until(lambda: agent.spool.waiting == 0 and agent.status.heard_s)
-            await until(lambda: len(world.numbered()) == 60)
-            assert server.nodes["node-1"].refused.get(Reason.TOO_OFTEN, 0) >= 1
+                await eventually(lambda: agent.spool.waiting == 0 or slowed())
+            await eventually(lambda: agent.spool.waiting == 0 and agent.status.heard_s)
+            await eventually(lambda: len(world.numbered()) == 60)
+            assert slowed() >= 1
 
     go(story())
 
@@ -233,11 +246,11 @@ def test_an_agent_that_reads_no_answers_gets_no_more_of_them_and_is_left_at_last
             asked = encoder.encode(Batch())
             for _ in range(200):
                 await agent.channel.send("/report", asked, token=None, answer_s=30.0)
-            await until(lambda: connection._blocked)
+            await eventually(lambda: connection._blocked)
             await others_are_served(world, port)
             assert connection._transport.get_write_buffer_size() < 4_000_000
             assert server.nodes["node-1"].requests < 50
-            await until(lambda: connection not in server._lobby.connections)
+            await eventually(lambda: connection not in server._lobby.connections)
 
     go(story())
 
@@ -261,7 +274,7 @@ def test_bodies_on_their_way_are_bounded_all_nodes_together(tmp_path: Path) -> N
             await others_are_served(world, port)
             for agent in agents:
                 await agent.channel.close()
-            await until(lambda: server.bytes_in_flight == 0)
+            await eventually(lambda: server.bytes_in_flight == 0)
 
     go(story())
 
@@ -283,7 +296,7 @@ def test_a_body_that_does_not_come_and_a_stranger_who_says_nothing_are_hung_up_o
             assert await shaken.read() == b""
             assert await slow.channel._reader.read() == b""
             assert await idle.channel._reader.read() == b""
-            await until(lambda: not server._lobby.connections)
+            await eventually(lambda: not server._lobby.connections)
             assert server.counts["broken"] == 4
             kept.close()
             kept_too.close()
@@ -298,11 +311,11 @@ def test_a_node_has_few_connections_and_strangers_are_few_in_all(tmp_path: Path)
             mine = [await Agent(world, port).connect() for _ in range(3)]
             for agent in mine:
                 await agent.hello()
-            await until(lambda: len(server.nodes["node-1"].connections) == 2)
+            await eventually(lambda: len(server.nodes["node-1"].connections) == 2)
             with pytest.raises((Refused, ChannelError)):
                 await mine[0].report(Batch())  # the oldest went
             strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(50)]
-            await until(lambda: len(server._lobby.strangers) <= 10)
+            await eventually(lambda: len(server._lobby.strangers) <= 10)
             await others_are_served(world, port)  # the newest is let in
             for _, writer in strangers:
                 writer.close()
@@ -329,7 +342,7 @@ def test_a_record_on_which_the_controller_fails_is_tried_again_then_given_up_and
             for check in ("before", "poison", "after"):
                 agent.send(report(finding(), check=check))
             world.run(agent)
-            await until(lambda: agent.spool.waiting == 0 and agent.status.heard_s, 40.0)
+            await eventually(lambda: agent.spool.waiting == 0 and agent.status.heard_s)
             assert [a.report.checks[0].check for a in world.numbered()] == ["before", "after"]
             assert tries == 5
             assert server.nodes["node-1"].refused["GivenUp"] == 1
@@ -354,12 +367,12 @@ def test_a_controller_that_cannot_save_now_gets_the_record_again(tmp_path: Path)
             _, port = await world.serve(take=save, limits=limits(again_s=0.05))
             agent = world.client(port)
             world.run(agent)
-            await until(world.full)
+            await eventually(world.full)
             agent.send(report(finding()))
-            await until(lambda: tries > 1)
+            await eventually(lambda: tries > 1)
             assert agent.spool.waiting == 1
             broken = False
-            await until(lambda: agent.spool.waiting == 0)
+            await eventually(lambda: agent.spool.waiting == 0)
             assert len(world.numbered()) == 1
 
     go(story())
@@ -418,7 +431,7 @@ def test_the_controller_hears_what_an_agent_had_to_drop(tmp_path: Path) -> None:
     go(story())
 
 
-def test_a_thousand_handshakes_at_once_keep_no_report_waiting_and_all_are_let_in(tmp_path: Path) -> None:
+def test_hundreds_of_handshakes_at_once_keep_no_report_waiting_and_all_are_let_in(tmp_path: Path) -> None:
     async def story() -> None:
         async with World(tmp_path) as world:
             server, port = await world.serve(limits=limits(handshakes=2))
@@ -435,11 +448,11 @@ def test_a_thousand_handshakes_at_once_keep_no_report_waiting_and_all_are_let_in
                 most = max(most, before - waiting())
 
             lobby.shake = counted  # type: ignore[method-assign]
-            agents = [Agent(world, port, f"node-{k}") for k in range(100)]
+            agents = [Agent(world, port, f"node-{k}") for k in range(400)]
             await asyncio.gather(*(agent.connect() for agent in agents))
             await asyncio.gather(*(agent.hello() for agent in agents))
             await asyncio.gather(*(agent.report(Batch(full=report(node=agent.node))) for agent in agents))
-            assert len(world.arrived) == 100
+            assert len(world.arrived) == 400
             assert 1 <= most <= 2 + 1  # two that had begun, one of the only address
 
     go(story())
@@ -457,13 +470,13 @@ def test_an_address_that_floods_with_handshakes_keeps_only_itself_waiting(
                 _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.9", 0))
                 writer.write(b"\x16\x03\x01")
                 world.kept.append(writer)
-            await until(lambda: len(lobby.waiting.get("127.0.0.9", ())) == 30)
+            await eventually(lambda: len(lobby.waiting.get("127.0.0.9", ())) == 30)
             _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.8", 0))
             writer.write(b"\x16\x03\x01")
-            await until(lambda: "127.0.0.8" in lobby.waiting)
+            await eventually(lambda: "127.0.0.8" in lobby.waiting)
             monkeypatch.setattr(Connection, "handshake", lambda connection: order.append(connection.peer))
             lobby._limits = limits(handshakes=5)
-            await until(lambda: len(order) == 31)
+            await eventually(lambda: len(order) == 31)
             assert order.index("127.0.0.8") < 2
             writer.close()
 
@@ -491,7 +504,7 @@ def test_agents_are_told_to_spread_their_return_as_there_are_many_of_them(tmp_pa
             _, port = await world.serve(limits=limits(reconnects_per_s=0.5))
             agent = world.client(port)
             world.run(agent)
-            await until(lambda: agent._dialogue.spread_s == 2.0)
+            await eventually(lambda: agent._dialogue.spread_s == 2.0)
 
     go(story())
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.core.model import Iteration, RankReport
+from sentinel.core.reports import Iteration, RankReport
 from sentinel.transport import client as client_module
-from tests.transport.world import World, finding, go, report, until
+from tests.transport.world import World, finding, go, report
+from tests.waits import eventually
 
 
 class Cutter:
@@ -70,11 +71,16 @@ def test_wherever_connections_are_cut_every_record_is_taken_once_and_in_order(
                     rank = RankReport(job="llama", incarnation=1, rank=0, iterations=[Iteration(float(k), k)])
                     agent.send(report(checks=(), ranks=(rank,)))
                 sent.append(agent.spool.last)
-                if k % 10 == 0:
-                    await asyncio.sleep(0.01)
-            await until(lambda: cutter.cuts >= 20 or agent.spool.waiting == 0)
+                if k % 10 == 0:  # the next come while some of these are under way, or behind a cut
+                    before, waiting = cutter.cuts, agent.spool.waiting
+                    await eventually(
+                        lambda before=before, waiting=waiting: (
+                            cutter.cuts > before or agent.spool.waiting < waiting
+                        )
+                    )
+            await eventually(lambda: cutter.cuts >= 20 or agent.spool.waiting == 0)
             cutter.whole = True
-            await until(lambda: agent.spool.waiting == 0)
+            await eventually(lambda: agent.spool.waiting == 0)
             assert cutter.cuts > 5
             assert [a.sequence for a in world.numbered()] == sent
             assert agent.spool.lost().events == agent.spool.lost().progress == 0

@@ -25,7 +25,8 @@ from sentinel.transport.certs import (
 )
 from sentinel.transport.wire import SERVER_NAME, Batch
 from tests.transport.world import Raw as Agent
-from tests.transport.world import World, finding, go, report, until
+from tests.transport.world import World, finding, go, report
+from tests.waits import eventually, turns
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -159,16 +160,20 @@ def test_two_controllers_that_start_at_once_have_one_authority(tmp_path: Path) -
         async def publish(bundle: bytes) -> None:
             bundles.append(bundle)
 
+        all_have_read = asyncio.Barrier(4)
+
         class Remote(FileStore):
-            """One that answers a little later, so that all of them read before one writes."""
+            """One whose first answer comes when all have asked, so that all of them read before one writes."""
 
             async def get(self) -> tuple[Data, str] | None:
                 found = await super().get()
-                await asyncio.sleep(0.01)
+                if found is None:
+                    await all_have_read.wait()
                 return found
 
         both = [Certificates(Remote(str(tmp_path / "certs")), publish) for _ in range(4)]
-        await asyncio.gather(*(one.renew() for one in both))
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(one.renew() for one in both))
         assert len(set(bundles)) == 1
         assert len({one._data[CERT] for one in both}) == 1
 
@@ -187,6 +192,22 @@ def test_a_write_over_somebody_elses_is_refused(tmp_path: Path) -> None:
         with pytest.raises(Conflict):
             await store.put({"a": b"3"}, found[1])
         assert os.stat(tmp_path / "certs").st_mode & 0o777 == 0o600
+
+    go(story())
+
+
+def test_the_bundle_is_published_at_each_look_for_somebody_may_have_taken_it_away(tmp_path: Path) -> None:
+    async def story() -> None:
+        told: list[bytes] = []
+
+        async def publish(bundle: bytes) -> None:
+            told.append(bundle)
+
+        keeper = Certificates(FileStore(str(tmp_path / "certs")), publish)
+        for _ in range(3):
+            await keeper.renew()
+        assert len(told) == 3
+        assert len(set(told)) == 1
 
     go(story())
 
@@ -236,7 +257,7 @@ def test_rotation_drops_no_connection_and_new_connections_get_the_new_certificat
             old_bundle = world.bundle.read_bytes()
             agent = world.client(port)
             world.run(agent)
-            await until(world.full)
+            await eventually(world.full)
             raw = await Agent(world, port, "node-2").connect()
             await raw.hello()
             first = raw.channel._writer.get_extra_info("peercert")["serialNumber"]
@@ -247,7 +268,7 @@ def test_rotation_drops_no_connection_and_new_connections_get_the_new_certificat
             assert world.bundle.read_bytes() != old_bundle
             await raw.report(Batch())
             agent.send(report(finding()))
-            await until(world.numbered)
+            await eventually(world.numbered)
             assert agent.status.connections == 1
             fresh = await Agent(world, port, "node-3").connect()
             await fresh.hello()
@@ -267,13 +288,13 @@ def test_an_agent_takes_up_a_new_bundle_without_a_restart(tmp_path: Path) -> Non
             server, port = await world.serve()
             agent = world.client(port, answer_s=2.0)
             world.run(agent)
-            await until(world.full)
+            await eventually(world.full)
             await server.close()
-            await until(lambda: not agent.status.address)
+            await eventually(lambda: not agent.status.address)
             await new.serve(epoch=2, port=port)
-            await until(lambda: "certificate verify failed" in agent.status.problem)
+            await eventually(lambda: "certificate verify failed" in agent.status.problem)
             world.bundle.write_bytes(new.bundle.read_bytes())
-            await until(new.full)
+            await eventually(new.full)
 
     go(story())
 
@@ -309,8 +330,7 @@ def test_the_store_that_fails_is_asked_again_and_what_is_in_force_stays(tmp_path
         context = certificates.tls()
         store.broken = True
         task = asyncio.create_task(certificates.run())
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await turns()
         assert certificates.tls() is context
         assert not task.done()
         task.cancel()

@@ -11,7 +11,8 @@ from sentinel.transport.channel import Refused
 from sentinel.transport.epoch import EpochFile
 from sentinel.transport.wire import Ack, Arrived, Batch, Numbered, Orders, Reason, Welcome, encoder
 from tests.transport.world import Raw as Agent
-from tests.transport.world import World, finding, go, report, until
+from tests.transport.world import World, finding, go, report
+from tests.waits import eventually
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -25,7 +26,7 @@ def test_the_standby_sends_agents_to_the_leader(tmp_path: Path) -> None:
             agent = world.client(waiting)  # it knows the standby's address only
             agent.send(report(finding()))
             world.run(agent)
-            await until(world.numbered)
+            await eventually(world.numbered)
             assert agent.status.address == f"127.0.0.1:{leading}"
             assert standby.counts[Reason.NOT_LEADING] == 1
 
@@ -40,12 +41,14 @@ def test_when_leadership_moves_agents_follow_with_a_full_report_and_nothing_is_l
             agents = [world.client(one, two, node=f"node-{k}") for k in range(5)]
             for agent in agents:
                 world.run(agent)
-            await until(lambda: all(world.full(f"node-{k}") for k in range(5)))
+            await eventually(lambda: all(world.full(f"node-{k}") for k in range(5)))
             first.stand_by(f"127.0.0.1:{two}")
             for k, agent in enumerate(agents):
                 agent.send(report(finding(), node=f"node-{k}"))
             second.lead(2)
-            await until(lambda: all(agent.status.epoch == 2 and not agent.spool.waiting for agent in agents))
+            await eventually(
+                lambda: all(agent.status.epoch == 2 and not agent.spool.waiting for agent in agents)
+            )
             for k in range(5):
                 assert len(world.full(f"node-{k}")) == 2
                 assert len(world.numbered(f"node-{k}")) >= 1
@@ -59,10 +62,10 @@ def test_no_leader_yet_is_said_and_the_agent_asks_again(tmp_path: Path) -> None:
             server, port = await world.serve(epoch=None)
             agent = world.client(port)
             world.run(agent)
-            await until(lambda: agent.status.problem)
+            await eventually(lambda: agent.status.problem)
             assert agent.status.problem == "NotLeading: no controller leads now"
             server.lead(1)
-            await until(world.full)
+            await eventually(world.full)
 
     go(story())
 
@@ -80,13 +83,13 @@ def test_an_agent_that_served_a_newer_leader_gives_an_older_one_nothing_and_obey
             agent = world.client(port, on_orders=got.append)
             agent.send(report(finding()))
             world.run(agent)
-            await until(lambda: "NewerEpoch" in agent.status.problem)
+            await eventually(lambda: "NewerEpoch" in agent.status.problem)
             assert old.told_epoch == 5  # the deposed leader learns it from its agents
             assert not got
             assert agent.spool.waiting == 1
             assert not world.arrived
             old.lead(6)
-            await until(lambda: got)
+            await eventually(lambda: got)
 
     go(story())
 
@@ -109,7 +112,7 @@ def test_an_old_leader_that_hides_its_age_is_not_obeyed_either(tmp_path: Path) -
             agent = world.client(server.sockets[0].getsockname()[1])
             agent.send(report(finding()))
             world.run(agent)
-            await until(lambda: agent.status.problem == "epoch 4 is over: 5 was served")
+            await eventually(lambda: agent.status.problem == "epoch 4 is over: 5 was served")
             assert agent.status.connections == 0
             server.close()
 
@@ -189,5 +192,25 @@ def test_a_report_that_was_being_saved_when_leadership_went_is_not_acknowledged(
             assert msgspec.msgpack.decode(answer, type=Ack).epoch == 2
             # What a leader took before it stood by is not known to be in force: it is handed over again.
             assert [a.sequence for a in taken] == [1, 1]
+
+    go(story())
+
+
+def test_a_controller_that_refuses_has_answered_and_one_that_is_away_has_not(tmp_path: Path) -> None:
+    """By this an agent knows whether it is cut off."""
+
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            standby, port = await world.serve(epoch=None)
+            answers: list[str] = []
+            client = world.client(port, on_answer=lambda: answers.append(client.status.problem))
+            world.run(client)
+            await eventually(lambda: len(answers) >= 2)
+            assert client.status.connections == 0  # it never led
+            await standby.close()
+            await eventually(
+                lambda: "Connect call failed" in client.status.problem, lambda: client.status.problem
+            )
+            assert not any("Connect call failed" in problem for problem in answers)
 
     go(story())

@@ -17,7 +17,8 @@ from structlog.testing import capture_logs
 from sentinel.transport.wire import Orders
 from tests.conftest import REPO
 from tests.transport.conftest import fill
-from tests.transport.world import World, finding, go, report, until
+from tests.transport.world import World, finding, go, report
+from tests.waits import eventually
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -91,14 +92,14 @@ def test_a_controller_that_is_killed_misses_nothing_when_its_successor_comes(tmp
             agent = world.client(port)
             world.run(agent)
             agent.send(report(finding("one", event=True)))
-            await until(lambda: agent.spool.waiting == 0 and agent.status.heard_s)
+            await eventually(lambda: agent.spool.waiting == 0 and agent.status.heard_s)
             first.kill()
-            await until(lambda: not agent.status.address)
+            await eventually(lambda: not agent.status.address)
             for k in range(20):
                 agent.send(report(finding(f"while away {k}", event=True)))
             assert agent.spool.waiting == 20
             second = await controller(tmp_path, port, 2)
-            await until(lambda: agent.spool.waiting == 0)
+            await eventually(lambda: agent.spool.waiting == 0)
             lines = took(tmp_path)
             assert [row[3] for row in lines if row[0] == "2" and row[2] != "full"] == [
                 f"while away {k}" for k in range(20)
@@ -117,18 +118,18 @@ def test_a_frozen_leader_is_left_for_its_successor_and_its_late_orders_are_not_o
             got: list[Orders] = []
             agent = world.client(one, two, on_orders=got.append, answer_s=0.7)
             world.run(agent)
-            await until(lambda: [o.version for o in got] == ["1"])
+            await eventually(lambda: [o.version for o in got] == ["1"])
             frozen.signal(signal.SIGSTOP)
             agent.send(report(finding("after the freeze", event=True)))
             successor = await controller(tmp_path, two, 2)
-            await until(lambda: agent.spool.waiting == 0 and agent.status.epoch == 2)
+            await eventually(lambda: agent.spool.waiting == 0 and agent.status.epoch == 2)
             assert [o.version for o in got] == ["1", "2"]
             frozen.signal(signal.SIGCONT)  # it still believes that it leads
             successor.kill()
-            await until(lambda: any("NewerEpoch" in event.get("problem", "") for event in logged))
+            await eventually(lambda: any("NewerEpoch" in event.get("problem", "") for event in logged))
             agent.send(report(finding("for the third", event=True)))
             third = await controller(tmp_path, two, 3)
-            await until(lambda: agent.spool.waiting == 0 and agent.status.epoch == 3)
+            await eventually(lambda: agent.spool.waiting == 0 and agent.status.epoch == 3)
             assert [o.version for o in got] == ["1", "2", "3"]
             epochs = {row[3]: row[0] for row in took(tmp_path) if row[2] != "full"}
             assert epochs == {"after the freeze": "2", "for the third": "3"}
@@ -156,7 +157,7 @@ def test_an_agent_that_is_killed_again_and_again_loses_no_event_and_none_is_take
                 said += [int(line) for line in process.kill()]
             agent = world.client(port)  # the last of them
             world.run(agent)
-            await until(lambda: agent.status.heard_s and agent.spool.waiting == 0)
+            await eventually(lambda: agent.status.heard_s and agent.spool.waiting == 0)
             came = [int(row[3].split()[1]) for row in took(tmp_path) if row[2] != "full"]
             assert set(said) <= set(came)
             assert len(came) == len(set(came))
@@ -176,7 +177,7 @@ def test_an_agent_whose_disk_is_full_goes_on_telling(tmpfs: Path) -> None:
             for k in range(1500):
                 agent.send(report(finding(f"event {k}", event=True, evidence=("x" * 500,))))
             assert agent.spool.disk_errors > 0
-            await until(lambda: agent.spool.waiting == 0 and agent.status.heard_s)
+            await eventually(lambda: agent.spool.waiting == 0 and agent.status.heard_s)
             assert agent.spool.lost().events == 0
             assert [a.report.checks[0].findings[0].code for a in world.numbered()] == [
                 f"event {k}" for k in range(1500)
@@ -204,12 +205,12 @@ def test_a_missing_token_or_bundle_is_said_and_waited_for(tmp_path: Path) -> Non
             kept, trusted = token.read_text(), bundle.read_bytes()
             token.unlink()
             world.run(agent)
-            await until(lambda: "no token in" in agent.status.problem)
+            await eventually(lambda: "no token in" in agent.status.problem)
             token.write_text(kept)
             bundle.write_bytes(b"not a certificate")
-            await until(lambda: "no certificate authority in" in agent.status.problem)
+            await eventually(lambda: "no certificate authority in" in agent.status.problem)
             bundle.write_bytes(trusted)
-            await until(world.full)
+            await eventually(world.full)
 
     go(story())
 
@@ -220,7 +221,7 @@ def test_a_name_that_nobody_knows_is_said(tmp_path: Path) -> None:
             await world.serve()
             agent = world.client(addresses=("nobody.invalid:9443", "no port", ""))
             world.run(agent)
-            await until(lambda: "no address behind nobody.invalid:9443" in agent.status.problem)
+            await eventually(lambda: "no address behind nobody.invalid:9443" in agent.status.problem)
 
     go(story())
 
@@ -233,7 +234,7 @@ def test_an_agents_end_that_broke_goes_on_when_it_is_begun_again(tmp_path: Path)
             for turn in range(3):
                 task = world.run(agent)
                 agent.send(report(finding(f"event {turn}", event=True)))
-                await until(lambda: agent.spool.waiting == 0 and agent.status.heard_s)
+                await eventually(lambda: agent.spool.waiting == 0 and agent.status.heard_s)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
             assert [a.report.checks[0].findings[0].code for a in world.numbered()] == [
@@ -254,7 +255,7 @@ def test_a_server_with_another_authority_gets_neither_token_nor_report(tmp_path:
             agent = world.client(port)
             agent.send(report(finding()))
             world.run(agent)
-            await until(lambda: "certificate verify failed" in agent.status.problem)
+            await eventually(lambda: "certificate verify failed" in agent.status.problem)
             assert not thief.arrived
             assert agent.spool.waiting == 1
 
@@ -271,13 +272,13 @@ def test_the_next_agent_of_a_node_goes_on_where_the_last_one_ended(tmp_path: Pat
                 agent = world.client(port)
                 task = world.run(agent)
                 agent.send(report(finding(f"event {turn}", event=True)))
-                await until(lambda: agent.spool.waiting == 0 and agent.status.heard_s)  # noqa: B023
+                await eventually(lambda: agent.spool.waiting == 0 and agent.status.heard_s)  # noqa: B023
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
             assert [a.report.checks[0].findings[0].code for a in world.numbered()] == [
                 f"event {k}" for k in range(3)
             ]
-            await until(lambda: not server._lobby.connections)
+            await eventually(lambda: not server._lobby.connections)
             assert not os.path.exists(tmp_path / "agent-node-1" / "epoch.new")
 
     go(story())

@@ -3,7 +3,9 @@
 import msgspec
 import pytest
 
-from sentinel.core.model import Iteration, LogMatch, Now, RankExit, RankReport, Severity
+from sentinel.core.health import Severity
+from sentinel.core.now import Now
+from sentinel.core.reports import Iteration, LogMatch, RankExit, RankReport
 from sentinel.transport.standing import DETAIL_S, Standing, fit, is_event, is_urgent, pieces
 from sentinel.transport.wire import encoder
 from tests.transport.world import BOOT, finding, report
@@ -47,6 +49,16 @@ def test_each_repeat_of_an_event_is_news() -> None:
     for count in range(1, 4):
         assert standing.fold(report(finding(event=True, count=count), at_s=float(count))) is not None
     assert standing.fold(report(finding(event=True, count=3), at_s=9.0)) is None
+
+
+def test_what_the_agent_ends_by_itself_is_news_once_and_in_each_full_report() -> None:
+    standing = Standing()
+    assert standing.full("node-1", BOOT, Now(1.0, 1.0)).fences == {}
+    assert standing.fold(report(checks=(), fences={"a": 120.0})) is not None
+    assert standing.fold(report(checks=(), fences={"a": 120.0})) is None
+    standing.fold(report(finding()))
+    assert standing.full("node-1", BOOT, Now(1.0, 1.0)).fences == {"a": 120.0}
+    assert standing.fold(report(checks=(), fences={})) is not None
 
 
 def test_the_full_report_has_the_newest_of_each_check_and_each_rank_that_runs() -> None:

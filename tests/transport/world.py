@@ -12,7 +12,9 @@ import jwt
 import msgspec
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from sentinel.core.model import CheckResult, CheckState, Component, Finding, Now, Report, Severity
+from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
+from sentinel.core.now import Now
+from sentinel.core.reports import Report
 from sentinel.transport.auth import Authenticator, Review
 from sentinel.transport.cert_file import FileStore
 from sentinel.transport.certs import Certificates, Lifetimes
@@ -35,14 +37,6 @@ def go(work: Coroutine[Any, Any, None], deadline_s: float = 60.0) -> None:
             await work
 
     asyncio.run(bounded())
-
-
-async def until(condition: Callable[[], Any], deadline_s: float = 20.0) -> None:
-    end_s = time.monotonic() + deadline_s
-    while not condition():
-        if time.monotonic() > end_s:
-            raise AssertionError("did not come true in time")
-        await asyncio.sleep(0.01)
 
 
 class Issuer:
@@ -146,6 +140,7 @@ class World:
     def client(self, *ports: int, node: str = "node-1", token: str | None = None, **more: Any) -> Client:
         """An agent's end, not running yet."""
         on_orders = more.pop("on_orders", lambda orders: None)
+        on_answer = more.pop("on_answer", lambda: None)
         settings = {
             "node": node,
             "boot_id": BOOT,
@@ -154,7 +149,7 @@ class World:
             "bundle_path": str(self.bundle),
             "folder": str(self.folder / f"agent-{node}"),
         }
-        client = Client(ClientSettings(**settings | more), on_orders)
+        client = Client(ClientSettings(**settings | more), on_orders, on_answer)
         self.clients.append(client)
         return client
 

@@ -1,30 +1,30 @@
 """One job in the middle of its life, with everything that the page and the tables can show."""
 
+from msgspec import structs
+
+from sentinel.core.health import Finding
 from sentinel.core.model import (
     Budget,
     Cause,
-    Component,
-    Finding,
     Incident,
     IncidentKind,
     JobEvent,
     JobState,
     Launch,
     Lost,
-    Now,
     Phase,
-    Policy,
     ProtectedJob,
     ProvedCheckpoint,
     Restartable,
-    Resume,
     SaveResult,
-    Severity,
     Step,
     Symptom,
     Verdict,
 )
+from sentinel.core.now import Now
+from sentinel.core.policy_model import Policy, Resume
 from sentinel.web.view import Protector, RankRow, View, build_view
+from tests.samples import lost_gpu
 
 WALL_S = 1_760_000_000.0
 NOW = Now(mono_s=9000.0, wall_s=WALL_S)
@@ -113,35 +113,26 @@ def incident(number: int = 2, phase: Phase = Phase.RECOVERED, line: str = HOSTIL
 
 
 def finding() -> Finding:
-    return Finding(
-        check="kmsg",
-        component=Component.GPU,
-        entity="GPU 0000:18:00.0",
-        code="XID 79",
-        severity=Severity.FATAL,
-        action="RESTART_BM",
-        summary="GPU has fallen off the bus.",
-        event=True,
-        last_seen_wall_s=WALL_S - 7700,
+    return lost_gpu(check="kmsg", last_seen_wall_s=WALL_S - 7700)
+
+
+def rank_row(rank: int, **changes: object) -> RankRow:
+    row = RankRow(
+        rank=rank,
+        state="running",
+        step=41_873 + rank % 2,
+        step_ms=3300.0 + 10 * rank,
+        hardware_ms=2201.5,
+        e2e_ms=3300.0 + 10 * rank,
+        ratio=2201.5 / (3300.0 + 10 * rank),
+        rate=0.303,
+        last_age_s=1.2,
     )
+    return structs.replace(row, **changes)
 
 
 def ranks() -> tuple[RankRow, ...]:
-    return tuple(
-        RankRow(
-            rank=rank,
-            state="running",
-            pid=4711 + rank,
-            step=41_873 + rank % 2,
-            step_ms=3300.0 + 10 * rank,
-            hardware_ms=2201.5,
-            e2e_ms=3300.0 + 10 * rank,
-            ratio=2201.5 / (3300.0 + 10 * rank),
-            rate=0.303,
-            last_age_s=1.2,
-        )
-        for rank in range(4)
-    )
+    return tuple(rank_row(rank, pid=4711 + rank) for rank in range(4))
 
 
 def events() -> tuple[JobEvent, ...]:

@@ -146,10 +146,10 @@ def test_the_json_is_the_view(start: Callable[..., Running]) -> None:
 
 def test_metrics_are_served_in_the_text_format(start: Callable[..., Running]) -> None:
     running = start()
-    running.metrics.mail_sent()
+    running.metrics.decision("NoRoom")
     response, body = running.ask("/metrics")
     assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert "sentinel_mails_sent_total 1.0" in body
+    assert 'sentinel_decisions_total{reason="NoRoom"} 1' in body
 
 
 def test_health_tells_the_truth_about_the_control_loop(start: Callable[..., Running]) -> None:
@@ -210,7 +210,7 @@ def test_a_request_that_fails_is_counted_and_the_next_one_served(start: Callable
     assert "secret" not in body
     views[0] = samples.view
     assert running.ask("/")[0].status == 200
-    assert 'sentinel_exceptions_total{place="request"} 1.0' in running.ask("/metrics")[1]
+    assert 'sentinel_exceptions_total{place="request"} 1\n' in running.ask("/metrics")[1]
 
 
 def test_a_taken_port_falls_back_to_a_free_one(start: Callable[..., Running]) -> None:

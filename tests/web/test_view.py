@@ -2,7 +2,9 @@
 
 import msgspec
 
-from sentinel.core.model import JobState, Now, Phase, Policy
+from sentinel.core.model import JobState, Phase
+from sentinel.core.now import Now
+from sentinel.core.policy_model import Policy
 from sentinel.web.view import (
     LOOP_LIMIT_S,
     MAX_EVENTS,

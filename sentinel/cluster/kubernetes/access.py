@@ -35,6 +35,21 @@ class Access:
         found = await self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
         return str(found or "").strip()
 
+    def namespace(self) -> str:
+        """Which the kubeconfig's context names; "" without one. Raises PermanentError."""
+        kubeconfig, context = self._source
+        path = kubeconfig or os.environ.get("KUBECONFIG", "")
+        if not path and "KUBERNETES_SERVICE_HOST" in os.environ:
+            return ""
+        try:
+            every, active = config.list_kube_config_contexts(path or str(Path.home() / ".kube" / "config"))
+            chosen = next((one for one in every if one["name"] == context), active)
+            return str((chosen.get("context") or {}).get("namespace") or "")
+        except Exception as error:  # as in `load`
+            raise PermanentError(
+                f"the contexts of the kubeconfig cannot be read: {error}", "Unreachable"
+            ) from error
+
     async def renewed(self) -> "Access":
         """Everything read again: after an answer 401. Raises PermanentError."""
         return await load(*self._source)
@@ -45,12 +60,18 @@ async def load(kubeconfig: str = "", context: str = "") -> Access:
     configuration: Configuration = type.__call__(
         Configuration
     )  # not the copy of a default that others may set
-    in_cluster = not kubeconfig and "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ
+    named = kubeconfig or os.environ.get("KUBECONFIG", "")
+    in_cluster = not named and "KUBERNETES_SERVICE_HOST" in os.environ
+    path = named or str(Path.home() / ".kube" / "config")
+    # The library reads what is there of several, and of none says that a key is missing.
+    if not in_cluster and not any(os.path.exists(Path(one).expanduser()) for one in path.split(os.pathsep)):
+        raise PermanentError(
+            f"there is no kubeconfig at {path}: name one by --kubeconfig or $KUBECONFIG", "Unreachable"
+        )
     try:
         if in_cluster:
             config.load_incluster_config(configuration)
         else:
-            path = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
             async with asyncio.timeout(LOGIN_S):
                 await config.load_kube_config(
                     config_file=path,
@@ -62,8 +83,10 @@ async def load(kubeconfig: str = "", context: str = "") -> Access:
     except TimeoutError:
         raise PermanentError(f"no credentials within {LOGIN_S:g} s", "Unreachable") from None
     except Exception as error:  # whatever the library and its parsers make of a file that a person wrote
-        where = "the pod's service account" if in_cluster else "the kubeconfig"
-        raise PermanentError(f"{where} cannot be used: {error}", "Unreachable") from error
+        where = "the pod's service account" if in_cluster else f"the kubeconfig {path}"
+        lacks = isinstance(error, TypeError | AttributeError | KeyError)  # what the library trips over
+        why = f"a cluster, user or context that it names is missing in it ({error})" if lacks else error
+        raise PermanentError(f"{where} cannot be used: {why}", "Unreachable") from error
 
 
 def _tls(configuration: Configuration) -> ssl.SSLContext:

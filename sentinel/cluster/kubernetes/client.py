@@ -13,7 +13,7 @@ from msgspec import Struct
 from yarl import URL
 
 from sentinel.cluster.kubernetes import access
-from sentinel.cluster.kubernetes.errors import Conflict, Refused, Unanswered, Unavailable, of_answer
+from sentinel.cluster.kubernetes.errors import Conflict, Refused, Silent, Unanswered, Unavailable, of_answer
 from sentinel.metrics import Metrics
 
 T = TypeVar("T")
@@ -21,6 +21,7 @@ T = TypeVar("T")
 DEADLINE_S = 10.0
 CONNECT_S = 5.0
 CONNECTIONS = 32  # at once, for calls; each watch has one of its own besides
+GATHERED_BYTES = 1 << 16  # a packet of more says that more waits
 MAX_LINE_BYTES = 8 << 20  # one event of a watch: etcd holds no object above 1.5 MiB
 LOGIN_AGAIN_S = 5.0  # after a 401, credentials are read again at most this often
 # A peer that is gone without a word is noticed after 10 + 3 * 5 s at the latest, also on a silent watch.
@@ -83,6 +84,10 @@ class Client:
     @property
     def url(self) -> str:
         return self._access.url
+
+    def namespace(self) -> str:
+        """Which the kubeconfig's context names. Raises PermanentError."""
+        return self._access.namespace()
 
     # ------------------------------------------------------------ calls
 
@@ -211,10 +216,11 @@ class Client:
     # ------------------------------------------------------------ watches
 
     async def lines(
-        self, path: str, query: Mapping[str, str], *, idle_s: float
+        self, path: str, query: Mapping[str, str], *, idle_s: float, gather_s: float = 0.0
     ) -> AsyncIterator[list[bytes]]:
-        """The lines of a watch as they come, those of one packet together. Ends when the server ends it; raises
-        Unavailable when nothing came for `idle_s`, which a live server's bookmarks would have broken."""
+        """The lines of a watch as they come, those of one packet together; after each, `gather_s` long nothing is read,
+        so that many small events cost one wake. Ends when the server ends it; raises Silent when nothing
+        came for `idle_s`."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=idle_s)
         used = self._access
         try:
@@ -240,8 +246,14 @@ class Client:
                         raise Unavailable(f"GET {path}: an event of more than {MAX_LINE_BYTES} bytes")
                     if whole:
                         yield whole
+                    if len(packet) > GATHERED_BYTES or not gather_s or answer.connection is None:
+                        continue
+                    if wire := answer.connection.transport:
+                        wire.pause_reading()
+                        await asyncio.sleep(gather_s)
+                        wire.resume_reading()
         except TimeoutError as error:
-            raise Unavailable(f"GET {path}: nothing came for {idle_s:g} s") from error
+            raise Silent(f"GET {path}: nothing came for {idle_s:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Unavailable(f"GET {path}: {type(error).__name__}: {error}") from error
 

@@ -6,7 +6,6 @@ from typing import Any
 from msgspec import Struct
 
 from sentinel.cluster.kubernetes.client import Client, Resource
-from sentinel.cluster.kubernetes.nodes import EPOCH
 from sentinel.cluster.kubernetes.objects import Custom
 from sentinel.documents import time_text
 
@@ -25,13 +24,22 @@ class Says(Struct, frozen=True):
 
 
 async def write(
-    client: Client, resource: Resource, one: Custom, says: Sequence[Says], epoch: int, wall_s: float
+    client: Client,
+    resource: Resource,
+    one: Custom,
+    says: Sequence[Says],
+    epoch: int,
+    wall_s: float,
+    *,
+    observed: bool = True,
 ) -> Custom:
     """Put these beside the conditions of other types; nothing is sent where nothing differs.
 
-    `lastTransitionTime` moves only with the status. Raises Conflict where the object has changed since it was read.
+    `lastTransitionTime` moves only with the status. `observed`: say of which generation; a record that Sentinel itself
+    writes is not observed. Raises Conflict where the object has changed since it was read.
     """
     meta = one.metadata
+    seen = {"observedGeneration": meta.generation} if observed else {}
     present = {
         str(there.get("type")): there for there in one.status.get("conditions", []) if isinstance(there, dict)
     }
@@ -45,16 +53,13 @@ async def write(
             "reason": said.reason,
             "message": said.message,
             "lastTransitionTime": there["lastTransitionTime"] if same else time_text(round(wall_s)),
-            "observedGeneration": meta.generation,
+            **seen,
         }
-    if wanted == present and one.status.get("observedGeneration") == meta.generation:
+    if wanted == present and one.status.get("observedGeneration") == seen.get("observedGeneration"):
         return one
     body: dict[str, Any] = {
-        "metadata": {
-            "uid": meta.uid,
-            "resourceVersion": meta.resource_version,
-            "annotations": {EPOCH: str(epoch)},
-        },
-        "status": {"observedGeneration": meta.generation, "conditions": list(wanted.values())},
+        "metadata": {"uid": meta.uid, "resourceVersion": meta.resource_version},
+        # A write of the status cannot set an annotation, by which other writes name their epoch.
+        "status": {**seen, "epoch": epoch, "conditions": list(wanted.values())},
     }
     return await client.patch(resource.path(meta.namespace, meta.name, "status"), body, Custom)

@@ -17,6 +17,10 @@ class Unavailable(TemporaryError):
     """Nothing was done: the server is away, overloaded or starting. Try the same again."""
 
 
+class Silent(Unavailable):
+    """Nothing more came for as long as was waited."""
+
+
 class Unanswered(TemporaryError):
     """It may have been done: the request was sent and no answer came, or one that leaves it open (500, 504).
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from sentinel.cluster.kubernetes import errors
 from sentinel.cluster.kubernetes.client import Client, Resource
-from sentinel.cluster.kubernetes.objects import PODS, Meta, Pod
+from sentinel.cluster.kubernetes.objects import CONFIG_MAPS, PODS, ConfigMap, Meta, Pod
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.transport import certs
 from sentinel.transport.auth import Review
@@ -23,7 +23,6 @@ T = TypeVar("T")
 KEYS = "/openid/v1/jwks"
 REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
 SECRETS = Resource("", "v1", "secrets")
-CONFIG_MAPS = Resource("", "v1", "configmaps")
 BUNDLE = "ca.crt"
 _EXTRA = "authentication.kubernetes.io/"
 _SUBJECT = "system:serviceaccount:"
@@ -99,7 +98,13 @@ class SecretStore:
         try:
             if version is None:
                 body = {"metadata": {"name": self._name}, "type": "Opaque", "data": encoded}
-                await _answer(self._client.create(SECRETS.path(self._namespace), body, _Secret))
+                try:
+                    await _answer(self._client.create(SECRETS.path(self._namespace), body, _Secret))
+                except FileNotFoundError:
+                    missing = (
+                        f"there is no namespace {self._namespace}: make it, or name another by --namespace"
+                    )
+                    raise TemporaryError(missing) from None
                 return
             uid, _, resource_version = version.partition("/")
             operations = [
@@ -116,16 +121,20 @@ class SecretStore:
 def publisher(
     client: Client, namespace: str, name: str = "sentinel-ca"
 ) -> Callable[[bytes], Awaitable[None]]:
-    """Writes the bundle of authorities where agents mount it: a ConfigMap."""
+    """Sees to it that the bundle of authorities is where agents mount it: in a ConfigMap. What somebody else has
+    written to it just now is left for the next look."""
 
     async def publish(bundle: bytes) -> None:
-        path = CONFIG_MAPS.path(namespace, name)
-        body: dict[str, Any] = {"data": {BUNDLE: bundle.decode()}}
+        path, wanted = CONFIG_MAPS.path(namespace, name), bundle.decode()
         try:
-            await _answer(client.patch(path, body, Any))
+            there = await _answer(client.get(path, ConfigMap))
         except FileNotFoundError:
-            body["metadata"] = {"name": name}
+            body: dict[str, Any] = {"metadata": {"name": name}, "data": {BUNDLE: wanted}}
             await _answer(client.create(CONFIG_MAPS.path(namespace), body, Any))
+            return
+        if there.data.get(BUNDLE) != wanted:
+            meta = {"uid": there.metadata.uid, "resourceVersion": there.metadata.resource_version}
+            await _answer(client.patch(path, {"metadata": meta, "data": {BUNDLE: wanted}}, Any))
 
     return publish
 

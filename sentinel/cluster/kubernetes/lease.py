@@ -11,7 +11,7 @@ admission policy in deploy/ has the API server refuse the epoch of anybody but t
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 from msgspec import Struct
@@ -20,10 +20,13 @@ from sentinel.clock import Clock, system_now
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import AlreadyExists, Conflict, NotFound, NotLeading
 from sentinel.cluster.kubernetes.objects import LEASES, Lease
+from sentinel.core.fleet import MAX_EPOCH
 from sentinel.documents import time_text
 from sentinel.errors import PermanentError, TemporaryError
 
+LONGEST_S = 60  # what stands in a Lease above this was written by a person
 ADDRESS = "sentinel.dev/address"  # where agents reach the leader
+UNHEARD = "sentinel.dev/unheard"  # of how many nodes no agent has told the leader anything
 _log = structlog.get_logger(__name__)
 
 
@@ -55,6 +58,7 @@ class Election:
 
     `identity` must be this process's own and nobody else's, not even that of its predecessor in the same pod.
     `floor` tells the highest epoch in any record: a Lease that a person deleted begins at 1 again.
+    `notes` are annotations that the leader keeps on the Lease (None: taken away).
     """
 
     def __init__(
@@ -66,16 +70,19 @@ class Election:
         name: str = "sentinel-controller",
         address: str = "",
         floor: Callable[[], int] = lambda: 0,
+        notes: Callable[[], Mapping[str, str | None]] = lambda: {},
         pace: Pace = Pace(),  # noqa: B008  frozen
         clock: Clock = system_now,
     ) -> None:
         self.identity = identity
         self.leader = Leader()
+        self.turned_mono_s = clock().mono_s  # when `run` last went round
         self._client = client
         self._name, self._kind_path = name, LEASES.path(namespace)
         self._path = LEASES.path(namespace, name)
         self._address = address
         self._floor = floor
+        self._notes = notes
         self._pace = pace
         self._clock = clock
         self._seen: tuple[object, ...] = ()  # of the Lease, what its holder changes
@@ -105,6 +112,7 @@ class Election:
         """`on_lead` gets the epoch. `on_lost` is called when leadership has ended, at the latest when it was due."""
         why = ""
         while True:
+            self.turned_mono_s = self._clock().mono_s
             led = self._until_mono_s is not None
             try:
                 if led and self.leading:
@@ -157,13 +165,14 @@ class Election:
             self._asked = None
             if self.leading:
                 return
-        duration_s = max(1, spec.lease_duration_seconds or self._pace.duration_s)
+        duration_s = min(max(1, spec.lease_duration_seconds or self._pace.duration_s), LONGEST_S)
         if self._waited(duration_s) or spec.holder_identity in (None, "", self.identity):
             await self._take(lease)
 
     def _look(self, lease: Lease) -> None:
         spec = lease.spec
-        self._top = max(self._top, spec.lease_transitions or 0)
+        epoch = spec.lease_transitions or 0
+        self._top = max(self._top, epoch if epoch <= MAX_EPOCH else 0)  # above it a person wrote it
         self._note((lease.metadata.uid, spec.holder_identity, spec.renew_time, spec.lease_transitions))
         address = lease.metadata.annotations.get(ADDRESS, "")
         self.leader = Leader(spec.holder_identity or "", spec.lease_transitions or 0, address)
@@ -186,7 +195,8 @@ class Election:
             "renewTime": text,
             "leaseTransitions": max(self._top, self._floor()) + 1,
         }
-        meta: dict[str, object] = {"annotations": {ADDRESS: self._address}}
+        notes = {name: text for name, text in self._notes().items() if lease is not None or text is not None}
+        meta: dict[str, object] = {"annotations": {ADDRESS: self._address, **notes}}
         self._asked = _Asked(text, now.mono_s)
         deadline_s = self._pace.deadline_s
         try:
@@ -212,8 +222,8 @@ class Election:
         now = self._clock()
         deadline_s = min(self._pace.deadline_s, self.left_s)
         body = {
-            "metadata": {"resourceVersion": self._version},
-            "spec": {"renewTime": _micro_time(now.wall_s)},
+            "metadata": {"resourceVersion": self._version, "annotations": dict(self._notes())},
+            "spec": {"renewTime": _micro_time(now.wall_s), "leaseDurationSeconds": self._pace.duration_s},
         }
         try:
             renewed = await self._client.patch(self._path, body, Lease, deadline_s=deadline_s)

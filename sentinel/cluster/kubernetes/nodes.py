@@ -6,12 +6,14 @@ a leader never writes to a node that a later leader has written to, and `fence` 
 what its predecessor may still send comes too late. What the node shows already is not written again.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 from sentinel.cluster.kubernetes.client import JSON_PATCH, Client
-from sentinel.cluster.kubernetes.errors import Conflict, NotLeading
-from sentinel.cluster.kubernetes.objects import NODES, PODS, FullMeta, Node
+from sentinel.cluster.kubernetes.errors import Conflict, NotFound, NotLeading
+from sentinel.cluster.kubernetes.objects import NODES, PODS, FullMeta, Node, Pod
+from sentinel.core.fleet import MAX_EPOCH
 from sentinel.core.fleet_marks import MarkWrite
 from sentinel.core.fleet_model import QUARANTINE_TAINT, NodeCondition
 from sentinel.documents import time_text
@@ -81,21 +83,28 @@ async def set_conditions(
     return await client.patch(NODES.path(name=meta.name, part="status"), body, Node, how=STRATEGIC_PATCH)
 
 
-async def remove_pod(client: Client, pod: str) -> None:
+async def remove_pod(client: Client, pod: str, version: str = "") -> None:
     """Delete with no grace: only where its processes are proved gone. `pod`: NAMESPACE/NAME/UID. Gone is done.
 
-    The UID is the precondition: proof of death of one pod is none for another of its name, however late this comes.
+    The UID is a precondition: proof of death of one pod is none for another of its name, however late this comes. So is
+    its resourceVersion, `version`, as it was when that was judged: its kubelet may speak again. Raises Conflict.
     """
     namespace, name, uid = pod.split("/")
+    path = PODS.path(namespace, name)
     try:
-        await client.delete(PODS.path(namespace, name), uid=uid, grace_s=0)
+        await client.delete(path, uid=uid, version=version, grace_s=0)
     except Conflict:
-        return  # another pod of that name is there: ours is gone
+        with contextlib.suppress(NotFound):
+            if (await client.get(path, Pod)).metadata.uid == uid:
+                raise
+        # Another pod of that name is there, or none: ours is gone.
 
 
 def epoch_of(meta: FullMeta) -> int:
+    """0 where there is none, or none that a controller wrote: a Lease counts its transitions in 32 bits."""
     text = meta.annotations.get(EPOCH, "")
-    return int(text) if text.isascii() and text.isdecimal() else 0
+    found = int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else 0
+    return found if found <= MAX_EPOCH else 0
 
 
 async def _patch(client: Client, node: Node, changes: list[Operation], epoch: int) -> Node:

@@ -8,10 +8,13 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 
 from sentinel.cluster.kubernetes.client import Resource
+from sentinel.core.job_state import ASKS_FOR_START
 
 NODES = Resource("", "v1", "nodes", namespaced=False)
 PODS = Resource("", "v1", "pods")
 LEASES = Resource("coordination.k8s.io", "v1", "leases")
+NAMESPACES = Resource("", "v1", "namespaces", namespaced=False)
+CONFIG_MAPS = Resource("", "v1", "configmaps")
 EVENTS = Resource("events.k8s.io", "v1", "events")
 NODE_LEASES = "kube-node-lease"  # the namespace of the kubelets' leases
 
@@ -29,6 +32,11 @@ class Owner(Struct, frozen=True, gc=False, rename="camel"):
     name: str
     uid: str
     controller: bool = False
+    api_version: str = ""
+
+    @property
+    def group(self) -> str:
+        return self.api_version.rpartition("/")[0]
 
 
 class LeaseMeta(Struct, frozen=True, gc=False, rename="camel"):
@@ -110,6 +118,8 @@ class Container(Struct, frozen=True, gc=False):
 class PodSpec(Struct, frozen=True, gc=False, rename="camel"):
     node_name: str = ""
     containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] = ()
+    overhead: Labels = {}
     termination_grace_period_seconds: int = 30
 
 
@@ -123,6 +133,7 @@ class ContainerStatus(Struct, frozen=True, gc=False, rename="camel"):
 class PodStatus(Struct, frozen=True, gc=False, rename="camel"):
     phase: str = ""
     reason: str = ""
+    nominated_node_name: str = ""  # others were preempted there for it
     container_statuses: tuple[ContainerStatus, ...] = ()
 
 
@@ -130,6 +141,43 @@ class Pod(Struct, frozen=True, gc=False):
     metadata: Meta
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
+
+
+class JobNotes(Struct, frozen=True, gc=False):
+    """Of a job's annotations those whose change is news."""
+
+    asks_for_start: str = field(name=ASKS_FOR_START, default="")
+
+
+class JobMeta(Meta, frozen=True, gc=False, rename="camel"):
+    annotations: JobNotes = JobNotes()
+
+
+class Job(Struct, frozen=True, gc=False):
+    """A job of any kind: what picks it, and who owns it."""
+
+    metadata: JobMeta
+
+
+class JobCondition(Struct, frozen=True, gc=False):
+    type: Any = None
+    status: Any = None
+
+
+class JobConditions(Struct, frozen=True, gc=False):
+    conditions: tuple[JobCondition, ...] | None = None
+
+
+class ConditionedJob(Job, frozen=True, gc=False):
+    """Of a kind that tells by conditions that it has ended, which may come after the last word of its pods."""
+
+    status: JobConditions | None = None
+
+
+class PhasedJob(Job, frozen=True, gc=False):
+    """Of a kind that tells by a phase how it stands; it may end with no word of its pods."""
+
+    status: dict[str, Any] = {}
 
 
 class LeaseSpec(Struct, frozen=True, gc=False, rename="camel"):
@@ -153,6 +201,11 @@ class NodeLease(Struct, frozen=True, gc=False):
 class Lease(Struct, frozen=True, gc=False):
     metadata: FullMeta
     spec: LeaseSpec = LeaseSpec()
+
+
+class ConfigMap(Struct, frozen=True, gc=False):
+    metadata: FullMeta
+    data: Labels = {}
 
 
 class Custom(Struct, frozen=True, gc=False):

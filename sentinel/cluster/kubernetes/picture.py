@@ -7,6 +7,8 @@ from msgspec import structs
 from sentinel.cluster.kubernetes.objects import Node, Pod
 from sentinel.core.fleet_marks import claims_of
 from sentinel.core.fleet_model import NodeCondition, NodePicture, PodPicture, Taint
+from sentinel.core.protection import Protection
+from sentinel.core.room import GPUS, quantity
 
 ENDED = ("Succeeded", "Failed")
 NODES_OWN = ("DaemonSet", "Node")  # owners of pods that come again wherever the node goes
@@ -29,6 +31,7 @@ def node_picture(
         resource_version=meta.resource_version,
         unschedulable=spec.unschedulable,
         taints=tuple(Taint(taint.key, taint.value, taint.effect) for taint in spec.taints),
+        provider_id=spec.provider_id,
         claims=claims_of(meta.labels, meta.annotations),
         conditions=tuple(
             NodeCondition(told.type, told.status, told.reason, told.message)
@@ -36,23 +39,27 @@ def node_picture(
             if told.type in conditions
         ),
         api_boot_id=one.status.node_info.boot_id,
+        gpus=round(sum(quantity(one.status.allocatable.get(gpu, "0")) for gpu in GPUS)),
     )
 
 
-def pod_picture(one: Pod) -> PodPicture | None:
-    """None: it is bound to no node, or all its processes have ended.
-
-    Which pods are protected jobs' is not known here: all but the node's own count, so that no repair harms one.
-    """
+def pod_picture(one: Pod, job: str, protection: Protection | None) -> PodPicture | None:
+    """None: it is bound to no node, or all its processes have ended."""
     if not one.spec.node_name or one.status.phase in ENDED:
         return None
     meta = one.metadata
-    owner = next((owner for owner in meta.owner_references if owner.controller), None)
-    own = owner is not None and owner.kind in NODES_OWN
+    own = nodes_own(one)
     return PodPicture(
         uid=meta.uid,
         namespace=meta.namespace,
         name=meta.name,
-        job="" if owner is None or own else f"{owner.kind} {meta.namespace}/{owner.name}",
-        protected=not own,
+        job="" if own else job,
+        protected=protection is not None and not own,
+        force_after_s=None if protection is None or own else protection.force_after_s,
+        self_fence_s=None if protection is None or own else protection.self_fence_s,
     )
+
+
+def nodes_own(one: Pod) -> bool:
+    """Does the node itself run it, and again wherever the node goes?"""
+    return any(owner.controller and owner.kind in NODES_OWN for owner in one.metadata.owner_references)

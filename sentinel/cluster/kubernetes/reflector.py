@@ -24,13 +24,22 @@ from msgspec import Struct
 
 from sentinel.clock import Clock, system_now
 from sentinel.cluster.kubernetes.client import Client, Resource, decoded
-from sentinel.cluster.kubernetes.errors import Expired, Forbidden, NotFound, Status, Unavailable, of_status
+from sentinel.cluster.kubernetes.errors import (
+    Expired,
+    Forbidden,
+    NotFound,
+    Silent,
+    Status,
+    Unavailable,
+    of_status,
+)
 from sentinel.cluster.kubernetes.objects import HasMeta
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.metrics import Metrics
 
 LIST_S = 60.0  # for one page
 BATCH = 256  # changes that are given out before other tasks get their turn
+BUILT_IN = ("", "coordination.k8s.io")  # no API server is without these kinds: a proxy before it says 404
 STUCK = 5  # watches in a row that failed or brought nothing: list anew rather than repeat for ever
 
 
@@ -38,6 +47,10 @@ class Pace(Struct, frozen=True, kw_only=True):
     page: int = 500  # objects of a list that come at once
     watch_s: tuple[int, int] = (240, 480)  # the server ends a watch at a moment within: not all kinds at once
     idle_s: float = 100.0  # a bookmark comes each minute, with a jitter of a quarter
+    quiet_s: float = (
+        0.0  # after which it is listed anew where the watch tells nothing: does it live? 0: never
+    )
+    gather_s: float = 0.0  # events that come so soon after others are read together
     absent_s: float = 30.0  # until a kind that is not installed is looked for again
     backoff_s: tuple[float, float] = (0.5, 30.0)
 
@@ -99,6 +112,7 @@ _status = msgspec.json.Decoder(Status).decode
 
 class Reflector(Generic[T]):
     """`objects` is the copy. `on_change` gets each change, in order, after it was put there; it must not block.
+    `keep`: what of an object is put there.
 
     `run` goes on until it is cancelled, and raises nothing but what `on_change` raises.
     """
@@ -112,6 +126,8 @@ class Reflector(Generic[T]):
         *,
         namespace: str = "",
         labels: str = "",
+        fields: str = "",
+        keep: Callable[[T], T] = lambda one: one,
         pace: Pace = Pace(),  # noqa: B008  frozen
         clock: Clock = system_now,
     ) -> None:
@@ -125,9 +141,11 @@ class Reflector(Generic[T]):
         self.followed_since_mono_s: float | None = None  # since when no change can have been missed
         self._client = client
         self._kind = kind
-        self._on_change = on_change
+        self._on_change, self._keep = on_change, keep
         self._path = resource.path(namespace)
-        self._selector = {"labelSelector": labels} if labels else {}
+        self._selector = {
+            name: text for name, text in (("labelSelector", labels), ("fieldSelector", fields)) if text
+        }
         self._pace = pace
         self._clock = clock
         self._version = ""  # where to resume; "": list
@@ -173,8 +191,12 @@ class Reflector(Generic[T]):
                     self._version, barren = "", 0
                 continue
             except NotFound as error:
-                self._absent(str(error))
-                delay_s = self._pace.absent_s * random.uniform(0.7, 1.3)
+                if self.resource.group in BUILT_IN:
+                    failures += 1
+                    delay_s = self._failed(Unavailable(f"not by an API server: {error}"), failures)
+                else:
+                    self._absent(str(error))
+                    delay_s = self._pace.absent_s * random.uniform(0.7, 1.3)
             except PermanentError as error:
                 self._broken(State.FORBIDDEN if isinstance(error, Forbidden) else State.BROKEN, str(error))
                 self._version = ""
@@ -220,7 +242,7 @@ class Reflector(Generic[T]):
             content = await self._client.call("GET", self._path, query=query, deadline_s=LIST_S)
             page = decoded(self._list_type, content, self._path)
             for one in page.items:
-                found[_key(one)] = one
+                found[_key(one)] = self._keep(one)
             if not page.metadata.continue_:
                 return found, page.metadata.resource_version
             query["continue"] = page.metadata.continue_
@@ -242,7 +264,7 @@ class Reflector(Generic[T]):
     # ------------------------------------------------------------ watch
 
     async def _watch(self) -> None:
-        """Returns when the server ended the watch as announced."""
+        """Returns when the server ended the watch as announced, or has told nothing for `quiet_s`."""
         query = {
             **self._selector,
             "watch": "1",
@@ -250,15 +272,24 @@ class Reflector(Generic[T]):
             "resourceVersion": self._version,
             "timeoutSeconds": str(random.randint(*self._pace.watch_s)),
         }
-        async for lines in self._client.lines(self._path, query, idle_s=self._pace.idle_s):
-            self._following()
-            for start in range(0, len(lines), BATCH):
-                for line in lines[start : start + BATCH]:
-                    if line:
-                        self._hear(line)
-                if len(lines) > BATCH:
-                    await asyncio.sleep(0)
-            self._heard()
+        pace, granted = self._pace, False
+        idle_s = pace.quiet_s or pace.idle_s
+        events = self._client.lines(self._path, query, idle_s=idle_s, gather_s=pace.gather_s)
+        try:
+            async for lines in events:
+                granted = True
+                self._following()
+                for start in range(0, len(lines), BATCH):
+                    for line in lines[start : start + BATCH]:
+                        if line:
+                            self._hear(line)
+                    if len(lines) > BATCH:
+                        await asyncio.sleep(0)
+                self._heard()
+        except Silent:
+            if not (granted and pace.quiet_s):
+                raise
+            self._version = ""  # a list is read from the store itself, where a watch may hang behind it
 
     def _hear(self, line: bytes) -> None:
         try:
@@ -270,7 +301,7 @@ class Reflector(Generic[T]):
                     status = _status(event.object)
                     raise of_status("GET", self._path, status.code or 500, status)
                 case "ADDED" | "MODIFIED" | "DELETED":
-                    self._object(event.type, self._decode(event.object))
+                    self._object(event.type, self._keep(self._decode(event.object)))
                 case _:
                     return
         except msgspec.DecodeError as error:

@@ -5,25 +5,31 @@ Conflict and has the newest in hand, so that the caller decides again; a save wh
 save that changes nothing is not sent. What a newer Sentinel wrote beside our fields is kept.
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from msgspec import Struct
+import structlog
+from msgspec import Struct, structs
 
+from sentinel.cluster.kubernetes import conditions
 from sentinel.cluster.kubernetes.client import JSON_PATCH, Client, Resource, decoded
 from sentinel.cluster.kubernetes.errors import (
     AlreadyExists,
     Conflict,
     NotFound,
     NotLeading,
+    Refused,
     Unanswered,
     Unavailable,
 )
 from sentinel.cluster.kubernetes.names import object_name
 from sentinel.cluster.kubernetes.nodes import EPOCH, Operation, epoch_of, preconditions, set_epoch
-from sentinel.cluster.kubernetes.objects import GROUP, VERSION, Custom
-from sentinel.documents import from_document, merged, to_document
+from sentinel.cluster.kubernetes.objects import GROUP, VERSION, Custom, LeaseMeta
+from sentinel.documents import Document, from_document, merged, to_document
+
+log = structlog.get_logger(__name__)
 
 R = TypeVar("R", bound=Struct)
 PAGE = 500
@@ -62,7 +68,10 @@ class Store(Generic[R]):
         self.unreadable: dict[tuple[str, str], str] = {}  # and why: never taken for absent
         self._client, self._resource, self._record = client, resource, record
         self._key, self._namespace, self._epoch = key, namespace, epoch
-        self._known: dict[tuple[str, str], Custom] = {}
+        self._known: dict[tuple[str, str], Custom] = {}  # without their specs
+        # Their specs as JSON: as dictionaries thousands of them take four times that.
+        self._specs: dict[tuple[str, str], bytes] = {}
+        self._unsure: set[tuple[str, str]] = set()  # what became of a write to them is not known
 
     @property
     def top_epoch(self) -> int:
@@ -81,7 +90,8 @@ class Store(Generic[R]):
             if not page.metadata.get("continue"):
                 break
             query["continue"] = page.metadata["continue"]
-        self._known, self.records, self.unreadable = {}, {}, {}
+        self._known, self._specs, self.records, self.unreadable = {}, {}, {}, {}
+        self._unsure.clear()
         for one in known.values():
             self._take(one)
         return list(self.records.values())
@@ -90,15 +100,23 @@ class Store(Generic[R]):
         """What the store has of the same name."""
         return self.records.get(self._where(record))
 
-    def observe(self, place: tuple[str, str], now: Custom | None) -> bool:
-        """What a reflector saw (None: it is gone). False: it is what is known already."""
+    def known(self, place: tuple[str, str]) -> Custom | None:
+        """The object as it was last seen or written, without its spec."""
+        return self._known.get(place)
+
+    def observe(self, place: tuple[str, str], now: Custom | None, *, gone: str = "") -> bool:
+        """What a reflector saw (None: the one of the uid `gone` is gone). False: it is what is known already."""
         known = self._known.get(place)
         if now is None:
-            if known is None:
-                return False
+            if known is None or (gone and known.metadata.uid != gone):
+                return False  # made anew since
             self._forget(place)
             return True
-        if known is not None and known.metadata.uid == now.metadata.uid and _at_least(known, now):
+        if (
+            known is not None
+            and known.metadata.uid == now.metadata.uid
+            and as_new(known.metadata, now.metadata)
+        ):
             return False
         self._take(now)
         return True
@@ -113,16 +131,25 @@ class Store(Generic[R]):
         try:
             await self._write(place, known, record)
         except Unanswered as error:
+            self._unsure.add(place)
             if not await self._written(place, known, record):
                 raise Unavailable(f"it was not written: {error}") from error
         except (Conflict, AlreadyExists, NotFound):
+            self._unsure.add(place)
             await self.refresh(place)
             raise
+
+    async def settle(self) -> None:
+        """Read what became of writes that were not answered and could not be read at once. Raises TemporaryError:
+        until it returns a record may be there that `records` has not, and whoever counts them would count too few."""
+        for place in list(self._unsure):
+            await self.refresh(place)
 
     async def claim(self, record: R) -> None:
         """A new leader's first write to a record that its predecessor may still write to: only the epoch.
 
-        Whatever was decided on the record as it was before is refused from then on. Same errors as `save`.
+        Whatever was decided on the record as it was before is refused from then on. One object that takes no epoch,
+        and so no write of a predecessor either, does not keep all from a leader. Else the same errors as `save`.
         """
         place = self._where(record)
         known = self._known[place]
@@ -131,7 +158,32 @@ class Store(Generic[R]):
         operations = self._head(known)
         try:
             self._take(await self._client.patch(self._path(place), operations, Custom, how=JSON_PATCH))
+        except Refused as error:
+            log.warning("epoch_refused", name=known.metadata.name, why=str(error))
         except (Conflict, NotFound, Unanswered):
+            await self.refresh(place)
+            raise
+
+    async def show(self, record: R, says: Sequence[conditions.Says], wall_s: float) -> None:
+        """Say these in the status of a record that is saved. Raises Conflict, NotFound (what it is now is known),
+        Unavailable, NotLeading."""
+        place = self._where(record)
+        known = self._known.get(place)
+        if known is None:
+            return
+        write = conditions.write(
+            self._client, self._resource, known, says, self._epoch(), wall_s, observed=False
+        )
+        try:
+            now = await write
+            # Nothing differed; or something newer was heard meanwhile.
+            if now is not known and self._known.get(place) is known:
+                self._take(now, (self._spec(place), record))
+        except asyncio.CancelledError:
+            self._unsure.add(place)
+            raise
+        except (Conflict, NotFound, Unanswered):
+            self._unsure.add(place)
             await self.refresh(place)
             raise
 
@@ -151,6 +203,7 @@ class Store(Generic[R]):
             self._take(await self._client.get(self._path(place), Custom))
         except NotFound:
             self._forget(place)
+        self._unsure.discard(place)
         return self.records.get(place)
 
     # ------------------------------------------------------------ inside
@@ -164,17 +217,20 @@ class Store(Generic[R]):
                 meta["namespace"] = namespace
             head = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KINDS[self._resource.plural]}
             body = {**head, "metadata": meta, "spec": document}
-            self._take(await self._client.create(self._resource.path(namespace), body, Custom))
+            made = await self._client.create(self._resource.path(namespace), body, Custom)
+            self._take(made, (document, record))
             return
-        spec = merged(self._record, known.spec, document)
-        if self.records.get(place) == record and from_document(self._record, known.spec) == record:
+        before = self._spec(place)
+        spec = merged(self._record, before, document)
+        if self.records.get(place) == record and from_document(self._record, before) == record:
             return
         operations = [
             *self._head(known),
             # As a whole: in a merge patch null would mean "take it away", and records hold nulls that mean something.
             {"op": "replace", "path": "/spec", "value": spec},
         ]
-        self._take(await self._client.patch(self._path(place), operations, Custom, how=JSON_PATCH))
+        changed = await self._client.patch(self._path(place), operations, Custom, how=JSON_PATCH)
+        self._take(changed, (spec, record))
 
     def _head(self, known: Custom) -> list[Operation]:
         """What every change of a record begins with."""
@@ -195,18 +251,30 @@ class Store(Generic[R]):
             raise Conflict(f"{place[1]} was changed by somebody else", 0.0)
         return False
 
-    def _take(self, one: Custom) -> None:
+    def _take(self, one: Custom, sent: tuple[Document, R] | None = None) -> None:
+        """`sent`: a record and its document. What came back as it was sent need not be read again."""
         place = _place(one)
-        self._known[place] = one
+        self._known[place] = structs.replace(one, spec={})
+        self._specs[place] = msgspec.json.encode(one.spec)
         try:
-            self.records[place] = from_document(self._record, one.spec)
+            same = sent is not None and one.spec == sent[0]
+            record = sent[1] if same and sent else from_document(self._record, one.spec)
+            if self._where(record) != place:  # somebody copied it: a save would go to the other one
+                raise ValueError(f"it says that it is {self._key(record)}")
+            self.records[place] = record
             self.unreadable.pop(place, None)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, ValueError) as error:
             self.records.pop(place, None)
+            if self.unreadable.get(place) != str(error):
+                log.warning("record_unreadable", kind=self._resource.plural, record=place[1], why=str(error))
             self.unreadable[place] = str(error)
 
+    def _spec(self, place: tuple[str, str]) -> Document:
+        found: Document = msgspec.json.decode(self._specs[place])
+        return found
+
     def _forget(self, place: tuple[str, str]) -> None:
-        for kept in (self._known, self.records, self.unreadable):
+        for kept in (self._known, self._specs, self.records, self.unreadable):
             kept.pop(place, None)
 
     def _where(self, record: R) -> tuple[str, str]:
@@ -220,8 +288,8 @@ def _place(one: Custom) -> tuple[str, str]:
     return one.metadata.namespace, one.metadata.name
 
 
-def _at_least(known: Custom, seen: Custom) -> bool:
+def as_new(known: LeaseMeta, seen: LeaseMeta) -> bool:
     """Is what is known as new? A watch may come after our own later write. Versions of one kind are ordered numbers:
     https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions"""
-    ours, theirs = known.metadata.resource_version, seen.metadata.resource_version
+    ours, theirs = known.resource_version, seen.resource_version
     return ours == theirs or (ours.isdecimal() and theirs.isdecimal() and int(ours) >= int(theirs))

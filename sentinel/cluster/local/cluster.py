@@ -1,16 +1,19 @@
 """The Cluster protocol on one machine: each job has a supervisor of its own that outlives Sentinel."""
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from sentinel.cluster.base import RankProcess, SignalOutcome, StopOutcome
 from sentinel.cluster.local import stacks
+from sentinel.cluster.local.files import Unseen, files
 from sentinel.cluster.local.order import free_port, order_fields, refusal
 from sentinel.cluster.local.processes import (
     Proc,
@@ -26,7 +29,8 @@ from sentinel.cluster.local.processes import (
 from sentinel.cluster.local.status import Slot, Status, boot_id, read_status
 from sentinel.cluster.local.stop import STUCK_AFTER_S, stop_all
 from sentinel.cluster.local.tracked import Tracked
-from sentinel.core.model import Launch, RankExit
+from sentinel.core.model import Launch
+from sentinel.core.reports import Files, RankExit
 from sentinel.errors import PermanentError, TemporaryError
 
 
@@ -68,13 +72,20 @@ class LocalCluster:
     # ------------------------------------------------------------ the protocol
 
     async def start(
-        self, job: str, launch: Launch, incarnation: int, size: int, env: dict[str, str]
+        self,
+        job: str,
+        launch: Launch | None,
+        incarnation: int,
+        size: int,
+        env: dict[str, str],
+        excluded: Sequence[str] = (),
     ) -> list[RankProcess]:
         """Start `size` ranks together, or find them started. Raises PermanentError or TemporaryError.
 
         `launch.env` and then `env` are the whole environment; SENTINEL_JOB, SENTINEL_INCARNATION,
         SENTINEL_RUN and, with `nproc`, the rank variables are added.
         """
+        assert launch is not None  # a local job has a command
         tracked = await self._attached(job)
         tracked.refresh()
         if tracked.incarnation == incarnation:
@@ -127,7 +138,9 @@ class LocalCluster:
             return StopOutcome(gone=True)  # it never started; what is left of an older one is ended, too
         return await stop_all(tracked, grace_s, self._stuck_after_s)
 
-    def signal_ranks(self, job: str, incarnation: int, ranks: Iterable[int], name: str) -> SignalOutcome:
+    async def signal_ranks(
+        self, job: str, incarnation: int, ranks: Iterable[int], name: str
+    ) -> SignalOutcome:
         """Send a signal (`SIGUSR1`) to ranks that catch it, never to launchers or helpers."""
         signo = signal.Signals[name]
         found = self.find_ranks(job, incarnation)
@@ -178,13 +191,38 @@ class LocalCluster:
             half_started=_half_started(tracked.status),
         )
 
-    def save_capable(self, job: str, incarnation: int, name: str) -> dict[int, bool]:
+    async def save_capable(self, job: str, incarnation: int, name: str) -> dict[int, bool]:
         """Which living ranks catch the signal `name` now."""
         signo = signal.Signals[name]
         found = self.find_ranks(job, incarnation)
         return {
             rank: catches_signal(proc.pid, signo) for rank, proc in sorted(found.items()) if not proc.dead
         }
+
+    async def files(self, job: str, incarnation: int, cwd: str, pattern: str) -> Files:
+        """From a thread: a file system that hangs must not hold up the loop that protects the job."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Files] = loop.create_future()
+
+        def tell(found: Files | Unseen) -> None:
+            if answer.done():
+                return
+            if isinstance(found, Unseen):
+                answer.set_exception(TemporaryError(str(found)))
+            else:
+                answer.set_result(found)
+
+        def work() -> None:
+            try:
+                found: Files | Unseen = files(cwd, pattern)
+            except Unseen as why:
+                found = why
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(tell, found)
+
+        # A daemon: one that hangs in the kernel must not keep the process from ending.
+        threading.Thread(target=work, name="files", daemon=True).start()
+        return await answer
 
     def find_ranks(self, job: str, incarnation: int) -> dict[int, Proc]:
         """The living ranks: those we started or, where CMD is a launcher, those that it started."""

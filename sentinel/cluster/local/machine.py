@@ -8,7 +8,8 @@ from msgspec import Struct
 from sentinel.cluster.base import Room
 from sentinel.cluster.local.cluster import LocalCluster
 from sentinel.cluster.local.processes import scan, tree_use
-from sentinel.core.model import CheckResult, CheckState, Component, Finding, ProtectedJob, Severity
+from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
+from sentinel.core.model import ProtectedJob
 
 # What keeps a job from starting at all when it is at least `degraded`: file systems (only those that jobs need are),
 # and what no program starts without. Of the rest, a reboot too many or a service that is down, people are told.
@@ -29,6 +30,7 @@ class RankLook(Struct, frozen=True):
 
     state: str
     io_bytes: int
+    restarts: int = 0  # a launcher of one machine is not looked into
 
 
 Precheck = Callable[[tuple[str, ...], float], Awaitable[list[CheckResult]]]  # (names, how old results may be)
@@ -56,6 +58,9 @@ class LocalMachine(LocalCluster):
         unknown = [r for r in results if r.state == CheckState.UNKNOWN and r.check in _TOLD]
         note = f" (could not look: {', '.join(r.check for r in unknown)})" if unknown else ""
         return self._gpus(job, size, excluded, findings, note)
+
+    def unpromise(self, job: str) -> None:
+        pass  # no other job waits for its GPUs
 
     async def _looked_again(self, results: list[CheckResult]) -> list[CheckResult]:
         """Nothing refuses a start that is over by now: a disk that was full some seconds ago may have room."""

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
+from sentinel.core import hold
+
 # Programs that pass no signal on to what they run: what is meant for them is meant for their children.
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "busybox"})
 # Programs that run one other program: never a rank themselves. Those that are no shells pass SIGTERM on.
@@ -148,6 +150,15 @@ def program(pid: int) -> str:
         return ""
 
 
+def cmdline(pid: int) -> list[str]:
+    """The command line; empty where it is gone or a zombie."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+    except OSError:
+        return []
+
+
 def is_shell(pid: int) -> bool:
     return program(pid) in SHELLS
 
@@ -173,6 +184,13 @@ def catches_signal(pid: int, signo: int) -> bool:
     return catches(read_text(f"/proc/{pid}/status"), signo)
 
 
+def runs_no_more(pid: int) -> bool:
+    """Is SIGKILL pending? Such a process may stand in the kernel for ever, and runs no line of its own again."""
+    status = read_text(f"/proc/{pid}/status")
+    masks = (line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd:", "ShdPnd:")))
+    return any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in masks)
+
+
 def find_ranks(root: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
     """The ranks at or below a started process, by RANK: the topmost processes that carry their (RANK, LOCAL_RANK).
 
@@ -181,12 +199,12 @@ def find_ranks(root: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
     carries the variables, rank 0 is the process itself. A shell stands for what it runs.
     """
     children = children_of(table)
-    own = _rank_pair(root.pid)
+    own = rank_pair(root.pid)
     tops: dict[int, Proc] = {}
     todo = [child for child in children.get(root.pid, ()) if not child.dead]
     while todo:
         proc = todo.pop()
-        pair = _rank_pair(proc.pid)
+        pair = rank_pair(proc.pid)
         if pair is not None and pair != own:
             tops.setdefault(pair[0], proc)
         else:
@@ -203,7 +221,8 @@ def below_wrappers(ranks: Mapping[int, Proc]) -> dict[int, Proc]:
     return {rank: _below_wrappers(proc, children) for rank, proc in ranks.items()}
 
 
-def _rank_pair(pid: int) -> tuple[int, int] | None:
+def rank_pair(pid: int) -> tuple[int, int] | None:
+    """RANK and LOCAL_RANK, as launchers set them; what a rank starts inherits them."""
     variables = environ(pid)
     try:
         return int(variables["RANK"]), int(variables["LOCAL_RANK"])
@@ -214,10 +233,14 @@ def _rank_pair(pid: int) -> tuple[int, int] | None:
 def _below_wrappers(proc: Proc, children: Mapping[int, list[Proc]]) -> Proc:
     while program(proc.pid) in WRAPPERS:
         alive = [child for child in children.get(proc.pid, ()) if not child.dead]
-        if len(alive) != 1:
+        if not alive or (len(alive) > 1 and not hold.runs(cmdline(proc.pid))):
             break
-        proc = alive[0]
+        proc = min(alive, key=age)  # of the hold wrapper the others are orphans that it took in
     return proc
+
+
+def age(proc: Proc) -> tuple[int, int]:
+    return proc.start_ticks, proc.pid
 
 
 def through_shells(roots: Iterable[Proc], table: Mapping[int, Proc]) -> list[Proc]:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from sentinel.cluster.local.supervisor import SLOT_BYTES
-from sentinel.core.model import RankExit
+from sentinel.core.reports import RankExit
 
 
 class Header(Struct, frozen=True, kw_only=True):

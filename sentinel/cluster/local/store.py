@@ -32,7 +32,8 @@ from sentinel.cluster.local.store_file import (
     create,
     set_aside,
 )
-from sentinel.core.model import Finding, Incident, JobEvent, ProtectedJob, Quarantine
+from sentinel.core.health import Finding
+from sentinel.core.model import Incident, JobEvent, ProtectedJob, Quarantine
 from sentinel.errors import PermanentError
 
 __all__ = ["VERSION", "LocalStore", "StateVersionError", "check_job_name"]
@@ -160,6 +161,9 @@ class LocalStore:
         self._forget(2 * EVENTS_PER_JOB)
         self.flush()
 
+    async def written(self, job: str) -> None:
+        """`save` writes at once, or keeps it for later where the disk does not let it."""
+
     def save_positions(self, job: str, incarnation: int, positions: Mapping[int, bytes]) -> None:
         """How far each rank's log was read: rank -> opaque bytes."""
         self.save(positions={(job, incarnation, rank): blob for rank, blob in positions.items()})
@@ -211,12 +215,13 @@ class LocalStore:
 
         if not self._attempt(remove):
             return 0
-        # What was dropped must not come back from memory: there only what is not over stays.
+        # What was dropped must not come back from memory: there only what is not over stays, and what is still owed to
+        # a file that was made anew meanwhile.
         over = {"jobs": 1, "incidents": 2, "quarantines": 2}
         self._mirror = {
             key: row
             for key, row in self._mirror.items()
-            if key[0] != "events" and not (key[0] in over and row[over[key[0]]])
+            if key in self._dirty or (key[0] != "events" and not (key[0] in over and row[over[key[0]]]))
         }
         return dropped
 

@@ -21,7 +21,7 @@ from sentinel.cluster.local.processes import (
     send_signal,
 )
 from sentinel.cluster.local.status import Slot, Status, boot_id, boottime_s, read_status
-from sentinel.core.model import RankExit
+from sentinel.core.reports import RankExit
 from sentinel.errors import TemporaryError
 
 log = structlog.get_logger(__name__)

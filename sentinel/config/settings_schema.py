@@ -1,271 +1,44 @@
-"""The schema of what people write: JobPolicy and Settings. The only module that builds pydantic models.
+"""The schema of Settings: what administrators write."""
 
-Fields bear the names of the core structs that they fill (units included); the alias is what stands in YAML.
-Defaults stand in the core structs alone: a field that is not written is not passed on.
-"""
-
-from typing import Annotated, Any, ClassVar, Literal
-
-from msgspec import Struct
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated, Literal
 
 from sentinel import settings
 from sentinel.config.kinds import (
     AbsolutePath,
     AbsolutePaths,
     Addresses,
-    AutoOrDuration,
+    Budget,
     Command,
-    Components,
     Duration,
     Emails,
     ErrorLimits,
-    FailureClass,
-    JobPath,
+    LabelKey,
+    Limit,
     Listen,
     Meaning,
     Name,
-    OffOrRatio,
-    Pattern,
+    OffOrSize,
     PlainPattern,
     PositiveDuration,
-    RuleId,
-    Signal,
     Size,
     Text,
     Texts,
     Url,
-    YesNo,
     duration,
     number,
     one_of,
-    size,
     whole,
 )
-from sentinel.core import model
-
-API_VERSION = "sentinel.dev/v1alpha1"
+from sentinel.config.section import Section, required, written
+from sentinel.core import fleet_settings, health
 
 Share = Annotated[float, number(0, 1), Meaning("share, above 0, at most 1")]
-Ratio = Annotated[float, number(0, 1), Meaning("ratio, above 0, at most 1")]
-Growth = Annotated[float, number(1, 1000), Meaning("number above 1")]
-SEVERITIES = tuple(severity.value for severity in model.Severity)
+SEVERITIES = tuple(severity.value for severity in health.Severity)
 OWN_COMPONENTS = tuple(
-    component.value for component in model.Component if component is not model.Component.AGENT
+    component.value for component in health.Component if component is not health.Component.AGENT
 )
 Count = Annotated[int, whole(0, 100_000), Meaning("whole number")]
 Rate = Annotated[float, number(0, 1_000_000), Meaning("number above 0")]
-Budget = Annotated[int, whole(0, 10_000), Meaning("whole number")]
-
-
-def written(alias: str, meaning: str) -> Any:
-    """A field that may be left out; the core struct then has its default."""
-    return Field(default=None, alias=alias, description=meaning)
-
-
-def required(alias: str, meaning: str) -> Any:
-    return Field(alias=alias, description=meaning)
-
-
-class Section(BaseModel):
-    # Built when it is first read: a job with a policy starts without the schema of settings.
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, defer_build=True)
-    core: ClassVar[type[Struct] | None] = None
-
-
-class JobsSpec(Section):
-    kinds: Texts = written("kinds", "Kinds of jobs, like PyTorchJob.")
-    match_labels: dict[str, str] = written("matchLabels", "Labels that a job must bear.")
-    name: Text = written("name", "The name of one job.")
-
-
-class OwnerSpec(Section):
-    core = model.Policy
-    emails: Emails = written("emails", "Who is told by mail of each incident.")
-
-
-class ProofSpec(Section):
-    core = model.Proof
-    log_pattern: Pattern = written(
-        "logPattern", "A line of a rank's log that says that the checkpoint is whole."
-    )
-    file_appears: JobPath = written(
-        "fileAppears",
-        "A file that appears (or is written anew) and stops growing; relative to the job's directory.",
-    )
-    file_gone: JobPath = written("fileGone", "A file that goes when the checkpoint is whole, like a lock.")
-
-
-class CheckpointSpec(Section):
-    core = model.Checkpoint
-    signal: Signal = written("signal", "Asks a rank to save. Never sent to a rank that does not catch it.")
-    timeout_s: PositiveDuration = written("timeout", "How long a save may take.")
-    ranks: Annotated[str, one_of("all", "first"), Meaning("all, first")] = written(
-        "ranks", "Which ranks get the signal: all, or rank 0 alone."
-    )
-    proof: ProofSpec = written(
-        "proof",
-        "What proves the save: exactly one of the three. Without it, ranks that end after the signal, "
-        "or the time given, count as the save, and the record says that nothing proved it.",
-    )
-    if_unproved: Annotated[str, one_of("keep", "move"), Meaning("keep, move")] = written(
-        "ifUnproved",
-        "What to do with a job that still steps when the proof does not come: keep it running, or move it anyway.",
-    )
-
-
-class ResumeSpec(Section):
-    core = model.Resume
-    max_resumes: Budget = written("maxResumes", "How often the job may be resumed. Capped by administrators.")
-    max_infrastructure: Budget = written(
-        "maxInfrastructure", "Of these, at most so many for infrastructure faults."
-    )
-    max_job: Budget = written("maxJob", "Of these, at most so many for faults of the job itself.")
-    graceful_stop_s: Duration = written(
-        "gracefulStop", "From SIGTERM to SIGKILL when the job is stopped. Capped by administrators."
-    )
-    checkpoint: CheckpointSpec = written(
-        "checkpoint", "How to ask the job to save. Without it the job is never asked; it saves by itself."
-    )
-    reset_after_s: PositiveDuration = written(
-        "resetAfter",
-        "The budget is full again when the job has run so long since its last restart. Without it, never.",
-    )
-
-
-class RestartSpec(Section):
-    core = model.Restart
-    max_restarts: Budget = written(
-        "maxRestarts", "How often the job may be restarted. Capped by administrators."
-    )
-    max_infrastructure: Budget = written(
-        "maxInfrastructure", "Of these, at most so many for infrastructure faults."
-    )
-    max_job: Budget = written("maxJob", "Of these, at most so many for faults of the job itself.")
-    graceful_stop_s: Duration = written(
-        "gracefulStop", "From SIGTERM to SIGKILL when the job is stopped. Capped by administrators."
-    )
-    reset_after_s: PositiveDuration = written(
-        "resetAfter",
-        "The budget is full again when the job has run so long since its last restart. Without it, never.",
-    )
-
-
-class PrecheckSpec(Section):
-    core = model.Precheck
-    checks: Components = written("checks", "Components that must be healthy before each start. [] for none.")
-    wait_s: Duration = written("wait", "How long a start waits for room or repair before the job gives up.")
-
-
-class ElasticSpec(Section):
-    core = model.Elastic
-    min_nodes: Annotated[int, whole(1, 100_000), Meaning("whole number, at least 1")] = written(
-        "minNodes", "The job may come back as small as this. On one machine: ranks."
-    )
-    allow_grow: YesNo = written("allowGrow", "Grow again up to the first size when there is room.")
-
-
-class PerformanceSpec(Section):
-    core = model.Performance
-    max_hardware_ratio: Ratio = written(
-        "maxHardwareRatio",
-        "Hardware time / end-to-end time above this over the window is slow hardware. No default.",
-    )
-    min_hardware_ratio: Ratio = written(
-        "minHardwareRatio",
-        "Hardware time / end-to-end time under this: the job waits for its data. Alert only.",
-    )
-    max_step_growth: Growth = written(
-        "maxStepGrowth", "Step time / the job's own baseline above this is slow."
-    )
-    straggler_ratio: OffOrRatio = written(
-        "stragglerRatio", "A rank's time / the median of its peers above this names the rank."
-    )
-    over: Annotated[int, whole(3, 10_000), Meaning("whole number, at least 3")] = written(
-        "over", "Iterations in the window."
-    )
-    only_if_grown: Growth = written(
-        "onlyIfGrown", "Besides maxHardwareRatio: the ratio / its own baseline must be at least this."
-    )
-    action: Annotated[str, one_of("Alert", "RescheduleAndAlert"), Meaning("Alert, RescheduleAndAlert")] = (
-        written("action", "Tell, or save, restart elsewhere and tell (spends a resume).")
-    )
-
-
-class HangSpec(Section):
-    core = model.Hang
-    after_s: AutoOrDuration = written("after", "No iteration for so long is a hang; auto adapts to the job.")
-    action: Annotated[str, one_of("RestartAndAlert", "Alert"), Meaning("RestartAndAlert, Alert")] = written(
-        "action", "Restart and tell, or tell only."
-    )
-
-
-class LogRuleSpec(Section):
-    core = model.LogRule
-    id: RuleId = required("id", "Names the rule in verdicts.")
-    pattern: Pattern = required("pattern", "Searched in each line.")
-    failure: FailureClass = required("failure", "What a match means.")
-
-
-class LogsSpec(Section):
-    core = model.Policy
-    keep_log_bytes: Annotated[int, size(1 << 20), Meaning("size, at least 1Mi", "size")] = written(
-        "keepBytes",
-        "A rank's log takes at most this on disk: what was read is released. Without it all is kept.",
-    )
-
-
-class PolicySpec(Section):
-    core = model.Policy
-    jobs: JobsSpec = written(
-        "jobs", "Picks jobs on Kubernetes. `sentinel run` takes the policy for its own job."
-    )
-    owner: OwnerSpec = written("owner", "Who owns the job.")
-    resume: ResumeSpec = written("resume", "Resume from checkpoints. Excludes restart.")
-    restart: RestartSpec = written(
-        "restart", "Plain restart of a failed job. Excludes resume. In force if neither is."
-    )
-    precheck: PrecheckSpec = written("precheck", "What is looked at before each start.")
-    elastic: ElasticSpec = written("elastic", "The size may change. Needs resume.")
-    performance: PerformanceSpec = written("performance", "What is too slow.")
-    hang: HangSpec = written("hang", "What is a hang.")
-    max_duration_s: PositiveDuration = written(
-        "maxDuration", "Run time after which the job is saved and ends as expired. Without it, none."
-    )
-    start_timeout_s: PositiveDuration = written("startTimeout", "All ranks must run after so long.")
-    lost_rank_grace_s: Duration = written(
-        "lostRankGrace", "From SIGTERM to SIGKILL for the survivors when a rank was lost."
-    )
-    verify_after_s: PositiveDuration = written(
-        "verifyAfter", "A job that prints no iterations counts as recovered when all ranks were up so long."
-    )
-    unknown_exit: Annotated[str, one_of("auto", "restart", "fail"), Meaning("auto, restart, fail")] = written(
-        "unknownExit", "When the exit status was lost. auto: restart with resume, else fail."
-    )
-    warning_signals: tuple[Signal, ...] = written(
-        "warningSignals", "Sent to Sentinel, by Slurm for example, they mean: save, stop, exit."
-    )
-    log_rules: tuple[LogRuleSpec, ...] = written("logRules", "Patterns of this job beside the shipped ones.")
-    logs: LogsSpec = written("logs", "The job's log files.")
-    mode: Annotated[str, one_of("enforce", "observe"), Meaning("enforce, observe")] = written(
-        "mode", "observe: decide, record and tell, but touch nothing."
-    )
-
-
-class Metadata(Section):
-    core = model.Policy
-    name: Name = required("name", "The policy's name.")
-    namespace: Name = written("namespace", "On Kubernetes: where it is in force.")
-
-
-class JobPolicyDocument(Section):
-    api_version: Literal["sentinel.dev/v1alpha1"] = required("apiVersion", "sentinel.dev/v1alpha1")
-    kind: Literal["JobPolicy"] = required("kind", "JobPolicy")
-    metadata: Metadata = required("metadata", "Names the policy.")
-    spec: PolicySpec = required("spec", "What the owner asks.")
-
-
-# ---------------------------------------------------------------- administrators' settings
 
 
 class MailSpec(Section):
@@ -285,7 +58,7 @@ class MailSpec(Section):
         "timeout", "For each exchange with the server."
     )
     per_hour: Annotated[int, whole(1, 10_000), Meaning("whole number, at least 1")] = written(
-        "perHour", "Mails to one address per hour; more become one digest."
+        "perHour", "Mails to one address per hour; half as they come, the others as digests."
     )
     outbox: AbsolutePath = written(
         "outbox", "Folder for .eml files; without it outbox in the state directory."
@@ -293,12 +66,43 @@ class MailSpec(Section):
     admins: Emails = written("admins", "Who is told of everything beside the owners.")
 
 
+class WebhookSpec(Section):
+    core = settings.Webhook
+    name: Name = required("name", "Names it in records and logs; changed, it is another one.")
+    url: Url = written("url", "Where it is told, by POST; http or https.")
+    url_file: AbsolutePath = written("urlFile", "A file that holds the URL alone, where it is a secret.")
+    format: Annotated[str, one_of("json", "slack"), Meaning("json, slack")] = written(
+        "format", "The body: docs/webhook.schema.json, or what Slack's incoming webhooks take."
+    )
+    secret_file: AbsolutePath = written(
+        "secretFile", "A file that holds the key alone that signs json bodies."
+    )
+    ca_file: AbsolutePath = written("caFile", "Certificates to trust in place of the system's.")
+    about: Annotated[tuple[Annotated[str, one_of("jobs", "nodes")], ...], Meaning("list of jobs, nodes")] = (
+        written("about", "What it is told of.")
+    )
+    timeout_s: Annotated[float, duration(1.0, 60.0), Meaning("duration, 1s to 1m", "duration")] = written(
+        "timeout", "For each message."
+    )
+
+
 class CapsSpec(Section):
     core = settings.Caps
     max_resumes: Budget = written("maxResumes", "Highest spec.resume.maxResumes of a policy.")
     max_restarts: Budget = written("maxRestarts", "Highest spec.restart.maxRestarts of a policy.")
     graceful_stop_s: PositiveDuration = written("gracefulStop", "Longest gracefulStop of a policy.")
+    checkpoint_timeout_s: PositiveDuration = written(
+        "checkpointTimeout", "Longest spec.resume.checkpoint.timeout of a policy."
+    )
+    debug_hold_s: PositiveDuration = written("debugHold", "Longest spec.debugHold of a policy.")
     reset_after_min_s: Duration = written("resetAfterMin", "Shortest resetAfter of a policy.")
+
+
+class OwnerRuleSpec(Section):
+    core = settings.OwnerRule
+    namespace: Text = written("namespace", "The namespace of the jobs.")
+    match_labels: dict[str, str] = written("matchLabels", "Labels that a job must bear, all of them.")
+    emails: Emails = required("emails", "Who is told by mail of each incident.")
 
 
 class MountSpec(Section):
@@ -408,6 +212,96 @@ class ControllerSpec(Section):
     node: Text = written("node", "The node's name in the cluster; without it $NODE_NAME, else the host name.")
     token_file: AbsolutePath = written("tokenFile", "The agent's projected service-account token.")
     ca_file: AbsolutePath = written("caFile", "Certificates of the controllers' authority.")
+    api_server: Listen = written(
+        "apiServer",
+        "HOST:PORT of the API server, asked only where a job has lostNode.selfFence: once in 5m, and more often while "
+        "no controller answers; without it as each pod is told ($KUBERNETES_SERVICE_HOST).",
+    )
+    api_server_ca_file: AbsolutePath = written(
+        "apiServerCaFile", "Certificates of the API server's authority."
+    )
+
+
+class WindowSpec(Section):
+    core = fleet_settings.Allowance
+    per_window: Limit = written("perWindow", "At most so many begun within the window.")
+    window_s: PositiveDuration = written("window", "How long what was begun counts.")
+
+
+class AllowanceSpec(WindowSpec):
+    at_a_time: Limit = written("atATime", "At most so many at a time.")
+
+
+class FenceSpec(Section):
+    core = fleet_settings.FenceHook
+    command: Command = required(
+        "command",
+        "An executable by its path, and its arguments; no shell. The node's name is appended. Exit code 0: the "
+        "machine is off.",
+    )
+    after_s: PositiveDuration = written("after", "How long neither agent nor kubelet was heard.")
+    timeout_s: Annotated[float, duration(1.0, 600.0), Meaning("duration, 1s to 10m", "duration")] = written(
+        "timeout", "After that it is killed, with all that it started, and has failed."
+    )
+
+
+class FleetSpec(Section):
+    core = fleet_settings.FleetSettings
+    mode: Annotated[str, one_of("enforce", "observe"), Meaning("enforce, observe")] = written(
+        "mode", "observe: decide, record and tell, but touch no node and no pod. `--observe` says the same."
+    )
+    observe_pools: Texts = written("observePools", "Pools whose nodes are only observed.")
+    observe_namespaces: Texts = written(
+        "observeNamespaces", "Namespaces whose pods are never removed by force: it is only recorded."
+    )
+    pool_label: LabelKey = written(
+        "poolLabel", "The label of nodes whose value names their pool. Nodes without it are one pool too."
+    )
+    isolations: AllowanceSpec = written("isolations", "Nodes isolated for fatal findings, in all.")
+    pool_isolations: AllowanceSpec = written("poolIsolations", "The same, in each pool.")
+    disks: AllowanceSpec = written("disks", "Nodes isolated for full disks, in all.")
+    pool_disks: AllowanceSpec = written("poolDisks", "The same, in each pool.")
+    removals: WindowSpec = written("removals", "Nodes whose pods are removed by force, in all.")
+    pool_removals: WindowSpec = written("poolRemovals", "The same, in each pool.")
+    stops: WindowSpec = written(
+        "stops", "Jobs that still step and are stopped to be moved, of all protected jobs."
+    )
+    pool_stops: WindowSpec = written("poolStops", "The same, in each pool.")
+    fence: FenceSpec = written(
+        "fence", "A program that powers a silent machine off, so that its pods can be removed by force."
+    )
+    network_nodes: Annotated[int, whole(2, 100_000), Meaning("whole number, at least 2")] = written(
+        "networkNodes", "So many nodes with one network finding are one network incident: none is isolated."
+    )
+    network_window_s: PositiveDuration = written(
+        "networkWindow", "Nodes that were isolated for it longer ago do not count."
+    )
+    network_settle_s: Duration = written(
+        "networkSettle", "So long a node with only network findings waits, to see whether others have them."
+    )
+    release_after_s: PositiveDuration = written(
+        "releaseAfter", "Findings must be gone for so long before a node comes back."
+    )
+    disk_release_after_s: PositiveDuration = written("diskReleaseAfter", "The same for a disk that was full.")
+    repeat_limit: Annotated[int, whole(1, 1000), Meaning("whole number, at least 1")] = written(
+        "repeatLimit", "A node isolated so often within repeatWindow stays until a person releases it."
+    )
+    repeat_window_s: PositiveDuration = written("repeatWindow", "Isolations longer ago do not count.")
+    keep_records: Annotated[int, whole(100, 100_000), Meaning("whole number, at least 100")] = written(
+        "keepRecords",
+        "Ended quarantines are deleted when no rule reads them any more; of more than so many the oldest go before "
+        "repeatWindow has passed.",
+    )
+    lease_s: Annotated[float, duration(20.0, 3600.0), Meaning("duration, 20s to 1h", "duration")] = written(
+        "lease", "A kubelet whose lease was not renewed for so long is silent. It renews every 10 s."
+    )
+    agent_silent_s: Annotated[float, duration(30.0, 3600.0), Meaning("duration, 30s to 1h", "duration")] = (
+        written("agentSilent", "An agent that was not heard for so long is silent. It reports every 10 s.")
+    )
+    together_share: Share = written(
+        "togetherShare", "When more of the nodes than this fall silent together, none is judged."
+    )
+    together_s: PositiveDuration = written("together", "Within so long of each other is together.")
 
 
 class ShapeMatchSpec(Section):
@@ -450,7 +344,16 @@ class SettingsDocument(Section):
         "listen", 'Page and metrics; "" for none. A taken port falls back to a free one.'
     )
     mail: MailSpec = written("mail", "How mails leave.")
-    caps: CapsSpec = written("caps", "What owners may ask at most.")
+    webhooks: tuple[WebhookSpec, ...] = written("webhooks", "Programs that are told what mails tell.")
+    caps: CapsSpec = written(
+        "caps",
+        "What owners may ask at most. A policy that asks for more gets as much as is allowed, and is told so.",
+    )
+    owners: tuple[OwnerRuleSpec, ...] = written(
+        "owners",
+        "On Kubernetes: owners of jobs whose policy names none, and where neither the job nor its namespace has an "
+        "annotation sentinel.dev/owner. The first that fits counts; what has no owner is told to mail.admins.",
+    )
     disk: DiskSpec = written(
         "disk", "When a file system is too full, and which count. Shares are of the file system."
     )
@@ -459,6 +362,11 @@ class SettingsDocument(Section):
     network: NetworkSpec = written("network", "When InfiniBand, RoCE and Ethernet ports are findings.")
     own_checks: tuple[OwnCheckSpec, ...] = written("ownChecks", "Programs of your own, run as checks.")
     controller: ControllerSpec = written("controller", "Where `sentinel agent` reports to.")
+    fleet: FleetSpec = written(
+        "fleet",
+        "What `sentinel controller` may do to nodes. It reads them when it starts. A limit is the larger of "
+        "atLeast and the share of the nodes.",
+    )
     shapes: tuple[ShapeSpec, ...] = written(
         "shapes",
         "Expected hardware. The first shape that matches a node is its own: one file serves a fleet.",
@@ -470,4 +378,13 @@ class SettingsDocument(Section):
     pod_logs: AbsolutePath = written(
         "podLogs", "Where the kubelet keeps the logs of pods: the names there tell which pods are one job's."
     )
+    recording_bytes: OffOrSize = written(
+        "recording",
+        "How much the controller of a cluster may keep, in the state directory, of what it decided from: for "
+        "`sentinel replay --fleet`.",
+    )
     page_url: Url = written("pageUrl", "Base of links in mails; without it the listen address.")
+    dashboard_url: Url = written(
+        "dashboardUrl",
+        "Address of the Grafana that has Sentinel's dashboards: mails and webhooks lead there.",
+    )

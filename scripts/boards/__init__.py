@@ -1,0 +1,1 @@
+"""One file for each dashboard: a function of its name that makes it."""

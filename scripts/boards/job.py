@@ -1,0 +1,148 @@
+"""Does a job step, how fast, what stopped it, and what is left of its budget?"""
+
+from boards.grafana import GREEN, RED, YELLOW, Json, annotation, dashboard, series, stat, table, variable
+from boards.words import ETTR, JOB
+
+INCIDENTS = annotation(
+    "Incidents", f"changes(sentinel_job_incidents_total{{{JOB}}}[1m]) > 0", RED, "Incident of {{job_name}}"
+)
+PHASES = annotation(
+    "Recovery",
+    f"count by (phase, cause) (sentinel_job_phase_since_timestamp_seconds{{{JOB}}})",
+    YELLOW,
+    "{{phase}}: {{cause}}",
+)
+
+
+def job() -> Json:
+    rate = "[$__rate_interval]"
+    rank = f"rate(sentinel_rank_step_seconds_total{{{JOB}}}{rate})"
+    return dashboard(
+        "job",
+        "One job: does it step, how fast, what stopped it, and what is left of its budget.",
+        [
+            stat(
+                "State",
+                f"max by (state) (sentinel_job_state{{{JOB}}})",
+                "As its record says.",
+                wide=4,
+                empty="no such job is protected",
+            ),
+            stat(
+                "Iteration",
+                f"max(sentinel_job_iteration{{{JOB}}})",
+                "The newest that a rank has printed.",
+                empty="it prints no iterations",
+            ),
+            stat(
+                "Since the last one",
+                f"time() - max(sentinel_job_last_iteration_timestamp_seconds{{{JOB}}})",
+                "Red: an hour, where the alert is.",
+                unit="s",
+                steps=((None, GREEN), (300, YELLOW), (3600, RED)),
+                empty="it prints no iterations",
+            ),
+            stat(
+                "ETTR",
+                f"max(sentinel_job_ettr_ratio{{{JOB}}})",
+                "Productive time of all time since it was first seen.",
+                unit="percentunit",
+                steps=ETTR,
+                empty="no such job is protected",
+            ),
+            stat(
+                "Restarts left",
+                f"max(sentinel_job_restarts_left{{{JOB}}})",
+                "0: its next fault ends it.",
+                steps=((None, RED), (1, YELLOW), (2, GREEN)),
+                empty="no such job is protected",
+            ),
+            stat(
+                "Incidents",
+                f"max(sentinel_job_incidents_total{{{JOB}}})",
+                "Since it was first seen.",
+                empty="no such job is protected",
+            ),
+            series(
+                "Iterations",
+                [(f"max(sentinel_job_iteration{{{JOB}}})", "job")],
+                "Flat: it stands still. A step down: what is repeated.",
+                empty="it prints no iterations",
+            ),
+            series(
+                "Time of an iteration",
+                [
+                    (f"max(sentinel_job_step_time_seconds{{{JOB}}})", "end to end, median of ranks"),
+                    (f"max(sentinel_job_hardware_time_seconds{{{JOB}}})", "hardware, slowest rank"),
+                ],
+                "What is between them is waiting: for data, for the host.",
+                unit="s",
+                empty="it prints no times of iterations",
+            ),
+            series(
+                "Time of an iteration by rank",
+                [
+                    (
+                        f"{rank} / (rate(sentinel_rank_iterations_total{{{JOB}}}{rate}) > 0)",
+                        "rank {{rank}}",
+                    )
+                ],
+                "From the agents. One above the others: a straggler.",
+                unit="s",
+                empty="its ranks print no times of iterations",
+            ),
+            series(
+                "Hardware ratio by rank",
+                [
+                    (
+                        f"rate(sentinel_rank_hardware_seconds_total{{{JOB}}}{rate}) / ({rank} > 0)",
+                        "rank {{rank}}",
+                    )
+                ],
+                "Hardware time of end-to-end time. Low: starved of data; one above the others: its hardware is slow.",
+                unit="percentunit",
+                empty="its ranks print no times of iterations",
+            ),
+            series(
+                "Restarts by cause",
+                [(f"max by (cause) (sentinel_job_restarts_total{{{JOB}}})", "{{cause}}")],
+                "Starts by recoveries, from its records.",
+                empty="it was never started again",
+            ),
+            series(
+                "Restarts left",
+                [(f"max(sentinel_job_restarts_left{{{JOB}}})", "restarts")],
+                "Its budget.",
+                steps=((None, RED), (1, GREEN)),
+                empty="no such job is protected",
+            ),
+            series(
+                "Productive time",
+                [
+                    (f"max(sentinel_job_productive_seconds{{{JOB}}})", "productive"),
+                    (f"max(sentinel_job_wall_seconds{{{JOB}}})", "since first seen"),
+                ],
+                "What is between them is lost.",
+                unit="s",
+                empty="no such job is protected",
+            ),
+            table(
+                "Whose it is",
+                f"max by (job_namespace, job_kind, owner, policy) (sentinel_job_info{{{JOB}}})",
+                "Its owner is the first address that its mails go to.",
+                value="is",
+                empty="no such job is protected",
+            ),
+            series(
+                "GPUs and ranks",
+                [
+                    (f"max(sentinel_job_gpus{{{JOB}}})", "GPUs"),
+                    (f"max(sentinel_job_ranks{{{JOB}}})", "ranks"),
+                ],
+                "An elastic job changes its size.",
+                empty="no such job is protected",
+            ),
+        ],
+        [variable("job_name", "Job", "label_values(sentinel_job_info, job_name)")],
+        [INCIDENTS, PHASES],
+    )

@@ -1,0 +1,468 @@
+"""Real jobs of any kind: stopped and started by the kind's own means, their ranks reached through agents."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import structlog
+from msgspec import structs
+
+from sentinel.cluster.base import RankProcess, Room, SignalOutcome, StopOutcome
+from sentinel.cluster.kubernetes.agents import Agents
+from sentinel.cluster.kubernetes.client import Client
+from sentinel.cluster.kubernetes.errors import Conflict, NotFound, NotLeading
+from sentinel.cluster.kubernetes.job_io import PODS, carry_out
+from sentinel.cluster.kubernetes.job_room import Rooms
+from sentinel.cluster.kubernetes.job_sizing import Sizing
+from sentinel.cluster.kubernetes.job_waits import STOP_SLACK_S, Left, Waited
+from sentinel.cluster.kubernetes.known_jobs import Known, KnownJobs, started
+from sentinel.core import job_start, job_stop
+from sentinel.core.health import Component
+from sentinel.core.job_kinds import KeepOff
+from sentinel.core.job_look import all_up
+from sentinel.core.job_paths import Json, number, text
+from sentinel.core.job_resume import told
+from sentinel.core.job_state import (
+    SENTINEL,
+    Seen,
+    behind_gates,
+    claimed,
+    gating_queue,
+    in_line,
+    keeps_off,
+    names,
+    standing,
+)
+from sentinel.core.job_writes import Plan, Reason, Refusal, title
+from sentinel.core.model import Launch, ProtectedJob
+from sentinel.core.orders import Ask, What
+from sentinel.core.reports import Answer, Files
+from sentinel.errors import PermanentError, TemporaryError
+
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+ANSWER_S = 10.0  # of an agent
+DRAIN_S = 5.0
+REFUSED_S = 30.0  # a stop that was refused is tried again after so long
+TRIES = 5  # of a decision that a write of somebody else overtook
+ASK_AGAIN_S = 1.0  # of an API server that is away
+AWAY_S = 20.0  # without its answers a stop waits, and says so
+AWAY = "The API server does not answer what the stop asks of it: it goes on when it does."
+
+MOST_UNFIT = 50  # nodes that a job is kept off besides the one that it flees: its object must stay small
+
+# Not now, which is not never.
+_LATER = frozenset(
+    {Reason.NOT_OURS, Reason.STILL_RUNNING, Reason.QUEUE_UNKNOWN, Reason.CHILDREN_UNKNOWN, Reason.NOT_STOPPED}
+)
+
+
+class _NotNow(TemporaryError):
+    """The kind cannot do this now."""
+
+
+class JobCluster(KnownJobs):
+    """Implements the parts of `cluster.base.Cluster` and `effects.perform.NodeLink` that are about one job."""
+
+    def __init__(self, client: Client, agents: Agents, epoch: Callable[[], int], rooms: Rooms) -> None:
+        super().__init__(client, agents, rooms)
+        self._epoch = epoch
+        self._sizing = Sizing(client, rooms, rooms.clock)
+        self.tell: Callable[[str, str, str], None] = lambda job, reason, sentence: None
+        self.queued: Callable[[str, str], None] = lambda job, waits: None
+        self.observed: Callable[[str], bool] = lambda node: False
+        self.unfit: Callable[[Collection[str]], Collection[str]] = lambda components: ()
+
+    # ------------------------------------------------------------ room
+
+    async def room(self, job: ProtectedJob, size: int, excluded: tuple[str, ...]) -> Room:
+        """For all pods at once, off `excluded` nodes; of an elastic job maybe fewer. Never raises."""
+        try:
+            known = self._known(job.name)
+            seen = await self._patiently(lambda: self._seen(known))
+        except (TemporaryError, PermanentError) as error:
+            return Room(size=0, reason="JobUnknown", sentence=str(error))
+        now = standing(seen)
+        if waits := in_line(seen):  # where it will run is the queue's to find
+            return Room(size=size, excluded=excluded, sentence=waits)
+        if (refused := _never_stops(seen, job.name)) is not None:
+            return Room(size=0, reason=refused.reason, sentence=refused.sentence)
+        if now.stopped and now.stopped_by != SENTINEL and not claimed(seen, now):
+            by = now.stopped_by or "somebody"
+            return Room(
+                size=0, reason="NotOurs", sentence=f"{title(seen.job)} is stopped by {by}, not by Sentinel."
+            )
+        return await self._room(job, seen, size, excluded)
+
+    async def _room(self, job: ProtectedJob, seen: Seen, size: int, excluded: tuple[str, ...]) -> Room:
+        bad = [node for node in self.unfit(_asked_about(job)) if self._rooms.schedulable(node)]
+        excluded = tuple(dict.fromkeys((*excluded, *sorted(bad)[:MOST_UNFIT])))
+        if why := self._cannot_keep_off(seen, excluded):
+            return Room(size=0, reason="CannotKeepOff", sentence=why)
+        try:
+            own = self._own(self._known(job.name), seen)
+            return await self._sizing.room(job, seen, own, size, excluded, bad)
+        except (TemporaryError, PermanentError) as error:
+            return Room(size=0, reason="PodsUnknown", sentence=str(error))
+
+    def unpromise(self, job: str) -> None:
+        self._rooms.kept(job)
+
+    async def precheck(self, job: ProtectedJob, size: int) -> Room:
+        """What is found before a start that others make, of all that it asks for. Nothing is promised.
+
+        Raises NotFound where it is gone, TemporaryError.
+        """
+        seen = await self._seen(self._known(job.name))
+        whole = structs.replace(job, policy=structs.replace(job.policy, elastic=None))
+        found = await self._room(whole, seen, size, ())
+        self._rooms.kept(job.name)
+        return found
+
+    async def room_to_grow(self, job: ProtectedJob, excluded: tuple[str, ...]) -> int:
+        """With how many pods it could run if it were stopped now; 0: with none. Nothing is promised to it.
+
+        Raises NotFound where it is gone, TemporaryError.
+        """
+        known = self._known(job.name)
+        seen = await self._seen(known)
+        bad = self.unfit(_asked_about(job))
+        return await self._sizing.most(job, seen, self._own(known, seen), {*excluded, *bad})
+
+    def _own(self, known: Known, seen: Seen) -> set[str]:
+        """The uids of its pods: those that there are, and those that are gone and still counted."""
+        known.uids &= {*self._rooms.counted(), *(text(pod, "metadata.uid") for pod in seen.pods)}
+        return known.uids
+
+    def _cannot_keep_off(self, seen: Seen, excluded: Sequence[str]) -> str:
+        """A kind whose pods nothing keeps off a node may start where the node takes none anyway."""
+        if keeps_off(seen) not in (KeepOff.NONE, KeepOff.SELECTOR):
+            return ""
+        open_ = [node for node in excluded if self._rooms.schedulable(node)]
+        if not open_:
+            return ""
+        queued = " in a queue of Kueue" if gating_queue(seen) else ""
+        return (
+            f"Nothing in a {seen.row.kind}{queued} keeps its pods off {', '.join(open_[:5])}, which still takes pods: "
+            "it waits until the node is out of service or well again."
+        )
+
+    def _hosts(self, seen: Seen, excluded: Sequence[str]) -> tuple[str, ...]:
+        if keeps_off(seen) in (KeepOff.NONE, KeepOff.SELECTOR):
+            return ()
+        return tuple(sorted(self._rooms.hostname(node) for node in excluded))
+
+    # ------------------------------------------------------------ starting
+
+    async def start(
+        self,
+        job: str,
+        launch: Launch | None,
+        incarnation: int,
+        size: int,
+        env: Mapping[str, str],
+        excluded: Sequence[str] = (),
+    ) -> list[RankProcess]:
+        """Let it run with `size` pods of ranks, off `excluded` nodes; on return all of them run. Cancel it to give up.
+
+        Raises TemporaryError (not now) and PermanentError (its kind cannot, or the job is gone).
+        """
+        known = self._known(job)
+        seen = await self._patiently(
+            lambda: self._decided(
+                known, lambda seen: _begun(seen, size, self._hosts(seen, excluded), told(env))
+            )
+        )
+        waited, queued = Waited(), False
+        while not all_up(started(known, seen), size):
+            await self._turn(known)
+            seen = await self._patiently(lambda: self._seen(known))
+            waits = in_line(seen) or behind_gates(seen)
+            if bool(waits) is not queued:
+                queued, waited = bool(waits), Waited()
+                self._rooms.kept(job)
+                self.queued(job, waits)
+            if not queued and waited.long_enough():
+                await self._tell_why(job, seen, waited)
+        await self._patiently(lambda: self._decided(known, job_start.settle))
+        self._rooms.kept(job)
+        return self._took(known, seen)
+
+    async def _tell_why(self, job: str, seen: Seen, waited: Waited) -> None:
+        sentence, hopeless = await self._why_not_up(seen)
+        if sentence and sentence != waited.told:
+            waited.told = sentence
+            self.tell(job, "StartWaits", sentence)
+        if hopeless and waited.hopelessly():
+            raise TemporaryError(sentence)
+
+    # ------------------------------------------------------------ stopping
+
+    async def stop(self, job: str, incarnation: int, grace_s: float) -> StopOutcome:
+        """By the kind's own means; gone when no pod of it lives, whatever the kind's condition says.
+
+        What an operator starts again at once, since its kind cannot be held stopped, is the next incarnation.
+        """
+        known = self._known(job)
+        asked = max(1, int(grace_s))
+        try:
+            async with asyncio.timeout(AWAY_S):
+                before = await self._patiently(lambda: self._seen(known))
+                mark = f"{job}:{incarnation}"
+                seen = await self._patiently(
+                    lambda: self._decided(known, lambda seen: job_stop.stop(seen, mark, asked))
+                )
+            held = known.ref.row.holds
+            old = {text(pod, "metadata.uid") for pod in before.pods}
+            if not known.pods:  # a predecessor knew them
+                self._took(known, before)
+        except NotFound:
+            return StopOutcome(gone=True)
+        except TimeoutError:
+            return await self._stop_refused(known, "StopWaits", AWAY)
+        except TemporaryError as error:
+            return await self._stop_refused(known, "StopWaits", str(error))
+        except PermanentError as error:
+            if error.reason != Reason.ENDED:
+                return await self._stop_refused(known, error.reason, str(error))
+            seen, held, old = await self._patiently(lambda: self._seen(known)), True, set[str]()
+        known.refused = ""
+        left = Left(held, old)
+        try:
+            async with asyncio.timeout(asked + STOP_SLACK_S):
+                while (alive := left.of(seen)) and not _failed(seen):
+                    await self._hurry(alive, grace_s)
+                    await self._turn(known)
+                    seen = await self._patiently(lambda: self._seen(known))
+        except NotFound:
+            pass
+        except TimeoutError:
+            return await self._not_gone(job, incarnation, known, left, asked)
+        if why := _failed(seen):
+            return StopOutcome(gone=False, ended=why)
+        known.pods = {}
+        return StopOutcome(gone=True)
+
+    async def _stop_refused(self, known: Known, reason: str, sentence: str) -> StopOutcome:
+        """Its kind, or its queue, offers no way now. Said at once, and tried again when there is something new."""
+        if known.refused == sentence:
+            await self._turn(known, REFUSED_S)
+        known.refused = sentence
+        return StopOutcome(gone=False, waits=sentence, reason=reason)
+
+    async def _hurry(self, pods: Sequence[Json], grace_s: float) -> None:
+        """What is being ended already gets no more time than was asked for, where its own pods would have more."""
+        wanted_s = max(1, int(grace_s))
+        for pod in pods:
+            own_s = number(pod, "metadata.deletionGracePeriodSeconds")
+            if own_s is not None and own_s > wanted_s:
+                await self._delete(pod, wanted_s)
+
+    async def _delete(self, pod: Json, grace_s: int) -> None:
+        await self._patiently(lambda: self._deleted(pod, grace_s))
+
+    async def _deleted(self, pod: Json, grace_s: int) -> None:
+        self._epoch()
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "gracePeriodSeconds": grace_s,
+            "preconditions": {"uid": text(pod, "metadata.uid")},
+        }
+        path = PODS.path(text(pod, "metadata.namespace"), text(pod, "metadata.name"))
+        with contextlib.suppress(Conflict):  # another pod has its name now
+            await self._client.call("DELETE", path, body, missing_is_fine=True)
+
+    async def _patiently(self, what: Callable[[], Awaitable[T]]) -> T:
+        """Until it is answered. An API server that is away says nothing of the job, nor does a Lease that is renewed
+        late: how long that is waited for is up to the deadline of the recovery's phase, and who leads no more is
+        cancelled. Raises TemporaryError for what the kind cannot do now."""
+        while True:
+            try:
+                return await what()
+            except (TemporaryError, NotLeading) as error:
+                if isinstance(error, _NotNow):
+                    raise
+                log.warning("asks_again", error=f"{type(error).__name__}: {error}")
+            await asyncio.sleep(ASK_AGAIN_S)
+
+    async def _not_gone(
+        self, job: str, incarnation: int, known: Known, left: Left, grace_s: float
+    ) -> StopOutcome:
+        """Judged by what is so now: an API server that is away, or an operator that is slow, is no stuck process."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                seen = await self._patiently(lambda: self._seen(known))
+        except TimeoutError:
+            return await self._stop_refused(known, "StopWaits", AWAY)
+        except NotFound:
+            return StopOutcome(gone=True)
+        if why := _failed(seen):
+            return StopOutcome(gone=False, ended=why)
+        if not (pods := left.of(seen)):
+            known.pods = {}
+            return StopOutcome(gone=True)
+        if excuse := left.excuse(pods, grace_s):
+            return StopOutcome(gone=False, waits=excuse)
+        return await self._outlived(job, incarnation, known, pods)
+
+    async def _outlived(self, job: str, incarnation: int, known: Known, pods: Sequence[Json]) -> StopOutcome:
+        """Pods that outlive their grace. What runs no user code any more goes by force, and its node needs a reboot;
+        where nobody can look it is waited for: the node's fencing settles what becomes of them."""
+        asked = await self._ask(job, incarnation, What.PROCESSES, ANSWER_S)
+        able = sorted(node for node, answer in asked.items() if answer.may_run)
+        if able:
+            said = [line for node in able for line in asked[node].texts]
+            return StopOutcome(gone=False, stuck=(*(f"pod {name}" for name in names(list(pods))), *said))
+        looked_at = {pod.uid for node, pod in known.pods.values() if node in asked}
+        dark = sorted(
+            {text(pod, "spec.nodeName") for pod in pods if text(pod, "metadata.uid") not in looked_at} - {""}
+        )
+        dead = [pod for pod in pods if text(pod, "metadata.uid") in looked_at]
+        for pod in (*dead, *(pod for pod in pods if not text(pod, "spec.nodeName"))):
+            log.warning("removed_by_force", job=job, pod=text(pod, "metadata.name"))
+            await self._delete(pod, 0)
+        sentences = list[str]()
+        if dead:
+            named = _some({text(pod, "spec.nodeName") for pod in dead})
+            sentences.append(
+                f"Pods that run nothing any more and do not end are removed by force: {_some(names(dead))}. Their "
+                f"nodes need a restart: {named}."
+            )
+        if dark:
+            sentences.append(
+                f"Pods on {_some(dark)} do not end and nobody answers for them: they may still write. It goes on when "
+                "they are gone, or their node was proved dead (`sentinel confirm-dead NODE`)."
+            )
+        return StopOutcome(gone=False, waits=" ".join(sentences) or "Its last pods are being removed.")
+
+    # ------------------------------------------------------------ its ranks, through the agents
+
+    async def signal_ranks(
+        self, job: str, incarnation: int, ranks: Iterable[int], name: str
+    ) -> SignalOutcome:
+        wanted = sorted(ranks)
+        known = self._known(job)
+        answers = await self._ask(job, incarnation, What.SIGNAL, ANSWER_S, wanted, name)
+        sent = sorted(rank for answer in answers.values() for rank in answer.sent)
+        refused = {rank: why for answer in answers.values() for rank, why in answer.refused.items()}
+        for rank in wanted:
+            if rank not in sent:
+                refused.setdefault(rank, "its agent does not answer" if rank in known.pods else "gone")
+        return SignalOutcome(sent=tuple(sent), refused=refused)
+
+    async def save_capable(self, job: str, incarnation: int, name: str) -> dict[int, bool]:
+        answers = await self._ask(job, incarnation, What.HANDLERS, ANSWER_S, None, name)
+        dark = {rank: node for rank, node in self.nodes(job).items() if node not in answers}
+        if dark:
+            rank, node = min(dark.items())
+            others = f" and of {len(dark) - 1} more" if len(dark) > 1 else ""
+            raise TemporaryError(f"nobody answers on {node}, the node of rank {rank}{others}")
+        return {rank: catches for answer in answers.values() for rank, catches in answer.capable.items()}
+
+    async def files(self, job: str, incarnation: int, cwd: str, pattern: str) -> Files:
+        """As the first rank's process sees them: `cwd` is its own. Raises TemporaryError: it cannot be told."""
+        first = sorted(self._known(job).pods)[:1]
+        answers = await self._ask(job, incarnation, What.FILES, ANSWER_S, first, pattern=pattern)
+        for answer in answers.values():
+            for why in answer.refused.values():
+                raise TemporaryError(why)
+            return answer.files
+        raise TemporaryError("no agent tells of the first rank's files")
+
+    async def stacks(self, job: str, incarnation: int, ranks: Iterable[int]) -> tuple[str, ...]:
+        answers = await self._ask(job, incarnation, What.STACKS, ANSWER_S, sorted(ranks))
+        return tuple(line for answer in answers.values() for line in answer.texts)
+
+    async def drain(self, job: str) -> None:
+        """Wait until the agents have read the logs to their end and told it; one that is not heard holds up nobody."""
+        with contextlib.suppress(NotFound):
+            await self._ask(job, 0, What.DRAIN, DRAIN_S)
+
+    async def let_go(self, job: str, incarnation: int) -> tuple[int, ...]:
+        """End what keeps its containers after their commands have ended: the ranks that were held (docs/hold.md)."""
+        answers = await self._ask(job, incarnation, What.RELEASE, ANSWER_S)
+        return tuple(sorted(rank for answer in answers.values() for rank in answer.sent))
+
+    def follow(self, job: ProtectedJob, ranks: list[RankProcess]) -> None:
+        """The agents read the logs of these from now on."""
+        by_node = self._by_node(job.name)
+        self._agents.follow(job, by_node, {node for node in by_node if self.observed(node)})
+
+    async def _ask(
+        self,
+        job: str,
+        incarnation: int,
+        what: What,
+        within_s: float,
+        only: Sequence[int] | None = None,
+        signal: str = "",
+        pattern: str = "",
+    ) -> Mapping[str, Answer]:
+        """All nodes of the job at once; those that do not answer in time are left out."""
+        asks = {
+            node: Ask(
+                what=what,
+                job=job,
+                incarnation=incarnation,
+                pods=tuple(pods),
+                signal=signal,
+                pattern=pattern,
+            )
+            for node, pods in self._by_node(job, only).items()
+        }
+        return await self._agents.ask(asks, within_s) if asks else {}
+
+    # ------------------------------------------------------------ inside
+
+    async def _decided(self, known: Known, decide: Callable[[Seen], Plan | Refusal]) -> Seen:
+        """Read, decide, write; again from the reading where somebody else's write came between. What was read last."""
+        for left in reversed(range(TRIES)):
+            seen = await self._seen(known)
+            plan = decide(seen)
+            if isinstance(plan, Refusal):
+                if plan.reason in _LATER:
+                    raise _NotNow(plan.sentence)
+                raise PermanentError(plan.sentence, plan.reason)
+            try:
+                await carry_out(self._client, plan, self._epoch)
+            except Conflict:
+                if not left:
+                    raise
+                continue
+            return await self._seen(known) if plan.writes else seen
+        raise AssertionError("unreachable")
+
+
+def _asked_about(job: ProtectedJob) -> Collection[str]:
+    """The components that must be well on a node of the job. One that is moved for what is found on its nodes would
+    leave a bad one again, whatever is bad there."""
+    return job.policy.precheck.checks if job.policy.resume is None else tuple(Component)
+
+
+def _some(found: Collection[str]) -> str:
+    return ", ".join(sorted(found)[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+
+
+def _begun(seen: Seen, size: int, hosts: Sequence[str], told: Mapping[str, str]) -> Plan | Refusal:
+    if in_line(seen):  # it was let go already: its queue starts it
+        return job_start.keep_off_nodes(seen, hosts, told=told)
+    return job_start.start(seen, size=size, hosts=hosts, told=told)
+
+
+def _never_stops(seen: Seen, mark: str) -> Refusal | None:
+    """Of one that runs, by its kind's own means."""
+    if standing(seen).stopped:
+        return None
+    refused = job_stop.stop(seen, mark)
+    if isinstance(refused, Plan) or refused.reason in {*_LATER, Reason.ENDED}:
+        return None
+    return refused
+
+
+def _failed(seen: Seen) -> str:
+    """Why no start can be of use any more: its kind has failed it for good."""
+    now = standing(seen)
+    return f"{job_stop.over(seen, now).sentence} It cannot be started again." if now.ended == "failed" else ""

@@ -1,0 +1,323 @@
+"""The records of jobs as custom resources. Implements `sentinel.cluster.base.Records` for a controller that leads.
+
+`save` only notes what is to be written; `run` writes it, each job by itself, again and again until it is there, and
+`written` waits for that. The API server takes one object at a time, so a ProtectedJob holds its newest incident: the
+two are never seen apart. The Incident that people read is written after it.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import structlog
+from msgspec import structs
+
+from sentinel.clock import Clock, system_now
+from sentinel.cluster.kubernetes.client import Client
+from sentinel.cluster.kubernetes.errors import AlreadyExists, Conflict, NotFound, NotLeading
+from sentinel.cluster.kubernetes.objects import INCIDENTS, PROTECTED_JOBS, Custom
+from sentinel.cluster.kubernetes.record_conditions import of_incident, of_job
+from sentinel.cluster.kubernetes.store import Store
+from sentinel.core.model import Incident, JobEvent, ProtectedJob, Quarantine, StoredJob
+from sentinel.errors import PermanentError, TemporaryError
+
+log = structlog.get_logger(__name__)
+
+LONGEST_PAUSE_S = 30.0
+CLAIMS_AT_ONCE = 16
+WRITES_AT_ONCE = (
+    16  # half of the client's connections: however many jobs change at once, cordons go past them
+)
+SHOW_AGAIN_S = 10.0  # after a status that could not be written
+
+
+def job_name(namespace: str, kind: str, name: str) -> str:
+    """The name of a job's record: `research/pytorchjob.kubeflow.org/llama`. `kind` as kubectl takes it."""
+    return f"{namespace}/{kind.lower()}/{name}"
+
+
+def namespace_of(job: str) -> str:
+    return job.partition("/")[0]
+
+
+def object_of(job: str, number: str = "") -> str:
+    """`research/job.batch/llama`, `-0001` -> `llama.job.batch-0001`: a valid name that reads well."""
+    _, kind, name = job.split("/", 2)
+    return f"{name}.{kind}{number}"
+
+
+class _Book:
+    """What is to be written of one job."""
+
+    def __init__(self) -> None:
+        self.job: ProtectedJob | None = None
+        self.newest: Incident | None = None
+        self.copies: dict[str, Incident] = {}  # incidents whose own object is behind
+        self.unshown: dict[str, Incident] = {}  # incidents whose status may lag
+        self.saved = 0  # counts saves
+        self.written = 0  # of them, those that are there
+        self.turned: asyncio.Event | None = None  # is set after each attempt; None: nobody waits
+        self.problem = ""
+
+
+class JobRecords:
+    """Made by each new leader: `load`, then `run` until it leads no more. `tell` gets events for people, `failed` is
+    called for each write that failed."""
+
+    def __init__(
+        self,
+        client: Client,
+        epoch: Callable[[], int],
+        tell: Callable[[JobEvent], None],
+        failed: Callable[[], None] = lambda: None,
+        clock: Clock = system_now,
+    ) -> None:
+        self._clock = clock
+        self._tell, self._on_failure = tell, failed
+        self._jobs: Store[StoredJob] = Store(
+            client,
+            PROTECTED_JOBS,
+            StoredJob,
+            key=lambda one: object_of(one.name),
+            epoch=epoch,
+            namespace=lambda one: namespace_of(one.name),
+        )
+        self._incidents: Store[Incident] = Store(
+            client,
+            INCIDENTS,
+            Incident,
+            key=lambda one: object_of(one.job, one.id.removeprefix(one.job)),
+            epoch=epoch,
+            namespace=lambda one: namespace_of(one.job),
+        )
+        self._books: dict[str, _Book] = {}
+        self._known: dict[str, dict[str, Incident]] = {}  # job -> id -> incident
+        self._writers: dict[str, asyncio.Task[None]] = {}
+        self._room = asyncio.Semaphore(WRITES_AT_ONCE)
+        self._wake = asyncio.Event()
+        self._dirty: set[str] = set()
+        self._unshown: dict[str, None] = {}  # jobs whose status may lag
+        self._some_unshown = asyncio.Event()
+
+    async def load(self) -> None:
+        """What earlier leaders left. An Incident that is behind its job's record is written again."""
+        for incident in await self._incidents.load():
+            self._known.setdefault(incident.job, {})[incident.id] = incident
+        found = await self._jobs.load()
+        live = [stored for stored in found if not stored.state.final]  # of others nothing is decided any more
+        for start in range(0, len(live), CLAIMS_AT_ONCE):
+            claims = map(self._jobs.claim, live[start : start + CLAIMS_AT_ONCE])
+            for error in await asyncio.gather(*claims, return_exceptions=True):
+                if error is not None:
+                    raise error
+        for stored in found:
+            book = self._books[stored.name] = _Book()
+            book.job, book.newest = _plain(stored), stored.incident
+            self._to_show(stored.name)
+            if (newest := stored.incident) is not None:
+                book.unshown[newest.id] = newest
+                known = self._known.setdefault(stored.name, {})
+                if known.get(newest.id) != newest:
+                    known[newest.id] = newest
+                    book.copies[newest.id] = newest
+                    self._note(stored.name, book)
+
+    # ------------------------------------------------------------ Records
+
+    def save(
+        self,
+        *,
+        jobs: Iterable[ProtectedJob] = (),
+        incidents: Iterable[Incident] = (),
+        quarantines: Iterable[Quarantine] = (),
+        events: Iterable[JobEvent] = (),
+    ) -> None:
+        """`quarantines` are those of nodes here, which the fleet's controller keeps."""
+        for job in jobs:
+            book = self._books.setdefault(job.name, _Book())
+            book.job = job
+            self._note(job.name, book)
+        for incident in incidents:
+            book = self._books.setdefault(incident.job, _Book())
+            self._known.setdefault(incident.job, {})[incident.id] = incident
+            if book.newest is None or incident.opened_wall_s >= book.newest.opened_wall_s:
+                book.newest = incident
+            book.copies[incident.id] = incident
+            self._note(incident.job, book)
+        for event in events:
+            self._tell(event)
+
+    async def written(self, job: str) -> None:
+        book = self._books.get(job)
+        if book is None:
+            return
+        wanted = book.saved
+        while book.written < wanted:
+            book.turned = book.turned or asyncio.Event()
+            await book.turned.wait()
+
+    def jobs(self) -> list[ProtectedJob]:
+        return [book.job for book in self._books.values() if book.job is not None]
+
+    def job(self, name: str) -> ProtectedJob | None:
+        book = self._books.get(name)
+        return None if book is None else book.job
+
+    def last(self, job: str) -> Incident | None:
+        """Its newest incident."""
+        book = self._books.get(job)
+        return None if book is None else book.newest
+
+    def newest(self) -> list[tuple[ProtectedJob, Incident | None]]:
+        """Each job with its newest incident."""
+        return [(book.job, book.newest) for book in self._books.values() if book.job is not None]
+
+    def incidents(self, job: str | None = None) -> list[Incident]:
+        """The oldest first."""
+        of = self._known.values() if job is None else [self._known.get(job, {})]
+        return sorted((one for some in of for one in some.values()), key=lambda one: one.opened_wall_s)
+
+    def quarantines(self, active_only: bool = True) -> list[Quarantine]:
+        return []
+
+    def events(self, job: str, limit: int = 100) -> list[JobEvent]:
+        """The cluster keeps them: `kubectl describe`."""
+        return []
+
+    @property
+    def degraded(self) -> tuple[str, ...]:
+        """What is not written yet, and why."""
+        return tuple(
+            f"The record of {name} is not written: {book.problem}"
+            for name, book in self._books.items()
+            if book.problem
+        )
+
+    # ------------------------------------------------------------ writing
+
+    def _note(self, name: str, book: _Book) -> None:
+        book.saved += 1
+        self._dirty.add(name)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Write what is noted, until cancelled or until another one leads (NotLeading)."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._show_all(), name="status of records")
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                for name in self._dirty - self._writers.keys():
+                    if (book := self._books.get(name)) is not None:
+                        work = self._write(name, book)
+                        self._writers[name] = group.create_task(work, name=f"record of {name}")
+                self._dirty.clear()
+
+    async def _write(self, name: str, book: _Book) -> None:
+        pause_s = 0.0
+        try:
+            while book.written < book.saved:
+                try:
+                    async with self._room:
+                        upto = book.saved
+                        await self._write_once(book)
+                except (Conflict, AlreadyExists, NotFound) as error:
+                    # Somebody edited or deleted it: the record is Sentinel's, and what it says now goes on.
+                    log.info("record_changed_meanwhile", job=name, why=str(error))
+                    pause_s = self._failed(name, book, error, pause_s) if pause_s else 0.05
+                except NotLeading:
+                    raise
+                except (TemporaryError, PermanentError) as error:
+                    pause_s = self._failed(name, book, error, pause_s)
+                else:
+                    book.written, book.problem, pause_s = upto, "", 0.0
+                finally:
+                    _turned(book)
+                if pause_s:
+                    await asyncio.sleep(pause_s)
+        finally:
+            self._writers.pop(name, None)
+            self._to_show(name)
+
+    def _failed(self, name: str, book: _Book, error: Exception, before_s: float) -> float:
+        self._on_failure()
+        book.problem = str(error)
+        log.warning("record_not_written", job=name, error=f"{type(error).__name__}: {error}")
+        wished = getattr(error, "delay_s", 1.0)
+        return min(max(wished, 2 * before_s, 0.1), LONGEST_PAUSE_S)
+
+    async def _write_once(self, book: _Book) -> None:
+        if book.job is not None:
+            await self._jobs.save(_stored(book.job, book.newest))
+        for id, incident in list(book.copies.items()):
+            await self._incidents.save(incident)
+            book.unshown[id] = incident
+            if book.copies.get(id) is incident:
+                del book.copies[id]
+
+    # ------------------------------------------------------------ status
+
+    def _to_show(self, name: str) -> None:
+        self._unshown[name] = None
+        self._some_unshown.set()
+
+    async def _show_all(self) -> None:
+        """One job after the other: it is only for who reads it, and takes nothing from records and cordons. A save of
+        that job may come meanwhile: whichever is first refuses the other, which is tried again."""
+        while True:
+            name = next((one for one in self._unshown if one not in self._writers), None)
+            if name is None:
+                self._some_unshown.clear()
+                await self._some_unshown.wait()
+                continue
+            del self._unshown[name]
+            book = self._books.get(name)
+            try:
+                if book is not None:
+                    await self._show(book)
+            except NotLeading:
+                raise
+            except (TemporaryError, PermanentError) as error:
+                self._on_failure()
+                log.warning("status_not_written", job=name, error=f"{type(error).__name__}: {error}")
+                self._to_show(name)
+                await asyncio.sleep(max(SHOW_AGAIN_S, getattr(error, "delay_s", 0.0)))
+
+    async def _show(self, book: _Book) -> None:
+        wall_s = self._clock().wall_s
+        if book.job is not None:
+            stored = _stored(book.job, book.newest)
+            await self._jobs.show(stored, of_job(stored), wall_s)
+        for id, incident in list(book.unshown.items()):
+            await self._incidents.show(incident, of_incident(incident), wall_s)
+            if book.unshown.get(id) is incident:
+                del book.unshown[id]
+
+    def observe(self, place: tuple[str, str], now: Custom) -> None:
+        """What an order's answer has made of a ProtectedJob: the next save need not find out. `place`: its
+        namespace and the object's name."""
+        self._jobs.observe(place, now)
+
+    def forget(self, job: str) -> None:
+        """The job is gone for good, and perhaps its namespace: what is not written yet never will be."""
+        book = self._books.pop(job, None)
+        self._known.pop(job, None)
+        self._dirty.discard(job)
+        if book is not None:
+            book.written = book.saved
+            _turned(book)
+
+
+def _turned(book: _Book) -> None:
+    if book.turned is not None:
+        book.turned.set()
+        book.turned = None
+
+
+def _stored(job: ProtectedJob, newest: Incident | None) -> StoredJob:
+    return StoredJob(**structs.asdict(job), incident=newest)
+
+
+def _plain(stored: StoredJob) -> ProtectedJob:
+    fields = structs.asdict(stored)
+    del fields["incident"]
+    return ProtectedJob(**fields)

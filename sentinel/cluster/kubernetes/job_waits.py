@@ -1,0 +1,63 @@
+"""How long a job's pods are waited for, to end and to run."""
+
+from collections.abc import Sequence
+from time import monotonic
+
+from msgspec import Struct
+
+from sentinel.core import job_stop
+from sentinel.core.job_paths import Json, read, text
+from sentinel.core.job_state import Seen, living
+
+WHY_AFTER_S = 10.0  # pods that are not up are asked for the reason
+HOPELESS_S = 120.0  # a start that nothing but a person helps is given up
+STOP_SLACK_S = 30.0  # beyond the grace, for the kubelet and the API
+
+
+class Left(Struct):
+    """What of a job that was told to stop still lives. `held`: its kind keeps it stopped: nothing may be left."""
+
+    held: bool
+    old: set[str]  # uids of the pods that it had
+    told_s: dict[str, float] = {}  # by uid, monotonic: since when it is seen that a pod is being ended
+
+    def of(self, seen: Seen) -> list[Json]:
+        spared = job_stop.spared(seen)
+        there = [pod for pod in living(seen.pods) if text(pod, "metadata.uid") not in spared]
+        left = there if self.held else [pod for pod in there if text(pod, "metadata.uid") in self.old]
+        for pod in left:
+            if read(pod, "metadata.deletionTimestamp") is not None:
+                self.told_s.setdefault(text(pod, "metadata.uid"), monotonic())
+        return left
+
+    def excuse(self, pods: Sequence[Json], grace_s: float) -> str:
+        """Why these, which still live, may be as they should; "": they have outlived the time that they were given."""
+        uids = [text(pod, "metadata.uid") for pod in pods]
+        if untold := [uid for uid in uids if uid not in self.told_s]:
+            return f"{len(untold)} of its pods are not being ended yet: the controller of its kind has not acted."
+        if any(monotonic() - self.told_s[uid] < grace_s + STOP_SLACK_S / 2 for uid in uids):
+            return "Its last pods have not had their time to end yet."
+        return ""
+
+
+class Waited:
+    """How long a start waits for its pods already."""
+
+    def __init__(self) -> None:
+        self.told = ""
+        self._asked_s = monotonic()
+        self._hopeless_since_s: float | None = None
+
+    def long_enough(self) -> bool:
+        """To ask why, now."""
+        now_s = monotonic()
+        if now_s - self._asked_s < WHY_AFTER_S:
+            return False
+        self._asked_s = now_s
+        return True
+
+    def hopelessly(self) -> bool:
+        """For so long that it is no passing trouble of a registry or a node."""
+        now_s = monotonic()
+        self._hopeless_since_s = now_s if self._hopeless_since_s is None else self._hopeless_since_s
+        return now_s - self._hopeless_since_s >= HOPELESS_S

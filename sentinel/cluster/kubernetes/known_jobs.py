@@ -1,0 +1,250 @@
+"""The jobs of a cluster that Sentinel protects: their objects and pods, as they are now and as they were seen last.
+
+A rank of the controller is one pod of the job. What a job is now is read when something is decided about it; between
+that the watch of pods only says that it is time to look again.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct, structs
+
+from sentinel.cluster.base import RankProcess
+from sentinel.cluster.kubernetes.agents import Agents
+from sentinel.cluster.kubernetes.client import Client
+from sentinel.cluster.kubernetes.errors import NotFound
+from sentinel.cluster.kubernetes.job_io import JobRef, Queues
+from sentinel.cluster.kubernetes.job_io import read as read_job
+from sentinel.cluster.kubernetes.job_room import Rooms
+from sentinel.cluster.kubernetes.pod_events import PodEvents
+from sentinel.core import hold
+from sentinel.core.job_look import Look, Place, look, main_status
+from sentinel.core.job_paths import Json, number, read, text
+from sentinel.core.job_ranks import RankPod, ranks
+from sentinel.core.job_state import Seen, ended_pod, main_container, preemptor_uid, standing
+from sentinel.core.model import RankPlace
+from sentinel.core.orders import PodRank
+from sentinel.core.pod_told import preempted
+from sentinel.core.pod_wait import explain, not_made, waits
+from sentinel.core.policy_model import Policy
+
+LOOK_S = 5.0  # without a word of the watch
+
+
+class Known(Struct):
+    ref: JobRef
+    turned: asyncio.Event | None = None  # is set when something about its pods changes; None: nobody waits
+    pods: dict[int, tuple[str, PodRank]] = {}  # rank -> node, pod; of the running incarnation
+    seen: Seen | None = None  # at the last look, where not all of it runs
+    ending: dict[str, Json] = {}  # by uid: pods that are to end, as they were when they were seen last
+    events: dict[str, list[Json]] = {}  # by uid: of ranks' pods that were preempted, or are gone
+    uids: set[str] = set()  # of its pods: those that are gone may still be counted where nodes' room is
+    # Uids of pods that had ended when it was stopped: no ranks of what is started after that. Those that failed run
+    # again as others, those that ended well are done for good.
+    over: set[str] = set()
+    done: set[str] = set()
+    preemptor: tuple[str, str] = ("", "")  # uid and name of the job for which Kueue took its place back
+    refused: str = ""  # why it could not be told to stop, at the last try
+
+
+class KnownJobs:
+    """What is read of jobs; nothing of them is changed here."""
+
+    def __init__(self, client: Client, agents: Agents, rooms: Rooms) -> None:
+        self._client, self._agents, self._rooms = client, agents, rooms
+        self._pod_events, self._queues = PodEvents(client), Queues(client)
+        self._jobs: dict[str, Known] = {}
+
+    # ------------------------------------------------------------ which jobs there are
+
+    def know(self, job: str, ref: JobRef) -> None:
+        known = self._jobs.get(job)
+        if known is None or known.ref != ref:
+            self._jobs[job] = Known(ref=ref)
+
+    def forget(self, job: str) -> None:
+        self._jobs.pop(job, None)
+        self._agents.forget(job)
+
+    def pods_changed(self, job: str) -> None:
+        """Called by whoever watches pods."""
+        if (known := self._jobs.get(job)) is not None and known.turned is not None:
+            known.turned.set()
+            known.turned = None
+
+    def ref(self, job: str) -> JobRef | None:
+        known = self._jobs.get(job)
+        return None if known is None else known.ref
+
+    def vacate(self, job: str) -> None:
+        """Its pods are no ranks any more: somebody else has stopped it."""
+        if (known := self._jobs.get(job)) is not None:
+            known.pods = {}
+        self._agents.forget(job)
+
+    # ------------------------------------------------------------ what they are now
+
+    async def read(self, job: str) -> Seen:
+        """Its object and its pods. Raises NotFound where it is gone, or another object has its name; TemporaryError."""
+        known = self._known(job)
+        seen = await self._seen(known)
+        uid = preemptor_uid(seen)
+        if known.preemptor[0] != uid:
+            known.preemptor = (uid, await self._queues.job(uid) if uid else "")
+        return structs.replace(seen, preemptor=known.preemptor[1])
+
+    async def ask_for_whom(self, job: str, seen: Seen) -> None:
+        """For whom ranks of the running incarnation were preempted: their events say so, also when they are gone."""
+        known = self._known(job)
+        there = {text(pod, "metadata.uid"): pod for pod in seen.pods}
+        asked, uids = list[Json](), {pod.uid for _, pod in known.pods.values()}
+        known.events = {uid: events for uid, events in known.events.items() if uid in uids}
+        for _, rank in known.pods.values():
+            pod = there.get(rank.uid) or known.ending.get(rank.uid)
+            if rank.uid not in known.events and (pod is None or preempted(pod)):
+                meta = {"namespace": rank.namespace, "name": rank.pod, "uid": rank.uid}
+                asked.append(pod or {"metadata": meta})
+        if asked:
+            found = await self._pod_events.preempted(asked)
+            known.events |= {uid: found.get(uid, []) for uid in (text(one, "metadata.uid") for one in asked)}
+
+    def look(self, job: str, seen: Seen, size: int, asked: Policy) -> Look:
+        """At what was read of it just now. Raises NotFound where it was forgotten since."""
+        known = self._known(job)
+        seen = started(known, seen)
+        places = {rank: Place(pod.uid, node, pod.restarts) for rank, (node, pod) in known.pods.items()}
+        found = look(seen, places, size, known.ending, asked, known.events)
+        known.seen = seen if not found.up else None
+        known.ending = {
+            text(pod, "metadata.uid"): pod
+            for pod in seen.pods
+            if read(pod, "metadata.deletionTimestamp") is not None
+        }
+        return found
+
+    def refuses(self, job: str) -> bool:
+        """Could it not be told to stop, at the last try?"""
+        return bool(self._known(job).refused)
+
+    async def waits_for(self, job: str) -> str:
+        """Why not all of it ran at the last look; "": nothing tells."""
+        seen = self._known(job).seen
+        return "" if seen is None else (await self._why_not_up(seen))[0]
+
+    async def _why_not_up(self, seen: Seen) -> tuple[str, bool]:
+        """The sentence, and whether it is in vain to wait."""
+        events = await self._pod_events.why(seen.pods)
+        nodes = self._rooms.names()
+        found = [waits(pod, events.get(text(pod, "metadata.uid"), ()), nodes) for pod in seen.pods]
+        said = explain(seen.pods, events, nodes)
+        if not said:  # then some are missing
+            makers = await self._pod_events.of((seen.job, *seen.children))
+            said = not_made(one for some in makers.values() for one in some)
+        return said, any(one is not None and one.hopeless for one in found)
+
+    async def adopt(
+        self, job: str, seen: Seen | None = None, before: Sequence[RankPlace] = ()
+    ) -> list[RankProcess]:
+        """The ranks that run now, after another leader's end or where Sentinel sees the job for the first time. `seen`:
+        what was read of it just now. `before`: where that leader saw them run. One that runs elsewhere by now, or was
+        started again, is no rank that runs: the next look tells how it was lost."""
+        known = self._known(job)
+        running = self._took(known, await self._seen(known) if seen is None else seen)
+        lost = set[int]()
+        for place in before:
+            _, now = known.pods.get(place.rank, ("", None))
+            if now is not None and (now.uid, now.restarts) != (place.uid, place.restarts):
+                pod = now.pod if now.uid == place.uid else ""
+                was = structs.replace(now, uid=place.uid, restarts=place.restarts, pod=pod)
+                known.pods[place.rank] = (place.node, was)
+                lost.add(place.rank)
+        return [one for one in running if one.rank not in lost]
+
+    def _took(self, known: Known, seen: Seen) -> list[RankProcess]:
+        """The ranks that run; of those that have ended by now the end is seen at the next look."""
+        seen = started(known, seen)
+        by_uid = {text(pod, "metadata.uid"): pod for pod in seen.pods}
+        known.pods, known.refused, running = {}, "", list[int]()
+        for one in ranks(seen):
+            if one.rank is not None and one.node and one.uid not in known.done:
+                known.pods[one.rank] = (one.node, _pod_rank(one, by_uid[one.uid]))
+                if not one.ended:
+                    running.append(one.rank)
+        return [RankProcess(rank=rank, pid=0, start_ticks=0, log_path="") for rank in sorted(running)]
+
+    def _known(self, job: str) -> Known:
+        known = self._jobs.get(job)
+        if known is None:
+            raise NotFound(f"{job} is gone", "JobGone")
+        return known
+
+    async def _seen(self, known: Known) -> Seen:
+        seen = await read_job(self._client, self._queues, known.ref)
+        known.uids |= {text(pod, "metadata.uid") for pod in seen.pods}
+        if standing(seen).stopped:
+            known.over = {text(pod, "metadata.uid") for pod in seen.pods if ended_pod(pod) == "failed"}
+            known.done = {text(pod, "metadata.uid") for pod in seen.pods if ended_pod(pod) == "succeeded"}
+        return seen
+
+    async def _turn(self, known: Known, within_s: float = LOOK_S) -> None:
+        """Until something about its pods changes, at most so long."""
+        known.turned = known.turned or asyncio.Event()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await known.turned.wait()
+
+    # ------------------------------------------------------------ their ranks
+
+    def holds(self, job: str, ranks: Iterable[int]) -> bool:
+        """Does one of these run the wrapper that keeps its container?"""
+        known = self._jobs.get(job)
+        return known is not None and any(known.pods[rank][1].hold for rank in ranks if rank in known.pods)
+
+    def nodes(self, job: str) -> dict[int, str]:
+        """Rank -> node, of the running incarnation."""
+        known = self._jobs.get(job)
+        return {} if known is None else {rank: node for rank, (node, _) in known.pods.items()}
+
+    def places(self, job: str) -> tuple[RankPlace, ...]:
+        """Of the ranks of the running incarnation."""
+        known = self._jobs.get(job)
+        pods = {} if known is None else known.pods
+        return tuple(
+            RankPlace(rank, pod.uid, node, pod.restarts) for rank, (node, pod) in sorted(pods.items())
+        )
+
+    def pod(self, job: str, rank: int | None = None) -> tuple[str, PodRank] | None:
+        """Node and pod of a rank of the running incarnation; without a rank of the first one that has one."""
+        known = self._jobs.get(job)
+        if known is None or not known.pods:
+            return None
+        return known.pods.get(min(known.pods) if rank is None else rank)
+
+    def _by_node(self, job: str, only: Sequence[int] | None = None) -> dict[str, list[PodRank]]:
+        by_node: dict[str, list[PodRank]] = {}
+        for rank, (node, pod) in sorted(self._known(job).pods.items()):
+            if only is None or rank in only:
+                by_node.setdefault(node, []).append(pod)
+        return by_node
+
+
+def started(known: Known, seen: Seen) -> Seen:
+    """Without pods that were over before the last start: a kind may keep them for as long as the job is there."""
+    pods = tuple(pod for pod in seen.pods if text(pod, "metadata.uid") not in known.over)
+    return seen if len(pods) == len(seen.pods) else structs.replace(seen, pods=pods)
+
+
+def _pod_rank(one: RankPod, pod: Json) -> PodRank:
+    """Its container that trains, as it runs now."""
+    main, status = main_container(pod), main_status(pod)
+    return PodRank(
+        rank=one.rank or 0,
+        namespace=text(pod, "metadata.namespace"),
+        pod=one.name,
+        uid=one.uid,
+        container=text(main, "name"),
+        container_id=text(status, "containerID").rpartition("//")[2],
+        hold=hold.wraps(main),
+        restarts=number(status, "restartCount") or 0,
+    )

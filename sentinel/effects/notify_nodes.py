@@ -1,0 +1,98 @@
+"""Mails to administrators about nodes, from what their records say is not told yet.
+
+What happens together comes together: after the first news it is waited until nothing more has come for a moment. The
+nodes of one network incident are one mail, and a storm is one digest.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from msgspec import structs
+
+from sentinel.core.fleet_brakes import network_codes
+from sentinel.core.fleet_events import Reason
+from sentinel.core.fleet_model import Brake, NodeMail, NodeQuarantine
+from sentinel.core.now import Now
+from sentinel.effects.notify import TOGETHER, Notifier, Record, Waiting
+from sentinel.notify.compose import MailRequest
+from sentinel.notify.compose_nodes import Place, network_request, node_request, nodes_digest, notice_request
+from sentinel.settings import Settings
+
+QUIET_S = 2.0
+LONGEST_S = 10.0
+NETWORK = Reason.NETWORK_INCIDENT.value
+
+
+class NodeNotifier(Notifier):
+    """`records`: those with mails that wait, and all of network incidents. `record` writes down what became of a mail.
+
+    `notices`: what belongs to no record, as (id, sentence, mail).
+    """
+
+    about = "nodes"
+
+    def __init__(
+        self,
+        settings: Settings,
+        records: Callable[[], Iterable[NodeQuarantine]],
+        record: Record,
+        place: Callable[[], Place],
+        notices: Callable[[], Iterable[tuple[str, str, NodeMail]]] = tuple,
+    ) -> None:
+        super().__init__(settings, lambda: [], record, host=place().name, together=TOGETHER)
+        self._records, self._place, self._notices = records, place, notices
+
+    async def _gather(self) -> None:
+        end_s = time.monotonic() + LONGEST_S
+        while self._wake.is_set() and time.monotonic() < end_s:
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(QUIET_S):
+                    await self._wake.wait()
+
+    def _requests(self, now: Now) -> Iterable[Waiting]:
+        network: dict[frozenset[str], list[NodeQuarantine]] = {}
+        for record in sorted(self._records(), key=lambda one: (one.since_wall_s, one.id)):
+            stages = {mail.stage for mail in record.mails if mail.state == "waiting"}
+            for mail in record.mails:
+                if mail.stage == NETWORK and (
+                    mail.state == "waiting" or record.held_by is Brake.NETWORK_INCIDENT
+                ):
+                    network.setdefault(network_codes(record.findings), []).append(record)
+                elif mail.state == "waiting":
+                    yield self._of_node(record, mail, stages, now)
+        for id, sentence, mail in self._notices():
+            request = notice_request(id, sentence, mail, self._settings, self._place(), now.wall_s)
+            yield Waiting(id, mail.stage, mail, request)
+        for members in network.values():
+            yield from self._of_incident(members, now)
+
+    def _of_node(self, record: NodeQuarantine, mail: NodeMail, stages: set[str], now: Now) -> Waiting:
+        about = mail
+        if mail.stage == Reason.UNREACHABLE.value and Reason.UNFENCED.value in stages:
+            # That its pods stay says that it is unreachable, too: one mail.
+            about = next(one for one in record.mails if one.stage == Reason.UNFENCED.value)
+        make = partial(node_request, record, about, self._settings, self._place(), now.wall_s)
+        return Waiting(record.id, mail.stage, mail, make(brief=True), make)
+
+    def _of_incident(self, members: list[NodeQuarantine], now: Now) -> Iterable[Waiting]:
+        """One mail for all. Who joins an incident that was told is told by that."""
+        mails = {one.id: next(mail for mail in one.mails if mail.stage == NETWORK) for one in members}
+        waiting = [one for one in members if mails[one.id].state == "waiting"]
+        told = any(
+            mails[one.id].state != "waiting" and one.held_by is Brake.NETWORK_INCIDENT for one in members
+        )
+        if told:
+            for one in waiting:
+                self._save(one.id, NETWORK, structs.replace(mails[one.id], state="digested"))
+        elif waiting:
+            mail = mails[waiting[0].id]
+            request = network_request(waiting, mail, self._settings, self._place(), now.wall_s)
+            for one in waiting:
+                yield Waiting(one.id, NETWORK, mails[one.id], request)
+
+    def _digest(self, mails: Sequence[MailRequest], now: Now) -> MailRequest:
+        return nodes_digest(mails, self._settings, self._place(), now.wall_s)

@@ -1,0 +1,80 @@
+"""Which mails about nodes wait, and what became of those that went: kept until it stands in their records."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+
+from msgspec import structs
+
+from sentinel.core.fleet_events import Reason, Told
+from sentinel.core.fleet_model import Brake, NodeMail, NodeQuarantine
+from sentinel.core.fleet_record import step
+from sentinel.core.now import Now
+
+AT_ONCE = 8  # records that are written between two rounds: an isolation never waits for them for long
+
+
+class MailBook:
+    """`changed` is called when there is something to write."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._mails: dict[tuple[str, str], NodeMail] = {}  # (record, stage): newer than what is saved
+        self._unsaved: set[tuple[str, str]] = set()
+        self._all_saved = asyncio.Event()
+        self._all_saved.set()
+
+    def clear(self) -> None:
+        """The records tell it now: another one may have led."""
+        self._mails.clear()
+        self._unsaved.clear()
+        self._all_saved.set()
+
+    @property
+    def unsaved(self) -> bool:
+        return bool(self._unsaved)
+
+    def to_tell(self, records: Mapping[str, NodeQuarantine]) -> Iterator[NodeQuarantine]:
+        """The records of which something is not told yet, and those of a network incident."""
+        for record in records.values():
+            mails = tuple(self._mails.get((record.id, mail.stage), mail) for mail in record.mails)
+            if record.held_by is Brake.NETWORK_INCIDENT or any(mail.state == "waiting" for mail in mails):
+                yield structs.replace(record, mails=mails)
+
+    def record(self, record: str, mail: NodeMail) -> None:
+        """What became of a mail. How often it was tried is not written down: a successor counts anew."""
+        self._mails[record, mail.stage] = mail
+        if mail.state != "waiting" or mail.done or mail.refused:
+            self._unsaved.add((record, mail.stage))
+            self._all_saved.clear()
+            self._changed()
+
+    def due(self, records: Mapping[str, NodeQuarantine], now: Now, epoch: int) -> dict[str, NodeQuarantine]:
+        """A few records as they are to be saved."""
+        moved: dict[str, NodeQuarantine] = {}
+        for id, stage in sorted(self._unsaved)[:AT_ONCE]:
+            before = moved.get(id) or records.get(id)
+            if before is None:  # it was deleted meanwhile
+                self._done(id, stage)
+                continue
+            told = Told(reason=Reason.TOLD, sentence="A mail has gone.", mail=self._mails[id, stage])
+            moved[id], _ = step(before, told, now, epoch)
+        return moved
+
+    def saved(self, record: NodeQuarantine) -> None:
+        for mail in record.mails:
+            if self._mails.get((record.id, mail.stage)) == mail:
+                self._done(record.id, mail.stage)
+
+    async def all_saved(self, timeout_s: float) -> None:
+        """Until nothing is left to write, for at most `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._all_saved.wait()
+
+    def _done(self, id: str, stage: str) -> None:
+        self._unsaved.discard((id, stage))
+        if self._mails[id, stage].state != "waiting":
+            del self._mails[id, stage]
+        if not self._unsaved:
+            self._all_saved.set()

@@ -1,0 +1,154 @@
+"""The fleet in numbers for a scrape of the leader: nodes by state, findings, quarantines, brakes."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Set
+
+from sentinel import declared
+from sentinel.core import fleet, fleet_brakes
+from sentinel.core.fleet_brakes import Use
+from sentinel.core.fleet_model import Brake, FleetPicture, Kind, Mode, NodeQuarantine, State
+from sentinel.core.fleet_settings import FleetSettings
+from sentinel.core.fleet_silence import hearing
+from sentinel.core.health import Severity
+from sentinel.core.now import Now
+from sentinel.metrics import Metrics
+
+FLEET = (
+    declared.NODES,
+    declared.NODE_GPUS,
+    declared.FLEET_FINDINGS,
+    declared.NODE_FINDING,
+    declared.QUARANTINE,
+    declared.QUARANTINES,
+    declared.NETWORK_INCIDENTS,
+    declared.BRAKE_LIMIT,
+    declared.BRAKE_USED,
+    declared.BRAKE_HELD,
+    declared.UNJUDGED,
+)
+WHYS = ("superseded", "incomplete", "leases-new", "mass-silence")
+IN_SERVICE, NOT_HEARD = "in-service", "not-heard"
+# Of a node with several, the first counts.
+STATES = ("isolated", "held-back", "unreachable", "agent-silent", "observed", NOT_HEARD, IN_SERVICE)
+
+
+def measure(
+    metrics: Metrics,
+    picture: FleetPicture,
+    records: Mapping[str, NodeQuarantine],
+    settings: FleetSettings,
+    now: Now,
+    plain: Set[str] = frozenset(),
+) -> None:
+    """`plain`: nodes that are known to have no findings. About 5 ms for 10 000 nodes: whoever scrapes often gets what
+    was counted a moment ago."""
+    _nodes(metrics, picture, records)
+    _findings(metrics, picture, plain)
+    held = sorted((one for one in records.values() if one.state.open), key=lambda one: -one.since_wall_s)
+    open_ones: dict[tuple[str, ...], float] = {
+        (one.node, one.kind.value, one.state.value, one.mode.value, one.reason): one.since_wall_s
+        for one in held[: declared.MAX_NODES]
+    }
+    metrics.show(declared.QUARANTINE, open_ones)
+    kept = Counter((one.kind.value, one.state.value, one.mode.value) for one in records.values())
+    every = {(kind.value, state.value, mode.value): 0 for kind in Kind for state in State for mode in Mode}
+    metrics.replace(declared.QUARANTINES, every | kept)
+    metrics.replace(declared.NETWORK_INCIDENTS, {(): len(fleet.incidents(records, settings, now))})
+    _brakes(metrics, picture, records, settings, now)
+
+
+def unjudged(
+    picture: FleetPicture,
+    records: Mapping[str, NodeQuarantine],
+    settings: FleetSettings,
+    now: Now,
+    quiet: Set[str] = frozenset(),
+) -> dict[str, str]:
+    """Why less is decided than could be, in sentences. `quiet`: see fleet.decide."""
+    found = {}
+    if fleet.superseded(picture, records):
+        found["superseded"] = "A later controller has written records: this one decides nothing more."
+    if not picture.complete:
+        found["incomplete"] = "Not all nodes and pods are known: one that is missing is not taken for gone."
+    if now.mono_s - picture.watching_since_mono_s < settings.lease_s:
+        found["leases-new"] = "The kubelets' leases are not watched for long enough: no silence is judged."
+    if mass := hearing(picture, settings, now, quiet).mass:
+        found["mass-silence"] = mass
+    return found
+
+
+def forget(metrics: Metrics) -> None:
+    """This controller leads no more: the numbers are another one's."""
+    for declaration in FLEET:
+        metrics.replace(declaration, {})
+
+
+def _findings(metrics: Metrics, picture: FleetPicture, plain: Set[str]) -> None:
+    counts: Counter[tuple[str, str, str]] = Counter()
+    bad = []
+    for name in picture.nodes.keys() - plain:
+        for one in picture.nodes[name].findings:
+            counts[one.component.value, one.severity.value, one.code] += 1
+            if one.severity.order >= Severity.DEGRADED.order:
+                key = (name, one.component.value, one.severity.value, one.code)
+                bad.append((-one.severity.order, key))
+    metrics.replace(declared.FLEET_FINDINGS, counts)
+    bad.sort()
+    metrics.show(declared.NODE_FINDING, {key: 1.0 for _, key in bad[: declared.MAX_NODES]})
+
+
+def _nodes(metrics: Metrics, picture: FleetPicture, records: Mapping[str, NodeQuarantine]) -> None:
+    worst: dict[str, str] = {
+        name: NOT_HEARD for name, node in picture.nodes.items() if node.agent_mono_s is None
+    }
+    for record in records.values():
+        if record.state.open and record.node in picture.nodes:
+            worst[record.node] = min(worst.get(record.node, IN_SERVICE), _state(record), key=STATES.index)
+    counts = Counter(worst.values())
+    counts[IN_SERVICE] += len(picture.nodes) - len(worst)
+    metrics.replace(declared.NODES, {(state,): counts[state] for state in STATES})
+    gpus = dict.fromkeys(STATES, 0)
+    for name, node in picture.nodes.items():
+        gpus[worst.get(name, IN_SERVICE)] += node.gpus
+    metrics.replace(declared.NODE_GPUS, {(state,): count for state, count in gpus.items()})
+
+
+def _state(record: NodeQuarantine) -> str:
+    if record.isolating:
+        return "isolated"
+    if record.state is State.HELD:
+        return "held-back"
+    if record.kind is Kind.SILENCE:
+        return "agent-silent" if record.reason == "AgentSilent" else "unreachable"
+    return "observed"
+
+
+def _brakes(
+    metrics: Metrics,
+    picture: FleetPicture,
+    records: Mapping[str, NodeQuarantine],
+    settings: FleetSettings,
+    now: Now,
+) -> None:
+    uses = brake_uses(picture, records.values(), settings, now)[: declared.MAX_SERIES]
+    metrics.replace(declared.BRAKE_LIMIT, {(brake, use.window, use.pool): use.limit for brake, use in uses})
+    metrics.replace(declared.BRAKE_USED, {(brake, use.window, use.pool): use.used for brake, use in uses})
+    held = Counter((one.held_by.value,) for one in records.values() if one.state.open and one.held_by)
+    none = {(brake.value,): 0 for brake in Brake if brake}
+    metrics.replace(declared.BRAKE_HELD, none | held)
+
+
+def brake_uses(
+    picture: FleetPicture, records: Iterable[NodeQuarantine], settings: FleetSettings, now: Now
+) -> list[tuple[str, Use]]:
+    """How much of each brake is used: those of all nodes first, since pools may be too many to tell of."""
+    records = list(records)
+    tallies = {
+        "isolations": fleet_brakes.isolations(Kind.FAULT, records, picture, settings, now),
+        "full-disks": fleet_brakes.isolations(Kind.DISK, records, picture, settings, now),
+        "removals": fleet_brakes.removals(records, picture, settings, now),
+    }
+    return sorted(
+        ((brake, use) for brake, tally in tallies.items() for use in tally.uses()),
+        key=lambda one: (bool(one[1].pool), -one[1].used, one[1].pool),
+    )

@@ -1,0 +1,78 @@
+"""The two controllers of a fault run: real programs, each with a way of its own to the API server."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.chaos.fleet_audit import Limits
+from tests.e2e.box import Box, Running
+from tests.kubernetes.conftest import NAMESPACE, kubeconfig
+from tests.kubernetes.proxy import Proxy
+from tests.rig.processes import free_port
+
+if TYPE_CHECKING:
+    from tests.rig.control_plane import ControlPlane
+
+
+def settings(folder: Path, limits: Limits) -> Path:
+    def allowance(at_a_time: int, per_window: int) -> dict[str, Any]:
+        counts = {"atATime": at_a_time, "perWindow": per_window}
+        limited = {key: {"atLeast": count, "share": 0.0001} for key, count in counts.items()}
+        return {**limited, "window": f"{limits.window_s:g}s"}
+
+    fleet = {
+        "isolations": allowance(limits.at_a_time, limits.per_window),
+        "poolIsolations": allowance(limits.pool_at_a_time, limits.pool_per_window),
+        "disks": allowance(limits.disks, 100),
+        "poolDisks": allowance(limits.disks, 100),
+        "removals": {"perWindow": {"atLeast": 1000, "share": 0.5}},
+        "poolRemovals": {"perWindow": {"atLeast": 1000, "share": 0.5}},
+        "releaseAfter": "1s",
+        "diskReleaseAfter": "1s",
+        "repeatLimit": 6,
+        "repeatWindow": f"{limits.keep_s:g}s",
+        "lease": "20s",
+        "agentSilent": "30s",
+    }
+    head = {"apiVersion": "sentinel.dev/v1alpha1", "kind": "Settings", "listen": ""}
+    path = folder / f"{folder.name}.yaml"
+    path.write_text(json.dumps({**head, "stateDir": str(folder / "state"), "fleet": fleet}))
+    return path
+
+
+class Controller:
+    """One of the two: its own way to the API server, the same name and port after each restart."""
+
+    def __init__(self, plane: "ControlPlane", box: Box, folder: Path, name: str, limits: Limits) -> None:
+        folder.mkdir()
+        self.name, self.box = name, box
+        self.proxy = Proxy(plane.url, plane.identities.ca)
+        token = plane.token(NAMESPACE, "sentinel-controller", seconds=86400)
+        self.port = free_port()
+        self.words = [
+            "controller",
+            *("--kubeconfig", str(kubeconfig(folder / "kubeconfig", self.proxy.url, token))),
+            *("--agents", f"127.0.0.1:{self.port}", "--settings", str(settings(folder, limits))),
+        ]
+        self.runs: Running | None = None
+        self.frozen = False
+
+    def start(self) -> None:
+        self.box.env |= {"POD_NAME": self.name, "POD_IP": "127.0.0.1"}
+        self.runs = self.box.start(*self.words)
+
+    def kill(self) -> None:
+        assert self.runs is not None
+        self.runs.kill()
+
+    def freeze(self, freeze: bool) -> None:
+        assert self.runs is not None
+        os.kill(self.runs.pid, signal.SIGSTOP if freeze else signal.SIGCONT)
+        self.frozen = freeze
+
+    def end(self) -> None:
+        if self.runs is not None:
+            self.runs.kill()
+        self.proxy.close()

@@ -1,0 +1,263 @@
+"""Traps of batch Jobs and of what is built on them. The test of trap a-b-c is test_a_b_c."""
+
+from typing import Any
+
+import pytest
+
+from sentinel.core.job_kinds import Means
+from sentinel.core.job_limits import limits
+from sentinel.core.job_ranks import ranks, that_run_after_start
+from sentinel.core.job_start import keep_off_nodes, resize, start
+from sentinel.core.job_state import Seen, living, longest_grace_s, standing
+from sentinel.core.job_stop import grace_refused, stop
+from sentinel.core.job_writes import Reason, Refusal, Verb
+from tests.core.job_objects import (
+    Json,
+    applied,
+    gone,
+    pod,
+    pods_of,
+    row_named,
+    seen,
+    template,
+    writes,
+)
+from tests.core.job_traps import (
+    HOST,
+    INDEXED,
+    JOBSET,
+    MARK,
+    PLAIN,
+    PODS,
+    TRAINJOB,
+    refused,
+    stopped,
+    with_trap,
+)
+
+# ---------------------------------------------------------------- batch Job
+
+
+@pytest.mark.parametrize("title", with_trap("exit-0-completes-index"))
+def test_exit_0_completes_index(title: str) -> None:
+    """The only write is `suspend`: no pod is signalled, deleted or evicted to stop it."""
+    (only,) = writes(stop(seen(title), "m"))
+    assert only.verb is Verb.PATCH
+    assert only.body["spec"] == {"suspend": True}
+
+
+@pytest.mark.parametrize("title", with_trap("exit-0-after-eviction"))
+def test_exit_0_after_eviction(title: str) -> None:
+    assert {one.verb for one in writes(stop(seen(title), "m", grace_s=600))} == {Verb.PATCH}
+
+
+@pytest.mark.parametrize("title", with_trap("suspend-keeps-grace"))
+def test_suspend_keeps_grace(title: str) -> None:
+    short = tuple(
+        {**one, "spec": {**one["spec"], "terminationGracePeriodSeconds": 20 + n}}
+        for n, one in enumerate(pods_of(title))
+    )
+    one = seen(title, pods=short)
+    assert longest_grace_s(one) == 20
+    assert grace_refused(one, 20.0) is None
+    said = grace_refused(one, 600.0)
+    assert said is not None
+    assert said.reason is Reason.GRACE_TOO_SHORT
+    assert "20 s" in said.sentence
+    assert "600 s" in said.sentence
+    assert grace_refused(seen(title), 31.0) is not None, "a pod that names none gets 30 s"
+
+
+@pytest.mark.parametrize("title", with_trap("delete-counts-failures"))
+def test_delete_counts_failures(title: str) -> None:
+    one = seen(title, spec__podReplacementPolicy="Failed")
+    assert {write.verb for write in writes(stop(one, "m", grace_s=600))} == {Verb.PATCH}
+    assert grace_refused(one, 600.0) is not None
+
+
+@pytest.mark.parametrize("title", with_trap("eviction-backs-off"))
+def test_eviction_backs_off(title: str) -> None:
+    assert Verb.EVICT not in {one.verb for one in writes(stop(seen(title), "m"))}
+    (own,) = limits(seen(title, status__failed=2))
+    assert (own.limit, own.used, own.left) == (6, 2, 4)
+
+
+def test_eviction_uses_index() -> None:
+    counted = {"batch.kubernetes.io/job-index-failure-count": "2"}
+    pods = (pod("a", {}, annotations=counted), pod("b", {}))
+    one = seen(
+        INDEXED,
+        pods=pods,
+        spec__backoffLimitPerIndex=3,
+        spec__maxFailedIndexes=5,
+        status__failed=9,
+        status__failedIndexes="1,3-4",
+    )
+    assert [(own.at, own.left) for own in limits(one)] == [
+        ("spec.backoffLimitPerIndex", 1),
+        ("spec.maxFailedIndexes", 2),
+    ]
+
+
+@pytest.mark.parametrize("title", with_trap("template-fixed-once-started"))
+def test_template_fixed_once_started(title: str) -> None:
+    one = stopped(title, status__startTime="2026-01-01T00:00:00Z")
+    clear, patch = writes(start(one, hosts=["n1"]))
+    assert (clear.part, clear.body) == ("status", {"status": {"startTime": None}})
+    assert clear.request()["metadata"]["resourceVersion"] == one.job["metadata"]["resourceVersion"]
+    assert patch.follows, "the first write has changed the resourceVersion"
+    assert patch.body["spec"]["suspend"] is False
+    assert HOST in str(patch.body["spec"]["template"])
+    (alone,) = writes(start(one))
+    assert alone.body["spec"] == {"suspend": False}, "nothing to change: the start time stays"
+    assert len(writes(start(stopped(title), hosts=["n1"]))) == 1, "never started: nothing to clear"
+    assert refused(keep_off_nodes(seen(title), ["n1"])) is Reason.NOT_STOPPED
+
+
+def test_parallelism_alone() -> None:
+    (patch,) = writes(resize(seen(INDEXED), 2))
+    assert patch.body == {"spec": {"parallelism": 2, "completions": 2}}
+    assert refused(resize(seen(INDEXED, spec__completions=8), 2)) is Reason.SIZE_FIXED
+
+
+def test_completions_fixed() -> None:
+    (patch,) = writes(resize(seen(PLAIN, spec__completions=4), 2))
+    assert patch.body == {"spec": {"parallelism": 2}}
+
+
+@pytest.mark.parametrize("title", with_trap("finished-stay"))
+def test_finished_stay(title: str) -> None:
+    pods = list(pods_of(title))
+    done = next(one for one in ranks(seen(title)) if one.rank == 2)
+    pods = [
+        pod if pod["metadata"]["uid"] != done.uid else {**pod, "status": {"phase": "Succeeded"}}
+        for pod in pods
+    ]
+    one = seen(title, pods=tuple(pods))
+    assert that_run_after_start(one) == (0, 1, 3)
+    if one.row.finished_at:
+        one.job.setdefault("status", {})["completedIndexes"] = "0-1"
+        assert that_run_after_start(one) == (3,)
+
+
+@pytest.mark.parametrize("title", with_trap("end-comes-in-two"))
+@pytest.mark.parametrize("early", ["SuccessCriteriaMet", "FailureTarget"])
+def test_end_comes_in_two(title: str, early: str) -> None:
+    one = seen(title, status__conditions=[{"type": early, "status": "True"}])
+    assert standing(one).ending
+    assert not standing(one).ended
+    assert refused(stop(one, "m")) is refused(start(one)) is Reason.ENDED
+
+
+# ---------------------------------------------------------------- pods of any other owner
+
+
+def test_owner_decides() -> None:
+    assert {one.verb for one in writes(stop(seen(PODS), "m"))} == {Verb.EVICT}
+    bare = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "lab", "name": "alone", "uid": "u"}}
+    said = stop(Seen(row=row_named(PODS), job=bare, pods=(bare,)), "m")
+    assert refused(said) is Reason.NO_OWNER
+
+
+@pytest.mark.parametrize("title", with_trap("no-way-to-keep-off"))
+def test_no_way_to_keep_off(title: str) -> None:
+    said = keep_off_nodes(seen(title), ["n2", "n1"])
+    assert refused(said) is Reason.CANNOT_KEEP_OFF
+    assert isinstance(said, Refusal)
+    assert "n1, n2" in said.sentence
+    assert writes(keep_off_nodes(seen(title), [])) == (), "nothing to be kept off, nothing to refuse"
+    if row_named(title).stop is Means.COMMAND:
+        aborted = seen(title, pods=(), status__state__phase="Aborted", metadata__annotations=MARK)
+        assert refused(start(aborted, hosts=["n1"])) is Reason.CANNOT_KEEP_OFF
+
+
+# ---------------------------------------------------------------- JobSet, TrainJob
+
+
+def test_size_fixed() -> None:
+    assert refused(resize(seen(JOBSET), 2)) is Reason.SIZE_FIXED
+    assert refused(start(stopped(JOBSET), size=2)) is Reason.SIZE_FIXED
+
+
+def child(name: str, **more: Any) -> Json:
+    meta = {"namespace": "lab", "name": name, "uid": f"u-{name}", "resourceVersion": "5"}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {**meta, "labels": more.pop("labels", {})},
+        "spec": {"suspend": True, "parallelism": more.pop("parallelism", 2), "template": template()},
+        "status": {"startTime": "2026-01-01T00:00:00Z"},
+        **more,
+    }
+
+
+def test_affinity_in_children() -> None:
+    children = (child("workers-0"), {**child("workers-1"), "status": {}})
+    plan = start(stopped(JOBSET, children=children), hosts=["n1"])
+    clear, first, second, last = writes(plan)
+    assert (clear.name, clear.part, clear.body) == ("workers-0", "status", {"status": {"startTime": None}})
+    assert (first.name, first.follows) == ("workers-0", True)
+    assert (second.name, second.follows) == ("workers-1", False)
+    assert all(HOST in str(one.body["spec"]["template"]) for one in (first, second))
+    assert (last.plural, last.body["spec"]) == ("jobsets", {"suspend": False}), "the JobSet itself goes last"
+    assert HOST not in str(last.body)
+
+
+def test_child_limit_restarts_all() -> None:
+    used = seen(
+        JOBSET, spec__failurePolicy={"maxRestarts": 3}, status={"restarts": 2, "restartsCountTowardsMax": 1}
+    )
+    assert [own.left for own in limits(used)] == [2]
+    assert [own.left for own in limits(seen(JOBSET))] == [0], (
+        "without a failure policy the first failure is its end"
+    )
+    kept = {
+        **child("a"),
+        "metadata": {**child("a")["metadata"], "annotations": {"sentinel.dev/kept-off": "n1,n2"}},
+    }
+    assert standing(seen(JOBSET, children=(kept,))).kept_off == ("n1", "n2")
+    assert standing(seen(JOBSET, children=(kept, child("made-anew")))).kept_off == ()
+
+
+def test_num_nodes_is_not_applied() -> None:
+    assert refused(resize(seen(TRAINJOB), 2)) is Reason.SIZE_BY_RECREATING
+    nodes = {"jobset.sigs.k8s.io/replicatedjob-name": "node"}
+    other = child(
+        "init", labels={"jobset.sigs.k8s.io/replicatedjob-name": "model-initializer"}, parallelism=1
+    )
+    runs = (child("train-node-0", labels=nodes, parallelism=4), other)
+    said = stop(seen(TRAINJOB, children=runs, spec__trainer__numNodes=2), "m")
+    assert refused(said) is Reason.SIZE_EDITED
+    assert isinstance(said, Refusal)
+    assert "put 4 back" in said.sentence
+    assert writes(stop(seen(TRAINJOB, children=runs), "m"))
+
+
+def test_suspended_while_pods_run() -> None:
+    """Neither the condition nor the field makes it stopped, for a start: the pods do."""
+    claims = {"spec__suspend": True, "status__conditions": [{"type": "Suspended", "status": "True"}]}
+    one = seen(TRAINJOB, metadata__annotations=MARK, **claims)
+    assert standing(one).stopped
+    assert len(living(one.pods)) == 5
+    said = start(one)
+    assert refused(said) is Reason.STILL_RUNNING
+    assert isinstance(said, Refusal)
+    assert "node-0" in said.sentence
+    assert writes(start(gone(one)))
+
+
+def test_overrides_are_pruned() -> None:
+    one = stopped(TRAINJOB)
+    assert refused(start(one, hosts=["n1"])) is Reason.LABEL_NEEDED
+    patch, resume = writes(start(one, hosts=["n1"], labels={"pool": "healthy"}))
+    assert (resume.follows, resume.body["spec"]) == (True, {"suspend": False}), (
+        "its webhook takes them one by one"
+    )
+    assert "suspend" not in patch.body["spec"]
+    overrides = patch.body["spec"]["podSpecOverrides"]
+    assert overrides == [{"targetJobs": [{"name": "node"}], "nodeSelector": {"pool": "healthy"}}]
+    kept = applied(one, start(one, hosts=["n1"], labels={"pool": "healthy"}))
+    again = gone(applied(kept, stop(kept, "m")))
+    back = applied(again, start(again))
+    assert "podSpecOverrides" not in back.job["spec"], "nothing is kept off any more"
+    assert standing(back).kept_off == ()

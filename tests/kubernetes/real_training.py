@@ -1,0 +1,167 @@
+"""A job that trains on real kubelets: each rank is a pod, and all save into one folder that every node has."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.kubernetes.jobs_site import JobRecords
+
+if TYPE_CHECKING:
+    from tests.kubernetes.real_cluster import Cluster
+    from tests.rig.api import Object
+    from tests.rig.node import Node
+
+IMAGE = "sentinel:0.1.0"  # of this checkout, which the nodes have: a Python with nothing else
+PYTHON = f"/usr/local/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+SPREAD = {
+    "maxSkew": 1,
+    "topologyKey": "kubernetes.io/hostname",
+    "whenUnsatisfiable": "ScheduleAnyway",
+    "labelSelector": {"matchLabels": {"job-name": "train"}},
+}
+# Rank 0 keeps the line of steps that were done; each rank saves its own part. A step is done once, or again after a
+# restart from an older checkpoint, and never left out.
+RANK = """
+import os, signal, sys, time
+rank, steps = os.environ["JOB_COMPLETION_INDEX"], int(os.environ["STEPS"])
+part, line = f"/checkpoints/rank-{rank}", "/checkpoints/line"
+step = int(open(part).read()) if os.path.exists(part) else 0
+print(f"resumes from step {step}", flush=True)
+wanted = []
+signal.signal(signal.SIGUSR1, lambda *_: wanted.append(1))
+while step < steps:
+    time.sleep(0.1)
+    step += 1
+    if rank == "0":
+        with open(line, "a") as file:
+            print(os.environ["POD_UID"], step, file=file)
+    print(f"step: {step}")
+    print("this iteration hardware time is 80.5 and e2e time is 100.25 ms.", flush=True)
+    if wanted:
+        wanted.clear()
+        with open(f"{part}.new", "w") as file:
+            file.write(str(step))
+        os.rename(f"{part}.new", part)
+        print(f"saved checkpoint at step {step}", flush=True)
+"""
+
+
+class Training(JobRecords):
+    """One job in a namespace of its own, with a policy that resumes it."""
+
+    def __init__(self, cluster: "Cluster", folder: Path) -> None:
+        self.cluster, self.admin = cluster, cluster.admin
+        self.space = cluster.plane.namespace("training")
+        self.folder = folder / "checkpoints"
+        self.folder.mkdir(mode=0o777)
+        self.folder.chmod(0o777)
+
+    def policy(self, **spec: Any) -> "Object":
+        checkpoint = {"signal": "SIGUSR1", "timeout": "20s", "proof": {"logPattern": "saved checkpoint"}}
+        asked = {
+            "jobs": {"kinds": ["Job"]},
+            "owner": {"emails": ["owner@example.com"]},
+            "resume": {"maxResumes": 10, "gracefulStop": "5s", "checkpoint": checkpoint},
+            **spec,
+        }
+        head = {"apiVersion": "sentinel.dev/v1alpha1", "kind": "JobPolicy"}
+        return {**head, "metadata": {"name": "training", "namespace": self.space}, "spec": asked}
+
+    def job(self, ranks: int, steps: int, cpu: str = "") -> "Object":
+        container = {
+            "name": "main",
+            "image": IMAGE,
+            "imagePullPolicy": "Never",
+            "command": [PYTHON, "-u", "-c", RANK],
+            "env": [
+                {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+                {"name": "STEPS", "value": str(steps)},
+            ],
+            "volumeMounts": [{"name": "checkpoints", "mountPath": "/checkpoints"}],
+        }
+        if cpu:
+            container["resources"] = {"requests": {"cpu": cpu}}
+        pod = {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 5,
+            "topologySpreadConstraints": [SPREAD],
+            "containers": [container],
+            "volumes": [{"name": "checkpoints", "hostPath": {"path": str(self.folder)}}],
+        }
+        spec = {
+            "completionMode": "Indexed",
+            "parallelism": ranks,
+            "completions": ranks,
+            "backoffLimit": 6,
+            "template": {"spec": pod},
+        }
+        return {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": "train", "namespace": self.space},
+            "spec": spec,
+        }
+
+    def start(self, ranks: int, steps: int, cpu: str = "", **policy: Any) -> None:
+        """`cpu`: what each rank requests."""
+        self.admin.apply([self.policy(**policy)])
+        self.admin.create(self.job(ranks, steps, cpu))
+
+    def close(self) -> None:
+        path = f"/apis/batch/v1/namespaces/{self.space}/jobs"
+        self.admin.delete(path, propagationPolicy="Background")
+        pods = f"/api/v1/namespaces/{self.space}/pods"
+        self.admin.delete(pods, gracePeriodSeconds=0)
+        self.until(lambda: not self.admin.items(pods))
+
+    # ------------------------------------------------------------ what is seen
+
+    def pods(self, phase: str = "Running") -> "list[Object]":
+        found = self.admin.items(f"/api/v1/namespaces/{self.space}/pods")
+        return [pod for pod in found if pod["status"].get("phase") == phase]
+
+    def node_of(self, rank: int) -> "Node":
+        key = "batch.kubernetes.io/job-completion-index"
+        pod = next(pod for pod in self.pods() if pod["metadata"]["labels"][key] == str(rank))
+        return next(node for node in self.cluster.nodes if node.name == pod["spec"]["nodeName"])
+
+    def ranks_by_node(self) -> "dict[Node, list[int]]":
+        key = "batch.kubernetes.io/job-completion-index"
+        ranks = sorted(int(pod["metadata"]["labels"][key]) for pod in self.pods())
+        found: dict[Node, list[int]] = {node: [] for node in self.cluster.nodes}
+        for rank in ranks:
+            found[self.node_of(rank)].append(rank)
+        return found
+
+    def freeze(self, rank: int) -> None:
+        """Its process makes no step any more, and does not end."""
+        key = "batch.kubernetes.io/job-completion-index"
+        pod = next(pod for pod in self.pods() if pod["metadata"]["labels"][key] == str(rank))
+        for pid in self.node_of(rank).pids(pod):
+            os.kill(pid, signal.SIGSTOP)
+
+    def line(self) -> list[tuple[str, int]]:
+        file = self.folder / "line"
+        words = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+        return [(uid, int(step)) for uid, step in words]
+
+    def steps(self) -> int:
+        return max((step for _, step in self.line()), default=0)
+
+    def every_step_counts(self, steps: int) -> bool:
+        """No step was left out, and no two pods wrote at one time: who has written once is over when another does."""
+        line = self.line()
+        done = {step for _, step in line} == set(range(1, steps + 1))
+        writers = [uid for n, (uid, _) in enumerate(line) if n == 0 or line[n - 1][0] != uid]
+        return done and len(writers) == len(set(writers))
+
+    def until(self, what: Callable[[], Any], deadline_s: float = 150.0) -> Any:
+        from tests.rig.processes import until
+
+        def why() -> str:
+            return f"{self.records_told()}\n{self.cluster.sentinel.story()}"
+
+        return until(what, why, deadline_s, every_s=0.2)

@@ -1,0 +1,65 @@
+"""Each kind of job that `make test` has an operator for, recovered by `sentinel controller`."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kubernetes.driven import Driven, come_back
+from tests.kubernetes.local_fleet import Fleet
+from tests.kubernetes.test_job_kinds_live import KINDS, batch_job, job_set, kubeflow_job
+from tests.kubernetes.test_leading_jobs import plane
+
+if TYPE_CHECKING:
+    from tests.rig.control_plane import ControlPlane
+    from tests.rig.kwok import Kwok
+    from tests.rig.operators.training_operator import TrainingOperator
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.operators("jobset", "training-operator")]
+NODES = "kinds"
+
+__all__ = ["plane"]
+
+
+@pytest.fixture(scope="module")
+def kubeflow(plane: "ControlPlane") -> "TrainingOperator":
+    from tests.rig.operators.jobset import JobSet
+    from tests.rig.operators.training_operator import TrainingOperator
+
+    JobSet(plane)
+    return TrainingOperator(plane)
+
+
+@pytest.fixture(scope="module")
+def kwok(plane: "ControlPlane") -> "Kwok":
+    from tests.rig.kwok import Kwok
+
+    made = Kwok(plane)
+    made.nodes(NODES, 3)
+    return made
+
+
+def test_every_kind_loses_a_rank_and_is_started_again_but_for_what_its_operator_has_failed_for_good(
+    plane: "ControlPlane", fleet: Fleet, kwok: "Kwok", kubeflow: "TrainingOperator"
+) -> None:
+    fleet.controller("one").said("leads, epoch", 60.0)
+    made = {"indexed": (batch_job(True), 3), "plain": (batch_job(False), 3), "jobset": (job_set(), 4)}
+    made |= {kind: (kubeflow_job(kind, "ExitCode"), KINDS[kind][3]) for kind in KINDS}
+    jobs = [Driven(plane.admin, plane.namespace(), job, fleet, kwok, size) for job, size in made.values()]
+    given_up = Driven(plane.admin, plane.namespace(), kubeflow_job("PyTorchJob", "Never"), fleet, kwok, 3)
+    given_up.begin()
+    done = Driven(plane.admin, plane.namespace(), kubeflow_job("PyTorchJob", "OnFailure"), fleet, kwok, 3)
+    done.begin()
+    # It replaces a lost pod at once; Jobs, and with them JobSets, wait for some seconds first.
+    come_back(jobs, operator=kubeflow.daemon)
+    given_up.lose(1)
+    given_up.until_state("error")
+    assert given_up.record()["reason"] == "EndedByItsKind"
+    assert "Pods that run on: train-master-0, train-worker-0" in given_up.record()["sentence"]
+    done.until_state("running")
+    kwok.end_pod(done.space, "train-master-0", 0)
+    done.until_state("succeeded")  # by its kind's word: its workers run on
+    assert len(done.uids()) == 3
+    assert done.incidents() == []
+    for job in jobs:
+        job.finish()
+    assert "Traceback" not in fleet.story()

@@ -1,0 +1,263 @@
+"""Whose a fault is, over all jobs of a cluster: that of a job, or that of a node."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sentinel.core.health import Severity
+from tests.e2e.box import Box, Running
+from tests.kubernetes.jobs_site import CUSTOM, Agents, JobSite
+from tests.kubernetes.light_agents import Ranks
+from tests.kubernetes.local_fleet import Page
+from tests.kubernetes.people import Person, bind
+from tests.kubernetes.test_interrupted_recoveries import RESUMES, in_phase, running
+from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, plane
+from tests.kubernetes.test_sized_jobs import quota
+from tests.samples import lost_gpu
+
+if TYPE_CHECKING:
+    from tests.rig.api import Object
+    from tests.rig.control_plane import ControlPlane
+    from tests.rig.kwok import Kwok
+
+__all__ = ["kwok", "plane"]
+
+pytestmark = pytest.mark.timeout(240)
+KILLED = 137  # as containerd tells of a container that SIGKILL ended
+
+
+class World(JobSite):
+    controller: Running
+    agents: Agents
+
+
+@pytest.fixture(scope="module")
+def world(plane: "ControlPlane", kwok: "Kwok", tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """One controller and its agents for all tests of the file."""
+    folder = tmp_path_factory.mktemp("world")
+    box = Box(folder / "box")
+    made = World(plane, kwok, box, folder)
+    made.settings = {"listen": "127.0.0.1:0"}
+    made.controller = led(made)
+    made.agents = Agents(made, made.controller)
+    yield made
+    end(made.controller)
+    made.agents.close()
+    box.close()
+
+
+@pytest.fixture
+def site(world: World) -> Iterator[World]:
+    """In a namespace of its own."""
+    world.space = world.plane.namespace()
+    yield world
+    world.close()
+
+
+def node_of(pod: "Object") -> str:
+    return str(pod["spec"]["nodeName"])
+
+
+def dies(site: JobSite, pod: "Object") -> None:
+    site.kwok.end_pod(site.space, pod["metadata"]["name"], KILLED)
+
+
+def verdicts(site: JobSite, job: str) -> "list[Object]":
+    """Of the recoveries that are over."""
+    found = [one for one in site.incidents() if one["job"].endswith(f"/{job}")]
+    return [one["verdict"] for one in found if one["phase"] == "Recovered"]
+
+
+def states(site: JobSite) -> dict[str, str]:
+    found = site.admin.items(f"{CUSTOM}/namespaces/{site.space}/protectedjobs")
+    return {one["spec"]["name"].rpartition("/")[2]: one["spec"]["state"] for one in found}
+
+
+def events(site: JobSite, reason: str) -> list[str]:
+    found = site.admin.items(f"/apis/events.k8s.io/v1/namespaces/{site.space}/events")
+    return [one["note"] for one in found if one["reason"] == reason]
+
+
+def test_a_launcher_that_restarts_ranks_by_itself_is_counted_and_left_to_it_until_no_iteration_follows(
+    site: World,
+) -> None:
+    asked = {"restart": {"maxRestarts": 3}, "hang": {"after": "2s"}}
+    site.protect(**asked, startTimeout="10m")
+    site.create(gang(1))
+    site.until(site.state("running"))
+    name, node = site.record()["name"], node_of(site.pods()[0])
+    site.agents.ranks(node, Ranks(count=5, restarts=1))
+    page = Page(site.controller)
+    site.until(lambda: site.record().get("innerRestarts") == 1)
+    site.until(lambda: "(once in this run)" in "".join(events(site, "RestartedInside")))
+    # Five more iterations, another restart, and its log says nothing more.
+    site.agents.ranks(node, Ranks(count=5, restarts=2))
+    site.until(lambda: site.record().get("innerRestarts") == 2)
+    site.until(lambda: page.number("job_inner_restarts", job_name=name) == 2)
+    rita = Person(site.plane, "rita-faults", bind(site.plane, "rita-faults", "sentinel-reader"))
+    shown = " ".join(rita.says("status", f"{site.space}/train").stdout.split())
+    assert "A launcher inside its pods has started its ranks again 2 times in this run." in shown
+    assert not site.incidents()
+    site.protect(**asked, startTimeout="30s")
+    site.until(lambda: site.phases()[-1:] == ["Verifying"])
+
+    def steps_again() -> bool:
+        site.agents.ranks(node_of(site.pods()[0]), Ranks(count=30))  # until its agent follows the new pod
+        return site.phases()[-1:] == ["Recovered"]
+
+    site.until(steps_again)
+    (hung,) = verdicts(site, "train")
+    assert hung["symptom"] == "hang"
+    assert (
+        "though the launcher inside its pods has started it again (2 times in this run)" in hung["sentence"]
+    )
+    assert "rank 0: last iteration 10" in hung["evidence"]
+    assert "allowed: 30 s without an iteration" in hung["evidence"]  # not the 2 s of hang.after
+    assert site.record().get("innerRestarts", 0) == 0
+
+
+def test_what_recurs_on_another_node_is_the_jobs_and_costs_the_job(site: World) -> None:
+    site.protect(restart={"maxRestarts": 3})
+    site.create(gang(2))
+    site.until(site.state("running"))
+    first = site.pods()[0]
+    dies(site, first)
+    site.until(lambda: len(verdicts(site, "train")) == 1)
+    second = next(pod for pod in site.pods() if node_of(pod) != node_of(first))
+    dies(site, second)
+    site.until(lambda: len(verdicts(site, "train")) == 2)
+    before, again = verdicts(site, "train")
+    assert (before["failure"], before["place"], before["cause"]) == ("killed", node_of(first), "node")
+    assert (again["failure"], again["place"], again["follows"]) == ("killed", node_of(second), "job")
+    assert f"The same happened on {node_of(first)}: it follows the job." in again["sentence"]
+    assert (again["scope"], again["cause"], again.get("entity", "")) == ("job", "unknown", "")
+    record = site.record()
+    assert (record["usedInfrastructure"], record["usedJob"]) == (1, 1)
+    assert record.get("excluded", []) == []
+
+
+def test_what_two_jobs_meet_on_one_node_is_the_nodes_and_the_second_leaves_it(site: World) -> None:
+    site.protect(restart={"maxRestarts": 3})
+    nodes = [
+        node["metadata"]["name"] for node in site.admin.items("/api/v1/nodes", labelSelector="rig=train")
+    ]
+    shared, *others = nodes
+    for node in others:
+        site.admin.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}})
+    for name in ("one", "two"):
+        job = gang(1, gpus=4)
+        job["metadata"]["name"] = name
+        site.create(job)
+    site.until(lambda: [node_of(pod) for pod in site.pods()] == [shared] * 2)
+    for node in others:
+        site.admin.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": None}})
+
+    def pod(name: str) -> "Object":
+        return next(pod for pod in site.pods() if pod["metadata"]["labels"]["job-name"] == name)
+
+    site.until(lambda: states(site) == {"one": "running", "two": "running"})
+    dies(site, pod("one"))
+    site.until(lambda: verdicts(site, "one"))
+    dies(site, pod("two"))
+    site.until(lambda: verdicts(site, "two"))
+    (own,), (shown,) = verdicts(site, "one"), verdicts(site, "two")
+    assert "follows" not in own
+    assert (shown["follows"], shown["entity"], shown["cause"]) == ("node", shared, "node")
+    assert f"/one met the same on {shared}, and on no other: it follows the node." in shown["sentence"]
+    assert node_of(pod("two")) != shared
+
+
+def test_a_host_on_which_two_jobs_have_their_slowest_rank_is_told_as_slow_and_stays_in_service(
+    site: World,
+) -> None:
+    site.protect(performance={"over": 4})
+    for name in ("one", "two"):
+        job = gang(3, gpus=4)
+        spread = {
+            "labelSelector": {"matchLabels": {"job-name": name}},
+            "topologyKey": "kubernetes.io/hostname",
+        }
+        apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [spread]}}
+        job["spec"]["template"]["spec"]["affinity"] = apart
+        job["metadata"]["name"] = name
+        site.create(job)
+    site.until(lambda: states(site) == {"one": "running", "two": "running"})
+    slow, *others = sorted({node_of(pod) for pod in site.pods()})
+
+    def told(job: str) -> "list[Object]":
+        """Written until their agents follow the pods."""
+        for node in (slow, *others):
+            site.agents.ranks(node, Ranks(count=8, hardware_ms=900 if node == slow else 500, job=f"/{job}"))
+        found = [one for one in site.incidents() if one["job"].endswith(f"/{job}")]
+        return [one["verdict"] for one in found if one["verdict"]["symptom"] == "straggler"]
+
+    (first,) = site.until(lambda: told("one"))
+    assert first["place"] == slow
+    assert "follows" not in first
+    (second,) = site.until(lambda: told("two"))
+    assert (second["follows"], second["entity"]) == ("node", slow)
+    (line,) = [line for line in second["evidence"] if "/one: Rank " in line]
+    assert "is a straggler: its hardware time is 1.8 times its peers' median" in line
+    uid = site.node(slow)["metadata"]["uid"]
+
+    def of_node() -> list[str]:
+        found = site.admin.items("/apis/events.k8s.io/v1/namespaces/default/events")
+        job = f"Job {site.space}/job.batch/two,"
+        return [one["note"] for one in found if one["regarding"]["uid"] == uid and job in one["note"]]
+
+    (note,) = site.until(of_node)
+    assert f"met the same on {slow}, and on no other: it follows the node." in note
+    assert not site.taints(slow)
+    assert len(site.pods()) == 6
+
+
+def test_a_job_that_is_given_up_is_kept_for_a_look_inside_until_a_person_releases_it(site: World) -> None:
+    site.protect(restart={"maxRestarts": 0}, debugHold="1h")
+    job = gang(2)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    container["command"] = ["/sentinel/hold", "--", *container["command"]]
+    path = site.create(job)
+    site.until(site.state("running"))
+    pods = {pod["metadata"]["uid"] for pod in site.pods()}
+    node = node_of(site.pods()[0])
+
+    def given_up() -> bool:
+        site.agents.ranks(node, Ranks(code=3))  # until its agent follows the pod
+        return bool(site.record()["state"] == "error")
+
+    site.until(given_up)
+    site.until(lambda: site.phases() == ["Exhausted"])  # copied after the job's record is saved
+    assert "exit code 3" in str(site.incidents()[0]["verdict"])
+    assert {pod["metadata"]["uid"] for pod in site.pods()} == pods, "nothing of it is stopped"
+    rita = Person(site.plane, "rita-holds", bind(site.plane, "rita-holds", "sentinel-operator"))
+    name = f"{site.space}/train"
+    assert "`sentinel release` it first." in rita.says("retry", name).stderr
+    assert site.admin.get(path)["spec"].get("suspend", False) is False
+    freed = rita.says("release", name)
+    assert (freed.returncode, "is held no longer, says rita-holds." in freed.stdout) == (0, True), (
+        freed.stderr
+    )
+    site.until(lambda: not site.pods() and not site.record().get("holdUntil"))
+    assert site.admin.get(path)["spec"]["suspend"] is True
+    assert site.record()["state"] == "error"
+
+
+def test_a_person_who_suspends_a_job_that_is_being_moved_is_obeyed_and_costs_it_no_protection(
+    site: World,
+) -> None:
+    path = running(site, 1, **RESUMES, startTimeout="5s")
+    bad = node_of(site.pods()[0])
+    none = quota(site, 0)
+    site.agents.find(bad, lost_gpu(check="gpus", event=False, severity=Severity.DEGRADED))
+    site.until(in_phase(site, "Starting"))
+    site.until(lambda: site.admin.get(path)["spec"]["suspend"] is False)
+    site.admin.patch(path, {"spec": {"suspend": True}})
+    site.until(in_phase(site, "Cancelled"))
+    assert (site.incidents()[-1]["reason"], site.record()["state"]) == ("Stopped", "queued")
+    assert "not by Sentinel" in site.record()["sentence"]
+    site.admin.delete(none)
+    site.agents.find(bad, None)
+    site.admin.patch(path, {"spec": {"suspend": False}})
+    site.until(site.state("running"))
+    assert len(site.incidents()) == 1

@@ -1,0 +1,276 @@
+"""A job's records in a real API server: one write holds a job and its incident, and effects wait for it."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+
+from sentinel.cluster.kubernetes.client import CONNECTIONS, Client
+from sentinel.cluster.kubernetes.errors import NotLeading
+from sentinel.cluster.kubernetes.job_records import JobRecords, job_name
+from sentinel.cluster.kubernetes.objects import INCIDENTS, NODES, PROTECTED_JOBS
+from sentinel.core.model import (
+    Budget,
+    Cause,
+    Incident,
+    IncidentKind,
+    JobState,
+    Phase,
+    ProtectedJob,
+    Symptom,
+    Verdict,
+)
+from sentinel.core.policy_model import Policy
+from sentinel.errors import TemporaryError
+from tests.kubernetes.conftest import run
+from tests.kubernetes.proxy import Fault, Proxy
+from tests.waits import eventually
+
+if TYPE_CHECKING:
+    from tests.rig.api import Api
+
+VERDICT = Verdict(
+    symptom=Symptom.RANK_LOST,
+    cause=Cause.GPU,
+    failure="gpu-lost",
+    scope="node",
+    sentence="A GPU fell off the bus.",
+    budget=Budget.INFRASTRUCTURE,
+)
+
+
+def a_job(**fields: Any) -> ProtectedJob:
+    name = job_name("default", "PyTorchJob.kubeflow.org", f"llama-{secrets.randbelow(10**8):08d}")
+    return ProtectedJob(**{"name": name, "policy": Policy(), "state": JobState.RUNNING, **fields})
+
+
+def an_incident(job: ProtectedJob, number: int = 1, **fields: Any) -> Incident:
+    given: dict[str, Any] = {
+        "id": f"{job.name}-{number:04d}",
+        "job": job.name,
+        "kind": IncidentKind.FORCED,
+        "verdict": VERDICT,
+        "phase": Phase.STOPPING,
+        "opened_wall_s": 1.8e9 + number,
+    }
+    return Incident(**{**given, **fields})
+
+
+Story = Callable[[JobRecords, Client], Coroutine[Any, Any, None]]
+
+
+def with_records(config: str, epoch: int, story: Story) -> None:
+    async def opened() -> None:
+        async with await Client.connect(config) as client, running(client, epoch) as records:
+            await story(records, client)
+
+    run(opened())
+
+
+@contextlib.asynccontextmanager
+async def running(client: Client, epoch: int) -> AsyncIterator[JobRecords]:
+    """Records that are loaded and written, as a leader has them."""
+    records = JobRecords(client, lambda: epoch, lambda event: None)
+    await records.load()
+    task = asyncio.create_task(records.run())
+    try:
+        yield records
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def spec(admin: "Api", plural: str, name: str) -> dict[str, Any] | None:
+    found = admin.find(f"/apis/sentinel.dev/v1alpha1/namespaces/default/{plural}/{name}")
+    return None if found is None else found["spec"]
+
+
+def test_a_job_and_its_incident_are_one_write_and_read_by_the_next_leader(
+    controller: str, epoch: int, admin: "Api"
+) -> None:
+    job = a_job()
+    short = job.name.rpartition("/")[2]
+
+    async def story(records: JobRecords, client: Client) -> None:
+        incident = an_incident(job)
+        records.save(jobs=[job], incidents=[incident])
+        await records.written(job.name)
+        stored = spec(admin, "protectedjobs", f"{short}.pytorchjob.kubeflow.org")
+        assert stored is not None
+        assert stored["incident"]["phase"] == "Stopping"
+        copy = spec(admin, "incidents", f"{short}.pytorchjob.kubeflow.org-0001")
+        assert copy is not None
+        assert copy["verdict"]["sentence"] == "A GPU fell off the bus."
+        async with running(client, epoch) as later:
+            assert later.job(job.name) == job
+            assert later.incidents(job.name) == [incident]
+
+    with_records(controller, epoch, story)
+
+
+def test_an_incident_that_was_not_copied_before_the_leader_died_is_copied_by_the_next(
+    controller: str, epoch: int, admin: "Api", proxy: Proxy, behind_proxy: str
+) -> None:
+    job = a_job()
+    path = INCIDENTS.path("default", f"{job.name.rpartition('/')[2]}.pytorchjob.kubeflow.org-0001")
+
+    async def story(records: JobRecords, client: Client) -> None:
+        proxy.faults.append(Fault(method="POST", path="/incidents", times=1000, answer=503))
+        records.save(jobs=[job], incidents=[an_incident(job)])
+        await eventually(lambda: records.degraded, "the write did not fail")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(records.written(job.name), 0.2)
+
+    with_records(behind_proxy, epoch, story)
+    assert admin.find(path) is None
+    proxy.faults.clear()
+
+    async def next_one(records: JobRecords, client: Client) -> None:
+        await records.written(job.name)
+        assert admin.find(path) is not None
+
+    with_records(behind_proxy, epoch, next_one)
+
+
+def test_what_a_person_deletes_or_edits_is_written_again_with_the_next_save(
+    controller: str, epoch: int, admin: "Api"
+) -> None:
+    job = a_job()
+    short = f"{job.name.rpartition('/')[2]}.pytorchjob.kubeflow.org"
+
+    async def story(records: JobRecords, client: Client) -> None:
+        records.save(jobs=[job], incidents=[an_incident(job)])
+        await records.written(job.name)
+        admin.patch(PROTECTED_JOBS.path("default", short), {"spec": {"usedJob": 99}})
+        records.save(jobs=[replace(job, incarnation=2)])
+        await records.written(job.name)
+        stored = spec(admin, "protectedjobs", short)
+        assert stored is not None
+        assert (stored["incarnation"], stored.get("usedJob", 0)) == (2, 0)
+        admin.delete(PROTECTED_JOBS.path("default", short))
+        admin.delete(INCIDENTS.path("default", f"{short}-0001"))
+        records.save(jobs=[replace(job, incarnation=3)], incidents=[an_incident(job, phase=Phase.STARTING)])
+        await records.written(job.name)
+        stored = spec(admin, "protectedjobs", short)
+        copy = spec(admin, "incidents", f"{short}-0001")
+        assert stored is not None
+        assert copy is not None
+        assert (stored["incarnation"], copy["phase"]) == (3, "Starting")
+
+    with_records(controller, epoch, story)
+
+
+def test_one_job_whose_record_is_refused_holds_up_no_other(controller: str, epoch: int, admin: "Api") -> None:
+    lost = a_job(name=job_name("no-such-namespace", "Job.batch", "lost"))
+    fine = a_job()
+
+    async def story(records: JobRecords, client: Client) -> None:
+        records.save(jobs=[lost, fine])
+        await records.written(fine.name)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(records.written(lost.name), 0.2)
+        waiting = asyncio.create_task(records.written(lost.name))
+        records.forget(lost.name)
+        await asyncio.wait_for(waiting, 10)
+
+    with_records(controller, epoch, story)
+
+
+def test_a_leader_that_was_succeeded_writes_nothing_more(controller: str, epoch: int, admin: "Api") -> None:
+    job = a_job()
+
+    async def story() -> None:
+        async with await Client.connect(controller) as client:
+            leads = True
+
+            def asked() -> int:
+                if leads:
+                    return epoch
+                raise NotLeading("another one leads", "NotLeading")
+
+            records = JobRecords(client, asked, lambda event: None)
+            await records.load()
+            task = asyncio.create_task(records.run())
+            records.save(jobs=[job])
+            await records.written(job.name)
+            leads = False
+            records.save(jobs=[replace(job, incarnation=5)])
+            with pytest.raises(ExceptionGroup):
+                await asyncio.wait_for(task, 20)
+            stored = spec(admin, "protectedjobs", f"{job.name.rpartition('/')[2]}.pytorchjob.kubeflow.org")
+            assert stored is not None
+            assert stored.get("incarnation", 0) == 0
+
+    run(story())
+
+
+def test_a_new_leader_claims_each_record_that_lives_many_at_a_time(
+    controller: str, epoch: int, admin: "Api", proxy: Proxy, behind_proxy: str
+) -> None:
+    live = [a_job() for _ in range(20)]
+    ended = a_job(state=JobState.SUCCEEDED)
+
+    def path(job: ProtectedJob) -> str:
+        return PROTECTED_JOBS.path("default", f"{job.name.rpartition('/')[2]}.pytorchjob.kubeflow.org")
+
+    def epochs(*jobs: ProtectedJob) -> set[str]:
+        return {admin.get(path(job))["metadata"]["annotations"]["sentinel.dev/epoch"] for job in jobs}
+
+    def forget(job: ProtectedJob) -> None:
+        admin.patch(path(job), {"metadata": {"annotations": {"sentinel.dev/epoch": "1"}}})
+
+    async def before(records: JobRecords, client: Client) -> None:
+        records.save(jobs=[*live, ended])
+        for job in (*live, ended):
+            await records.written(job.name)
+
+    with_records(controller, epoch, before)
+    for job in (*live, ended):
+        forget(job)
+
+    async def story() -> None:
+        async with await Client.connect(behind_proxy) as client:
+            records = JobRecords(client, lambda: epoch, lambda event: None)
+            proxy.faults.append(Fault(method="PATCH", path=path(live[0]), times=1, hold=True))
+            loading = asyncio.create_task(records.load())
+            await eventually(
+                lambda: len(epochs(*live[1:])) == 2, "the others wait for one that is not answered"
+            )
+            proxy.release()
+            await loading
+            assert epochs(*live) == {str(epoch)}
+            forget(live[1])
+            proxy.faults[:] = [Fault(method="PATCH", path=path(live[1]), times=1000, answer=503)]
+            with pytest.raises(TemporaryError):  # a predecessor may write yet to what is not claimed
+                await records.load()
+            proxy.faults[:] = [Fault(method="PATCH", path=path(live[1]), times=1000, answer=422)]
+            await records.load()  # what takes no epoch takes no write of a predecessor either
+            assert {job.name for job in live} <= {job.name for job in records.jobs()}
+        assert epochs(ended) == {"1"}
+
+    run(story())
+
+
+def test_however_many_jobs_change_at_once_other_requests_find_a_connection(
+    controller: str, epoch: int, admin: "Api", proxy: Proxy, behind_proxy: str
+) -> None:
+    jobs = [a_job() for _ in range(2 * CONNECTIONS)]
+
+    async def story() -> None:
+        async with await Client.connect(behind_proxy) as client, running(client, epoch) as records:
+            proxy.faults.append(Fault(method="POST", path="/protectedjobs", times=1000, hold=True))
+            records.save(jobs=jobs)
+            held = f"POST {PROTECTED_JOBS.path('default')}"
+            await eventually(lambda: proxy.seen.count(held) >= 8, "no record was on its way")
+            await client.call("GET", NODES.path(), deadline_s=5.0)
+            assert proxy.seen.count(held) <= CONNECTIONS // 2
+            proxy.faults.clear()
+            proxy.release()
+            for job in jobs:
+                await records.written(job.name)
+
+    run(story())

@@ -1,0 +1,369 @@
+"""Jobs that policies protect, under `sentinel controller` and their real operators."""
+
+import asyncio
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sentinel.transport.api_server import answers
+from tests.e2e.box import Box, Running
+from tests.kubernetes.conftest import install
+from tests.kubernetes.jobs_site import CHECKPOINT, CUSTOM, NODES, Agents, JobSite
+from tests.kubernetes.local_fleet import Page
+from tests.kubernetes.people import Person, bind
+from tests.rig.operators.flow import template
+
+if TYPE_CHECKING:
+    from tests.rig.api import Object
+    from tests.rig.control_plane import ControlPlane
+    from tests.rig.kwok import Kwok
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[ControlPlane]":
+    """One of its own: there is one Lease for controllers, which other tests hold."""
+    from tests.rig.control_plane import ControlPlane
+    from tests.rig.processes import Rig
+
+    with Rig(tmp_path_factory.mktemp("control-plane")) as rig:
+        made = ControlPlane(rig)
+        install(made)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def kwok(plane: "ControlPlane") -> "Kwok":
+    from tests.rig.kwok import Kwok
+
+    made = Kwok(plane)
+    made.nodes(NODES, 3)
+    return made
+
+
+@pytest.fixture
+def site(plane: "ControlPlane", kwok: "Kwok", tmp_path: Path) -> Iterator[JobSite]:
+    box = Box(tmp_path / "box")
+    made = JobSite(plane, kwok, box, tmp_path)
+    made.settings = {"listen": "127.0.0.1:0"}
+    yield made
+    box.close()
+    made.close()
+
+
+def gang(count: int, gpus: int = 8) -> "Object":
+    pods = template(NODES)
+    pods["spec"] |= {"restartPolicy": "Never"}
+    pods["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
+    spec = {"completionMode": "Indexed", "parallelism": count, "completions": count, "template": pods}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train"}, "spec": spec}
+
+
+def led(site: JobSite, name: str = "one", port: int = 0) -> Running:
+    """`port`: where agents find it, also its successor."""
+    controller = site.controller(name, "--agents", f"127.0.0.1:{port}")
+    controller.said("leads, epoch", 60.0)
+    return controller
+
+
+def end(controller: Running) -> None:
+    """It gives the Lease back, so that the next test need not wait for it."""
+    controller.send(signal.SIGTERM)
+    assert controller.code() == 0
+    assert "Traceback" not in controller.err
+    assert "broke" not in controller.err
+
+
+def names(pods: "list[Object]") -> list[str]:
+    return [pod["metadata"]["name"] for pod in pods]
+
+
+def uids(pods: "list[Object]") -> set[str]:
+    return {pod["metadata"]["uid"] for pod in pods}
+
+
+def told_by_describe(site: JobSite, lost: "Object") -> None:
+    """What `kubectl describe` says of the job, of the pod that was lost, of its node, and of a pod that runs now."""
+    name, node = lost["metadata"]["name"], lost["spec"]["nodeName"]
+    now = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in site.pods()}
+
+    def events(namespace: str, uid: str) -> list[str]:
+        found = site.admin.items(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")
+        ours = [one for one in found if one.get("reportingController") == "sentinel.dev/controller"]
+        return [one["note"] for one in ours if one["regarding"]["uid"] == uid]
+
+    job = site.admin.get(f"/apis/batch/v1/namespaces/{site.space}/jobs/train")
+    node_uid = site.admin.get(f"/api/v1/nodes/{node}")["metadata"]["uid"]
+    site.until(lambda: any("Recovered: " in note for uid in now for note in events(site.space, uid)))
+    phases = [note.partition(":")[0] for note in events(site.space, job["metadata"]["uid"])]
+    assert {"Stopping", "Prechecking", "Starting", "Verifying", "Recovered"} <= set(phases)
+    (of_pod,) = events(site.space, lost["metadata"]["uid"])
+    assert "Stopping: " in of_pod
+    (of_node,) = [note for note in events("default", node_uid) if site.space in note]
+    assert of_node.startswith(f"Job {site.space}/job.batch/train, pod {name}: ")
+    assert of_node.endswith(of_pod)
+    assert sum(len(events(site.space, uid)) for uid in now) == 1, "of one of them, not of each rank"
+    kubectl = [
+        site.plane.binaries.path("kubectl"),
+        "--kubeconfig",
+        str(site.plane.kubeconfig),
+        "-n",
+        site.space,
+    ]
+    shown = subprocess.run([*kubectl, "describe", "job", "train"], capture_output=True, text=True, timeout=60)
+    assert "sentinel.dev/controller" in shown.stdout, shown.stderr
+    assert "Recovered" in shown.stdout
+
+
+def test_a_lost_rank_starts_all_ranks_again(site: JobSite) -> None:
+    controller = led(site)
+    site.protect(restart={"maxRestarts": 2})
+    path = site.create(gang(2))
+    site.until(site.state("running"))
+    before, lost = uids(site.pods()), site.pods()[0]
+    site.kwok.end_pod(site.space, names(site.pods())[0], 1)
+    site.until(lambda: site.phases()[-1:] == ["Recovered"])
+    _numbers_are_those_of_the_records(site, Page(controller))
+    assert len(site.pods()) == 2
+    assert not before & uids(site.pods())
+    told_by_describe(site, lost)
+    assert site.phases() == ["Stopping", "Prechecking", "Starting", "Verifying", "Recovered"]
+    assert site.record()["usedJob"] == 1
+    assert site.admin.get(path)["spec"]["suspend"] is False
+    site.finish()
+    site.until(site.state("succeeded"))
+    end(controller)
+
+
+def _numbers_are_those_of_the_records(site: JobSite, page: Page) -> None:
+    record, incident = site.record(), site.incident()
+    job, cause = record["name"], incident["verdict"]["cause"]
+    site.until(lambda: page.number("job_restarts_total", job_name=job, cause=cause) == 1)
+    site.until(lambda: page.number("time_to_recover_seconds_sum", cause=cause))
+    assert page.number("job_incidents_total", job_name=job) == incident["attempt"] == 1
+    lost = incident["lost"]
+    assert page.number("job_state", job_name=job, state="running") == 1
+    assert (page.number("job_gpus", job_name=job), page.number("job_ranks", job_name=job)) == (16, 2)
+    assert page.number("job_restarts_left", job_name=job) == 1
+    assert page.number("jobs", state="running") == 1
+    assert page.number("lost_gpu_seconds_total", cause=cause, owner="owner@example.com") == lost["gpuSeconds"]
+    assert page.number("time_to_recover_seconds_sum", cause=cause) == lost["seconds"]
+    assert 0 < (page.number("job_ettr_ratio", job_name=job) or 0) <= 1
+    namespace, kind, _ = job.split("/")
+    who = {"owner": "owner@example.com", "policy": "all", "job_namespace": namespace, "job_kind": kind}
+    assert page.number("job_info", job_name=job, **who) == 1
+    assert page.number("job_phase_since_timestamp_seconds", job_name=job) is None
+    assert page.number("gpus", state="not-heard") == 24
+    assert page.number("mails_waiting", about="jobs") is not None
+
+
+def test_a_successor_goes_on_with_the_recovery_where_it_stood(site: JobSite) -> None:
+    controller = led(site)
+    site.protect(restart={"maxRestarts": 2})
+    site.create(gang(2))
+    site.until(site.state("running"))
+    site.kwok.end_pod(site.space, names(site.pods())[0], 1)
+    site.until(lambda: "Stopping" in site.phases())
+    controller.kill()
+    second = led(site, "two")
+    site.until(lambda: site.phases()[-1:] == ["Recovered"])
+    assert len(site.incidents()) == 1
+    assert site.record()["usedJob"] == 1
+    assert len(site.pods()) == 2
+    end(second)
+
+
+def test_what_a_person_stops_is_no_fault_and_runs_on_when_they_start_it(site: JobSite) -> None:
+    controller = led(site)
+    site.protect()
+    path = site.create(gang(2))
+    site.until(site.state("running"))
+    site.admin.patch(path, {"spec": {"suspend": True}})
+    site.until(site.state("queued"))
+    assert "not by Sentinel" in site.record()["sentence"]
+    site.admin.patch(path, {"spec": {"suspend": False}})
+    site.until(site.state("running"))
+    assert site.record()["incarnation"] == 2
+    assert not site.incidents()
+    site.admin.delete(path, propagationPolicy="Background")
+    site.until(site.state("stopped"))
+    assert site.record()["reason"] == "JobDeleted"
+    assert not site.incidents()
+    end(controller)
+
+
+def test_a_job_that_fails_again_and_again_is_given_up_when_its_budget_is_spent(site: JobSite) -> None:
+    controller = led(site)
+    site.protect(restart={"maxRestarts": 1})
+    path = site.create(gang(2))
+    site.until(site.state("running"))
+    site.kwok.end_pod(site.space, names(site.pods())[0], 1)
+    site.until(lambda: site.phases()[-1:] == ["Recovered"])
+    site.kwok.end_pod(site.space, names(site.pods())[0], 1)
+    site.until(lambda: site.phases()[-1:] == ["Exhausted"])
+    assert site.record()["state"] == "error"
+    assert site.admin.get(path)["spec"]["suspend"] is True
+    assert not site.pods()
+    end(controller)
+
+
+def test_a_job_deleted_in_the_middle_of_its_recovery_ends_it(site: JobSite) -> None:
+    controller = led(site)
+    site.protect(restart={"maxRestarts": 3})
+    blocker = site.block()
+    path = site.create(gang(2))
+    site.until(site.state("running"))
+    victim = site.pods()[0]
+    site.admin.patch(f"/api/v1/nodes/{victim['spec']['nodeName']}", {"spec": {"unschedulable": True}})
+    site.kwok.end_pod(site.space, victim["metadata"]["name"], 1)
+    site.until(lambda: site.incidents() and site.incidents()[-1]["reason"] == "NoRoom")
+    site.admin.delete(path, propagationPolicy="Background")
+    site.until(lambda: site.phases()[-1:] == ["Cancelled"])
+    assert site.record()["state"] == "stopped"
+    site.admin.delete(blocker, gracePeriodSeconds=0)
+    end(controller)
+
+
+def test_people_order_more_time_an_end_and_another_try(site: JobSite) -> None:
+    controller = led(site)
+    site.protect(maxDuration="1h", restart={"maxRestarts": 3}, debugHold="1h")
+    path = site.create(gang(2))
+    site.until(site.state("running"))
+    limits = f"{CUSTOM}/namespaces/{site.space}/jobpolicies/all"
+
+    def limited() -> "dict[str, str]":
+        told = site.admin.get(limits)["status"]["conditions"]
+        return next((one for one in told if one["type"] == "Limited"), {})
+
+    site.until(lambda: limited().get("reason") == "HoldUnavailable")
+    assert "do not run the hold wrapper" in limited()["message"]
+    site.order("extend", "2h the loss still falls")
+    site.until(lambda: site.record().get("extraSeconds") == 7200)
+    site.order("stop", "now it is a test")
+    site.until(site.state("stopped"))
+    assert not site.pods()
+    assert site.admin.get(path)["spec"]["suspend"] is True
+    site.order("retry", "it was a mistake")
+    site.until(lambda: len(site.pods()) == 2 and site.record()["state"] == "running")
+    assert site.record().get("usedJob", 0) == 0
+    site.finish()
+    site.until(site.state("succeeded"))
+    end(controller)
+
+
+def test_a_job_whose_time_is_up_is_stopped_and_told(site: JobSite) -> None:
+    controller = led(site)
+    site.protect(maxDuration="3s")
+    site.create(gang(1))
+    site.until(site.state("expired"))
+    site.until(lambda: not site.pods())
+    site.until(lambda: site.phases() == ["Stopping", "Ended"])
+    end(controller)
+
+
+def test_mails_go_to_the_owner_that_the_job_names(site: JobSite) -> None:
+    controller = led(site)
+    site.protect(owner={"emails": []})
+    job = gang(1)
+    job["metadata"]["annotations"] = {"sentinel.dev/owner": "ann@example.com"}
+    site.create(job)
+    site.until(site.state("running"))
+    assert site.record()["policy"]["emails"] == ["ann@example.com"]
+    end(controller)
+
+
+def test_the_agent_of_a_rank_is_told_after_how_long_it_ends_it_and_when_no_more(site: JobSite) -> None:
+    controller = led(site)
+    site.protect(restart={"maxRestarts": 2}, lostNode={"selfFence": "2m"})
+    site.create(gang(1))
+    site.until(site.state("running"))
+    (pod,) = site.pods()
+    address, ca_file = site.plane.url.removeprefix("https://"), str(site.plane.identities.ca)
+    assert asyncio.run(answers(address, ca_file)) == ""  # without a token
+    node = site.agent_on(pod["spec"]["nodeName"], controller, apiServer=address, apiServerCaFile=ca_file)
+    agent = site.started(node)
+
+    def confirmed(pods: int) -> bool:
+        lines = node.get(agent, "/metrics")[1].splitlines()
+        return [float(one.split()[1]) for one in lines if one.startswith("sentinel_self_fence_pods ")] == [
+            pods
+        ]
+
+    site.until(lambda: confirmed(1))
+    site.protect(restart={"maxRestarts": 2}, lostNode={"forceAfter": "10m"})  # while it runs
+    site.until(lambda: confirmed(0))
+    site.protect(restart={"maxRestarts": 2}, lostNode={"selfFence": "3m"})
+    site.until(lambda: confirmed(1))
+    site.protect(restart={"maxRestarts": 2}, lostNode={"selfFence": "3m"}, mode="observe")
+    site.until(lambda: confirmed(0))
+    end(controller)
+
+
+def test_a_job_that_steps_waits_for_the_brake_on_stops_and_says_so_and_moves_when_there_is_room(
+    site: JobSite,
+) -> None:
+    """Two jobs on nodes that are drained, and a brake of one."""
+
+    def stops(most: int) -> None:
+        allowed = {"perWindow": {"atLeast": most, "share": 0}, "window": "24h"}
+        site.settings["fleet"] = {"stops": allowed, "poolStops": allowed}
+
+    def jobs() -> "dict[str, Object]":
+        found = site.admin.items(f"{CUSTOM}/namespaces/{site.space}/protectedjobs")
+        return {one["spec"]["name"].rpartition("/")[2]: one["spec"] for one in found}
+
+    def order(node: str, what: str) -> None:
+        site.admin.patch(
+            f"/api/v1/nodes/{node}", {"metadata": {"annotations": {f"sentinel.dev/{what}": "drill"}}}
+        )
+
+    def moved() -> list[str]:
+        return [one["job"].rpartition("/")[2] for one in site.incidents() if one["phase"] == "Recovered"]
+
+    stops(1)
+    controller = led(site)
+    agents = Agents(site, controller)
+    site.protect(resume={"maxResumes": 5, "gracefulStop": "1s", "checkpoint": CHECKPOINT})
+    for name in ("train", "other"):
+        job = gang(1, gpus=4)
+        job["metadata"]["name"] = name
+        site.create(job)
+    site.until(lambda: [one["state"] for one in jobs().values()] == ["running"] * 2)
+    drained = {pod["spec"]["nodeName"] for pod in site.pods()}
+    for node in drained:
+        order(node, "drain")
+    site.until(lambda: len(moved()) == 1)
+    (waits,) = {"train", "other"} - set(moved())
+    site.until(lambda: jobs()[waits]["reason"] == "HeldBack")
+    why = "Not acted on yet: 1 jobs that still stepped were stopped within 1440 min, of 1 that are allowed"
+    assert why in jobs()[waits]["sentence"]
+    assert jobs()[waits]["state"] == "running"
+    assert [one["job"].rpartition("/")[2] for one in site.incidents()] == moved()
+    rita = Person(site.plane, "rita-stops", bind(site.plane, "rita-stops", "sentinel-reader"))
+    shown = next(line for line in rita.says("status").stdout.splitlines() if f" {waits} " in line)
+    assert why in shown
+    on = {pod["metadata"]["labels"]["job-name"]: pod["spec"]["nodeName"] for pod in site.pods()}
+    assert on[waits] in drained
+    order(on[waits], "drain-off")
+    site.until(lambda: jobs()[waits]["reason"] == "NotNeeded")
+    order(on[waits], "drain")
+    site.until(lambda: jobs()[waits]["reason"] == "HeldBack")
+    end(controller)
+    agents.close()
+
+    stops(2)
+    second = led(site, "two")
+    agents = Agents(site, second)
+    site.until(lambda: sorted(moved()) == ["other", "train"])
+    assert jobs()[waits]["reason"] != "HeldBack"
+    assert not drained & {pod["spec"]["nodeName"] for pod in site.pods()}
+    for node in drained:
+        order(node, "drain-off")
+    site.until(lambda: not any(site.taints(node) for node in drained))
+    agents.close()
+    end(second)

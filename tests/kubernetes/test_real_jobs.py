@@ -1,0 +1,193 @@
+"""Training jobs on real kubelets: nodes and ranks break, and every job ends Succeeded with the right count of steps."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.agent_node import XID_79
+from tests.kubernetes.real_cluster import Cluster
+from tests.kubernetes.real_training import Training
+from tests.notify.mail_world import MailServer
+
+if TYPE_CHECKING:
+    from tests.rig.control_plane import ControlPlane
+
+pytestmark = pytest.mark.timeout(600)  # the first test waits for the cluster
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[ControlPlane]":
+    from tests.rig.control_plane import ControlPlane
+    from tests.rig.processes import Rig
+
+    with Rig(tmp_path_factory.mktemp("cluster")) as rig:
+        yield ControlPlane(rig)
+
+
+@pytest.fixture(scope="module")
+def mails(plane: "ControlPlane") -> Iterator[MailServer]:
+    """Where pods reach it."""
+    with MailServer(host=plane.network.address) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cluster(plane: "ControlPlane", mails: MailServer) -> Cluster:
+    place = {"host": plane.network.address, "port": mails.port, "tls": "none"}
+    return Cluster(plane, mail={**place, "sender": "s@example.com", "admins": ["admins@example.com"]})
+
+
+@pytest.fixture
+def training(cluster: Cluster, tmp_path: Path) -> "Iterator[Training]":
+    made = Training(cluster, tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_gpu_an_agent_a_rank_a_node_and_the_controller_are_lost_in_one_go(
+    training: Training, mails: MailServer
+) -> None:
+    cluster = training.cluster
+    training.start(ranks=4, steps=1200, hang={"after": "10s"})
+    training.until(lambda: training.record().get("state") == "running")
+    training.until(lambda: training.steps() > 20)
+    by_node = training.ranks_by_node()
+    lost, broken, left = sorted(by_node, key=lambda node: len(by_node[node]))
+    assert by_node[lost]
+    agent = cluster.sentinel.agent_on(left.name)
+    assert agent is not None
+    leader = next(
+        pod for pod in cluster.sentinel.pods("controller") if pod["metadata"]["name"] == cluster.leader()
+    )
+    cluster.kill(leader, agent)  # the leader first: nobody is to act before all of it is lost
+    training.freeze(by_node[left][0])
+    lost.kill()
+    broken.kernel_says(XID_79)
+    training.until(lambda: cluster.isolated(broken))
+    training.until(lambda: "Unfenced" in cluster.told(lost.name, "silence"))
+    training.until(lambda: training.phases()[-1:] == ["KeptRunning"])
+    assert len({uid for uid, _ in training.line()}) == 1, "nothing was started beside the lost node"
+    cluster.order(lost.name, "confirm-dead")
+    training.until(lambda: training.record().get("state") == "succeeded", 330.0)
+    assert training.every_step_counts(1200)
+
+    moved, restarted = training.incidents()
+    assert (moved["kind"], moved["verdict"]["entity"], moved["reason"]) == (
+        "chosen",
+        broken.name,
+        "SaveUnproved",
+    )
+    assert f"nobody answers on {lost.name}" in moved["sentence"]
+    assert (restarted["kind"], restarted["verdict"]["failure"]) == ("forced", "node-lost")
+    assert restarted["verdict"]["entity"] == lost.name
+    assert "a person said that it is dead" in str(restarted["verdict"])
+    assert restarted["steps"][-1]["phase"] == "Recovered"
+    assert restarted["failedStep"] <= 1200
+    assert training.record()["usedInfrastructure"] == 1
+    told = {(one["id"], mail["stage"]): mail["state"] for one in (moved, restarted) for mail in one["mails"]}
+    assert set(told.values()) == {"sent"}
+    assert {stage for _, stage in told} == {"started", "notice", "recovered"}
+    about = [str(mail["Message-ID"]) for _, mail in mails.mails if training.space in str(mail["Subject"])]
+    assert len(about) == len(set(about)) == len(told), "one mail for each incident and stage"
+    for node, reasons in {broken: ["FatalFinding"], lost: ["Unfenced", "RemovedByForce"]}.items():
+        ids = [
+            str(mail["Message-ID"]) for to, mail in mails.mails if f"<{node.name}-0001." in mail["Message-ID"]
+        ]
+        assert [id.split(".")[1] for id in ids] == reasons
+    lost.start()
+    cluster.mend(broken)
+
+
+def test_a_gpu_that_falls_off_the_bus_moves_the_job_behind_a_saved_checkpoint(training: Training) -> None:
+    training.start(ranks=4, steps=200)
+    training.until(lambda: training.record().get("state") == "running")
+    training.until(lambda: training.steps() > 10)
+    node = training.node_of(3)
+    node.kernel_says(XID_79)
+    training.until(lambda: training.phases()[-1:] == ["Recovered"])
+    assert training.phases() == ["Prechecking", "Saving", "Stopping", "Starting", "Verifying", "Recovered"]
+    (incident,) = training.incidents()
+    assert "saved checkpoint" in incident["save"]["provedBy"]
+    assert "XID 79" in str(incident["verdict"])
+    assert node.name not in {pod["spec"]["nodeName"] for pod in training.pods()}
+    training.until(lambda: training.record().get("state") == "succeeded")
+    assert training.every_step_counts(200)
+    training.cluster.mend(node)
+
+
+def test_a_drain_moves_the_job_of_a_node_behind_its_checkpoint_and_costs_it_nothing(
+    training: Training,
+) -> None:
+    training.start(ranks=2, steps=150)
+    training.until(lambda: training.record().get("state") == "running")
+    training.until(lambda: training.steps() > 5)
+    node = training.node_of(0)
+    training.cluster.order(node.name, "drain")
+    training.until(lambda: training.phases()[-1:] == ["Recovered"])
+    (incident,) = training.incidents()
+    assert incident["verdict"]["failure"] == "drain"
+    assert "saved checkpoint" in incident["save"]["provedBy"]
+    assert node.name not in {pod["spec"]["nodeName"] for pod in training.pods()}
+    record = training.record()
+    assert (record.get("usedJob", 0), record.get("usedInfrastructure", 0), record["usedFree"]) == (0, 0, 1)
+    training.until(lambda: training.record().get("state") == "succeeded")
+    assert training.every_step_counts(150)
+    training.cluster.order(node.name, "release")
+    training.until(lambda: not training.cluster.taints(node))
+
+
+def test_a_rank_that_hangs_a_killed_agent_and_a_killed_leader_cost_the_job_one_restart(
+    training: Training,
+) -> None:
+    # Many steps: ranks that end while nobody looks would leave one that may still be saving, which gets minutes.
+    training.start(ranks=4, steps=600, hang={"after": "5s"})
+    training.until(lambda: training.record().get("state") == "running")
+    training.until(lambda: training.steps() > 20)
+    leader = training.cluster.leader()
+    node = training.node_of(1)
+    agent = training.cluster.sentinel.agent_on(node.name)
+    assert agent is not None
+    training.freeze(1)
+    for name in (leader, agent["metadata"]["name"]):
+        path = f"/api/v1/namespaces/sentinel-system/pods/{name}"
+        training.admin.delete(path, gracePeriodSeconds=0)
+    training.until(lambda: training.phases()[-1:] == ["Recovered"], 200.0)
+    (incident,) = training.incidents()
+    assert incident["verdict"]["symptom"] == "hang"
+    assert training.record()["usedInfrastructure"] == 1
+    training.until(lambda: training.record().get("state") == "succeeded")
+    assert training.every_step_counts(600)
+
+
+def test_an_elastic_job_goes_on_without_a_drained_node_and_has_it_again_when_it_is_back(
+    training: Training,
+) -> None:
+    offers = training.cluster.nodes[0]
+    cores = float(training.admin.get(f"/api/v1/nodes/{offers.name}")["status"]["allocatable"]["cpu"])
+    training.start(
+        ranks=3,
+        steps=500,
+        cpu=f"{cores * 550:.0f}m",  # one rank on each node
+        elastic={"minNodes": 1, "growAfter": "1s"},
+    )
+    training.until(lambda: training.record().get("state") == "running")
+    training.until(lambda: training.steps() > 5)
+    node = training.node_of(2)
+    training.cluster.order(node.name, "drain")
+    training.until(lambda: training.phases()[-1:] == ["Recovered"])
+    assert (training.record()["size"], len(training.pods())) == (2, 2)
+    training.cluster.order(node.name, "release")
+    training.until(lambda: len(training.incidents()) == 2 and training.phases()[-1:] == ["Recovered"], 120.0)
+    grown = training.incidents()[-1]
+    assert (grown["verdict"]["symptom"], grown["size"]) == ("resize", 3)
+    assert "saved checkpoint" in grown["save"]["provedBy"]
+    assert node.name in {pod["spec"]["nodeName"] for pod in training.pods()}
+    assert [training.record().get(name, 0) for name in ("usedJob", "usedInfrastructure", "usedFree")] == [
+        0,
+        0,
+        2,
+    ]
+    training.until(lambda: training.record().get("state") == "succeeded")
+    assert training.every_step_counts(500)

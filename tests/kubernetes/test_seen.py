@@ -1,0 +1,302 @@
+"""What people see of a cluster's controllers: numbers, health, mail. At a real API server and a real mail server."""
+
+import json
+import os
+import signal
+from email.message import EmailMessage
+from typing import Any
+
+import pytest
+
+from sentinel.cluster.kubernetes.events import PER_OBJECT
+from sentinel.web.page import MOST_FINDINGS
+from tests.e2e.agent_node import XID_79
+from tests.kubernetes.conftest import NAMESPACE
+from tests.kubernetes.flood import EACH, REPORTS, Flood
+from tests.kubernetes.local_fleet import AUDIENCE, Fleet, Page
+from tests.kubernetes.people import Person, bind
+from tests.notify.mail_world import MailServer
+from tests.notify.test_webhooks import Hook
+
+
+@pytest.fixture
+def fleet(fleet: Fleet) -> Fleet:
+    fleet.settings = {"listen": "127.0.0.1:0"}
+    return fleet
+
+
+def test_the_numbers_of_the_leader_are_those_of_the_records_and_the_standby_leads_nothing(
+    fleet: Fleet,
+) -> None:
+    leader = fleet.controller("seen-one")
+    leader.said("leads, epoch", 60.0)
+    standby = fleet.controller("seen-two")
+    one, two = Page(leader), Page(standby)
+    node = fleet.agent("seen-a", leader, standby)
+    fleet.plane.node("seen-b")
+    fleet.until(lambda: one.number("nodes", state="not-heard") == 1)
+    node.machine.log(XID_79)
+    fleet.until(lambda: one.number("nodes", state="isolated") == 1)
+
+    numbers = one.numbers()
+
+    def number(name: str, **labels: str) -> float | None:
+        return numbers.get((f"sentinel_{name}", tuple(sorted(labels.items()))))
+
+    (record,) = fleet.records("seen-a")
+    assert number("quarantines", kind="fault", state="active", mode="enforce") == 1
+    assert number("fleet_findings", component="gpu", severity="fatal", code="XID 79") == 1
+    assert number("decisions_total", reason=record["reason"]) == 1
+    assert number("effects_total", effect="isolate") == 1
+    at_once = {"brake": "isolations", "window": "at-a-time", "pool": ""}
+    assert (number("brake_used", **at_once), number("brake_limit", **at_once)) == (1, 2)
+    assert number("brake_held_back", brake="at-a-time") == 0
+    assert number("leading") == 1
+    assert number("leaderships_total") == 1
+    assert number("leader_epoch") == record["epoch"]
+    assert (number("round_seconds_count", scope="changed") or 0) > 0
+    assert number("watch_objects", kind="nodes") == len(fleet.admin.get("/api/v1/nodes")["items"])
+    assert (number("api_request_seconds_count", method="PATCH", outcome="ok") or 0) > 0
+    assert number("transport_agents") == 1
+    assert (number("transport_reports_total", outcome="new") or 0) > 0
+    assert (number("transport_received_bytes_total") or 0) > 100
+    assert (number("certificate_expiry_timestamp_seconds", certificate="serving") or 0) > 1.7e9
+    fleet.until(lambda: (one.number("events_written_total") or 0) > 0)
+    assert number("effect_failures_total", effect="isolate", kind="temporary") == 0
+
+    assert two.number("leading") == 0
+    assert two.number("leader_epoch") == record["epoch"]
+    assert two.number("nodes", state="isolated") is None
+    assert two.number("leaderships_total") == 0
+    fleet.until(lambda: two.get("/readyz") == (200, "ok\n"))
+    assert two.get("/healthz") == one.get("/healthz") == one.get("/readyz") == (200, "ok\n")
+
+    os.kill(leader.pid, signal.SIGKILL)
+    standby.said("leads, epoch", 60.0)
+    fleet.until(lambda: two.number("nodes", state="isolated") == 1)
+    assert two.number("leading") == 1
+    assert two.number("leader_epoch") == record["epoch"] + 1
+    fleet.admin.patch("/api/v1/nodes/seen-a", {"spec": {"unschedulable": False}})
+    fleet.until(lambda: two.number("quarantines", kind="fault", state="overridden", mode="enforce") == 1)
+
+
+def test_a_controller_whose_api_server_is_away_lives_and_is_not_ready(fleet: Fleet) -> None:
+    text = fleet.kubeconfig.read_text()
+    fleet.kubeconfig.write_text(text.replace(fleet.plane.url, "https://127.0.0.1:1"))
+    fleet.box.env |= {"POD_NAME": "alone", "POD_IP": "127.0.0.1"}
+    settings = fleet.folder / "alone.yaml"
+    settings.write_text(
+        "apiVersion: sentinel.dev/v1alpha1\nkind: Settings\nlisten: 127.0.0.1:0\n"
+        f"stateDir: {fleet.folder}/alone\n"
+    )
+    words = ["controller", "--kubeconfig", str(fleet.kubeconfig), "--agents", "127.0.0.1:0"]
+    running = fleet.box.start(*words, "--settings", str(settings))
+    page = Page(running)
+    assert page.get("/healthz") == (200, "ok\n")
+    assert page.get("/readyz") == (503, "the API server has not answered yet\n")
+    assert page.number("leading") == 0
+    fleet.until(lambda: page.number("api_request_seconds_count", method="GET", outcome="Unavailable"))
+    running.send(signal.SIGTERM)
+    assert running.code() == 0
+
+
+# ---------------------------------------------------------------- mail
+
+
+ADMIN = "admins@example.com"
+XID_79_IS = "XID 79 of GPU 0000:18:00.0"
+
+
+def mail_to(port: int) -> dict[str, Any]:
+    return {"host": "127.0.0.1", "port": port, "tls": "none", "sender": "s@example.com", "admins": [ADMIN]}
+
+
+def subjects(server: MailServer) -> list[str]:
+    return [str(mail["Subject"]) for _, mail in server.mails]
+
+
+def plain(mail: EmailMessage) -> str:
+    body = mail.get_body(("plain",))
+    assert body is not None
+    return " ".join(body.get_content().split())
+
+
+def states(fleet: Fleet, *names: str) -> list[str]:
+    """Of the mails of these nodes, as their records say."""
+    found = [mail for name in names for record in fleet.records(name) for mail in record.get("mails", [])]
+    return [mail.get("state", "waiting") for mail in found]
+
+
+def test_administrators_are_told_of_an_isolation_of_the_brake_and_of_the_return_once_also_after_a_takeover(
+    fleet: Fleet,
+) -> None:
+    with MailServer() as server:
+        fleet.settings |= {"mail": mail_to(server.port)}
+        leader = fleet.controller("mail-one")
+        leader.said("leads, epoch", 60.0)
+        standby = fleet.controller("mail-two")
+        page = Page(leader)
+        names = ["mail-a", "mail-b", "mail-c"]
+        nodes = [fleet.agent(name, leader, standby) for name in names]
+        for node in nodes[:2]:
+            node.machine.log(XID_79)
+        fleet.until(lambda: len(server.mails) == 2)
+        nodes[2].machine.log(XID_79)
+        fleet.until(lambda: len(server.mails) == 3)
+        out = next(mail for _, mail in server.mails if "mail-a" in str(mail["Subject"]))
+        assert "mail-a: taken out of service - XID 79" in str(out["Subject"])
+        for said in ("fallen off the bus", "kubectl uncordon mail-a", "sentinel release mail-a", "restarted"):
+            assert said in plain(out)
+        held = next(mail for _, mail in server.mails if "mail-c" in str(mail["Subject"]))
+        assert "stays in service though it should not" in str(held["Subject"])
+        assert "as many nodes as are allowed" in plain(held)
+
+        fleet.admin.patch("/api/v1/nodes/mail-a", {"spec": {"unschedulable": False}})
+        # The uncordon makes room for the one that was held back.
+        fleet.until(lambda: len(server.mails) == 5)
+        back = next(mail for _, mail in server.mails if "given back by a person's" in str(mail["Subject"]))
+        assert back["In-Reply-To"] == out["Message-ID"]
+        assert any("mail-c: taken out of service" in one for one in subjects(server))
+        fleet.until(lambda: states(fleet, *names) == ["sent"] * 5)
+        assert page.number("mails_sent_total", about="nodes") == 5
+        assert page.number("mails_waiting", about="nodes") == 0
+
+        os.kill(leader.pid, signal.SIGKILL)
+        standby.said("leads, epoch", 60.0)
+        # What is new afterwards is told, and nothing that was told before.
+        fleet.admin.patch("/api/v1/nodes/mail-b", {"spec": {"unschedulable": False}})
+        fleet.until(lambda: len(server.mails) > 5)
+        standby.send(signal.SIGTERM)
+        assert standby.code() == 0
+        assert len({mail["Message-ID"] for _, mail in server.mails}) == len(server.mails) == 6
+        assert states(fleet, *names) == ["sent"] * 6
+
+        fleet.settings["mail"]["perHour"] = 6  # the hour is used up, by leaders before this one
+        third = fleet.controller("mail-three")
+        third.said("leads, epoch", 60.0)
+        fleet.admin.patch("/api/v1/nodes/mail-c", {"spec": {"unschedulable": False}})
+        fleet.until(lambda: Page(third).number("mails_waiting", about="nodes") == 1)
+        third.send(signal.SIGTERM)  # a mail on its way would be there when it has ended
+        assert third.code() == 0
+        assert len(server.mails) == 6
+
+
+def test_a_leader_that_is_killed_before_its_mail_went_leaves_it_to_its_successor(fleet: Fleet) -> None:
+    with MailServer() as gone:
+        port = gone.port
+    fleet.settings |= {"mail": mail_to(port)}
+    leader = fleet.controller("kill-one")
+    leader.said("leads, epoch", 60.0)
+    page = Page(leader)
+    node = fleet.agent("kill-a", leader)
+    node.machine.log(XID_79)
+    fleet.until(lambda: fleet.isolated("kill-a"))  # a mail server that is away holds nothing up
+    fleet.until(lambda: (page.number("mail_failures_total", about="nodes") or 0) > 0)
+    assert page.number("mails_waiting", about="nodes") == 1
+    assert states(fleet, "kill-a") == ["waiting"]
+    os.kill(leader.pid, signal.SIGKILL)
+    with MailServer() as server:
+        fleet.settings |= {"mail": mail_to(server.port)}
+        successor = fleet.controller("kill-two")
+        fleet.until(lambda: server.mails)
+        assert subjects(server) == [f"[sentinel] kill-a: taken out of service - {XID_79_IS}"]
+        fleet.until(lambda: states(fleet, "kill-a") == ["sent"])
+        fleet.admin.patch("/api/v1/nodes/kill-a", {"spec": {"unschedulable": False}})
+        fleet.until(lambda: len(server.mails) == 2)
+        fleet.until(lambda: states(fleet, "kill-a") == ["sent", "sent"])
+        assert Page(successor).number("mails_sent_total", about="nodes") == 2
+
+
+def test_a_mail_server_that_comes_back_gets_what_waited_and_without_one_mails_are_filed(fleet: Fleet) -> None:
+    with MailServer() as gone:
+        port = gone.port
+    fleet.settings |= {"mail": mail_to(port)}
+    leader = fleet.controller("wait-one")
+    leader.said("leads, epoch", 60.0)
+    node = fleet.agent("wait-a", leader)
+    node.machine.log(XID_79)
+    page = Page(leader)
+    fleet.until(lambda: (page.number("mail_failures_total", about="nodes") or 0) > 0)
+    with MailServer(port=port) as server:
+        fleet.until(lambda: server.mails)
+        fleet.until(lambda: states(fleet, "wait-a") == ["sent"])
+    leader.send(signal.SIGTERM)
+    assert leader.code() == 0
+
+    del fleet.settings["mail"]
+    other = fleet.controller("file-one")
+    other.said("leads, epoch", 60.0)
+    fleet.admin.patch("/api/v1/nodes/wait-a", {"spec": {"unschedulable": False}})
+    fleet.until(lambda: states(fleet, "wait-a") == ["sent", "sent"])
+    (filed,) = (fleet.folder / "file-one" / "outbox").iterdir()
+    assert filed.name.startswith("wait-a-0001.Uncordoned.")
+    log = (fleet.folder / "file-one" / "controller.log").read_text()
+    assert json.dumps(fleet.records("wait-a")[0]["sentence"]) in log
+
+
+# ---------------------------------------------------------------- ten thousand findings
+
+FLOODED = 20  # nodes
+OPEN = {key: {"atLeast": 1000, "share": 1.0} for key in ("atATime", "perWindow")}
+PATHS = ("/healthz", "/metrics", "/", "/nodes", "/nodes/flood-00")
+
+
+def test_ten_thousand_hostile_findings_in_a_minute_reach_everybody_once_and_in_few_words(
+    fleet: Fleet,
+) -> None:
+    names = [f"flood-{number:02}" for number in range(FLOODED)]
+    hook = Hook()
+    with MailServer() as server:
+        fleet.settings |= {
+            "mail": mail_to(server.port),
+            "webhooks": [{"name": "pager", "url": hook.url}],
+            "fleet": {"isolations": OPEN, "poolIsolations": OPEN},
+        }
+        leader = fleet.controller("flood-one")
+        leader.said("leads, epoch", 60.0)
+        page = Page(leader)
+        for name in names:
+            fleet.plane.node(name)
+        fleet.until(lambda: page.number("nodes", state="not-heard") == FLOODED)
+        tokens = {
+            name: fleet.plane.node_token(NAMESPACE, "sentinel-agent", name, audience=AUDIENCE)
+            for name in names
+        }
+        flood = Flood(fleet.ports[leader.pid], fleet.bundle(fleet.folder / "ca.crt"), tokens)
+        flood.start()
+        while flood.is_alive():  # it answers all the time
+            assert [page.get(path)[0] for path in PATHS] == [200] * len(PATHS)
+        assert 0 < flood.took_s < 60
+        fleet.until(lambda: all(fleet.isolated(name) for name in names))
+        fleet.until(lambda: page.number("mails_sent_total", about="nodes") == FLOODED)
+        assert page.number("mails_waiting", about="nodes") == 0
+        # What came together is told together: each node in one of a few mails, to people and to programs.
+        told = [plain(mail) for _, mail in server.mails]
+        assert len(told) <= FLOODED / 2
+        assert [sum(f"{name}: " in one for one in told) for name in names] == [1] * FLOODED
+    ids = [str(mail["Message-ID"]).strip("<>") for _, mail in server.mails]
+    assert [body["id"] for body in hook.bodies()] == ids
+    hook.close()
+
+    # No number is lost, and no sink grows with what agents tell.
+    fleet.until(lambda: counted(page) == FLOODED * REPORTS * EACH)
+    events = fleet.admin.items("/apis/events.k8s.io/v1/namespaces/default/events")
+    notes = [one["note"] for one in events if one["regarding"]["name"] in names]
+    assert FLOODED <= len(notes) <= FLOODED * PER_OBJECT
+    assert all(len(json.dumps(fleet.records(name))) < 20_000 for name in names)
+    pages = {path: page.get(path)[1] for path in PATHS}
+    assert max(map(len, pages.values())) < 150_000, {path: len(text) for path, text in pages.items()}
+    assert f"and {REPORTS * EACH - MOST_FINDINGS} more" in pages["/nodes/flood-00"]
+
+    # What it says steers no reader.
+    anna = Person(fleet.plane, "seen-anna", bind(fleet.plane, "seen-anna", "sentinel-operator"))
+    terminal = anna.says("status").stdout + anna.says("status", "flood-00").stdout
+    assert "gnp.exe" in terminal
+    assert "gnp.exe" in "".join(notes)
+    for text in (terminal, *notes, *told, *pages.values(), json.dumps(hook.bodies(), ensure_ascii=False)):
+        assert not {"\u202e", "\u2028", "\x1b", "\x00"} & set(text)
+    assert not any("<script>alert" in text for text in pages.values())
+
+
+def counted(page: Page) -> float:
+    return sum(value for (name, _), value in page.numbers().items() if name == "sentinel_fleet_findings")

@@ -1,0 +1,140 @@
+"""The dashboards as files: what the code makes, what Grafana's own types know, and links that lead somewhere."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models import units
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from sentinel import measures
+from sentinel.declared import DECLARATIONS
+from tests.prometheus.test_rules import rules, script
+
+REPO = Path(__file__).parents[2]
+FILES = sorted((REPO / "dashboards").glob("*.json"))
+register_default_plugins()
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text("utf-8"))  # type: ignore[no-any-return]
+
+
+def expressions(document: dict[str, Any]) -> list[str]:
+    asked = [target["expr"] for panel in document["panels"] for target in panel["targets"]]
+    return asked + [one["expr"] for one in document["annotations"]["list"]]
+
+
+def test_the_files_are_what_the_code_makes() -> None:
+    """Make them again with: python scripts/dashboards.py"""
+    made = script("dashboards").texts()
+    assert {path.name for path in FILES} == made.keys()
+    for path in FILES:
+        assert path.read_text("utf-8") == made[path.name], path.name
+
+
+def missing(ours: Any, known: Any, where: str = "") -> list[str]:
+    """What we wrote and Grafana's types dropped or changed."""
+    if isinstance(ours, dict):
+        if not isinstance(known, dict):
+            return [where]
+        return [one for key in ours for one in missing(ours[key], known.get(key), f"{where}.{key}")]
+    if isinstance(ours, list):
+        if not isinstance(known, list) or len(known) != len(ours):
+            return [where]
+        return [one for n in range(len(ours)) for one in missing(ours[n], known[n], f"{where}[{n}]")]
+    return [] if ours == known else [f"{where}: {ours!r} became {known!r}"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_grafanas_own_types_read_every_field(path: Path) -> None:
+    ours = read(path)
+    known = json.loads(JSONEncoder(sort_keys=True).encode(Dashboard.from_json(ours)))
+    # The title of an annotation is the data source's own field, which the dashboard's types leave to it.
+    assert [one for one in missing(ours, known) if ".titleFormat" not in one] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_panels_have_units_thresholds_and_words_and_lie_beside_each_other(path: Path) -> None:
+    document = read(path)
+    names = {value for name, value in vars(units).items() if name[:1].isupper() and isinstance(value, str)}
+    cells = set()
+    for panel in document["panels"]:
+        defaults = panel["fieldConfig"]["defaults"]
+        assert defaults["unit"] in names, panel["title"]
+        assert defaults["noValue"], panel["title"]
+        assert defaults["thresholds"]["steps"][0]["value"] is None, panel["title"]
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        at = panel["gridPos"]
+        taken = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        assert at["x"] + at["w"] <= 24
+        cells |= taken
+    assert len({panel["id"] for panel in document["panels"]}) == len(document["panels"])
+
+
+FIRST_ROW = {
+    "sentinel-fleet": (
+        "Nodes isolated",
+        "Held in by a brake",
+        "GPUs out of service",
+        "Jobs that recover now",
+    ),
+    "sentinel-job": ("State", "Since the last one", "Restarts left", "Incidents"),
+    "sentinel-node": ("Out of service for", "Agent", "Findings"),
+    "sentinel-cost": ("ETTR of all jobs", "GPU-hours lost", "Fault to new iteration"),
+    "sentinel-itself": ("Leaders", "Paused", "Mails that wait"),
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_first_row_answers_what_one_comes_for_as_it_is_now(path: Path) -> None:
+    """Asked over time a panel of one number shows the last that there was: a leader, hours after its death."""
+    panels = read(path)["panels"]
+    first = [one["title"] for one in panels if one["gridPos"]["y"] == 0]
+    assert set(FIRST_ROW[path.stem]) <= set(first)
+    numbers = [one for one in panels if one["type"] == "stat"]
+    assert [one["title"] for one in numbers] == first, "one row of them"
+    for panel in numbers:
+        (asked,) = panel["targets"]
+        assert (asked["instant"], asked["range"]) == (True, False), panel["title"]
+
+
+def test_the_docs_send_everybody_to_panels_that_are_seen_without_scrolling() -> None:
+    """At 1280x720 Grafana shows some 12 units of its grid."""
+    text = (REPO / "docs" / "index.md").read_text("utf-8")
+    panels = {read(path)["title"]: read(path)["panels"] for path in FILES}
+    asked = [cell for line in text.splitlines() for cell in line.split("|") if "dashboard " in cell]
+    assert len(asked) >= 6
+    for cell in asked:
+        name, *_ = re.findall(r"dashboard ([\w ]+),", cell)
+        seen = {one["title"] for one in panels[f"Sentinel / {name}"] if one["gridPos"]["y"] < 12}
+        wanted = set(re.findall(r"\*([^*]+)\*", cell))
+        assert wanted
+        assert wanted <= seen, cell
+
+
+def test_links_lead_to_dashboards_and_variables_that_are_there() -> None:
+    documents = {read(path)["uid"]: read(path) for path in FILES}
+    for document in documents.values():
+        found = re.findall(r"/d/([\w-]+)(?:\?var-(\w+)=)?", json.dumps(document))
+        assert {to for to, _ in found} >= documents.keys() - {document["uid"]}
+        for to, name in found:
+            known = {one["name"] for one in documents[to]["templating"]["list"]}
+            assert not name or name in known, (document["uid"], to, name)
+
+
+def test_queries_ask_for_what_is_measured_and_make_no_number_up() -> None:
+    known = {one.name for one in DECLARATIONS} | {one["record"] for one in rules() if "record" in one}
+    known |= measures.rows().keys()
+    for path in FILES:
+        for expr in expressions(read(path)):
+            assert "vector(" not in expr
+            assert " or " not in expr
+            for name in re.findall(r"(?:sentinel[_:]|DCGM_|node_infiniband_)[\w:]+", expr):
+                assert {name, re.sub(r"_(bucket|sum|count)$", "", name)} & known, (path.name, name)

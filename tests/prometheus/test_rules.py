@@ -1,0 +1,378 @@
+"""Recording rules and alerts by promtool: each alert fires for what it is made for, alone; none on a healthy fleet."""
+
+import importlib.util
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+REPO = Path(__file__).parents[2]
+RULES = REPO / "rules" / "prometheus"
+FILES = ("recording.yaml", "alerts.yaml")
+JOB = "ns/job.batch/a"
+Series = dict[str, str]
+
+
+def rules() -> list[dict[str, Any]]:
+    groups = [group for name in FILES for group in yaml.safe_load((RULES / name).read_text())["groups"]]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def alerts() -> dict[str, dict[str, Any]]:
+    return {rule["alert"]: rule for rule in rules() if "alert" in rule}
+
+
+def promtool(*words: str) -> str:
+    done = subprocess.run(["promtool", *words], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, REPO / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_promtool_reads_the_rules() -> None:
+    promtool("check", "rules", *(str(RULES / name) for name in FILES))
+
+
+def test_the_prometheusrule_holds_the_same_rules() -> None:
+    """Make it again with: python scripts/prometheusrule.py > rules/prometheus/prometheusrule.yaml"""
+    assert (RULES / "prometheusrule.yaml").read_text("utf-8") == script("prometheusrule").document()
+
+
+def test_every_alert_says_how_urgent_it_is_what_is_wrong_and_what_to_do() -> None:
+    sections = {
+        line.removeprefix("## ")
+        for line in (REPO / "docs" / "runbooks.md").read_text("utf-8").splitlines()
+        if line.startswith("## ")
+    }
+    assert sections == set(alerts())
+    for name, rule in alerts().items():
+        assert rule["labels"]["severity"] in ("critical", "warning"), name
+        assert rule["annotations"].keys() == {"summary", "runbook_url"}, name
+        assert rule["annotations"]["runbook_url"] == f"docs/runbooks.md#{name.lower()}"
+
+
+# ---------------------------------------------------------------- what a healthy fleet tells, for a day
+
+LEADER, STANDBY, AGENT = 'instance="one"', 'instance="two"', 'instance="agent"'
+HEALTHY: Series = {
+    f"sentinel_leading{{{LEADER}}}": "1x3000",
+    f"sentinel_leading{{{STANDBY}}}": "0x3000",
+    f"sentinel_paused{{{LEADER}}}": "0x3000",
+    f'sentinel_nodes{{{LEADER},state="in-service"}}': "98x3000",
+    f'sentinel_nodes{{{LEADER},state="isolated"}}': "2x3000",
+    f'sentinel_nodes{{{LEADER},state="not-heard"}}': "0x3000",
+    f'sentinel_gpus{{{LEADER},state="in-service"}}': "784x3000",
+    f'sentinel_gpus{{{LEADER},state="isolated"}}': "16x3000",
+    f'sentinel_gpus{{{LEADER},state="unreachable"}}': "0x3000",
+    f'sentinel_brake_held_back{{{LEADER},brake="at-a-time"}}': "0x3000",
+    f'sentinel_fence_calls_total{{{LEADER},outcome="off"}}': "0+1x3000",
+    f'sentinel_fence_calls_total{{{LEADER},outcome="failed"}}': "2x3000",
+    f"sentinel_network_incidents{{{LEADER}}}": "0x3000",
+    f'sentinel_fleet_unjudged{{{LEADER},why="mass-silence"}}': "0x3000",
+    f"sentinel_jobs_held_back{{{LEADER}}}": "0x3000",
+    f'sentinel_job_state{{{LEADER},job_name="{JOB}",state="running"}}': "1x3000",
+    f'sentinel_job_last_iteration_timestamp_seconds{{{LEADER},job_name="{JOB}"}}': "0+60x3000",
+    f'sentinel_job_restarts_left{{{LEADER},job_name="{JOB}"}}': "3x3000",
+    f'sentinel_job_restarts_total{{{LEADER},job_name="{JOB}",cause="gpu"}}': "1x3000",
+    f'sentinel_watch_synced{{{LEADER},kind="nodes"}}': "1x3000",
+    f'sentinel_watch_synced{{{STANDBY},kind="nodes"}}': "1x3000",
+    f"sentinel_record_save_failures_total{{{LEADER}}}": "2x3000",
+    f'sentinel_effect_failures_total{{{LEADER},effect="isolate",kind="temporary"}}': "1x3000",
+    f'sentinel_mails_waiting{{{LEADER},about="nodes"}}': "0x3000",
+    f'sentinel_mail_failures_total{{{LEADER},about="nodes"}}': "0x3000",
+    f'sentinel_mails_given_up_total{{{LEADER},about="nodes"}}': "0x3000",
+    f'sentinel_exceptions_total{{{LEADER},place="job"}}': "1x3000",
+    f"sentinel_settings_in_force{{{LEADER}}}": "1x3000",
+    f'sentinel_certificate_expiry_timestamp_seconds{{{LEADER},certificate="serving"}}': "2592000x3000",
+    f"sentinel_event_loop_lag_seconds{{{LEADER}}}": "0.01x3000",
+    f'sentinel_reports_dropped_total{{{AGENT},kind="event"}}': "0x3000",
+    f'sentinel_check_failures_total{{{AGENT},check="disk"}}': "0x3000",
+    f'sentinel_check_runs_total{{{AGENT},check="disk"}}': "0+2x3000",
+    f'sentinel_records_unreadable{{{LEADER},kind="quarantines"}}': "0x3000",
+}
+WHEN_M = 2000  # minutes after the beginning: a day and a half
+
+
+class Fault(NamedTuple):
+    """What is different from HEALTHY, and which alert that makes."""
+
+    series: Series
+    labels: dict[str, str]
+    summary: str
+
+
+def quarantine(kind: str, state: str, reason: str, since: str) -> Series:
+    return {
+        f'sentinel_quarantine_since_timestamp_seconds{{{LEADER},node="n1",kind="{kind}",state="{state}",'
+        f'mode="enforce",reason="{reason}"}}': since
+    }
+
+
+def phase(name: str, since: str) -> Series:
+    labels = f'{LEADER},job_name="{JOB}",phase="{name}",cause="gpu"'
+    return {f"sentinel_job_phase_since_timestamp_seconds{{{labels}}}": since}
+
+
+SINCE_S = WHEN_M * 60 - 3600
+FAULTS: dict[str, Fault] = {
+    "SentinelIsolationHeldBack": Fault(
+        {f'sentinel_brake_held_back{{{LEADER},brake="at-a-time"}}': "0x1990 3x100"},
+        {"brake": "at-a-time"},
+        "3 nodes with faults stay in service, held back by the brake at-a-time",
+    ),
+    "SentinelNodeUnreachable": Fault(
+        quarantine("silence", "active", "Unfenced", f"{SINCE_S}x3000"),
+        {"node": "n1", "reason": "Unfenced"},
+        "Node n1 is unreachable (Unfenced): its pods are not removed without a proof that it is dead",
+    ),
+    "SentinelFenceFails": Fault(
+        {
+            f'sentinel_fence_calls_total{{{LEADER},outcome="timed-out"}}': "0x1980 1x100",
+            f'sentinel_fence_calls_total{{{LEADER},outcome="stopped"}}': "0x1980 1x100",
+        },
+        {"outcome": "timed-out"},
+        "The program that powers silent nodes off does not (timed-out): their pods stay",
+    ),
+    "SentinelAgentSilent": Fault(
+        quarantine("silence", "active", "AgentSilent", f"{SINCE_S}x3000"),
+        {"node": "n1"},
+        "The agent of node n1 is silent, its kubelet is not: the health of the node is not watched",
+    ),
+    "SentinelNodesNotHeard": Fault(
+        {f'sentinel_nodes{{{LEADER},state="not-heard"}}': "25x3000"},
+        {"state": "not-heard"},
+        "20% of the nodes have never been heard of by this leader: no agent watches them",
+    ),
+    "SentinelNodeWaitsForRepair": Fault(
+        quarantine("fault", "active", "FatalFinding", "12000x3000"),
+        {"node": "n1", "reason": "FatalFinding"},
+        "Node n1 is out of service for 1d 6h 0m 0s (FatalFinding)",
+    ),
+    "SentinelCapacityLost": Fault(
+        {f'sentinel_gpus{{{LEADER},state="unreachable"}}': "200x3000"},
+        {},
+        "21.6% of all GPUs are on nodes that are out of service",
+    ),
+    "SentinelNetworkIncident": Fault(
+        {f"sentinel_network_incidents{{{LEADER}}}": "0x1990 1x100"},
+        {},
+        "Many nodes have one network fault together: no node is isolated for it, and starts of jobs wait",
+    ),
+    "SentinelNotJudging": Fault(
+        {f'sentinel_fleet_unjudged{{{LEADER},why="mass-silence"}}': "0x1980 1x100"},
+        {"why": "mass-silence"},
+        "Sentinel decides less than it could: mass-silence",
+    ),
+    "SentinelJobRecoveryStuck": Fault(
+        phase("Stopping", f"{SINCE_S}x3000"),
+        {"job_name": JOB, "phase": "Stopping"},
+        f"The recovery of {JOB} has been Stopping for 1h 0m 0s",
+    ),
+    "SentinelJobWaitsForRoom": Fault(
+        phase("Prechecking", f"{SINCE_S}x3000"),
+        {"job_name": JOB},
+        f"{JOB} has waited 1h 0m 0s for room to start again",
+    ),
+    "SentinelJobGivenUp": Fault(
+        {
+            f'sentinel_job_state{{{LEADER},job_name="{JOB}",state="running"}}': "1x1980 stale",
+            f'sentinel_job_state{{{LEADER},job_name="{JOB}",state="error"}}': "_x1980 1x100",
+        },
+        {"job_name": JOB},
+        f"{JOB} was given up: it failed, and is not started again",
+    ),
+    "SentinelJobNotStepping": Fault(
+        {
+            f'sentinel_job_last_iteration_timestamp_seconds{{{LEADER},job_name="{JOB}"}}': "0+60x1900 114000x200"
+        },
+        {"job_name": JOB},
+        f"{JOB} has made no iteration for 1h 40m 0s, and nothing is done about it",
+    ),
+    "SentinelJobRestartsAgainAndAgain": Fault(
+        {f'sentinel_job_restarts_total{{{LEADER},job_name="{JOB}",cause="gpu"}}': "1x1900 2 3 4 5x200"},
+        {"job_name": JOB},
+        f"{JOB} was started again 4 times within 6 hours",
+    ),
+    "SentinelJobBudgetSpent": Fault(
+        {f'sentinel_job_restarts_left{{{LEADER},job_name="{JOB}"}}': "0x3000"},
+        {"job_name": JOB},
+        f"{JOB} has no restart left: its next fault ends it",
+    ),
+    "SentinelJobsHeldBack": Fault(
+        {f"sentinel_jobs_held_back{{{LEADER}}}": "0x1980 2x100"},
+        {},
+        "2 jobs have a fault that is not acted on: a brake or a pause holds their recovery back",
+    ),
+    "SentinelNobodyLeads": Fault(
+        {f"sentinel_leading{{{LEADER}}}": "1x1990 0x100"},
+        {},
+        "No controller of Sentinel leads: jobs run on, and nothing recovers them",
+    ),
+    "SentinelNoStandby": Fault(
+        {f"sentinel_leading{{{STANDBY}}}": "0x1970 stale"},
+        {},
+        "Only one controller of Sentinel is seen: none would take over from it",
+    ),
+    "SentinelPaused": Fault(
+        {f"sentinel_paused{{{LEADER}}}": "0x1700 1x400"},
+        {},
+        "Sentinel has been paused for 4 hours: it decides, and begins nothing new",
+    ),
+    "SentinelWatchBroken": Fault(
+        {f'sentinel_watch_synced{{{LEADER},kind="nodes"}}': "1x1990 0x100"},
+        {"kind": "nodes"},
+        "The leader does not follow nodes of the API server: it decides by what was known before",
+    ),
+    "SentinelRecordsNotSaved": Fault(
+        {f"sentinel_record_save_failures_total{{{LEADER}}}": "2x1980 2+2x100"},
+        {},
+        "20 writes of records failed within 10 minutes: what is not saved is not done",
+    ),
+    "SentinelEffectFails": Fault(
+        {f'sentinel_effect_failures_total{{{LEADER},effect="isolate",kind="temporary"}}': "1x1980 1+2x100"},
+        {"effect": "isolate"},
+        "The effect isolate failed 30 times within 15 minutes",
+    ),
+    "SentinelMailNotSent": Fault(
+        {
+            f'sentinel_mails_waiting{{{LEADER},about="nodes"}}': "0x1980 4x100",
+            f'sentinel_mail_failures_total{{{LEADER},about="nodes"}}': "0x1980 0+1x100",
+        },
+        {"about": "nodes"},
+        "4 mails about nodes wait: the mail server does not take them",
+    ),
+    "SentinelMailGivenUp": Fault(
+        {f'sentinel_mails_given_up_total{{{LEADER},about="nodes"}}': "0x1980 6x100"},
+        {"about": "nodes"},
+        "6 mails about nodes will not be sent any more",
+    ),
+    "SentinelException": Fault(
+        {f'sentinel_exceptions_total{{{LEADER},place="request"}}': "_x1980 1x100"},
+        {"place": "request", "instance": "one"},
+        "An unexpected exception was caught in request of one",
+    ),
+    "SentinelSettingsRefused": Fault(
+        {f"sentinel_settings_in_force{{{LEADER}}}": "1x1980 0x100"},
+        {"instance": "one"},
+        "one refuses its new settings: older ones are in force",
+    ),
+    "SentinelCertificateExpires": Fault(
+        {
+            f'sentinel_certificate_expiry_timestamp_seconds{{{LEADER},certificate="serving"}}': f"{SINCE_S + 7200}x3000"
+        },
+        {"certificate": "serving"},
+        "The certificate serving ends in 1h 0m 0s and was not renewed",
+    ),
+    "SentinelLoopLags": Fault(
+        {f"sentinel_event_loop_lag_seconds{{{LEADER}}}": "0x1980 3x100"},
+        {"instance": "one"},
+        "The event loop of one is held up for 3s",
+    ),
+    "SentinelReportsDropped": Fault(
+        {f'sentinel_reports_dropped_total{{{AGENT},kind="event"}}': "0x1980 5x100"},
+        {"instance": "agent"},
+        "The agent agent gave up 5 reports: no controller took them in time",
+    ),
+    "SentinelCheckBlind": Fault(
+        {f'sentinel_check_failures_total{{{AGENT},check="disk"}}': "0+2x3000"},
+        {"check": "disk"},
+        "The check disk cannot look on 1 nodes: what it would find there is not known",
+    ),
+    "SentinelRecordsUnreadable": Fault(
+        {f'sentinel_records_unreadable{{{LEADER},kind="quarantines"}}': "0x1980 1x100"},
+        {"kind": "quarantines"},
+        "1 records of quarantines cannot be read by this version and count for nothing",
+    ),
+}
+
+
+def case(name: str, series: Series, fires: dict[str, Fault]) -> dict[str, Any]:
+    """Every alert is asked for: what is not in `fires` must be silent."""
+    checks = []
+    for alert, rule in alerts().items():
+        expected = []
+        if alert in fires:
+            labels = {**rule["labels"], **fires[alert].labels}
+            told = {**rule["annotations"], "summary": fires[alert].summary}
+            expected.append({"exp_labels": labels, "exp_annotations": told})
+        checks.append({"eval_time": f"{WHEN_M}m", "alertname": alert, "exp_alerts": expected})
+    return {
+        "name": name,
+        "interval": "1m",
+        "input_series": [{"series": one, "values": values} for one, values in series.items()],
+        "alert_rule_test": checks,
+    }
+
+
+def run(tmp_path: Path, cases: list[dict[str, Any]]) -> None:
+    document = {
+        "rule_files": [str(RULES / name) for name in FILES],
+        "evaluation_interval": "5m",  # 2000 minutes of all rules for each alert: every minute takes a minute itself
+        "group_eval_order": ["sentinel.recording", "sentinel.fleet", "sentinel.jobs", "sentinel.itself"],
+        "tests": cases,
+    }
+    file = tmp_path / "rules.test.yaml"
+    file.write_text(yaml.safe_dump(document, sort_keys=False))
+    promtool("test", "rules", str(file))
+
+
+def test_no_alert_fires_on_a_healthy_fleet(tmp_path: Path) -> None:
+    run(tmp_path, [case("healthy", HEALTHY, {})])
+
+
+def test_every_alert_has_its_fault() -> None:
+    assert FAULTS.keys() == alerts().keys()
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_each_alert_fires_for_its_fault_alone(tmp_path: Path, part: int) -> None:
+    names = sorted(FAULTS)[part::3]
+    run(tmp_path, [case(name, HEALTHY | FAULTS[name].series, {name: FAULTS[name]}) for name in names])
+
+
+def test_recording_rules_say_what_they_are_called(tmp_path: Path) -> None:
+    productive = {
+        f'sentinel_job_productive_seconds{{{LEADER},job_name="{JOB}"}}': "90x3000",
+        f'sentinel_job_wall_seconds{{{LEADER},job_name="{JOB}"}}': "100x3000",
+        f'sentinel_job_gpus{{{LEADER},job_name="{JOB}"}}': "8x3000",
+        f'sentinel_job_productive_seconds{{{LEADER},job_name="b"}}': "10x3000",
+        f'sentinel_job_wall_seconds{{{LEADER},job_name="b"}}': "100x3000",
+        f'sentinel_job_gpus{{{LEADER},job_name="b"}}': "24x3000",
+        f'sentinel_lost_gpu_seconds_total{{{LEADER},cause="gpu",owner="ann"}}': "0+60x3000",
+        f'sentinel_incidents_total{{{LEADER},symptom="hang",cause="gpu"}}': "0+1x3000",
+        f'sentinel_jobs{{{LEADER},state="running"}}': "2x3000",
+    }
+    wanted = {
+        "sentinel:gpus_out_of_service:ratio": ({}, 0.02),
+        "sentinel:job_ettr:ratio": ({}, 0.3),
+        'sentinel:jobs:max{state="running"}': ({"state": "running"}, 2),
+        'sentinel:nodes:max{state="isolated"}': ({"state": "isolated"}, 2),
+        'sentinel:gpus:max{state="isolated"}': ({"state": "isolated"}, 16),
+        "sentinel:lost_gpu_seconds:increase1h": ({"cause": "gpu", "owner": "ann"}, 3600),
+        "sentinel:incidents:increase1h": ({"symptom": "hang", "cause": "gpu"}, 60),
+        "sentinel:effect_failures:increase15m": ({"effect": "isolate"}, 0),
+    }
+    assert {name.partition("{")[0] for name in wanted} == {
+        one["record"] for one in rules() if "record" in one
+    }
+    tests = case("recording", HEALTHY | productive, {})
+    tests["alert_rule_test"] = []
+    tests["promql_expr_test"] = []
+    for expression, (labels, value) in wanted.items():
+        told = ",".join(f'{key}="{text}"' for key, text in labels.items())
+        sample = {"labels": f"{expression.partition('{')[0]}{{{told}}}", "value": value}
+        tests["promql_expr_test"].append(
+            {"expr": expression, "eval_time": f"{WHEN_M}m", "exp_samples": [sample]}
+        )
+    run(tmp_path, [tests])

@@ -1,0 +1,298 @@
+"""Alerts and dashboards at real controllers and agents with faults, by a real Prometheus, to the mail that goes out."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from sentinel import measures
+from sentinel.declared import DECLARATIONS
+from tests.bench.bench_agent import tree
+from tests.e2e.agent_node import XID_79, Node
+from tests.e2e.box import Box, Running
+from tests.kubernetes.conftest import install
+from tests.kubernetes.jobs_site import NODES, JobSite, Ranks
+from tests.kubernetes.local_fleet import Page
+from tests.notify.mail_world import MailServer
+from tests.prometheus.test_dashboards import expressions
+from tests.prometheus.test_rules import script
+from tests.prometheus.watched import Watched, filled
+from tests.rig.operators.flow import template
+from tests.test_metrics import promtool as promtool_check
+from tests.waits import until
+
+pytestmark = pytest.mark.timeout(300)
+NOTHING = "none"  # what a panel says that has no reason to be empty
+OWNER = "owner@example.com"
+
+
+class World:
+    """Two controllers, an agent on each of three nodes, a job on two of them; the third has real-looking cards."""
+
+    def __init__(self, site: JobSite, folder: Path) -> None:
+        self.site, self.folder = site, folder
+        self.logs = folder / "pods"
+        self.ranks = Ranks(site, self.logs)
+        site.settings = {
+            "listen": "127.0.0.1:0",
+            "fleet": {
+                "isolations": {"atATime": {"atLeast": 1, "share": 0.01}},
+                "fence": {"command": ["/bin/true"], "after": "24h"},
+            },
+            "mail": {
+                "host": "127.0.0.1",
+                "port": 1,
+                "tls": "none",
+                "sender": "s@example.com",
+                "admins": [OWNER],
+            },
+        }
+        self.leader = site.controller("one")
+        self.leader.said("leads, epoch", 60.0)
+        self.standby = site.controller("two")
+        self.agents: dict[str, tuple[Node, Running]] = {}
+        for number in range(3):
+            name = f"{NODES}-{number}"
+            self.agents[name] = self._agent(name)
+
+    def _agent(self, name: str) -> tuple[Node, Running]:
+        node = self.site.agent_on(name, self.leader, self.standby)
+        env = tree(node.machine.folder / "cards")
+        node.box.env |= env
+        node.machine.sysfs = sysfs = node.machine.folder / "cards" / "sys"
+        for module in ("nvidia", "ib_core", "ib_uverbs"):
+            (sysfs / "module" / module).mkdir(parents=True)
+        node.settings(podLogs=str(self.logs))
+        return node, self.site.started(node)
+
+    def targets(self) -> dict[str, list[str]]:
+        def place(url: str) -> str:
+            return url.removeprefix("http://").rstrip("/")
+
+        pages = [place(Page(one).url) for one in (self.leader, self.standby)]
+        agents = [
+            place(agent.err.rpartition("findings on ")[2].split()[0]) for _, agent in self.agents.values()
+        ]
+        return {"controllers": pages, "agents": agents}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    from tests.rig.control_plane import ControlPlane
+    from tests.rig.kwok import Kwok
+    from tests.rig.processes import Rig
+
+    folder = tmp_path_factory.mktemp("watched")
+    with Rig(tmp_path_factory.mktemp("control-plane")) as rig:
+        plane = ControlPlane(rig)
+        install(plane)
+        kwok = Kwok(plane)
+        kwok.nodes(NODES, 3)
+        box = Box(folder / "box")
+        try:
+            yield World(JobSite(plane, kwok, box, folder), folder)
+        finally:
+            box.close()
+
+
+def gang() -> dict[str, Any]:
+    pods = template(NODES)
+    pods["spec"] |= {"restartPolicy": "Never"}
+    pods["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "8"}}
+    spec = {"completionMode": "Indexed", "parallelism": 2, "completions": 2, "template": pods}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train"}, "spec": spec}
+
+
+def dashboards() -> dict[str, dict[str, Any]]:
+    return {name: json.loads(text) for name, text in script("dashboards").texts().items()}
+
+
+def panel(dashboard: str, title: str) -> str:
+    (found,) = [one for one in dashboards()[f"sentinel-{dashboard}.json"]["panels"] if one["title"] == title]
+    return str(found["targets"][0]["expr"])
+
+
+def test_faults_reach_the_dashboards_and_the_mail_of_the_person_on_call(world: World, tmp_path: Path) -> None:
+    site = world.site
+    with MailServer() as server, Watched(tmp_path / "watch", world.targets(), server.port) as watch:
+        site.until(watch.up)
+
+        def shown(what: Any, why: Any) -> None:
+            until(
+                what,
+                lambda: (
+                    f"{why() if callable(why) else why}\n{watch.firing()}\n{watch.story()}\n{site.story()}"
+                ),
+                every_s=0.3,
+            )
+
+        _a_young_cluster_is_no_blank(watch, shown)
+        site.protect(restart={"maxRestarts": 1})
+        site.create(gang())
+        site.until(site.state("running"))
+        world.ranks.start()
+        try:
+            _story(world, watch, shown)
+            _dashboards_show_it(world, watch, shown)
+            _what_is_scraped_is_well_formed_and_only_agents_tell_of_single_cards_and_ranks(world)
+        finally:
+            world.ranks.end()
+        _mails_tell_it(world, watch, server, shown)
+
+
+def _a_young_cluster_is_no_blank(watch: Watched, until: Any) -> None:
+    """No job yet, no fault yet: whatever is empty says by itself why it may be."""
+    chosen = {"job_name": "none", "node": f"{NODES}-0", "owner": ".*"}
+
+    def blank() -> list[str]:
+        return [
+            f"{name}: {one['title']}"
+            for name, found in dashboards().items()
+            for one in found["panels"]
+            if one["fieldConfig"]["defaults"]["noValue"] == NOTHING
+            and not any(watch.story_of(filled(target["expr"], chosen)) for target in one["targets"])
+        ]
+
+    until(lambda: not blank(), blank)
+
+
+def _story(world: World, watch: Watched, until: Any) -> None:
+    site = world.site
+    # A fleet on which nothing is wrong fires nothing, even without the minutes that each alert waits.
+    until(lambda: watch.value("sum(rate(sentinel_rank_iterations_total[10s]))"), "no iterations are told")
+    until(lambda: watch.value("max(sentinel_job_step_time_seconds)") == 0.25, "no step time is told")
+    # Checks look at the machine that runs the tests too, and not everything there may be looked at.
+    until(lambda: watch.firing() <= {"SentinelCheckBlind"}, "a healthy fleet is not silent")
+
+    bad, other = (pod["spec"]["nodeName"] for pod in site.pods())
+    world.agents[bad][0].machine.log(XID_79)
+    until(lambda: watch.value('sum(sentinel_nodes{state="isolated"})') == 1, "the node is not isolated")
+    site.kwok.end_pod(site.space, site.pods()[0]["metadata"]["name"], 1)
+    until(lambda: site.phases()[-1:] == ["Recovered"], "the job does not recover")
+    until(lambda: watch.value("sum(sentinel_node_lost_gpu_seconds_total)"), "no GPU time is lost to the node")
+    with watch.away():  # what happens meanwhile is told when it is back
+        world.agents[other][0].machine.log(XID_79)
+        site.until(lambda: site.records(other))
+    site.until(watch.up)
+    until(lambda: "SentinelIsolationHeldBack" in watch.firing(), "the brake is not told")
+    # To Prometheus no counter has begun anew meanwhile: rates over the time that it missed are right.
+    # Those of a job begin with its ranks, which were restarted just before.
+    counters = [one.name for one in DECLARATIONS if one.kind == "counter" and "job_name" not in one.labels]
+    assert [name for name in counters if watch.value(f"sum(resets({name}[5m]))")] == []
+    assert watch.value("sum(increase(sentinel_decisions_total[5m]))")
+    until(lambda: watch.value("sum(sentinel_mails_waiting)"), "no mail waits")
+
+
+def _dashboards_show_it(world: World, watch: Watched, until: Any) -> None:
+    """Each query returns numbers; what is shown is what the records say."""
+    site = world.site
+    record = site.record()
+    (isolated,) = [one for one in world.agents if site.isolated(one)]
+    chosen = {"job_name": record["name"], "node": isolated, "owner": ".*"}
+    empty = [
+        f"{name}: {expr}"
+        for name, found in dashboards().items()
+        for expr in expressions(found)
+        if not watch.story_of(filled(expr, chosen))
+    ]
+    assert not empty, "\n".join(empty)
+    _variables_offer_what_is_there_and_select(world, watch, chosen)
+
+    def shown(dashboard: str, title: str) -> float | None:
+        return watch.value(filled(panel(dashboard, title), chosen))
+
+    assert shown("fleet", "Nodes isolated") == len([one for one in world.agents if site.isolated(one)]) == 1
+    until(lambda: shown("job", "Incidents") == len(site.incidents()), "not all incidents are shown")
+    incidents = site.incidents()
+    hours = sum(one["lost"]["gpuSeconds"] for one in incidents if "lost" in one) / 3600
+    assert shown("cost", "GPU-hours lost") == pytest.approx(hours)
+    (mine,) = [one for one in site.records(isolated) if one["state"] == "active"]
+    kept = watch.value(f'max(sentinel_quarantine_since_timestamp_seconds{{node="{isolated}"}})')
+    assert kept == pytest.approx(datetime.fromisoformat(mine["since"][:19] + "+00:00").timestamp(), abs=1.0)
+    node, agent = world.agents[isolated]
+    standing = json.loads(node.get(agent, "/findings")[1])["findings"]
+    assert shown("node", "Findings") == len([one for one in standing if one["severity"] != "info"]) > 0
+    assert shown("itself", "Leaders") == 1
+
+
+def _variables_offer_what_is_there_and_select(world: World, watch: Watched, chosen: dict[str, str]) -> None:
+    offered = {
+        one["name"]: watch.choices(one["query"])
+        for found in dashboards().values()
+        for one in found["templating"]["list"]
+        if one["type"] == "query"
+    }
+    there = {"job_name": [chosen["job_name"]], "node": sorted(world.agents), "owner": [OWNER]}
+    assert {name: sorted(found) for name, found in offered.items()} == there
+    nobody = dict.fromkeys(chosen, "nobody")
+    blind = [
+        f"{name}: {expr}"
+        for name, found in dashboards().items()
+        for expr in expressions(found)
+        if any(f"${{{one}}}" in expr or f"${one}" in expr for one in chosen)
+        and watch.story_of(filled(expr, nobody))
+    ]
+    assert not blind, "whatever is chosen, it shows the same:\n" + "\n".join(blind)
+    other = next(one for one in world.agents if one != chosen["node"])
+    hottest = panel("node", "Hottest GPU")
+    assert watch.value(filled(hottest, chosen)) is not None
+    assert watch.value(filled(hottest, {**chosen, "node": other})) is not None
+    isolated = panel("node", "Why it was out of service")
+    assert watch.story_of(filled(isolated, chosen))
+
+
+def _what_is_scraped_is_well_formed_and_only_agents_tell_of_single_cards_and_ranks(world: World) -> None:
+    agents = [node.get(agent, "/metrics")[1] for node, agent in world.agents.values()]
+    controllers = [Page(one).get("/metrics")[1] for one in (world.leader, world.standby)]
+    foreign = {name for name, row in measures.rows().items() if row.source}
+    for text in (*controllers, *agents):
+        said = promtool_check(text.encode())
+        assert [line for line in said if line.split(" ", 1)[0] not in foreign] == []
+
+    def labels(texts: list[str]) -> set[str]:
+        return {
+            label
+            for text in texts
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            for label in sample.labels
+        }
+
+    single = {"rank", "gpu", "UUID", "pci_bus_id", "device", "entity"}
+    assert labels(agents) >= {"rank", "gpu", "UUID", "entity"}
+    assert not labels(controllers) & single
+    assert any("sentinel_job_iteration{" in text for text in controllers), "there is a job"
+
+
+def _mails_tell_it(world: World, watch: Watched, server: MailServer, until: Any) -> None:
+    site = world.site
+    site.kwok.end_pod(site.space, site.pods()[0]["metadata"]["name"], 1)
+    until(lambda: "SentinelJobGivenUp" in watch.firing(), "the end of the job is not told")
+    until(lambda: "SentinelMailNotSent" in watch.firing(), "mails that wait are not told")
+
+    def mailed(alert: str) -> list[str]:
+        bodies = []
+        for to, mail in server.mails:
+            part = mail.get_body(("html", "plain"))
+            if alert in str(mail["Subject"]) and part is not None and any("oncall" in one for one in to):
+                bodies.append(part.get_content())
+        return bodies
+
+    def told(*alerts: str) -> None:
+        for alert in alerts:
+            until(lambda alert=alert: mailed(alert), f"no mail of {alert}")
+            assert f"docs/runbooks.md#{alert.lower()}" in mailed(alert)[0]
+
+    # While somebody leads: what nobody says any more is over for Prometheus, perhaps before it is mailed.
+    told("SentinelIsolationHeldBack", "SentinelJobGivenUp", "SentinelMailNotSent")
+    for one in (world.leader, world.standby):
+        os.kill(one.pid, signal.SIGKILL)
+    until(lambda: "SentinelNobodyLeads" in watch.firing(), "nobody leads, and nobody is told")
+    told("SentinelNobodyLeads")
+    assert site.record()["name"] in mailed("SentinelJobGivenUp")[0]

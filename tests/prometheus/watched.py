@@ -1,0 +1,168 @@
+"""A Prometheus and an Alertmanager that watch controllers and agents of a test, with the rules that are shipped."""
+
+import contextlib
+import json
+import math
+import re
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.rig.processes import free_port
+
+RULES = Path(__file__).parents[2] / "rules" / "prometheus"
+ALERTS_TO = "oncall@example.com"
+EVERY = "1s"
+Sample = tuple[dict[str, str], list[float]]
+
+
+class Watched:
+    """A context manager. `targets`: host:port of what is scraped, by the name of its job."""
+
+    def __init__(self, folder: Path, targets: dict[str, list[str]], smtp_port: int) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.port, self._alert_port = free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.began_s = time.time()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._write(targets, smtp_port)
+
+    def _write(self, targets: dict[str, list[str]], smtp_port: int) -> None:
+        for name in ("recording.yaml", "alerts.yaml"):
+            document = yaml.safe_load((RULES / name).read_text())
+            for group in document["groups"]:
+                group["interval"] = EVERY
+                for rule in group["rules"]:
+                    rule.pop("for", None)  # at once: nobody waits for minutes here
+            (self.folder / name).write_text(yaml.safe_dump(document))
+        prometheus = {
+            "global": {"scrape_interval": EVERY, "scrape_timeout": EVERY, "evaluation_interval": EVERY},
+            "rule_files": ["recording.yaml", "alerts.yaml"],
+            "alerting": {
+                "alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{self._alert_port}"]}]}]
+            },
+            "scrape_configs": [
+                {"job_name": name, "static_configs": [{"targets": where}]} for name, where in targets.items()
+            ],
+        }
+        (self.folder / "prometheus.yaml").write_text(yaml.safe_dump(prometheus))
+        alertmanager = {
+            "global": {
+                "smtp_smarthost": f"127.0.0.1:{smtp_port}",
+                "smtp_from": "alertmanager@example.com",
+                "smtp_require_tls": False,
+            },
+            "route": {
+                "receiver": "mail",
+                "group_by": ["alertname"],
+                "group_wait": "1s",
+                "group_interval": "1s",
+                "repeat_interval": "1h",
+            },
+            "receivers": [
+                {
+                    "name": "mail",
+                    "email_configs": [{"to": ALERTS_TO, "send_resolved": True, "hello": "localhost"}],
+                }
+            ],
+        }
+        (self.folder / "alertmanager.yaml").write_text(yaml.safe_dump(alertmanager))
+
+    def __enter__(self) -> "Watched":
+        self._watch()
+        self._start(
+            "prometheus-alertmanager",
+            "--config.file=alertmanager.yaml",
+            f"--storage.path={self.folder}/alerts",
+            f"--web.listen-address=127.0.0.1:{self._alert_port}",
+            "--cluster.listen-address=",
+        )
+        return self
+
+    def _watch(self) -> None:
+        self._prometheus = self._start(
+            "prometheus",
+            "--config.file=prometheus.yaml",
+            f"--storage.tsdb.path={self.folder}/data",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+        )
+
+    def _start(self, name: str, *words: str) -> "subprocess.Popen[bytes]":
+        with open(self.folder / f"{name}.log", "ab") as log:
+            made = subprocess.Popen([name, *words], cwd=self.folder, stdout=log, stderr=log)
+        self._processes.append(made)
+        return made
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """Prometheus is killed, and comes back."""
+        self._prometheus.kill()
+        self._prometheus.wait(20)
+        yield
+        self._watch()
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.wait(20)
+
+    def story(self) -> str:
+        return "\n".join(path.read_text(errors="replace")[-2000:] for path in self.folder.glob("*.log"))
+
+    # ------------------------------------------------------------ what it says
+
+    def _get(self, path: str, **words: object) -> Any:
+        asked = urllib.parse.urlencode(words)
+        try:
+            with urllib.request.urlopen(f"{self.url}{path}?{asked}", timeout=10) as answer:
+                return json.loads(answer.read())["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{words}: {error.read().decode()}") from None
+
+    def up(self) -> bool:
+        try:
+            return bool(self._get("/api/v1/query", query="up")["result"])
+        except (OSError, AssertionError):  # it does not listen yet, or reads what it has stored
+            return False
+
+    def value(self, expr: str) -> float | None:
+        """Of the only series, now."""
+        found = self._get("/api/v1/query", query=expr)["result"]
+        return float(found[0]["value"][1]) if len(found) == 1 else None
+
+    def choices(self, variable: str) -> list[str]:
+        """What a variable that asks for `label_values(METRIC, LABEL)` offers, asked as Grafana does."""
+        (found,) = re.findall(r"^label_values\((\w+), (\w+)\)$", variable)
+        metric, label = found
+        words = {"match[]": metric, "start": self.began_s, "end": time.time()}
+        return self._get(f"/api/v1/label/{label}/values", **words)  # type: ignore[no-any-return]
+
+    def story_of(self, expr: str) -> list[Sample]:
+        """All finite numbers since the beginning, by labels."""
+        words = {"start": self.began_s, "end": time.time(), "step": 1}
+        made = []
+        for one in self._get("/api/v1/query_range", query=expr, **words)["result"]:
+            numbers = [number for _, text in one["values"] if math.isfinite(number := float(text))]
+            if numbers:
+                made.append((one["metric"], numbers))
+        return made
+
+    def firing(self) -> set[str]:
+        found = self._get("/api/v1/alerts")["alerts"]
+        return {one["labels"]["alertname"] for one in found if one["state"] == "firing"}
+
+
+def filled(expr: str, chosen: dict[str, str]) -> str:
+    """As Grafana asks it, with these variables."""
+    for name, text in {**chosen, "__rate_interval": "10s", "__range": "5m"}.items():
+        expr = re.sub(rf"\$(?:{name}\b|\{{{name}\}})", text.replace("\\", r"\\"), expr)
+    assert "$" not in expr, expr
+    return expr

@@ -1,0 +1,799 @@
+"""The controller's loop over a cluster in memory: whom it believes, what it tells, and when silence counts."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import structs
+
+from sentinel import fleet_status
+from sentinel.core import fleet
+from sentinel.core.fleet_bounds import MAX_CHECKS
+from sentinel.core.fleet_conditions import OWN
+from sentinel.core.fleet_events import DoEvent
+from sentinel.core.fleet_isolate import MAX_FINDINGS
+from sentinel.core.fleet_marks import MarkWrite
+from sentinel.core.fleet_model import (
+    FleetPicture,
+    Mode,
+    NodeCondition,
+    NodePicture,
+    NodeQuarantine,
+    Order,
+    OrderKind,
+    PodPicture,
+    State,
+)
+from sentinel.core.fleet_orders import Answer
+from sentinel.core.fleet_recording import FRESH_S
+from sentinel.core.fleet_settings import FleetSettings
+from sentinel.core.health import CheckResult, CheckState, Finding
+from sentinel.core.now import Now
+from sentinel.core.reports import Report
+from sentinel.documents import from_document, to_document
+from sentinel.errors import PermanentError, TemporaryError
+from sentinel.fleet_controller import SILENCES, FleetController
+from sentinel.fleet_nodes import AT_A_TIME, GONE_S
+from sentinel.fleet_status import SHOW_AGAIN_S
+from sentinel.transport.wire import Alive, Arrived
+from tests.core.fleet_world import OPEN, World, a_finding, a_pod
+from tests.waits import eventually, turns
+
+
+class Cluster:
+    """What the fake shows and takes. `refuse` makes saves of records fail."""
+
+    def __init__(self) -> None:
+        self.world = World([])
+        self.records: dict[str, NodeQuarantine] = {}
+        self.complete = True
+        self.watching_since_mono_s = 0.0
+        self.leases_mono_s: float | None = None
+        self.refuse: Callable[[NodeQuarantine], bool] = lambda record: False
+        self.events: list[str] = []
+        self.orders: tuple[Order, ...] = ()
+        self.paused = ""
+        self.saved: list[NodeQuarantine] = []
+        self.shown: list[NodeQuarantine] = []  # as their status says them
+        self.refuse_status = False
+        self.status_hangs = False
+        self.leads = True
+
+    def names(self) -> Collection[str]:
+        return self.world.picture.nodes.keys()
+
+    def lease_mono_s(self, name: str) -> float | None:
+        there = self.node(name)
+        return there.lease_mono_s if there is not None else None
+
+    def node(self, name: str) -> NodePicture | None:
+        return self.world.picture.nodes.get(name)
+
+    def record(self, id: str) -> NodeQuarantine | None:
+        return self.records.get(id)
+
+    def take_orders(self) -> Mapping[str, Awaitable[None]]:
+        return {}
+
+    async def answer(self, answer: Answer) -> None:
+        raise AssertionError(f"nobody ordered this: {answer}")
+
+    async def take_over(self) -> None:
+        pass
+
+    def check_leading(self) -> None:
+        if not self.leads:
+            raise PermanentError("another one leads", "NotLeading")
+
+    async def settle(self) -> None:
+        pass
+
+    async def save(self, record: NodeQuarantine) -> None:
+        if self.refuse(record):
+            raise TemporaryError("the API server is away", 0.0)
+        assert from_document(NodeQuarantine, to_document(record)) == record
+        self.records = {**self.records, record.id: record}
+        self.saved.append(record)
+
+    async def show(self, record: NodeQuarantine) -> None:
+        if self.refuse_status:
+            raise TemporaryError("the API server is away", 0.0)
+        if self.status_hangs:
+            await asyncio.Event().wait()
+        self.shown.append(record)
+
+    async def delete(self, record: NodeQuarantine) -> None:
+        self.records = {id: one for id, one in self.records.items() if id != record.id}
+
+    def orphans(self) -> dict[str, tuple[PodPicture, ...]]:
+        return self.world.picture.orphans
+
+    async def mark(self, wanted: MarkWrite) -> None:
+        node = self.world.node(wanted.node)
+        taints = () if wanted.remove_taint else (wanted.taint,) if wanted.taint else node.taints
+        unschedulable = node.unschedulable if wanted.unschedulable is None else wanted.unschedulable
+        self.world.change(wanted.node, taints=taints, unschedulable=unschedulable)
+
+    async def set_conditions(self, node: str, wanted: tuple[NodeCondition, ...]) -> None:
+        there = {one.type: one for one in self.world.node(node).conditions}
+        self.world.change(node, conditions=tuple((there | {one.type: one for one in wanted}).values()))
+
+    async def remove(self, pods: Iterable[str]) -> None:
+        raise AssertionError(f"pods were removed: {list(pods)}")
+
+    def event(self, effect: DoEvent) -> None:
+        self.events.append(f"{effect.node} {effect.reason}")
+
+
+class Led:
+    """A controller that leads the cluster, on a clock that stands still unless it is moved."""
+
+    def __init__(self, settings: FleetSettings = OPEN) -> None:
+        self.cluster = Cluster()
+        self.now = Now(50_000.0, 1_700_000_000.0)
+        self.told: list[str] = []
+        self.controller = FleetController(self.cluster, settings, lambda: self.now, self.told.append)
+
+    def join(self, name: str, uid: str, boot: str, **changes: Any) -> None:
+        there = NodePicture(
+            name=name, uid=uid, api_boot_id=boot, lease_mono_s=self.now.mono_s, resource_version="1"
+        )
+        self.cluster.world.put(structs.replace(there, **changes))
+        self.controller.changed(name)
+
+    def hears(self, name: str, uid: str, boot: str, *found: Finding, at_s: float = 100.0) -> None:
+        state = CheckState.FOUND if found else CheckState.OK
+        result = CheckResult(check="kernel", state=state, findings=found, at_mono_s=at_s)
+        report = Report(node=name, boot_id=boot, sequence=1, now=Now(at_s, self.now.wall_s), checks=(result,))
+        self.controller.arrived(
+            Arrived(node=name, node_uid=uid, session="s", sequence=1, full=False, late=False, report=report)
+        )
+
+    def promises(self, name: str, fences: dict[str, float] | None, at_s: float, **how: bool) -> None:
+        """What the node's agent ends by itself; None: an agent that does not know of it."""
+        report = Report(
+            node=name, boot_id="boot-1", sequence=1, now=Now(at_s, self.now.wall_s), fences=fences
+        )
+        kind = {"full": False, "late": False} | how
+        self.controller.arrived(
+            Arrived(node=name, node_uid="uid", session="s", sequence=1, report=report, **kind)
+        )
+
+    def fences(self, name: str) -> dict[str, float]:
+        node = self.controller.nodes.joined(name)
+        return {} if node is None else node.fences
+
+    def beats(self, name: str, uid: str, boot: str, at_s: float) -> None:
+        self.controller.nodes.alive(Alive(name, uid, boot, Now(at_s, self.now.wall_s)))
+
+    def passes(self, seconds: float) -> None:
+        self.now = Now(self.now.mono_s + seconds, self.now.wall_s + seconds)
+
+    async def rounds(self, count: int = 2) -> None:
+        """As many more about everything; the last one has ended when another one has begun."""
+        for seconds in (*[3.1] * count, 0.0):
+            wanted = self.controller.rounds + 1
+            self.passes(seconds)
+            self.controller.changed("nobody")
+            await eventually(lambda wanted=wanted: self.controller.rounds >= wanted)
+
+    def states(self) -> dict[str, str]:
+        return {id: f"{one.kind.value} {one.state.value}" for id, one in self.cluster.records.items()}
+
+
+def led(test: Callable[[Led], Coroutine[Any, Any, None]]) -> None:
+    async def story() -> None:
+        one = Led()
+        task = asyncio.create_task(one.controller.lead(1))
+        await turns()
+        try:
+            await asyncio.wait_for(test(one), 30)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+def test_what_was_told_of_a_machine_is_not_believed_of_another_one_of_its_name() -> None:
+    async def test(fleet: Led) -> None:
+        fleet.join("n1", "uid-old", "boot-old")
+        fleet.hears("n1", "uid-old", "boot-old", a_finding(boot_id="boot-old"))
+        await fleet.rounds()
+        assert fleet.states() == {"n1-0001": "fault active"}
+        fleet.cluster.world.leave("n1")
+        fleet.join("n1", "uid-new", "boot-new")
+        await fleet.rounds()
+        assert fleet.cluster.records["n1-0001"].ended_by == "node-replaced"
+        assert fleet.states() == {"n1-0001": "fault released"}
+        assert not fleet.cluster.world.node("n1").taints
+
+    led(test)
+
+
+def test_what_an_agent_tells_of_a_new_boot_counts_once_the_kubelet_names_that_boot() -> None:
+    """It tells it once. The API may be away meanwhile, or its watch broken."""
+
+    async def test(fleet: Led) -> None:
+        fleet.join("n1", "uid", "boot-1")
+        fleet.hears("n1", "uid", "boot-1", a_finding())
+        await fleet.rounds()
+        fleet.hears("n1", "uid", "boot-2", at_s=5.0)
+        fleet.hears("n1", "uid", "boot-2", at_s=5000.0)
+        fleet.hears("n1", "uid", "boot-1", a_finding(), at_s=200.0)  # of the spool
+        await fleet.rounds()
+        fleet.cluster.world.change("n1", api_boot_id="boot-2")
+        await fleet.rounds()
+        fleet.hears("n1", "uid", "boot-2", at_s=9000.0)
+        await fleet.rounds()
+        assert fleet.states() == {"n1-0001": "fault released"}
+
+    led(test)
+
+
+def test_a_leader_counts_silence_from_when_it_leads() -> None:
+    """As a standby it watched leases for hours and heard no agent."""
+
+    async def test(fleet: Led) -> None:
+        fleet.join("n1", "uid", "boot-1", pods=(a_pod(force_after_s=10.0),), lease_mono_s=40_000.0)
+        for number in range(2, 12):
+            fleet.join(f"n{number}", "uid", "boot-1")
+            fleet.hears(f"n{number}", "uid", "boot-1")
+        await fleet.rounds(12)
+        assert fleet.states() == {}
+        for number in range(2, 12):
+            fleet.cluster.world.change(f"n{number}", lease_mono_s=fleet.now.mono_s)
+            fleet.hears(f"n{number}", "uid", "boot-1", at_s=200.0)
+        fleet.cluster.world.change("n1", pods=())
+        fleet.cluster.world.change("n1", pods=(a_pod(),))
+        await fleet.rounds(10)
+        assert fleet.states() == {"n1-0001": "silence active"}
+
+    led(test)
+
+
+def test_what_an_agent_ends_by_itself_holds_for_as_long_as_it_says_so_on_each_connection() -> None:
+    async def test(fleet: Led) -> None:
+        fleet.join("n1", "uid", "boot-1")
+        fleet.promises("n1", {}, 100.0, full=True)
+        fleet.promises("n1", {"a": 120.0}, 101.0)
+        assert fleet.fences("n1") == {"a": 120.0}
+        fleet.hears("n1", "uid", "boot-1", at_s=102.0)
+        assert fleet.fences("n1") == {"a": 120.0}
+        fleet.promises("n1", None, 103.0, full=True)  # an older version has taken its place
+        assert fleet.fences("n1") == {}
+        fleet.promises("n1", {"a": 120.0}, 104.0, late=True)  # of the spool of the agent before it
+        assert fleet.fences("n1") == {}
+        fleet.promises("n1", {"a": 120.0}, 105.0, full=True)  # the connection alone was another one
+        assert fleet.fences("n1") == {"a": 120.0}
+
+    led(test)
+
+
+def test_pods_that_their_agent_ends_by_itself_go_when_the_node_is_silent_for_longer() -> None:
+    async def test(fleet: Led) -> None:
+        gone: list[str] = []
+
+        async def remove(pods: Iterable[str]) -> None:
+            gone.extend(pods)
+
+        fleet.cluster.remove = remove  # type: ignore[method-assign]
+        for number in range(1, 6):
+            fleet.join(f"n{number}", "uid", "boot-1")
+        pods = (a_pod(self_fence_s=120.0), a_pod("worker-1", self_fence_s=120.0))
+        fleet.join("n1", "uid", "boot-1", pods=pods)
+        fleet.promises("n1", {"uid-worker-0": 120.0}, 100.0)
+
+        async def others(seconds: float) -> None:
+            fleet.passes(seconds)
+            for number in range(2, 6):
+                fleet.cluster.world.change(f"n{number}", lease_mono_s=fleet.now.mono_s)
+                fleet.hears(f"n{number}", "uid", "boot-1", at_s=fleet.now.mono_s)
+            await fleet.rounds()
+
+        for _ in range(8):
+            await others(15.0)
+        assert fleet.states() == {"n1-0001": "silence active"}
+        assert not gone  # the agent ends them about now
+        for _ in range(4):
+            await others(15.0)
+        assert set(gone) == {"research/worker-0/uid-worker-0"}
+
+    led(test)
+
+
+def test_an_agent_with_nothing_new_to_tell_is_not_silent_and_its_node_comes_back() -> None:
+    async def test(fleet: Led) -> None:
+        for number in range(1, 6):
+            fleet.join(f"n{number}", "uid", "boot-1", pods=(a_pod(f"w-{number}"),))
+            fleet.hears(f"n{number}", "uid", "boot-1")
+        fleet.hears("n1", "uid", "boot-1", a_finding(action=""))
+        await fleet.rounds()
+        fleet.hears("n1", "uid", "boot-1", at_s=101.0)
+        for at_s in range(110, 750, 10):
+            fleet.beats("n1", "uid", "boot-1", at_s)
+            for number in range(1, 6):
+                fleet.cluster.world.change(f"n{number}", lease_mono_s=fleet.now.mono_s)
+                if number != 2:
+                    fleet.beats(f"n{number}", "uid", "boot-1", at_s)
+            await fleet.rounds(1)
+        assert fleet.states() == {"n1-0001": "fault released", "n2-0001": "silence active"}
+
+    led(test)
+
+
+def test_only_what_was_saved_is_told_and_nothing_of_it_is_lost_for_what_was_not() -> None:
+    async def test(fleet: Led) -> None:
+        for name in ("n1", "n2", "n3"):
+            fleet.join(name, "uid", "boot-1")
+        fleet.hears("n1", "uid", "boot-1", a_finding())
+        fleet.hears("n2", "uid", "boot-1", a_finding())
+        await fleet.rounds()
+        fleet.cluster.refuse = lambda record: record.node in ("n2", "n3")
+        fleet.told.clear()
+        fleet.cluster.events.clear()
+        fleet.cluster.world.change("n1", unschedulable=False)
+        fleet.cluster.world.change("n2", unschedulable=False)
+        fleet.hears("n3", "uid", "boot-1", a_finding())
+        await fleet.rounds()
+        assert fleet.cluster.records["n1-0001"].state is State.OVERRIDDEN
+        assert fleet.cluster.events == ["n1 Uncordoned"]
+        assert [text.partition(" has")[0] for text in fleet.told] == ["The isolation of node n1"]
+        fleet.cluster.refuse = lambda record: False
+        await fleet.rounds(3)
+        assert sorted(fleet.cluster.events) == ["n1 Uncordoned", "n2 Uncordoned", "n3 FatalFinding"]
+
+    led(test)
+
+
+def test_cordons_wait_for_no_flood_of_conditions() -> None:
+    async def test(fleet: Led) -> None:
+        writes: list[str] = []
+        mark, conditions = fleet.cluster.mark, fleet.cluster.set_conditions
+
+        async def marked(wanted: MarkWrite) -> None:
+            writes.append(f"cordon {wanted.node}")
+            await mark(wanted)
+
+        async def told(node: str, wanted: tuple[NodeCondition, ...]) -> None:
+            if "condition" not in writes:  # many are to be told of when another node breaks
+                fleet.hears("late", "uid", "boot-1", a_finding())
+            writes.append("condition")
+            await conditions(node, wanted)
+
+        fleet.cluster.mark, fleet.cluster.set_conditions = marked, told  # type: ignore[method-assign]
+        names = [f"n{number}" for number in range(60)]
+        for name in [*names, "late"]:
+            fleet.join(name, "uid", "boot-1")
+        for name in names:
+            fleet.hears(name, "uid", "boot-1", a_finding())
+        await eventually(lambda: writes.count("condition") == 61)
+        assert writes.index("condition") == 60
+        assert writes.index("cordon late") < 80
+
+    led(test)
+
+
+def test_a_flood_of_silent_nodes_holds_up_no_cordon() -> None:
+    async def test(fleet: Led) -> None:
+        for number in range(1000):
+            fleet.join(f"n{number}", "uid", "boot-1", pods=(a_pod(),))
+        for number in range(200, 1000):
+            fleet.hears(f"n{number}", "uid", "boot-1")
+        save = fleet.cluster.save
+
+        async def saved(record: NodeQuarantine) -> None:
+            if not fleet.cluster.records:
+                fleet.hears("n999", "uid", "boot-1", a_finding(), at_s=200.0)
+            await save(record)
+
+        fleet.cluster.save = saved  # type: ignore[method-assign]
+        fleet.passes(59.0)
+        for number in range(200, 1000):
+            fleet.hears(f"n{number}", "uid", "boot-1", at_s=150.0)
+        fleet.passes(3.1)
+        fleet.controller.changed("nobody")
+        await eventually(lambda: len(fleet.cluster.records) == 201)
+        kinds = [record.kind.value for record in fleet.cluster.saved]
+        assert kinds.index("fault") <= 2 * SILENCES
+        assert kinds.count("silence") == 200
+
+    led(test)
+
+
+def test_book_keeping_is_saved_after_what_takes_a_node_out_of_service() -> None:
+    async def test(fleet: Led) -> None:
+        for name in ("n1", "n2"):
+            fleet.join(name, "uid", "boot-1")
+        fleet.hears("n1", "uid", "boot-1", a_finding())
+        await eventually(lambda: fleet.cluster.world.out() == {"n1"})
+        fleet.controller.changed("n1")  # it shows the taint, which its record is to note
+        fleet.hears("n2", "uid", "boot-1", a_finding())
+        await eventually(lambda: len(fleet.cluster.saved) >= 3)
+        assert [(one.node, one.wrote.taint) for one in fleet.cluster.saved[:3]] == [
+            ("n1", False),
+            ("n2", False),
+            ("n1", True),
+        ]
+
+    led(test)
+
+
+def test_what_was_decided_on_a_record_that_a_person_has_changed_since_is_not_saved() -> None:
+    """He gives n1 back by way of its record while another node's is on its way; a finding of n1 was decided about."""
+
+    async def test(fleet: Led) -> None:
+        for name in ("n1", "n2"):
+            fleet.join(name, "uid", "boot-1")
+        fleet.hears("n1", "uid", "boot-1", a_finding())
+        await fleet.rounds()
+        save = fleet.cluster.save
+
+        async def saved(record: NodeQuarantine) -> None:
+            if record.node == "n2" and record.state is State.ACTIVE and not edited:
+                person = structs.replace(fleet.cluster.records["n1-0001"], state=State.RELEASED)
+                edited.append(person)
+                fleet.cluster.records = {**fleet.cluster.records, person.id: person}
+                fleet.controller.changed("n1")
+            await save(record)
+
+        edited: list[NodeQuarantine] = []
+        fleet.cluster.save = saved  # type: ignore[method-assign]
+        fleet.cluster.saved.clear()
+        fleet.hears("n2", "uid", "boot-1", a_finding())
+        fleet.hears("n1", "uid", "boot-1", a_finding(), a_finding(code="XID 48"), at_s=200.0)
+        await eventually(lambda: edited)
+        await fleet.rounds()
+        assert {one.state for one in fleet.cluster.saved if one.id == "n1-0001"} <= {State.RELEASED}
+        assert fleet.cluster.records["n1-0001"].state is State.RELEASED
+        assert fleet.states()["n2-0001"] == "fault active"
+
+    led(test)
+
+
+def test_what_became_of_a_mail_is_saved_on_the_record_as_the_last_round_left_it() -> None:
+    async def test(fleet: Led) -> None:
+        fleet.join("n1", "uid", "boot-1")
+        fleet.hears("n1", "uid", "boot-1", a_finding())
+        await eventually(lambda: "n1-0001" in fleet.cluster.records)
+        (mail,) = fleet.cluster.records["n1-0001"].mails
+        fleet.controller.record_mail("n1-0001", structs.replace(mail, state="sent"))
+        await eventually(lambda: fleet.cluster.records["n1-0001"].mails[0].state == "sent")
+        assert fleet.controller.failures == 0
+
+    led(test)
+
+
+HUGE = 1e300
+
+
+def test_an_agent_that_tells_nonsense_has_its_node_taken_out_and_breaks_nothing() -> None:
+    """A time that no calendar holds, text without end, and another part of the node each time."""
+    odd = a_finding(
+        first_seen_wall_s=HUGE,
+        last_seen_wall_s=float("nan"),
+        seen_mono_s=float("inf"),
+        summary="x" * 100_000,
+        evidence=("y" * 10_000,) * 100,
+        count=1 << 63,
+    )
+
+    async def test(fleet: Led) -> None:
+        for name in ("n1", "n2"):
+            fleet.join(name, "uid", "boot-1")
+        fleet.hears("n1", "uid", "boot-1", odd)
+        fleet.hears("n2", "uid", "boot-1", a_finding())
+        await eventually(lambda: fleet.cluster.world.out() == {"n1", "n2"})
+        for number in range(MAX_FINDINGS + 5):
+            fleet.hears(
+                "n1", "uid", "boot-1", structs.replace(odd, entity=f"GPU {number}"), at_s=101.0 + number
+            )
+            await fleet.rounds(1)
+        record = fleet.cluster.records["n1-0001"]
+        assert len(record.findings) == MAX_FINDINGS
+        assert len(msgspec.json.encode(to_document(record))) < 500_000
+        assert fleet.controller.failures == 0
+        saved = len(fleet.cluster.saved)
+        fleet.hears("n1", "uid", "boot-1", structs.replace(odd, entity="GPU new"), at_s=400.0)
+        await fleet.rounds()
+        own = [one for one in fleet.cluster.saved[saved:] if one.node == "n1"]
+        assert own == [], "it is as full as it may be"
+
+    led(test)
+
+
+def test_a_report_whose_time_is_no_number_is_refused_and_the_node_is_judged_by_the_others() -> None:
+    async def test(fleet: Led) -> None:
+        fleet.join("n1", "uid", "boot-1")
+        for at_s in (float("nan"), float("inf"), -1.0):
+            with pytest.raises(ValueError, match="no number"):
+                fleet.hears("n1", "uid", "boot-1", a_finding(action=""), at_s=at_s)
+        fleet.beats("n1", "uid", "boot-1", at_s=float("inf"))
+        fleet.hears("n1", "uid", "boot-1", a_finding(action=""), at_s=100.0)
+        await fleet.rounds()
+        fleet.beats("n1", "uid", "boot-1", at_s=HUGE)
+        fleet.hears("n1", "uid", "boot-1", at_s=200.0)
+        await fleet.rounds()
+        fleet.beats("n1", "uid", "boot-1", at_s=900.0)
+        await fleet.rounds()
+        assert fleet.states() == {"n1-0001": "fault released"}, "it is well for ten minutes of its own clock"
+
+    led(test)
+
+
+def test_an_order_is_answered_by_what_its_round_has_seen_however_long_that_round_took_to_save() -> None:
+    """A node that was not silent for long enough when the round looked may be so by the time its answer is due."""
+
+    async def test(fleet: Led) -> None:
+        answers: list[str] = []
+
+        async def answer(found: Answer) -> None:
+            fleet.cluster.orders = ()
+            answers.append(found.sentence)
+
+        fleet.cluster.answer = answer  # type: ignore[method-assign]
+        for name in ("n1", "n2", "n3", "n4"):
+            fleet.join(name, "uid", "boot-1")
+        fleet.cluster.world.change("n1", lease_mono_s=None)
+        await fleet.rounds()
+        fleet.cluster.orders = (Order(id="a", kind=OrderKind.CONFIRM_DEAD, node="n1", by="anna"),)
+        await fleet.rounds()
+        save = fleet.cluster.save
+
+        async def slow(record: NodeQuarantine) -> None:
+            fleet.passes(max(OPEN.lease_s, OPEN.agent_silent_s))
+            await save(record)
+
+        fleet.cluster.save = slow  # type: ignore[method-assign]
+        fleet.hears("n2", "uid", "boot-1", a_finding())
+        await fleet.rounds()
+        assert answers == ["Node n1 is dead, says anna. Its pods may be removed by force."]
+
+    led(test)
+
+
+def test_what_breaks_over_one_record_holds_up_no_other_node() -> None:
+    async def test(fleet: Led) -> None:
+        for name in ("n1", "n2"):
+            fleet.join(name, "uid", "boot-1")
+        save = fleet.cluster.save
+
+        async def broken(record: NodeQuarantine) -> None:
+            if record.node == "n1":
+                raise KeyError("a bug")
+            await save(record)
+
+        fleet.cluster.save = broken  # type: ignore[method-assign]
+        fleet.hears("n1", "uid", "boot-1", a_finding())
+        fleet.hears("n2", "uid", "boot-1", a_finding())
+        await eventually(lambda: fleet.cluster.world.out() == {"n2"})
+        await fleet.rounds()
+        assert fleet.controller.failures >= 2
+        fleet.cluster.save = save  # type: ignore[method-assign]
+        await fleet.rounds()
+        assert fleet.cluster.world.out() == {"n1", "n2"}
+
+    led(test)
+
+
+def test_what_agents_tell_is_bounded_and_let_go_of_when_their_nodes_are_gone() -> None:
+    async def test(fleet: Led) -> None:
+        fleet.join("n1", "uid", "boot-1")
+        for number in range(1000):
+            result = CheckResult(check=f"check-{number}", state=CheckState.OK, at_mono_s=100.0)
+            report = Report(
+                node="n1", boot_id="boot-1", sequence=1, now=Now(100.0, fleet.now.wall_s), checks=(result,)
+            )
+            fleet.controller.arrived(
+                Arrived(
+                    node="n1", node_uid="uid", session="s", sequence=1, full=False, late=False, report=report
+                )
+            )
+        assert len(fleet.controller.nodes.heard["n1"][0].checks) == MAX_CHECKS
+        fleet.cluster.world.leave("n1")
+        await fleet.rounds()
+        assert "n1" in fleet.controller.nodes.heard, "its object may not be seen yet"
+        fleet.passes(GONE_S)
+        await fleet.rounds()
+        assert not fleet.controller.nodes.heard
+
+    led(test)
+
+
+def test_the_status_of_records_follows_them_and_a_refused_one_is_tried_again_later() -> None:
+    async def test(fleet: Led) -> None:
+        fleet.cluster.refuse_status = True
+        fleet.join("n1", "uid", "boot-1")
+        fleet.hears("n1", "uid", "boot-1", a_finding())
+        await fleet.rounds(2)
+        assert fleet.states() == {"n1-0001": "fault active"}
+        assert fleet.controller.failures == 1, "one try, and a pause"
+        fleet.cluster.refuse_status = False
+        fleet.passes(SHOW_AGAIN_S)
+        await fleet.rounds(2)
+        assert fleet.cluster.shown == [fleet.cluster.records["n1-0001"]]
+        edited = structs.replace(fleet.cluster.records["n1-0001"], sentence="a person was here")
+        fleet.cluster.records = {"n1-0001": edited}
+        await fleet.rounds(2)
+        assert fleet.cluster.shown[1:] == [edited], "whoever changed it"
+
+    led(test)
+
+
+def test_no_cordon_waits_long_for_a_status_that_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_status, "SHOW_S", 0.05)
+
+    async def test(fleet: Led) -> None:
+        fleet.cluster.status_hangs = True
+        for number in range(1, 4):
+            fleet.join(f"n{number}", "uid", "boot-1")
+            fleet.hears(f"n{number}", "uid", "boot-1", a_finding())
+            await fleet.rounds()
+        assert set(fleet.states().values()) == {"fault active"}
+        fleet.cluster.status_hangs = False
+        fleet.passes(SHOW_AGAIN_S)
+        await fleet.rounds(2)
+        assert {one.id for one in fleet.cluster.shown} == fleet.states().keys()
+
+    led(test)
+
+
+def test_a_leader_that_is_stopped_while_something_changes_leads_no_more() -> None:
+    """The wait of its loop ends and is cancelled in one turn: that it is cancelled must not be forgotten."""
+
+    async def story() -> None:
+        fleet = Led()
+        task = asyncio.create_task(fleet.controller.lead(1))
+        fleet.join("n1", "uid", "boot-1")
+        await fleet.rounds()
+        await turns()  # its loop waits
+        fleet.controller.changed("n1")
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=10.0)
+        try:
+            assert done, "it goes on"
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    asyncio.run(story())
+
+
+def test_a_fault_that_is_told_while_many_nodes_are_looked_at_waits_for_none_of_them() -> None:
+    async def test(fleet: Led) -> None:
+        names, order = [f"n{number}" for number in range(5 * AT_A_TIME)], list[str]()
+        for name in names:
+            fleet.join(name, name, "boot-1")
+            fleet.hears(name, name, "boot-1")
+        await fleet.rounds()
+        node, save = fleet.cluster.node, fleet.cluster.save
+
+        def looked(name: str) -> NodePicture | None:
+            if name == names[AT_A_TIME] and name not in order:
+                fleet.hears("n1", "n1", "boot-1", a_finding(), at_s=101.0)
+            order.append(name)
+            return node(name)
+
+        async def saved(record: NodeQuarantine) -> None:
+            order.append("saved")
+            await save(record)
+
+        fleet.cluster.node, fleet.cluster.save = looked, saved  # type: ignore[method-assign]
+        fleet.passes(FRESH_S)
+        fleet.controller.changed("nobody")
+        await eventually(lambda: names[-1] in order and "saved" in order)
+        assert order.index("saved") < order.index(names[-1])
+
+    led(test)
+
+
+def test_who_moves_jobs_is_told_which_nodes_are_drained_and_why() -> None:
+    def told(world: World) -> dict[str, str]:
+        one = Led()
+        one.cluster.records = dict(world.records)
+        return one.controller.draining()
+
+    world = World()
+    world.order(OrderKind.HOLD, "n2")
+    world.order(OrderKind.DRAIN, "n1", "a new switch")
+    world.settle()
+    assert told(world) == {"n1": "Node n1 is drained by anna: a new switch. No protected job is left on it."}
+    world.order(OrderKind.DRAIN_OFF, "n1")
+    world.settle()
+    assert told(world) == {}
+
+    watched = World(settings=structs.replace(OPEN, mode=Mode.OBSERVE))
+    watched.order(OrderKind.DRAIN, "n1")
+    watched.settle()
+    assert told(watched) == {}, "what is only observed moves no job"
+
+
+def test_who_moves_jobs_is_told_of_which_nodes_anything_is_found() -> None:
+    async def test(fleet: Led) -> None:
+        ailing = fleet.controller.nodes.ailing
+        for name in ("n1", "n2"):
+            fleet.join(name, "uid", "boot-1")
+            fleet.hears(name, "uid", "boot-1", at_s=1.0)
+        assert not ailing
+        fleet.hears("n1", "uid", "boot-1", a_finding(), at_s=2.0)
+        fleet.promises("n1", None, at_s=3.0)  # says nothing of checks
+        assert ailing == {"n1"}
+        fleet.hears("n1", "uid", "boot-2", at_s=1.0)
+        assert not ailing, "the boot that was heard last"
+        fleet.beats("n1", "uid", "boot-1", at_s=4.0)
+        assert ailing == {"n1"}
+        fleet.hears("n1", "uid", "boot-1", at_s=5.0)
+        assert not ailing
+        fleet.hears("n2", "uid", "boot-1", a_finding(), at_s=6.0)
+        fleet.controller.nodes.forget()
+        assert not ailing
+
+    led(test)
+
+
+def test_nodes_that_a_whole_round_need_not_look_at_would_have_given_it_nothing() -> None:
+    """By chance: reports, heartbeats, leases and objects of twenty nodes come or stay away. Each whole round decides
+    and writes what it would if it had looked at every node."""
+    one, rng = Led(), random.Random(7)
+    names = [f"node-{number}" for number in range(20)]
+    controller, skipped, decided = one.controller, 0, 0
+    spared = fleet.decide
+
+    def decide(picture: FleetPicture, *rest: Any) -> Any:
+        nonlocal skipped, decided
+        records, settings, now, only, quiet = rest
+        found = spared(picture, *rest)
+        if only is None:
+            known = {name: controller.nodes.joined(name) for name in names}
+            every = {name: node for name, node in known.items() if node is not None}
+            assert found == spared(structs.replace(picture, nodes=every), records, settings, now)
+            assert picture.nodes.keys() == every.keys()
+            assert all(not controller._conditions(every[name], []) for name in quiet)
+            skipped, decided = skipped + len(quiet - set(controller.nodes.looked)), decided + len(found)
+        return found
+
+    def happens(number: int) -> None:
+        name, uid, boot = names[number], f"uid-{number % 3}", "b1"
+        if number < 3 and rng.random() < 0.1:
+            if one.cluster.node(name) is not None:
+                one.cluster.world.leave(name)
+            else:
+                one.join(name, uid, boot)
+            controller.changed(name)
+        if one.cluster.node(name) is None:
+            return
+        if number % 5 or rng.random() < 0.01:  # every fifth one falls silent for a long time, again and again
+            at_s = one.now.mono_s
+            one.cluster.world.change(name, lease_mono_s=at_s)  # of which nobody is told
+            if rng.random() < 0.005:
+                one.hears(name, uid, boot, *([a_finding()] if rng.random() < 0.7 else []), at_s=at_s)
+            elif rng.random() < 0.5:
+                one.beats(name, uid, boot, at_s)
+        if rng.random() < 0.02:
+            row = NodeCondition(OWN, rng.choice(["True", "False"]), "Somebody", "wrote this")
+            one.cluster.world.change(name, conditions=(row,))
+            controller.changed(name)
+
+    async def story() -> None:
+        for number, name in enumerate(names):
+            one.join(name, f"uid-{number % 3}", "b1")
+            one.hears(name, f"uid-{number % 3}", "b1")
+        await controller._cluster.take_over()
+        for _ in range(400):
+            for number in range(len(names)):
+                happens(number)
+            if rng.random() < 0.3:
+                await controller.nodes.look_ahead(3.0, lambda: asyncio.sleep(0))
+                for name in controller.nodes.looked:
+                    assert controller.nodes.pictures[name] == controller.nodes.joined(name)
+            await controller._round(1, whole=rng.random() < 0.7)
+            one.passes(rng.choice([0.3, 1.0, 3.0]))
+        assert skipped > 300
+        assert decided > 50
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleet, "decide", decide)
+        asyncio.run(story())

@@ -1,0 +1,55 @@
+"""How tests wait for what others do: until a condition holds, never for longer than a deadline."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Why = Callable[[], str] | str  # what did not come: called only where it is needed
+
+
+def until(
+    what: Callable[[], T],
+    why: Why = "it did not come true",
+    deadline_s: float = 60.0,
+    every_s: float = 0.02,
+    error: type[Exception] = AssertionError,
+) -> T:
+    """The first truthy answer of `what`; `error` with `why` where none comes in time."""
+    end_s = time.monotonic() + deadline_s
+    while not (found := what()):
+        if time.monotonic() > end_s:
+            raise error(vain(why, deadline_s))
+        time.sleep(every_s)
+    return found
+
+
+async def eventually(
+    what: Callable[[], Any],
+    why: Why = "it did not come true",
+    deadline_s: float = 60.0,
+    every_s: float = 0.01,
+) -> Any:
+    """`until` for a test within a loop, which turns meanwhile; `what` may have to be awaited."""
+    end_s = time.monotonic() + deadline_s
+    while not (found := await answer(what)):
+        assert time.monotonic() < end_s, vain(why, deadline_s)
+        await asyncio.sleep(every_s)
+    return found
+
+
+async def turns() -> None:
+    """Whatever can go on in this loop goes on: what has not happened then waits for something."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+async def answer(what: Callable[[], Any]) -> Any:
+    found = what()
+    return await found if inspect.isawaitable(found) else found
+
+
+def vain(why: Why, deadline_s: float) -> str:
+    return f"waited {deadline_s:.0f} s in vain: {why if isinstance(why, str) else why()}"

@@ -1,0 +1,76 @@
+"""Mails in a real Chromium, as a phone shows them: nothing sticks out, and all of it can be read in both modes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from sentinel.core.model import Pace, Stage
+from sentinel.notify.compose import MailRequest, digest_request, mail_request
+from sentinel.notify.compose_nodes import node_request, nodes_digest
+from sentinel.notify.message import Renderer
+from sentinel.settings import Settings
+from tests.notify.mail_world import HOST, OPENED_WALL_S, a_job, an_incident
+from tests.notify.test_mail_nodes import PLACE, isolated, settings_for, the
+from tests.web.browser import Browser
+
+SETTINGS = Settings(page_url="https://sentinel.example", dashboard_url="https://grafana.example")
+LONG = "/mnt/" + "a-folder-with-a-long-name/" * 12 + "step_000000042.pt"
+
+
+def of_a_job(stage: Stage) -> MailRequest:
+    before = [Pace(OPENED_WALL_S - 3.3 * (20 - k), 3300.0 if k != 18 else 12_000.0) for k in range(20)]
+    incident = an_incident(stages=(Stage.STARTED, stage), pace=tuple(before), stacks=(LONG,))
+    return mail_request(incident, a_job(), stage, SETTINGS, HOST, OPENED_WALL_S + 200)
+
+
+def of_a_node() -> MailRequest:
+    record = the(isolated("gpu-7"))
+    return node_request(record, record.mails[0], settings_for(1), PLACE, 0.0)
+
+
+def digest() -> MailRequest:
+    return digest_request([of_a_job(Stage.STARTED), of_a_node()] * 3, SETTINGS, HOST, OPENED_WALL_S)
+
+
+def digest_of_nodes() -> MailRequest:
+    """The first happened on the day before."""
+    world = isolated(*(f"gpu-{number:05}.rack-17.cluster.example" for number in range(6)))
+    requests = [
+        node_request(record, record.mails[0], settings_for(1), PLACE, 0.0, brief=True)
+        for record in world.records.values()
+    ]
+    earlier = structs.replace(requests[0], at_wall_s=requests[0].at_wall_s - 86_400)
+    return nodes_digest([earlier, *requests[1:]], SETTINGS, PLACE, world.now.wall_s)
+
+
+MAILS = {
+    "started": lambda: of_a_job(Stage.STARTED),
+    "recovered": lambda: of_a_job(Stage.RECOVERED),
+    "node": of_a_node,
+    "digest": digest,
+    "digest of nodes": digest_of_nodes,
+}
+
+
+@pytest.fixture(scope="module")
+def phone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("browser")) as made:
+        made.size(390, 844, phone=True)
+        yield made
+
+
+@pytest.mark.parametrize("dark", [True, False])
+@pytest.mark.parametrize("what", list(MAILS))
+def test_a_mail_fits_a_phone_and_can_be_read(phone: Browser, tmp_path: Path, what: str, dark: bool) -> None:
+    """Contrast of text on its ground is at least 4.5 (WCAG 2.1, AA)."""
+    contrast = Path(__file__).with_name("contrast.js").read_text()
+    page = tmp_path / "mail.html"
+    page.write_text(Renderer().html(MAILS[what]()))
+    phone.dark(dark)
+    phone.open(page.as_uri())
+    assert phone.run("document.documentElement.scrollWidth") <= 390
+    assert phone.run(f"({contrast})(document.body)") == []
+    todo = "document.querySelector('.todo').getBoundingClientRect().bottom <= innerHeight"
+    assert phone.run(todo), "what to do stands on the first screen"
