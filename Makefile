@@ -1,6 +1,6 @@
 # The two commands of the README: `make demo` and `make test`. Both install what they need first.
 
-.PHONY: demo test test-operators chaos cluster as-root image lint bench screenshots setup test-setup lock clean
+.PHONY: demo test test-busy test-operators chaos explore cluster as-root image lint bench screenshots setup test-setup lock clean
 .DEFAULT_GOAL := demo
 MAKEFLAGS += --no-print-directory
 export PYTHONDONTWRITEBYTECODE :=  # tests start thousands of Pythons: each module is compiled once
@@ -13,15 +13,23 @@ demo: setup
 test: test-setup
 	@.venv/bin/python -m pytest $(or $(args),-n 2 --dist loadfile --no-loadscope-reorder)
 
+# Some tests over and over while others use the machine: `make test-busy args="tests/e2e -k hang" times=5`.
+test-busy: test-setup
+	@.venv/bin/python -m tests.busy $(if $(times),--times $(times)) $(args)
+
 # Tests under the operators that `make test` leaves out: it builds them first, which takes long. docs/test-rig.md.
 test-operators: test-setup
 	@.venv/bin/python -m pytest tests/operators $(args)
 
 # Kills Sentinel at 2000 instants and breaks nodes of a cluster 10000 times, instead of 200 each as `make test` does.
-# `make chaos kills=500 incidents=1000 nodes=38 seed=7`, `make chaos args="-k nodes_leave"`.
+# `make chaos kills=500 incidents=1000 nodes=38 seed=7`, `make chaos args="-k nodes_leave"`. A new seed each time.
 chaos: test-setup
-	@CHAOS_KILLS=$(or $(kills),2000) CHAOS_INCIDENTS=$(or $(incidents),10000) CHAOS_NODES=$(or $(nodes),114) CHAOS_SEED=$(seed) \
-		.venv/bin/python -m pytest tests/chaos $(args)
+	@CHAOS_KILLS=$(or $(kills),2000) CHAOS_INCIDENTS=$(or $(incidents),10000) CHAOS_NODES=$(or $(nodes),114) \
+		CHAOS_SEED=$(or $(seed),new) .venv/bin/python -m pytest tests/chaos $(args)
+
+# Hypothesis with new examples each time; `make test` always tries the same ones. `make explore args=tests/core`.
+explore: test-setup
+	@HYPOTHESIS_PROFILE=explore .venv/bin/python -m pytest -m hypothesis $(args)
 
 # A real Kubernetes control plane, real nodes and fake ones, with Sentinel, until Ctrl-C. Prints how to break it.
 cluster: as-root test-setup

@@ -11,9 +11,13 @@ RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTE
 LONG = {"chaos", "kubernetes", "rig"}
 pytest_plugins = ["tests.rig.fixtures"]
 REPO = Path(__file__).parent.parent
-# Of a machine that does much else meanwhile no time tells anything.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
+# Of a machine that does much else meanwhile no time tells anything. The gate tries the same examples each time, `make
+# explore` new ones: what it finds becomes a fixed case.
+settings.register_profile(
+    "explore", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.register_profile("gate", settings.get_profile("explore"), derandomize=True, database=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 # What runs in the background of a script ignores SIGINT, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for usual in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
@@ -36,6 +40,6 @@ def repo() -> Path:
 def _own_environment(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives each test a state directory of its own and none of the person's SENTINEL_* and rank variables."""
     for name in list(os.environ):
-        if name.startswith("SENTINEL_") or name in RANK_VARIABLES:
+        if name.startswith(("SENTINEL_", "PYTEST_")) or name in RANK_VARIABLES:
             monkeypatch.delenv(name)
     monkeypatch.setenv("SENTINEL_STATE_DIR", str(tmp_path_factory.mktemp("state")))

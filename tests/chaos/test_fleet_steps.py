@@ -86,7 +86,6 @@ async def let_go(world: World) -> None:
     await world.patch(LEADER, {"spec": {"holderIdentity": None}})
 
 
-@pytest.mark.timeout(300)
 def test_killed_before_or_after_any_write_it_is_taken_over_from_there(
     plane: "ControlPlane", tmp_path: Path
 ) -> None:
@@ -130,7 +129,6 @@ async def mended(world: World) -> None:
     await world.until(lambda: not world.of(node), lambda: "node-00: its records are not gone")
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("what", [*BREAKS, *MENDS])
 def test_what_a_frozen_leader_had_sent_comes_too_late(
     plane: "ControlPlane", tmp_path: Path, what: str

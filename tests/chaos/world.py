@@ -424,6 +424,7 @@ def check_mails(server: MailServer, jobs: list[ChaosJob]) -> int:
 
 
 def seeded() -> tuple[int, random.Random]:
-    """CHAOS_SEED repeats the choices of a run; the machine's timing is never repeated."""
-    seed = int(os.environ.get("CHAOS_SEED") or random.randrange(1 << 32))
+    """The same choices each time, unless CHAOS_SEED names others, or `new` ones; timing always differs."""
+    asked = os.environ.get("CHAOS_SEED", "1")
+    seed = random.randrange(1 << 32) if asked == "new" else int(asked)
     return seed, random.Random(seed)

@@ -236,6 +236,10 @@ def test_a_switch_that_only_complains_or_that_a_lone_rank_does_not_use_explains_
 def test_a_clean_up_of_the_driver_blames_nobody() -> None:
     v = verdict([ended(2, signal=9)], [], [xid(45, 2, Severity.INFO)])
     assert (v.failure, v.rank) == ("killed", 2)
+    for component in Component:  # nor when it is told as a fault of the machine, and names the process
+        cleanup = xid(45, 2, component=component, pid=PIDS[2])
+        v = verdict([ended(2, signal=9, oom_killed=True)], [], [cleanup])
+        assert (v.failure, v.rank) == ("host-oom", 2), component
 
 
 def test_the_gpu_that_broke_is_named_though_other_ranks_died_of_it() -> None:

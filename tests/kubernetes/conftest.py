@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.kubernetes.proxy import Proxy
+from tests.rig.fixtures import shared
 
 if TYPE_CHECKING:
     from tests.kubernetes.local_fleet import Fleet
@@ -74,8 +75,10 @@ def own_plane(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[ControlPlan
     from tests.rig.control_plane import ControlPlane
     from tests.rig.processes import Rig
 
-    with Rig(tmp_path_factory.mktemp("control-plane")) as rig:
-        made = ControlPlane(rig, controllers=False, scheduler=False)
+    with (
+        Rig(tmp_path_factory.mktemp("control-plane")) as rig,
+        shared(ControlPlane(rig, controllers=False, scheduler=False)) as made,
+    ):
         install(made)
         yield made
 

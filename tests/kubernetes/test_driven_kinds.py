@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.rig.kwok import Kwok
     from tests.rig.operators.training_operator import TrainingOperator
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.operators("jobset", "training-operator")]
+pytestmark = pytest.mark.operators("jobset", "training-operator")
 NODES = "kinds"
 
 __all__ = ["plane"]

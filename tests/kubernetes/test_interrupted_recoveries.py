@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["kwok", "plane"]
 
-pytestmark = pytest.mark.timeout(300)
 
 RESTARTS = {"restart": {"maxRestarts": 3}}
 RESUMES = {"resume": {"maxResumes": 3, "gracefulStop": "1s", "checkpoint": CHECKPOINT}}

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["kwok", "plane"]
 
-pytestmark = pytest.mark.timeout(240)
 KILLED = 137  # as containerd tells of a container that SIGKILL ended
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["kwok", "plane", "site"]
 
-pytestmark = pytest.mark.timeout(300)
 THREADS = [("0001", "started"), ("0001", "recovered"), ("0002", "started"), ("0002", "gave-up")]
 LINE = "</pre><script>window.hit=1</script><img src=x onerror='window.hit=1'> \x1b[2J \u202egnp.exe"
 OWNER, GONE, ADMIN = "owner@example.com", "gone@example.com", "admins@example.com"

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tests.rig.api import Api
     from tests.rig.control_plane import ControlPlane
 
-pytestmark = pytest.mark.timeout(200)
 LIMITED = Policy(max_duration_s=3600.0)
 KIND = "pytorchjob.kubeflow.org"
 PATH = "/apis/sentinel.dev/v1alpha1/namespaces/default/protectedjobs"

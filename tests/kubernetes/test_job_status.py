@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["person"]
 
-pytestmark = pytest.mark.timeout(200)
 OWNED = Policy(name="nlp", emails=("anna@example.com",))
 
 

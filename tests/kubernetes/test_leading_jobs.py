@@ -15,14 +15,13 @@ from tests.kubernetes.conftest import install
 from tests.kubernetes.jobs_site import CHECKPOINT, CUSTOM, NODES, Agents, JobSite
 from tests.kubernetes.local_fleet import Page
 from tests.kubernetes.people import Person, bind
+from tests.rig.fixtures import shared
 from tests.rig.operators.flow import template
 
 if TYPE_CHECKING:
     from tests.rig.api import Object
     from tests.rig.control_plane import ControlPlane
     from tests.rig.kwok import Kwok
-
-pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +30,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[ControlPlane]":
     from tests.rig.control_plane import ControlPlane
     from tests.rig.processes import Rig
 
-    with Rig(tmp_path_factory.mktemp("control-plane")) as rig:
-        made = ControlPlane(rig)
+    with Rig(tmp_path_factory.mktemp("control-plane")) as rig, shared(ControlPlane(rig)) as made:
         install(made)
         yield made
 
@@ -345,7 +343,8 @@ def test_a_job_that_steps_waits_for_the_brake_on_stops_and_says_so_and_moves_whe
     assert jobs()[waits]["state"] == "running"
     assert [one["job"].rpartition("/")[2] for one in site.incidents()] == moved()
     rita = Person(site.plane, "rita-stops", bind(site.plane, "rita-stops", "sentinel-reader"))
-    shown = next(line for line in rita.says("status").stdout.splitlines() if f" {waits} " in line)
+    listed = rita.says("status", "-n", site.space).stdout  # other spaces have jobs of these names too
+    shown = next(line for line in listed.splitlines() if f" {waits} " in line)
     assert why in shown
     on = {pod["metadata"]["labels"]["job-name"]: pod["spec"]["nodeName"] for pod in site.pods()}
     assert on[waits] in drained

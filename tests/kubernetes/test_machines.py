@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from tests.chaos.fleet_nodes import SimNode
 from tests.core.fleet_world import a_nic_finding
 from tests.e2e.box import Running
@@ -15,7 +13,6 @@ from tests.kubernetes.people import Person, bind
 from tests.samples import XID_79
 from tests.waits import eventually
 
-pytestmark = pytest.mark.timeout(200)
 WIDE = {"atATime": {"atLeast": 100}, "perWindow": {"atLeast": 100}}
 NETWORK = "network-incident"
 

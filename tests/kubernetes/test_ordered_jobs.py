@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 __all__ = ["kwok", "plane", "site"]
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def anna(site: "JobSite") -> Person:

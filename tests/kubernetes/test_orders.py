@@ -20,7 +20,6 @@ from tests.rig.api import ApiError
 if TYPE_CHECKING:
     from tests.rig.control_plane import ControlPlane
 
-pytestmark = pytest.mark.timeout(300)  # each runs a dozen commands, each a process of its own
 ANSWER, ORDER = "sentinel.dev/answer", "sentinel.dev/order"
 ONE = {"atATime": {"atLeast": 1}, "perWindow": {"atLeast": 100}}
 WIDE = {"atATime": {"atLeast": 100}, "perWindow": {"atLeast": 100}}

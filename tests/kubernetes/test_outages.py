@@ -16,8 +16,6 @@ from tests.kubernetes.conftest import protect_all, rank
 from tests.kubernetes.local_fleet import Fleet
 from tests.waits import until
 
-pytestmark = pytest.mark.timeout(400)
-
 AWAY_S = 22.0  # longer than the controllers' Lease, and than a kubelet's may be old
 LATER = 5  # renewals of others before one kubelet comes back, so that not all are silent together
 TAKEN_OVER_S = 60.0  # four times what is promised: the machine may be busy

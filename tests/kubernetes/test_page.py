@@ -18,7 +18,6 @@ from tests.kubernetes.local_fleet import Fleet, Page
 from tests.rig.control_plane import ControlPlane
 from tests.web.browser import Browser
 
-pytestmark = pytest.mark.timeout(300)
 RBAC = "rbac.authorization.k8s.io"
 
 

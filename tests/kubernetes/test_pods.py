@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tests.rig.api import Object
     from tests.rig.control_plane import ControlPlane
 
-pytestmark = pytest.mark.timeout(400)  # the garbage collector of pods takes a minute, as a full volume does
 HERE = [name for name in (*MADE, *RUNNING, "orphaned") if name in ENDS or name in WAITS]
 
 

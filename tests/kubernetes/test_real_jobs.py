@@ -10,11 +10,10 @@ from tests.e2e.agent_node import XID_79
 from tests.kubernetes.real_cluster import Cluster
 from tests.kubernetes.real_training import Training
 from tests.notify.mail_world import MailServer
+from tests.rig.fixtures import shared
 
 if TYPE_CHECKING:
     from tests.rig.control_plane import ControlPlane
-
-pytestmark = pytest.mark.timeout(600)  # the first test waits for the cluster
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +21,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[ControlPlane]":
     from tests.rig.control_plane import ControlPlane
     from tests.rig.processes import Rig
 
-    with Rig(tmp_path_factory.mktemp("cluster")) as rig:
-        yield ControlPlane(rig)
+    with Rig(tmp_path_factory.mktemp("cluster")) as rig, shared(ControlPlane(rig)) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

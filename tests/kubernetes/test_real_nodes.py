@@ -9,11 +9,10 @@ import pytest
 from tests.e2e.agent_node import XID_79
 from tests.kubernetes.conftest import NAMESPACE, manifests
 from tests.kubernetes.real_cluster import Cluster
+from tests.rig.fixtures import shared
 
 if TYPE_CHECKING:
     from tests.rig.api import Object
-
-pytestmark = pytest.mark.timeout(600)  # the first test waits for the cluster
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +20,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Cluster]":
     from tests.rig.control_plane import ControlPlane
     from tests.rig.processes import Rig
 
-    with Rig(tmp_path_factory.mktemp("cluster")) as rig:
-        plane = ControlPlane(rig)
+    with Rig(tmp_path_factory.mktemp("cluster")) as rig, shared(ControlPlane(rig)) as plane:
         meta = {"name": "sentinel-fence", "namespace": NAMESPACE}
         program = {"kind": "ConfigMap", "metadata": meta, "data": {"fence-node": "#!/bin/sh\n"}}
         plane.admin.apply([*manifests("namespace.yaml"), {"apiVersion": "v1", **program}])

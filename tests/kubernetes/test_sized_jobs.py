@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["kwok", "plane"]
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def elastic(least: int, **more: Any) -> dict[str, Any]:
     resume = {"maxResumes": 5, "gracefulStop": "1s", "checkpoint": CHECKPOINT}

@@ -10,6 +10,7 @@ from tests.kubernetes.driven import Driven
 from tests.kubernetes.local_fleet import Fleet
 from tests.rig.api import Object
 from tests.rig.control_plane import ControlPlane
+from tests.rig.fixtures import shared
 from tests.rig.kwok import Kwok
 from tests.rig.processes import Rig
 
@@ -20,8 +21,8 @@ Drive = Callable[..., Driven]
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """One for each file: operators share names of custom resources, and act on jobs of others."""
-    with Rig(tmp_path_factory.mktemp("control-plane")) as rig:
-        yield ControlPlane(rig)
+    with Rig(tmp_path_factory.mktemp("control-plane")) as rig, shared(ControlPlane(rig)) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tests.rig.operators.kubedl import KubeDL
 from tests.rig.operators.living import Living
 from tests.rig.processes import until
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.operators("kubedl")]
+pytestmark = pytest.mark.operators("kubedl")
 # Kind -> group, field of its replicas, container, replicas.
 KINDS: dict[str, tuple[str, str, str, dict[str, int]]] = {
     "PyTorchJob": ("training", "pytorchReplicaSpecs", "pytorch", {"Master": 1, "Worker": 2}),

@@ -14,7 +14,7 @@ from tests.rig.operators.kuberay import KubeRay
 from tests.rig.operators.living import Living
 from tests.rig.processes import until
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.operators("kuberay")]
+pytestmark = pytest.mark.operators("kuberay")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tests.rig.operators.living import Living
 from tests.rig.operators.lws import LeaderWorkerSet
 from tests.rig.processes import until
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.operators("jobset", "lws", "kueue")]
+pytestmark = pytest.mark.operators("jobset", "lws", "kueue")
 GROUP = "kueue.x-k8s.io"
 RANKS = 3
 QUOTA = 4  # CPUs, one for each rank: room for one job

@@ -11,7 +11,7 @@ from tests.rig.operators.flow import Flow, patch, template
 from tests.rig.operators.living import Living
 from tests.rig.operators.lws import LABEL, LeaderWorkerSet
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.operators("lws")]
+pytestmark = pytest.mark.operators("lws")
 
 
 @pytest.fixture(scope="module")

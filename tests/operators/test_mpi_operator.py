@@ -14,7 +14,7 @@ from tests.rig.operators.living import Living
 from tests.rig.operators.mpi_operator import MpiOperator
 from tests.rig.processes import until
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.operators("mpi-operator")]
+pytestmark = pytest.mark.operators("mpi-operator")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tests.rig.operators.jobset import JobSet
 from tests.rig.operators.living import MARK, Living
 from tests.rig.operators.trainer import Trainer
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.operators("jobset", "trainer")]
+pytestmark = pytest.mark.operators("jobset", "trainer")
 VERSION = "trainer.kubeflow.org/v1alpha1"
 
 

@@ -18,7 +18,7 @@ from tests.rig.operators.living import MARK, Living
 from tests.rig.operators.volcano import Volcano
 from tests.rig.processes import until
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.operators("volcano")]
+pytestmark = pytest.mark.operators("volcano")
 VERSION = "batch.volcano.sh/v1alpha1"
 
 

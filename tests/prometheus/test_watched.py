@@ -27,7 +27,6 @@ from tests.rig.operators.flow import template
 from tests.test_metrics import promtool as promtool_check
 from tests.waits import until
 
-pytestmark = pytest.mark.timeout(300)
 NOTHING = "none"  # what a panel says that has no reason to be empty
 OWNER = "owner@example.com"
 

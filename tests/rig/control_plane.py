@@ -174,6 +174,23 @@ class ControlPlane:
         """After a start or a thaw of the API server."""
         self.api_server.wait(self.admin.is_ready)
 
+    def mend(self) -> str:
+        """Starts again what has ended, with all that etcd holds, and lets go on what stands still; says what that was.
+
+        RigError where it does not come up.
+        """
+        parts = [self.etcd, self.api_server, self.controller_manager, self.scheduler]
+        frozen = [one for one in parts if one and one.running and one.frozen]
+        for one in frozen:
+            one.thaw()
+        ended = [one for one in parts if one and not one.running]
+        story = "\n".join([*(f"{one.name} stood still" for one in frozen), *(one.tail(500) for one in ended)])
+        for one in ended:
+            one.start()
+        if story:
+            self.wait_ready()
+        return story
+
     @cached_property
     def network(self) -> Network:
         """Of the real nodes."""

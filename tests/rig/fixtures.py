@@ -1,7 +1,8 @@
 """What any test may ask for of the test cluster; `tests/conftest.py` names this file as a plugin."""
 
+import contextlib
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import pytest
 
@@ -12,6 +13,38 @@ if TYPE_CHECKING:
 
 # Fixture -> name of the operator that it starts. Tests that start others say so: `@pytest.mark.operators("kueue")`.
 OPERATORS = {"jobset": "jobset", "training_operator": "training-operator"}
+BROKEN = 70  # what pytest ends with where a control plane of many tests cannot be mended
+
+
+class Shared(Protocol):
+    """Something that many tests use one after the other, and any of them may break."""
+
+    def mend(self) -> str: ...
+
+
+S = TypeVar("S", bound=Shared)
+_shared: list[Shared] = []
+
+
+@contextlib.contextmanager
+def shared(one: S) -> Iterator[S]:
+    """Before each test it is mended where it is broken: one test must not turn hundreds red."""
+    _shared.append(one)
+    try:
+        yield one
+    finally:
+        _shared.remove(one)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for one in _shared:
+        try:
+            told = one.mend()
+        except Exception as error:  # noqa: BLE001  whatever it is, all other tests would fail of it
+            pytest.exit(f"{type(one).__name__} is broken before {item.nodeid}: {error}", BROKEN)
+        if told:
+            item.warn(pytest.PytestWarning(f"{type(one).__name__} was broken and is mended:\n{told}"))
 
 
 @pytest.fixture(scope="session")
@@ -20,8 +53,8 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Control
     from tests.rig.control_plane import ControlPlane
     from tests.rig.processes import Rig
 
-    with Rig(tmp_path_factory.mktemp("control-plane")) as rig:
-        yield ControlPlane(rig)
+    with Rig(tmp_path_factory.mktemp("control-plane")) as rig, shared(ControlPlane(rig)) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

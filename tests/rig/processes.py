@@ -79,9 +79,10 @@ class Daemon:
         """Stop it without its knowledge: connections stay open and nothing is answered."""
         os.killpg(self.pid, signal.SIGSTOP)
         # A thread may still be at work when the signal is sent.
-        until(self._stopped, f"{self.name} is not stopped")
+        until(lambda: self.frozen, f"{self.name} is not stopped")
 
-    def _stopped(self) -> bool:
+    @property
+    def frozen(self) -> bool:
         for task in Path(f"/proc/{self.pid}/task").iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if (task / "stat").read_text().rpartition(")")[2].split()[0] not in "TtZX":

@@ -13,8 +13,6 @@ import pytest
 from tests.rig.processes import until
 from tests.rig.warden import cgroup_roots, marked
 
-pytestmark = pytest.mark.timeout(500)
-
 
 def sysctls() -> list[str]:
     """Of the machine: those that a kubelet sets."""

@@ -8,6 +8,7 @@ import pytest
 from tests.rig.api import Api, ApiError
 from tests.rig.binaries import KUBERNETES
 from tests.rig.control_plane import ISSUER, ControlPlane
+from tests.rig.fixtures import BROKEN, pytest_runtest_setup, shared
 from tests.rig.processes import Rig, RigError, until
 
 
@@ -167,3 +168,45 @@ def test_a_rig_whose_warden_was_killed_still_leaves_nothing() -> None:
 def test_a_program_that_ends_at_once_is_told_with_its_log() -> None:
     with Rig() as rig, pytest.raises(RigError, match=r"(?s)bad ended .*ended with 3.*no such flag"):
         rig.daemon("bad", "sh", "-c", "echo no such flag; exit 3").wait(lambda: False)
+
+
+def test_what_a_test_has_broken_is_mended_for_the_next_one_and_loses_nothing(
+    control_plane: ControlPlane,
+) -> None:
+    space, scheduler = control_plane.namespace(), control_plane.scheduler
+    assert scheduler is not None
+    assert control_plane.mend() == ""
+    control_plane.etcd.kill()
+    control_plane.api_server.kill()
+    scheduler.freeze()
+    told = control_plane.mend()
+    assert told.startswith("kube-scheduler stood still\n--- etcd (ended with -9)")
+    assert "--- kube-apiserver (ended with -9)" in told
+    assert not scheduler.frozen
+    assert control_plane.admin.get(f"/api/v1/namespaces/{space}")["metadata"]["name"] == space
+    assert control_plane.mend() == ""
+
+
+class Broken:
+    """Comes up again so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def mend(self) -> str:
+        self.times -= 1
+        if self.times < 0:
+            raise RigError("no port")
+        return "etcd ended"
+
+
+def test_what_cannot_be_mended_ends_the_run_instead_of_failing_all_tests(
+    request: pytest.FixtureRequest,
+) -> None:
+    item = request.node
+    with shared(Broken(1)):
+        with pytest.warns(pytest.PytestWarning, match="Broken was broken and is mended:\netcd ended"):
+            pytest_runtest_setup(item)
+        with pytest.raises(pytest.exit.Exception, match=r"Broken is broken before .*: no port") as ended:
+            pytest_runtest_setup(item)
+    assert ended.value.returncode == BROKEN
