@@ -6,12 +6,13 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.rig.binaries import CannotBuild, NotBuilt, shipped
+from tests.rig.binaries import NotBuilt, shipped
 from tests.rig.control_plane import ControlPlane
 from tests.rig.installed import Sentinel, sentinel_image
 from tests.rig.kwok import Kwok
 from tests.rig.node import Node
 from tests.rig.processes import Rig, RigError, until
+from tests.rig.toolchain import CannotBuild
 
 REAL_NODES = 2  # controllers do not share a node
 FAKE_NODES = 5

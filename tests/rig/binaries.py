@@ -20,6 +20,8 @@ from pathlib import Path
 
 import yaml
 
+from tests.rig.toolchain import CannotBuild, cache_root, find_go, own_version
+
 MODULES = Path(__file__).parent / "go"
 KUBERNETES = "v1.34.4"  # that of go.mod; a test compares them. The programs say it as their own version.
 # Folder of a Go module -> its programs: name -> package.
@@ -45,37 +47,8 @@ FLAGS = (
 )
 
 
-class CannotBuild(Exception):
-    """What is missing on this machine, in words for a person."""
-
-
 class NotBuilt(Exception):
     """The programs are not there, and a test is no place to build them."""
-
-
-def cache_root() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sentinel" / "test-rig"
-
-
-def _own_version(path: Path) -> str:
-    """go1.26.8 of `go version`; "none" where there is no Go."""
-    try:
-        done = subprocess.run(
-            [path, "env", "GOVERSION"], cwd=MODULES, capture_output=True, text=True, timeout=600
-        )
-    except OSError:
-        return "none"
-    return done.stdout.strip() or "none"
-
-
-def find_go() -> Path:
-    found = shutil.which("go", path=f"{os.environ.get('PATH', '')}:/usr/local/go/bin:/usr/lib/go/bin")
-    if not found:
-        raise CannotBuild(
-            "Go is missing: the programs of the test cluster are built from their modules. Install Go 1.24 or newer"
-            f" (https://go.dev/dl), or name a folder in KUBEBUILDER_ASSETS that has {', '.join(shipped().names)}"
-        )
-    return Path(found)
 
 
 @dataclass(frozen=True)
@@ -176,7 +149,7 @@ class Binaries:
             missing = self.missing()  # another run may have built them while we waited
             if missing:
                 go = find_go()
-                _say(f"building {', '.join(missing)} with {_own_version(go)}; some minutes, once")
+                _say(f"building {', '.join(missing)} with {own_version(go)}; some minutes, once")
                 started = time.monotonic()
                 with tempfile.TemporaryDirectory(dir=self.folder, prefix="building.") as partial:
                     for module, packages in self.modules.items():

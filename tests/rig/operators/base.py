@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from tests.rig.api import Object
-from tests.rig.binaries import MODULES, Binaries, Manifests, cache_root
+from tests.rig.binaries import MODULES, Binaries, Manifests
 from tests.rig.control_plane import ADMINS, ATTEMPTS, ControlPlane
 from tests.rig.identities import base64_of
 from tests.rig.processes import Daemon, RigError, free_port, until
+from tests.rig.toolchain import cache_root
 
 WEBHOOKS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 # In a mount namespace of its own: another folder as /tmp. The program was opened before, it may be below /tmp.
