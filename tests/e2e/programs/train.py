@@ -125,9 +125,11 @@ def load_data(kind):
     """Forked helpers that inherit this program's signal handler, as data loaders do."""
     import multiprocessing
 
+    program = os.getpid()
+
     def wait():
         signal.signal(signal.SIGUSR1, lambda *_: note("signals.jsonl", kind="loader"))
-        while os.getppid() != 1:
+        while os.getppid() == program:
             time.sleep(0.05)
 
     context = multiprocessing.get_context("fork")
