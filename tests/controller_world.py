@@ -21,7 +21,7 @@ from sentinel.machine_controller import MachineController
 from sentinel.metrics import Metrics
 from tests.waits import eventually, turns
 
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 CHECKPOINT = Checkpoint(timeout_s=60.0, proof=Proof(log_pattern="saved"))
 RESUMABLE = Policy(resume=Resume(max_resumes=3, graceful_stop_s=30.0, checkpoint=CHECKPOINT), restart=None)
 Hook = Callable[[], Any]

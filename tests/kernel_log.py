@@ -82,7 +82,7 @@ class KernelLog:
             self.command(*command),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             cwd=ROOT,
             env={**ENVIRONMENT, **environment},
         )

@@ -190,7 +190,7 @@ def led(test: Callable[[Led], Coroutine[Any, Any, None]]) -> None:
         task = asyncio.create_task(one.controller.lead(1))
         await turns()
         try:
-            await asyncio.wait_for(test(one), 30)
+            await asyncio.wait_for(test(one), 120)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

@@ -68,7 +68,7 @@ def fenced(
             task = asyncio.create_task(one.controller.lead(epoch))
             await one.controller.lead_began.wait()
             try:
-                await asyncio.wait_for(test(one), 60)
+                await asyncio.wait_for(test(one), 120)
             finally:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)

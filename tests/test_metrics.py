@@ -402,7 +402,7 @@ def test_what_was_told_before_is_told_again_only_as_it_changed() -> None:
 
 def promtool(text: bytes) -> list[str]:
     """What `promtool check metrics` complains of."""
-    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=60)
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=180)
     return done.stderr.decode().splitlines() + done.stdout.decode().splitlines()
 
 

@@ -13,7 +13,7 @@ Why = Callable[[], str] | str  # what did not come: called only where it is need
 def until(
     what: Callable[[], T],
     why: Why = "it did not come true",
-    deadline_s: float = 60.0,
+    deadline_s: float = 120.0,
     every_s: float = 0.02,
     error: type[Exception] = AssertionError,
 ) -> T:
@@ -29,7 +29,7 @@ def until(
 async def eventually(
     what: Callable[[], Any],
     why: Why = "it did not come true",
-    deadline_s: float = 60.0,
+    deadline_s: float = 120.0,
     every_s: float = 0.01,
 ) -> Any:
     """`until` for a test within a loop, which turns meanwhile; `what` may have to be awaited."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 POOLS = ("a", "a", "b", "")
 GRACE_S = 5.0  # what an agent has told is known within
 LEAST_NODES = 38
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 LAG_S = 25.0  # of the status of a record: after one that could not be written the next waits for 10 s
 
 

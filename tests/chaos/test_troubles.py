@@ -132,7 +132,7 @@ def test_a_sentinel_that_is_stopped_holds_its_job_until_it_is_killed(
     os.kill(job.sentinel.pid, signal.SIGSTOP)
     job.hurt(1, "killed", rank=1)
     refused = job.another()
-    assert refused.wait(timeout=60) == 73  # two Sentinels would be worse than none
+    assert refused.wait(timeout=180) == 73  # two Sentinels would be worse than none
     assert job.record().incarnation == 1
     job.kill_sentinel()
     job.take_over()
@@ -211,7 +211,7 @@ def test_the_last_words_of_a_rank_that_died_while_nobody_looked_decide(
         until(lambda: not processes_of(job.name, job.state), "both ranks end")
         job.take_over()
         assert job.sentinel is not None
-        assert job.sentinel.wait(timeout=60) == 1
+        assert job.sentinel.wait(timeout=180) == 1
         record = job.record()
         assert (record.incarnation, record.used, record.state) == (1, 0, "error")
         assert job.incidents()[0].verdict.failure == "import-error"

@@ -392,11 +392,11 @@ class ChaosJob:
             cwd=self.root,
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=180,
         )
         assert done.returncode == 0, done.stderr
         if self.sentinel is not None:
-            self.sentinel.wait(timeout=60)
+            self.sentinel.wait(timeout=180)
 
 
 def _is_held(lock: Path) -> bool:

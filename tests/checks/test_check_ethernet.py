@@ -43,7 +43,7 @@ def in_namespace(
          json.dumps(steps), json.dumps(interfaces)],
         stdout=subprocess.PIPE,
         check=True,
-        timeout=60,
+        timeout=180,
         cwd=repo,
         env={**os.environ, "PYTHONPATH": str(repo)},
     )  # fmt: skip

@@ -34,7 +34,7 @@ def small_group() -> Iterator[Path]:
 
 def eat_memory_in(group: Path) -> int:
     command = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", sys.executable, "-c", EAT]
-    return subprocess.run(command, check=False, timeout=30).returncode
+    return subprocess.run(command, check=False, timeout=180).returncode
 
 
 def killed_in(found: list[Finding], group: Path) -> list[Finding]:

@@ -218,7 +218,7 @@ def test_a_check_that_never_answers_is_a_finding_until_it_answers(machine: Any, 
 
     def hangs(look: Look) -> list[Finding]:
         calls.append(1)
-        blocked.wait(60)
+        blocked.wait(180)
         return []
 
     async def story() -> None:

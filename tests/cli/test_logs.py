@@ -17,7 +17,7 @@ from sentinel.core.model import JobState
 from tests.web import samples
 
 NAME = "llama-7b"
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 def write(state: Path, incarnation: int, rank: int, text: bytes) -> Path:

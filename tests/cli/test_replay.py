@@ -87,7 +87,7 @@ def test_the_text_for_people_is_a_story_in_the_order_of_time_and_four_tables(tmp
         cwd=tmp_path,
         env={**os.environ, "TZ": "UTC", "PYTHONIOENCODING": "utf-8"},
         capture_output=True,
-        timeout=60,
+        timeout=180,
     )
     assert done.stdout.decode() == (Path(__file__).parent / "replay.golden").read_text()
 
@@ -386,7 +386,7 @@ def test_compressed_logs_and_standard_input_are_read_like_files(run: Run, tmp_pa
         input=text.encode(),
         capture_output=True,
         check=True,
-        timeout=60,
+        timeout=180,
     )
     del plain["logs"], packed["logs"]
     from_pipe = json.loads(piped.stdout)
@@ -507,7 +507,7 @@ def test_nothing_is_written_and_no_line_steers_the_terminal(tmp_path: Path) -> N
         env={**os.environ, "SENTINEL_STATE_DIR": str(state), "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert done.returncode == 0
     assert "cuda-oom" in done.stdout

@@ -327,7 +327,7 @@ def test_standard_input_is_read(tmp_path: Path) -> None:
             [sys.executable, "-m", "sentinel", "replay", "--kernel", "-", "-o", "json"],
             input=data,
             capture_output=True,
-            timeout=60,
+            timeout=180,
         )
         assert done.returncode == 0, done.stderr
         assert told(json.loads(done.stdout)) == FAULTS
@@ -512,7 +512,7 @@ def test_a_pipe_is_waited_for_and_one_into_which_nothing_is_written_is_given_up(
     writer = subprocess.Popen(["/bin/sh", "-c", f"sleep 0.1; echo it > {pipe}"])
     with open_log(str(pipe), 0.01, 60.0) as file:
         assert file.read() == b"it\n"
-    assert writer.wait(60) == 0
+    assert writer.wait(180) == 0
     assert "still waiting" in capsys.readouterr().err
 
 
@@ -521,7 +521,7 @@ def test_a_shells_pipe_of_a_file_that_is_no_log_is_refused_and_not_read_twice(tm
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m sentinel replay --kernel <(cat {path})"],
         capture_output=True,
-        timeout=60,
+        timeout=180,
     )
     assert (done.returncode, b"binary, not a log" in done.stderr) == (1, True)
 
@@ -536,7 +536,7 @@ def test_a_closed_standard_input_is_told(tmp_path: Path) -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", f"{sys.executable} -m sentinel replay --kernel - <&-"],
         capture_output=True,
-        timeout=60,
+        timeout=180,
     )
     assert (done.returncode, done.stderr) == (1, b"sentinel: -: standard input is closed\n")
 

@@ -18,7 +18,7 @@ import pytest
 from sentinel.cli.terminal import REDRAW_S, Live, Terminal
 from tests.cli.screen import Screen
 
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 LIVE = Live(state="running", step=41, step_ms=3317.8, ratio=0.6637, restarts_left=2, time_left_s=7260.0)
 LINE = "sentinel: running · iteration 41 · 3.32 s/step · hardware ratio 0.66 · 2 restarts left · 2h 01m left"
 

@@ -13,7 +13,7 @@ from sentinel.core.model import Launch
 from sentinel.core.reports import RankExit
 from tests.waits import eventually
 
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 
 
 def python(code: str) -> tuple[str, ...]:

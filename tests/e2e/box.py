@@ -18,7 +18,7 @@ from tests.waits import until
 
 SENTINEL = str(Path(sys.executable).with_name("sentinel"))
 TRAIN = str(Path(__file__).parent / "programs" / "train.py")
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 T = TypeVar("T")
 
 
@@ -46,7 +46,7 @@ class Running:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(180)
 
     def said(self, text: str, deadline_s: float = DEADLINE_S) -> None:
         until(lambda: text in self.err, lambda: f"{text!r} not in:\n{self.err}", deadline_s)
@@ -251,4 +251,4 @@ class Box:
         for running in self._children:
             with contextlib.suppress(ProcessLookupError):
                 running.process.kill()
-            running.process.wait(10)
+            running.process.wait(180)

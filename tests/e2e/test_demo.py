@@ -24,7 +24,7 @@ def run_demo(temporary: Path, *command: str) -> subprocess.CompletedProcess[str]
         cwd=temporary,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=180,
     )
 
 

@@ -80,14 +80,14 @@ class Wrapped:
 
     def code(self) -> int:
         assert self.process is not None
-        return self.process.wait(30)
+        return self.process.wait(180)
 
     def close(self) -> None:
         if self.process is not None:
             for child in children_of(scan()).get(self.pid, ()):
                 os.kill(child.pid, signal.SIGKILL)
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(180)
             if self.process.stdin is not None:
                 self.process.stdin.close()
 

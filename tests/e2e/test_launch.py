@@ -141,7 +141,7 @@ def test_a_working_directory_that_is_gone_is_said(box: Box) -> None:
     gone = box.folder / "gone"
     gone.mkdir()
     script = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m sentinel run --name job -- true"
-    done = subprocess.run(["sh", "-c", script], env=box.env, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["sh", "-c", script], env=box.env, capture_output=True, text=True, timeout=180)
     assert done.returncode == 69, done.stderr
     assert "Traceback" not in done.stderr
 

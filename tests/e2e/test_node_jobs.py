@@ -118,7 +118,7 @@ class Pod:
     def close(self) -> None:
         until(self._killed)  # and reaped by init
         for process in self.processes:
-            process.wait(10)
+            process.wait(180)
         for group in (*self.others, self.group):
             group.rmdir()
         self.group.parent.rmdir()

@@ -203,7 +203,7 @@ def test_after_a_reboot_attach_resumes_as_after_an_infrastructure_fault(box: Box
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     box.empty()
-    job.process.wait(10)
+    job.process.wait(180)
     fake = box.folder / "boot_id"
     fake.write_text("00000000-0000-4000-8000-000000000001\n")
     mount = f"mount --bind {fake} /proc/sys/kernel/random/boot_id"

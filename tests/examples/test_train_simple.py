@@ -24,10 +24,10 @@ def test_a_killed_run_that_was_asked_to_save_ends_like_an_undisturbed_one(tmp_pa
         first.kill()
         first.wait()
     saved = json.loads(state.read_text())["step"]
-    second = subprocess.run(command(state), capture_output=True, text=True, check=True, timeout=60)
+    second = subprocess.run(command(state), capture_output=True, text=True, check=True, timeout=180)
     assert second.stdout.startswith(f"resumed from step {saved}\n")
     whole = tmp_path / "whole.json"
-    subprocess.run(command(whole), check=True, capture_output=True, timeout=60)
+    subprocess.run(command(whole), check=True, capture_output=True, timeout=180)
     end = json.loads(state.read_text())
     assert end == json.loads(whole.read_text())
     assert abs(end["slope"] - 3) < 0.1

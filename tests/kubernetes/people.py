@@ -32,7 +32,7 @@ class Person:
     def kubectl(self, *words: str) -> "subprocess.CompletedProcess[str]":
         command = [self.plane.binaries.path("kubectl"), "--kubeconfig", self.kubeconfig, *words]
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=30, env={"HOME": "/nonexistent"}
+            command, capture_output=True, text=True, timeout=180, env={"HOME": "/nonexistent"}
         )
 
     def says(self, *words: str, timeout_s: float = 60.0) -> "subprocess.CompletedProcess[str]":

@@ -25,7 +25,7 @@ NO_IMAGE = "127.0.0.1:5999/team/missing:1"  # the node's own; a registry answers
 NO_PERMISSION = "127.0.0.1:5999/secret/train:1"
 NO_REGISTRY = "registry.invalid/team/train:1"
 LOW, HIGH = "pods-low", "pods-high"
-DEADLINE_S = 100.0
+DEADLINE_S = 120.0
 
 
 def container(script: str = STEPS, name: str = "main", **more: Any) -> "Object":

@@ -58,7 +58,7 @@ class Proxy:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
+        self._thread.join(180)
 
     def release(self) -> None:
         """Requests that are held go on."""

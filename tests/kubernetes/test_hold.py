@@ -111,7 +111,7 @@ class Held:
     def exec(self, *command: str, check: bool = True) -> str:
         words = [self.plane.binaries.path("kubectl"), f"--kubeconfig={self.plane.kubeconfig}"]
         words += [f"--namespace={self.space}", "exec", "train", "--", *command]
-        return subprocess.run(words, capture_output=True, text=True, check=check, timeout=60).stdout
+        return subprocess.run(words, capture_output=True, text=True, check=check, timeout=180).stdout
 
     def rank(self) -> PodRank:
         pod = self.now()

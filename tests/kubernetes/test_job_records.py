@@ -175,7 +175,7 @@ def test_one_job_whose_record_is_refused_holds_up_no_other(controller: str, epoc
             await asyncio.wait_for(records.written(lost.name), 0.2)
         waiting = asyncio.create_task(records.written(lost.name))
         records.forget(lost.name)
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 120)
 
     with_records(controller, epoch, story)
 
@@ -200,7 +200,7 @@ def test_a_leader_that_was_succeeded_writes_nothing_more(controller: str, epoch:
             leads = False
             records.save(jobs=[replace(job, incarnation=5)])
             with pytest.raises(ExceptionGroup):
-                await asyncio.wait_for(task, 20)
+                await asyncio.wait_for(task, 120)
             stored = spec(admin, "protectedjobs", f"{job.name.rpartition('/')[2]}.pytorchjob.kubeflow.org")
             assert stored is not None
             assert stored.get("incarnation", 0) == 0

@@ -113,7 +113,9 @@ def told_by_describe(site: JobSite, lost: "Object") -> None:
         "-n",
         site.space,
     ]
-    shown = subprocess.run([*kubectl, "describe", "job", "train"], capture_output=True, text=True, timeout=60)
+    shown = subprocess.run(
+        [*kubectl, "describe", "job", "train"], capture_output=True, text=True, timeout=180
+    )
     assert "sentinel.dev/controller" in shown.stdout, shown.stderr
     assert "Recovered" in shown.stdout
 

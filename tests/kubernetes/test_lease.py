@@ -65,7 +65,7 @@ class Controller:
     def end(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(20)
+        self.process.wait(180)
 
 
 @pytest.fixture

@@ -63,10 +63,10 @@ def test_records_are_stored_anew_and_the_old_version_can_go(tmp_path: Path) -> N
         assert {one["metadata"]["name"]: one["spec"] for one in found or ()} == specs
 
         command = [sys.executable, "-m", "sentinel.cluster.kubernetes.migrate", str(plane.kubeconfig)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
         assert done.returncode == 0, done.stderr
         assert "quarantines: 0 rewritten" in done.stdout
         command[-1] = str(tmp_path / "none")
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
         assert done.returncode == 1
         assert "kubeconfig" in done.stderr

@@ -79,7 +79,7 @@ class Outages:
 
     def close(self) -> None:
         self._ended.set()
-        self._kubelets.join(60.0)
+        self._kubelets.join(180)
 
     # ------------------------------------------------------------ what is seen
 
@@ -99,7 +99,7 @@ class Outages:
     def kill(self, *controllers: Running) -> None:
         for one in controllers:
             os.kill(one.pid, signal.SIGKILL)
-            one.process.wait(10)
+            one.process.wait(180)
 
     def start(self, *names: str) -> None:
         """Where agents know them, also after a restart."""

@@ -53,7 +53,7 @@ async def following(config: str, label: str, pace: Pace = QUICK) -> AsyncIterato
         follower = Follower(client, label, pace)
         task = asyncio.create_task(follower.reflector.run())
         try:
-            await asyncio.wait_for(follower.reflector.wait_synced(), 60)
+            await asyncio.wait_for(follower.reflector.wait_synced(), 120)
             yield follower
         finally:
             task.cancel()
@@ -388,7 +388,7 @@ def test_a_kind_that_is_installed_later_is_picked_up_and_one_that_goes_is_empty(
         async with await Client.connect(config) as client:
             reflector = Reflector(client, jobs, Custom, changes.append, pace=QUICK)
             task = asyncio.create_task(reflector.run())
-            await asyncio.wait_for(reflector.wait_synced(), 30)
+            await asyncio.wait_for(reflector.wait_synced(), 120)
             assert reflector.state is State.ABSENT
             crd = definition(plural, group)
             await asyncio.to_thread(admin.create, crd)
@@ -460,7 +460,7 @@ def test_pods_and_leases_are_read_to_what_is_needed(
             pods = Reflector(client, PODS, Pod, lambda change: None, labels=f"test={node}")
             leases = Reflector(client, LEASES, NodeLease, lambda change: None, namespace=NODE_LEASES)
             tasks = [asyncio.create_task(one.run()) for one in (pods, leases)]
-            await asyncio.wait_for(asyncio.gather(pods.wait_synced(), leases.wait_synced()), 30)
+            await asyncio.wait_for(asyncio.gather(pods.wait_synced(), leases.wait_synced()), 120)
             found = pods.objects[f"{namespace}/rank-0"]
             assert found.spec.node_name == node
             assert found.spec.containers[0].resources.limits == {"nvidia.com/gpu": "8"}

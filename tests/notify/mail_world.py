@@ -177,7 +177,7 @@ def send(mail: Mail, *requests: MailRequest, deadline_s: float = 30.0, **options
         [sys.executable, "-m", "sentinel.notify.sender"],
         input=msgspec.json.encode(order),
         capture_output=True,
-        timeout=60,
+        timeout=180,
         check=False,
         cwd=REPO,
         **options,
@@ -231,7 +231,7 @@ class _Loop:
 
         asyncio.run_coroutine_threadsafe(stop(), self.loop).result(10)
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
+        self._thread.join(180)
         self.loop.close()
 
 

@@ -324,7 +324,7 @@ def test_the_child_ends_by_itself_when_its_time_is_over():
             input=msgspec.json.encode(order),
             capture_output=True,
             cwd=REPO,
-            timeout=30,
+            timeout=180,
             check=False,
         )
     assert (child.returncode, child.stdout) == (1, b"")

@@ -248,7 +248,7 @@ def test_one_that_never_answers_costs_its_time_once(tmp_path: Path, hooks: list[
     ended = threading.Event()
 
     def never(number: int) -> tuple[int, str]:
-        ended.wait(30)
+        ended.wait(180)
         return 200, ""
 
     hook = serve(hooks, never)

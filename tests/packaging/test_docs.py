@@ -42,7 +42,7 @@ def test_the_policies_that_are_shown_are_valid(repo: Path, tmp_path: Path) -> No
     for number, block in enumerate(blocks):
         (tmp_path / f"{number}.yaml").write_text(block)
     command = [sys.executable, "-m", "sentinel", "validate", *map(str, tmp_path.glob("*.yaml"))]
-    done = subprocess.run(command, cwd=repo, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=repo, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -26,7 +26,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         str(out),
         str(repo),
     ]
-    subprocess.run(build, check=True, timeout=100, stdin=subprocess.DEVNULL)
+    subprocess.run(build, check=True, timeout=180, stdin=subprocess.DEVNULL)
     (wheel,) = out.glob("sentinel_gpu-*.whl")
     zipfile.ZipFile(wheel).extractall(out / "site")
     return out / "site"

@@ -26,7 +26,7 @@ def alerts() -> dict[str, dict[str, Any]]:
 
 
 def promtool(*words: str) -> str:
-    done = subprocess.run(["promtool", *words], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(["promtool", *words], capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
 

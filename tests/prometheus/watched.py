@@ -112,7 +112,7 @@ class Watched:
         for process in self._processes:
             process.terminate()
         for process in self._processes:
-            process.wait(20)
+            process.wait(180)
 
     def story(self) -> str:
         return "\n".join(path.read_text(errors="replace")[-2000:] for path in self.folder.glob("*.log"))

@@ -54,7 +54,7 @@ def hardware_address(address: str) -> str:
 
 
 def ip(*words: str) -> str:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=180)
     if done.returncode:
         raise RigError(f"ip {' '.join(words)}: {done.stderr.strip()} (real nodes need root)")
     return done.stdout

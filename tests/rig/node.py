@@ -156,7 +156,7 @@ class Node:
         until(lambda: not self._members(), lambda: f"{self.name} lives on: {self._members()}")
         remove_cgroups(f"{self.rig.folder.name}/{self.name}")  # else the kubelet waits for what they held
         # Its network lives as long as connections that nobody answers, so the cable is pulled out by hand.
-        subprocess.run(["ip", "link", "delete", self.link], capture_output=True, check=False, timeout=30)
+        subprocess.run(["ip", "link", "delete", self.link], capture_output=True, check=False, timeout=180)
 
     def remove(self) -> None:
         """Give the machine back: as `kill`, and its Node object and disk are gone. This object is of no use then."""
@@ -187,7 +187,7 @@ class Node:
     def run(self, *command: str | Path, check: bool = True) -> "subprocess.CompletedProcess[str]":
         """Run a command on the node to its end."""
         words = self.enter(*command)
-        done = subprocess.run(words, env=self.rig.env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(words, env=self.rig.env, capture_output=True, text=True, timeout=180)
         if check and done.returncode:
             raise RigError(f"{' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}")
         return done
@@ -272,7 +272,7 @@ class Node:
 
     def _write_runtime_spec(self) -> None:
         """Containers see the node's boot id too: each gets a /proc of its own, over which no mount may be asked for."""
-        said = subprocess.run(["ctr", "oci", "spec"], capture_output=True, text=True, check=True, timeout=30)
+        said = subprocess.run(["ctr", "oci", "spec"], capture_output=True, text=True, check=True, timeout=180)
         spec = json.loads(said.stdout)
         hook = self.folder / "hook.sh"
         hook.write_text(BOOT_ID_HOOK.format(own=self.folder / "boot_id"))

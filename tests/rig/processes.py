@@ -16,7 +16,7 @@ from tests import waits
 from tests.rig.warden import MARK, marked
 
 T = TypeVar("T")
-PATIENCE_S = 90.0  # for what takes seconds: the machine may be busy with a build
+PATIENCE_S = 120.0  # for what takes seconds: the machine may be busy with a build
 
 
 class RigError(Exception):

@@ -89,7 +89,7 @@ def test_two_runs_at_once_build_once(small: Binaries, capfd: pytest.CaptureFixtu
     for run in runs:
         run.start()
     for run in runs:
-        run.join(100)
+        run.join(180)
     assert small.missing() == []
     assert capfd.readouterr().err.count("setup: built in") == 1
 
@@ -206,7 +206,7 @@ def collect(*options: str, cache: Path) -> "subprocess.CompletedProcess[str]":
     here = Path(__file__).parent
     command = [sys.executable, "-m", "pytest", str(here / "test_rig_operators.py"), *options]
     env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
-    return subprocess.run(command, cwd=here.parents[1], env=env, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, cwd=here.parents[1], env=env, capture_output=True, text=True, timeout=180)
 
 
 def test_operators_are_built_before_the_tests_that_ask_for_them(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from sentinel.web.server import Place, Server, serve_routes
 from sentinel.web.view import View, build_view
 from tests.web import samples
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 120.0
 WALL_S = samples.WALL_S
 POOL = "sentinel.dev/pool"
 JOB = "research/pytorchjob.kubeflow.org/llama-70b"

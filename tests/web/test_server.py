@@ -17,7 +17,7 @@ from sentinel.web.server import MAX_CONNECTIONS, Server, parse_listen, serve
 from sentinel.web.view import View
 from tests.web import samples
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 120.0
 SECTIONS = ["job", "warnings", "numbers", "ranks", "incidents", "findings", "events"]
 
 
