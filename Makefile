@@ -9,9 +9,9 @@ export PYTHONDONTWRITEBYTECODE :=  # tests start thousands of Pythons: each modu
 demo: setup
 	@.venv/bin/sentinel demo
 
-# All tests, two files at a time. `make test args="tests/core -k hang"` runs some of them, one after the other.
+# All tests, four files at a time: most of them wait. `make test args="tests/core -k hang"` runs some of them, one after the other.
 test: test-setup
-	@.venv/bin/python -m pytest $(or $(args),-n 2 --dist loadfile --no-loadscope-reorder)
+	@.venv/bin/python -m pytest $(or $(args),-n 4 --dist loadfile --no-loadscope-reorder)
 
 # Some tests over and over while others use the machine: `make test-busy args="tests/e2e -k hang" times=5`.
 test-busy: test-setup
