@@ -121,19 +121,21 @@ def gate(folder: Path, command: list[str], settle_s: float) -> bool:
 
 
 def note_passed() -> None:
-    """One line for a tree that passed as it is committed: its hash and the time. Nothing is left out because of it."""
-    changed = subprocess.run(
-        ["git", "status", "--porcelain"], capture_output=True, text=True, check=True
-    ).stdout
-    tree = subprocess.run(
-        ["git", "rev-parse", "HEAD^{tree}"], capture_output=True, text=True, check=True
-    ).stdout
-    if changed:
-        return
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sentinel" / "ci-passed"
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    with open(cache, "a") as file:
-        file.write(f"{tree.strip()} {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}\n")
+    """One line for a tree that passed as it is committed: its hash and the time. Nothing is left out because of it.
+
+    A tree that is no checkout, or a cache that cannot be written, takes nothing from what has passed.
+    """
+    words = (["status", "--porcelain"], ["rev-parse", "HEAD^{tree}"])
+    try:
+        changed, tree = (subprocess.check_output(["git", *one], text=True) for one in words)
+        if changed:
+            return
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sentinel" / "ci-passed"
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with open(cache, "a") as file:
+            file.write(f"{tree.strip()} {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}\n")
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"gate: not noted as passed: {error}", file=sys.stderr)
 
 
 def main() -> int:

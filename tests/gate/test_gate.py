@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,10 +37,13 @@ class Project:
         (folder / "pytest.ini").write_text("[pytest]\n")
         (folder / ".gitignore").write_text("/build/\n/goes\n__pycache__/\n.pytest_cache/\n")
 
-    def run(self, tests: str, first: str = "", commit: bool = True) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, tests: str, first: str = "", commit: bool = True, checkout: bool = True
+    ) -> subprocess.CompletedProcess[str]:
         (self.folder / "test_it.py").write_text(GOES + tests)
-        self.git("init", "-q")
-        if commit:
+        if checkout:
+            self.git("init", "-q")
+        if commit and checkout:
             self.git("add", "-A")
             self.git("-c", "user.name=x", "-c", "user.email=x@example.com", "commit", "-qm", "all")
         env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "first": first}
@@ -184,6 +188,18 @@ def test_an_orphan_that_ends_leaves_no_trace(project: Project) -> None:
     )
     assert done.returncode == 0, done.stdout
     assert "UNSTEADY" not in done.stdout
+
+
+def test_what_cannot_be_noted_passes_all_the_same(project: Project) -> None:
+    (project.folder / "build").mkdir()
+    (project.folder / "build" / "cache").write_text("a file where the folder should be")
+    done = project.run("")
+    assert done.returncode == 0
+    assert "gate: not noted as passed: " in done.stderr
+    shutil.rmtree(project.folder / ".git")
+    done = project.run("", checkout=False)
+    assert done.returncode == 0
+    assert "gate: not noted as passed: " in done.stderr
 
 
 def test_a_tree_that_is_not_what_is_committed_is_not_noted(project: Project) -> None:

@@ -165,7 +165,11 @@ class Agents:
         command = [sys.executable, "-m", "tests.kubernetes.light_agents", address, str(ca), str(self.folder)]
         self._out = (site.folder / "agents.log").open("w")
         self.process = subprocess.Popen(
-            command, cwd=REPO, stdout=self._out, stderr=subprocess.STDOUT, env=dict(os.environ)
+            command,
+            cwd=REPO,
+            stdout=self._out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "E2E_BOX": site.box.env["E2E_BOX"]},
         )
 
     def find(self, node: str, finding: Finding | None) -> None:

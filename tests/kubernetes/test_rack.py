@@ -226,6 +226,8 @@ def test_a_hundred_jobs_leave_a_rack_within_the_brake_and_what_is_lost_with_it_i
     (pod,) = hall.admin.items(f"/api/v1/namespaces/{others}/pods")
     assert (pod["status"]["phase"], pod["spec"]["nodeName"][:4]) == ("Running", "rack")
     records = [one["spec"] for one in hall.admin.items(QUARANTINES)]
+    # That the spare nodes have no agent is told after a minute, if this takes so long.
+    records = [one for one in records if (one["kind"], one["node"][:5]) != ("silence", "spare")]
     assert {one["node"] for one in records} <= set(rack)
     assert "network-incident" in {one.get("heldBy") for one in records}
     assert sum(one["state"] != "held" for one in records) <= ISOLATED
