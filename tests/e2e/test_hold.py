@@ -84,8 +84,10 @@ class Wrapped:
 
     def close(self) -> None:
         if self.process is not None:
-            for child in children_of(scan()).get(self.pid, ()):
-                os.kill(child.pid, signal.SIGKILL)
+            if self.process.poll() is None:
+                self.send("STOP")  # else it would hold what is killed here
+                for child in children_of(scan()).get(self.pid, ()):
+                    os.kill(child.pid, signal.SIGKILL)
             self.process.kill()
             self.process.wait(180)
             if self.process.stdin is not None:
