@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from sentinel.cluster.local.processes import read_proc
@@ -51,7 +52,7 @@ def test_makes_a_group():
 
 def run(folder: Path, repo: Path, text: str) -> str:
     (folder / "test_it.py").write_text(text)
-    command = [
+    command: list[str | Path] = [
         sys.executable,
         "-m",
         "pytest",
@@ -69,6 +70,10 @@ def run(folder: Path, repo: Path, text: str) -> str:
     return done.stdout
 
 
+def gone(pid: int) -> bool:
+    return read_proc(pid) is None
+
+
 def test_processes_that_a_test_leaves_fail_it_and_are_ended(tmp_path: Path, repo: Path) -> None:
     told = run(tmp_path, repo, TESTS)
     assert sorted(re.findall(r"^ERROR \S+::(\w+)", told, re.MULTILINE)) == [
@@ -83,7 +88,7 @@ def test_processes_that_a_test_leaves_fail_it_and_are_ended(tmp_path: Path, repo
     ]
     assert re.search("8 passed.* 3 errors", told)
     for pid in re.findall(r"^process (\d+): ", told, re.MULTILINE):
-        until(lambda pid=pid: read_proc(int(pid)) is None, f"{pid} still runs")
+        until(partial(gone, int(pid)), f"{pid} still runs")
 
 
 def test_mounts_and_control_groups_that_a_test_leaves_fail_it(tmp_path: Path, repo: Path) -> None:

@@ -148,6 +148,10 @@ def test_machines_that_are_renamed_replaced_rebooted_or_only_look_well_end_as_wh
         assert machines.ended(looks_well) == [("active", "")]
         assert fleet.isolated("m-looks-well")
         assert machines.in_service(replaced)
+
+        replaced.breaks(XID_79)
+        await machines.until(lambda: fleet.isolated("m-replaced"))
+        assert [one.get("repeats", 0) for one in fleet.records("m-replaced")] == [0, 0]
         assert machines.in_service(well)
         assert not fleet.records("m-well")
         for node in broken:
