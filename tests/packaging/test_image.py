@@ -31,7 +31,8 @@ def unpacked(archive: Path, folder: Path) -> Path:
     for layer in json.loads(read(archive, "manifest.json"))[0]["Layers"]:
         data = read(archive, layer)
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            tar.extractall(folder, filter="tar")
+            tar.extraction_filter = getattr(tarfile, "tar_filter", None)  # not known to Debian's Python 3.11
+            tar.extractall(folder)
     return folder
 
 
