@@ -15,6 +15,7 @@ from sentinel.cli import node_state
 from tests.checks.conftest import Scenario, build_stub, nvml  # noqa: F401
 from tests.e2e.agent_node import XID_31, XID_79, Node
 from tests.e2e.box import SENTINEL, Box
+from tests.gate.rights import needs_root
 from tests.waits import until
 
 
@@ -119,6 +120,7 @@ def test_rubbish_in_the_state_file_is_set_aside(node: Node, rubbish: bytes) -> N
 
 
 @pytest.fixture
+@needs_root
 def full_disk(box: Box) -> Iterator[Path]:
     """A small file system as the state directory."""
     box.state.mkdir(parents=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.box import Box, train
+from tests.gate.rights import needs_root
 from tests.waits import until
 
 TWO = ("--nproc", "2")
@@ -146,6 +147,7 @@ def test_silence_that_the_log_announced_is_no_hang(box: Box, line: str) -> None:
 
 
 @pytest.fixture
+@needs_root
 def freezable(box: Box) -> Iterator[Path]:
     """An ext4 file system of its own; thawed and unmounted in the end."""
     image, where = box.folder / "image", box.folder / "ext4"

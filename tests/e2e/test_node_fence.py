@@ -19,6 +19,7 @@ from sentinel.transport.wire import Order
 from tests.e2e.agent_node import Node
 from tests.e2e.box import Box
 from tests.e2e.test_node_jobs import JOB, Pod, Site, serving
+from tests.gate.rights import needs_root
 from tests.transport.api_stand_in import ApiServer, boot_s
 from tests.transport.world import World, go
 from tests.waits import eventually, until
@@ -33,7 +34,9 @@ def node(box: Box) -> Node:
 
 
 @pytest.fixture
+@needs_root
 def world(tmp_path: Path) -> World:
+    """Its pods are control groups."""
     (tmp_path / "world").mkdir()
     return World(tmp_path / "world")
 
@@ -223,6 +226,7 @@ def test_an_agent_that_has_just_begun_ends_nothing(node: Node, world: World, tmp
     go(story(), 120.0)
 
 
+@pytest.mark.root
 def test_what_runs_in_a_pod_is_all_but_what_keeps_its_sandbox(tmp_path: Path) -> None:
     pod = Pod(0, tmp_path)
     sleep, pause = shutil.which("sleep"), tmp_path / "pause"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.box import Box, train
+from tests.gate.rights import needs_root
 from tests.waits import until
 
 CARDS = ("0000:18:00.0", "0000:3b:00.0")
@@ -38,6 +39,7 @@ def test_every_restart_says_what_happened_what_it_cost_and_what_is_left(box: Box
 
 
 @pytest.fixture
+@needs_root
 def small_group() -> Iterator[Path]:
     """A memory cgroup of 64 MiB."""
     group = Path(f"/sys/fs/cgroup/memory/sentinel-e2e-{os.getpid()}")

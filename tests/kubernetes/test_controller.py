@@ -203,6 +203,45 @@ def test_old_records_are_pruned_doubles_end_and_pods_of_a_node_that_is_gone_are_
     assert [removal["proof"] for removal in record["removals"]] == ["node-gone"]
 
 
+def test_pods_that_no_policy_in_force_names_stay_on_a_node_that_is_gone(fleet: Fleet) -> None:
+    """One policy only observes, one was refused, and one pod is nobody's."""
+    observed, refused, nobodys, named = (
+        fleet.plane.namespace(name) for name in ("seen", "refused", "free", "named")
+    )
+    watching, wrong = protect_all(observed), protect_all(refused)
+    watching["spec"] = {"jobs": {}, "mode": "observe"}
+    wrong["spec"] = {
+        "jobs": {},
+        "resume": {"checkpoint": {"signal": "SIGUSR1", "proof": {"logPattern": "("}}},
+    }
+    for policy in (watching, wrong, protect_all(named)):
+        fleet.admin.create(policy)
+    labels = {"training.kubeflow.org/job-name": "llama"}
+    for namespace, node in (
+        (observed, "fleet-h"),
+        (refused, "fleet-h"),
+        (nobodys, "fleet-h"),
+        (named, "fleet-i"),
+    ):
+        pod = rank("llama-0", namespace, node)
+        fleet.admin.create({**pod, "metadata": {**pod["metadata"], "labels": labels}})
+    for node in ("fleet-h", "fleet-i"):
+        made = fleet.plane.node(node)
+        one = {"id": f"{node}-0001", "node": node, "nodeUid": made["metadata"]["uid"], "kind": "silence"}
+        one |= {"state": "active", "since": "2026-11-01T00:00:00Z", "needs": {"sentence": "a person"}}
+        head = {"apiVersion": "sentinel.dev/v1alpha1", "kind": "Quarantine", "metadata": {"name": one["id"]}}
+        fleet.admin.create({**head, "spec": one})
+        fleet.admin.delete(f"/api/v1/nodes/{node}")
+    fleet.controller("careful").said("leads, epoch", 60.0)
+    fleet.until(lambda: fleet.found(f"/api/v1/namespaces/{named}/pods/llama-0") is None)
+    fleet.until(lambda: [one.get("removals") for one in fleet.records("fleet-h")] != [None])
+    (record,) = fleet.records("fleet-h")
+    (removal,) = record["removals"]
+    assert (removal["mode"], [pod.partition("/")[0] for pod in removal["pods"]]) == ("observe", [observed])
+    for namespace in (observed, refused, nobodys):
+        assert fleet.found(f"/api/v1/namespaces/{namespace}/pods/llama-0") is not None
+
+
 def test_pods_of_no_more_nodes_than_the_brake_allows_are_removed_by_force(fleet: Fleet) -> None:
     """Two nodes that are proved dead at once: the pods of one go, those of the other stay, and its record says why."""
     namespace = fleet.plane.namespace("braked")

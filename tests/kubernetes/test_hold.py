@@ -33,6 +33,7 @@ from tests.e2e.held import MANIFEST
 from tests.e2e.test_agent_controller import reports_to
 from tests.e2e.test_node_holds import exits, follow
 from tests.e2e.test_node_jobs import serving
+from tests.gate.rights import needs_root
 from tests.kubernetes.test_job_cluster import Plane, row
 from tests.rig.operators.flow import Flow, condition, ends_on, template
 from tests.transport.world import World, go
@@ -67,6 +68,7 @@ def node(tmp_path: Path) -> Iterator[AgentsNode]:
 
 
 @pytest.fixture(scope="module")
+@needs_root
 def kubelet(control_plane: "ControlPlane") -> "Iterator[Node]":
     from tests.rig.node import Node
 

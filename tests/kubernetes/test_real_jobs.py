@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.agent_node import XID_79
+from tests.gate.rights import needs_root
 from tests.kubernetes.real_cluster import Cluster
 from tests.kubernetes.real_training import Training
 from tests.notify.mail_world import MailServer
@@ -33,6 +34,7 @@ def mails(plane: "ControlPlane") -> Iterator[MailServer]:
 
 
 @pytest.fixture(scope="module")
+@needs_root
 def cluster(plane: "ControlPlane", mails: MailServer) -> Cluster:
     place = {"host": plane.network.address, "port": mails.port, "tls": "none"}
     return Cluster(plane, mail={**place, "sender": "s@example.com", "admins": ["admins@example.com"]})
