@@ -110,7 +110,7 @@ def test_a_frozen_leader_is_left_for_its_successor_and_its_late_orders_are_not_o
             one, two = free_port(), free_port()
             frozen = await controller(tmp_path, one, 1)
             got: list[Orders] = []
-            agent = world.client(one, two, on_orders=got.append, answer_s=0.7)
+            agent = world.client(one, two, on_orders=got.append, answer_s=5.0)
             world.run(agent)
             await eventually(lambda: [o.version for o in got] == ["1"])
             frozen.signal(signal.SIGSTOP)
