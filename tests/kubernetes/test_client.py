@@ -262,6 +262,6 @@ def test_in_a_pod_the_service_account_is_used(
     environment = {**os.environ, "KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
     environment.pop("KUBECONFIG", None)
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script], env=environment, capture_output=True, text=True, timeout=60
+        ["unshare", "-m", "sh", "-c", script], env=environment, capture_output=True, text=True, timeout=180
     )
     assert "read as the service account" in done.stdout, done.stderr
