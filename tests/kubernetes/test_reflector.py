@@ -230,10 +230,21 @@ def test_after_410_it_lists_anew_and_tells_what_differs(
 
 
 def test_a_compacted_version_is_listed_anew(
-    nodes: Nodes, proxy: Proxy, behind_proxy: str, installed: "ControlPlane"
+    nodes: Nodes, proxy: Proxy, behind_proxy: str, installed: "ControlPlane", controller_token: str
 ) -> None:
     """The real thing: etcd has forgotten the version, and a restarted API server has no memory of it either."""
     nodes.make(0)
+    we = nodes.admin.with_token(controller_token)
+
+    def may_read() -> bool:
+        """A server that has just been started knows the rules a moment later."""
+        from tests.rig.api import ApiError
+
+        try:
+            we.items("/api/v1/nodes")
+        except ApiError:
+            return False
+        return True
 
     async def test() -> None:
         async with following(behind_proxy, nodes.label) as follower:
@@ -245,6 +256,7 @@ def test_a_compacted_version_is_listed_anew(
             await asyncio.to_thread(installed.compact_etcd)
             await asyncio.to_thread(installed.api_server.start)
             await asyncio.to_thread(installed.wait_ready)
+            await asyncio.to_thread(until, may_read, "the controller may not read nodes")
             proxy.release()
             await eventually(lambda: touched(follower, nodes.name(0)) == "c", "the newest was not seen")
             assert follower.reflector.lists > 1

@@ -15,7 +15,7 @@ from tests.kubernetes.conftest import NAMESPACE
 from tests.kubernetes.flood import EACH, REPORTS, Flood
 from tests.kubernetes.local_fleet import AUDIENCE, Fleet, Page
 from tests.kubernetes.people import Person, bind
-from tests.notify.mail_world import MailServer
+from tests.notify.mail_world import MailServer, closed_port
 from tests.notify.test_webhooks import Hook
 
 
@@ -65,7 +65,7 @@ def test_the_numbers_of_the_leader_are_those_of_the_records_and_the_standby_lead
     assert number("effect_failures_total", effect="isolate", kind="temporary") == 0
 
     assert two.number("leading") == 0
-    assert two.number("leader_epoch") == record["epoch"]
+    fleet.until(lambda: two.number("leader_epoch") == record["epoch"])
     assert two.number("nodes", state="isolated") is None
     assert two.number("leaderships_total") == 0
     fleet.until(lambda: two.get("/readyz") == (200, "ok\n"))
@@ -182,8 +182,7 @@ def test_administrators_are_told_of_an_isolation_of_the_brake_and_of_the_return_
 
 
 def test_a_leader_that_is_killed_before_its_mail_went_leaves_it_to_its_successor(fleet: Fleet) -> None:
-    with MailServer() as gone:
-        port = gone.port
+    port = closed_port()
     fleet.settings |= {"mail": mail_to(port)}
     leader = fleet.controller("kill-one")
     leader.said("leads, epoch")
@@ -204,12 +203,11 @@ def test_a_leader_that_is_killed_before_its_mail_went_leaves_it_to_its_successor
         fleet.admin.patch("/api/v1/nodes/kill-a", {"spec": {"unschedulable": False}})
         fleet.until(lambda: len(server.mails) == 2)
         fleet.until(lambda: states(fleet, "kill-a") == ["sent", "sent"])
-        assert Page(successor).number("mails_sent_total", about="nodes") == 2
+        fleet.until(lambda: Page(successor).number("mails_sent_total", about="nodes") == 2)
 
 
 def test_a_mail_server_that_comes_back_gets_what_waited_and_without_one_mails_are_filed(fleet: Fleet) -> None:
-    with MailServer() as gone:
-        port = gone.port
+    port = closed_port()
     fleet.settings |= {"mail": mail_to(port)}
     leader = fleet.controller("wait-one")
     leader.said("leads, epoch")
