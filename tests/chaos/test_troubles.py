@@ -116,7 +116,7 @@ def test_a_mail_whose_child_is_killed_in_the_middle_keeps_its_id(job: ChaosJob, 
     assert job.sentinel is not None
     server.delay_s = 30.0  # the child has handed the mail over and waits for the answer
     job.hurt(1, "killed")
-    assert server.receiving.wait(30)
+    assert server.receiving.wait(120)
     for child in until(lambda: children(job.sentinel.pid, b"notify.sender"), "the child"):  # type: ignore[union-attr]
         kill(child)
     server.delay_s = 0.0

@@ -54,7 +54,7 @@ def test_a_hang_while_the_kernel_says_that_a_file_server_does_not_answer_is_the_
     url = until(lambda: re.search(r"http://127\.0\.0\.1:\d+", job.err)).group()  # type: ignore[union-attr]
 
     def metrics() -> str:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
             return str(answer.read(), "utf-8")
 
     until(lambda: "nfs-not-responding" in metrics())

@@ -135,7 +135,7 @@ def test_ranks_end_when_neither_controller_nor_api_server_was_reached_for_so_lon
             ]
             assert float(line.split()[-1]) >= len(ranks) + 1
 
-    go(story(), 120.0)
+    go(story())
 
 
 def test_an_agent_that_cannot_ask_the_api_server_promises_nothing_and_says_so(
@@ -151,7 +151,7 @@ def test_an_agent_that_cannot_ask_the_api_server_promises_nothing_and_says_so(
             await site.server.close()
             await lives_on(pod, ranks)
 
-    go(story(), 120.0)
+    go(story())
 
 
 def test_nothing_is_confirmed_before_the_api_server_answers_and_it_is_taken_back_when_it_does_no_more(
@@ -184,7 +184,7 @@ def test_nothing_is_confirmed_before_the_api_server_answers_and_it_is_taken_back
             await api.serve()
             await eventually(lambda: promised(world) == {pod.order.uid: T_S})
 
-    go(story(), 120.0)
+    go(story())
 
 
 def test_an_agent_that_does_not_trust_the_api_server_confirms_and_ends_nothing(
@@ -203,7 +203,7 @@ def test_an_agent_that_does_not_trust_the_api_server_confirms_and_ends_nothing(
             assert not api.asked
         await api.close()
 
-    go(story(), 120.0)
+    go(story())
 
 
 def test_an_agent_that_has_just_begun_ends_nothing(node: Node, world: World, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_an_agent_that_has_just_begun_ends_nothing(node: Node, world: World, tmp
             await eventually(lambda: boot_s() - started_s > 2 * T_S)
             assert fenced.pids() == ranks
 
-    go(story(), 120.0)
+    go(story())
 
 
 @pytest.mark.root

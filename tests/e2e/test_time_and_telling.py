@@ -166,7 +166,7 @@ def test_page_metrics_and_health_answer_on_loopback(box: Box, tmp_path: Path) ->
     url = re.search(r"http://127\.0\.0\.1:\d+", job.err).group()  # type: ignore[union-attr]
 
     def get(path: str) -> str:
-        with urllib.request.urlopen(url + path, timeout=10) as answer:
+        with urllib.request.urlopen(url + path, timeout=60) as answer:
             assert answer.status == 200
             return answer.read().decode()
 

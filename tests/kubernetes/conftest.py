@@ -218,4 +218,4 @@ def behind_proxy(proxy: Proxy, controller_token: str, tmp_path: Path) -> str:
 
 
 def run(made: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(made, 120))
+    asyncio.run(asyncio.wait_for(made, 300))

@@ -34,7 +34,7 @@ class Person:
         command = [self.plane.binaries.path("kubectl"), "--kubeconfig", self.kubeconfig, *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=180, env={"HOME": self.home})
 
-    def says(self, *words: str, timeout_s: float = 60.0) -> "subprocess.CompletedProcess[str]":
+    def says(self, *words: str, timeout_s: float = 180.0) -> "subprocess.CompletedProcess[str]":
         """`sentinel WORDS` as this person, on a machine without a Sentinel of its own."""
         env = {"HOME": self.home, "KUBECONFIG": self.kubeconfig, "PATH": "/usr/bin:/bin"}
         return subprocess.run([SENTINEL, *words], capture_output=True, text=True, timeout=timeout_s, env=env)

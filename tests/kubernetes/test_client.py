@@ -267,6 +267,6 @@ def test_in_a_pod_the_service_account_is_used(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert "read as the service account" in done.stdout, done.stderr

@@ -17,7 +17,7 @@ from tests.kubernetes.proxy import Fault, Proxy
 
 def test_in_observe_mode_everything_is_recorded_and_nothing_touched(fleet: Fleet) -> None:
     controller = fleet.controller("watching", "--observe")
-    controller.said("leads, epoch", 60.0)
+    controller.said("leads, epoch")
     node = fleet.agent("fleet-e", controller)
     node.machine.log(XID_79)
     fleet.until(lambda: fleet.records("fleet-e"))
@@ -59,7 +59,7 @@ def test_a_fatal_finding_takes_its_node_out_of_service_and_a_persons_uncordon_gi
     fleet.until(lambda: fleet.unheard() == len(fleet.admin.items("/api/v1/nodes")) - 1)
 
     reader = Person(fleet.plane, "conny", bind(fleet.plane, "conny", "sentinel-reader"))
-    name, waits = f"quarantine/{record['id']}", ("wait", "--timeout=25s")
+    name, waits = f"quarantine/{record['id']}", ("wait", "--timeout=120s")
     reader.did(*waits, name, "--for=condition=Isolated")
     fleet.admin.patch("/api/v1/nodes/fleet-a", {"spec": {"unschedulable": False}})
     fleet.until(lambda: not fleet.taints("fleet-a"))
@@ -106,7 +106,7 @@ def test_the_standby_goes_on_where_a_killed_leader_stood(fleet: Fleet) -> None:
     fleet.until(lambda: fleet.isolated("fleet-c"))
     os.kill(first.pid, signal.SIGKILL)
     fleet.admin.patch("/api/v1/nodes/fleet-c", {"spec": {"unschedulable": False}})
-    second.said("leads, epoch", 60.0)
+    second.said("leads, epoch")
     fleet.until(lambda: not fleet.taints("fleet-c"))
     (record,) = fleet.records("fleet-c")
     assert record["state"] == "overridden"
@@ -127,7 +127,7 @@ def test_an_agent_that_knows_only_the_standby_reaches_the_leader_whichever_way_t
     fleet.kubeconfig = kubeconfig(fleet.folder / "proxied", proxy.url, token)
     try:
         first = fleet.controller("judge-one")
-        first.said("leads, epoch", 60.0)
+        first.said("leads, epoch")
         second = fleet.controller("judge-two")
         name = f"judged-{away.rpartition('/')[2]}"
         node = fleet.agent(name, second)
@@ -140,7 +140,7 @@ def test_an_agent_that_knows_only_the_standby_reaches_the_leader_whichever_way_t
 def test_a_wild_agent_holds_up_no_other_nodes_isolation(fleet: Fleet) -> None:
     fleet.settings["listen"] = "127.0.0.1:0"
     leader = fleet.controller("flooded")
-    leader.said("leads, epoch", 60.0)
+    leader.said("leads, epoch")
     page = Page(leader)
     fleet.plane.node("wild")
     token = fleet.plane.node_token(NAMESPACE, "sentinel-agent", "wild", audience=AUDIENCE)
@@ -189,7 +189,7 @@ def test_old_records_are_pruned_doubles_end_and_pods_of_a_node_that_is_gone_are_
         fleet.admin.create({**head, "spec": one})
     fleet.admin.delete("/api/v1/nodes/fleet-g")
     controller = fleet.controller("tidy")
-    controller.said("leads, epoch", 60.0)
+    controller.said("leads, epoch")
 
     def states(node: str) -> dict[str, tuple[str, str]]:
         return {one["id"]: (one["state"], one.get("endedBy", "")) for one in fleet.records(node)}
@@ -261,7 +261,7 @@ def test_pods_of_no_more_nodes_than_the_brake_allows_are_removed_by_force(fleet:
         fleet.admin.delete(f"/api/v1/nodes/{name}")
     one_in_a_day = {"perWindow": {"atLeast": 1, "share": 0}, "window": "24h"}
     fleet.settings["fleet"] = {"removals": one_in_a_day, "poolRemovals": one_in_a_day}
-    fleet.controller("braked").said("leads, epoch", 60.0)
+    fleet.controller("braked").said("leads, epoch")
 
     def told(name: str) -> list[str]:
         (record,) = fleet.records(name)
@@ -309,7 +309,7 @@ def test_pods_of_a_silent_node_go_when_the_fencing_program_has_powered_it_off_an
         "togetherShare": 1,
     }
     controller = fleet.controller("fencing")
-    controller.said("leads, epoch", 60.0)
+    controller.said("leads, epoch")
 
     def told(name: str) -> list[str]:
         return [line["reason"] for record in fleet.records(name) for line in record.get("story", [])]
