@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 LONG = {"chaos", "kubernetes", "rig"}
-pytest_plugins = ["tests.gate.rights", "tests.left", "tests.rig.fixtures"]
+pytest_plugins = ["tests.gate.rights", "tests.gate.left", "tests.rig.fixtures"]
 REPO = Path(__file__).parent.parent
 # Of a machine that does much else meanwhile no time tells anything. The gate tries the same examples each time, `make
 # explore` new ones: what it finds becomes a fixed case.

@@ -13,10 +13,10 @@ from tests.waits import until
 TESTS = """
 import os, subprocess, sys
 import pytest
-import tests.left
+import tests.gate.left
 
-pytest_plugins = ["tests.left"]
-tests.left.PATIENCE_S = 2.0
+pytest_plugins = ["tests.gate.left"]
+tests.gate.left.PATIENCE_S = 2.0
 
 @pytest.fixture(scope="session")
 def shared():
@@ -92,7 +92,9 @@ def test_processes_that_a_test_leaves_fail_it_and_are_ended(tmp_path: Path, repo
 
 
 def test_mounts_and_control_groups_that_a_test_leaves_fail_it(tmp_path: Path, repo: Path) -> None:
-    plugin = 'pytest_plugins = ["tests.left"]\nimport tests.left\ntests.left.PATIENCE_S = 2.0\n'
+    plugin = (
+        'pytest_plugins = ["tests.gate.left"]\nimport tests.gate.left\ntests.gate.left.PATIENCE_S = 2.0\n'
+    )
     try:
         told = run(tmp_path, repo, plugin + MOUNTS)
     finally:

@@ -182,13 +182,23 @@ def quarantine(name: str, epoch: int) -> dict[str, Any]:
     }
 
 
-def rank(name: str, namespace: str, node: str) -> dict[str, Any]:
-    """A pod of a job that nobody knows any more."""
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "llama", "uid": "gone", "controller": True}
+def rank(name: str, namespace: str, node: str, uid: str = "gone") -> dict[str, Any]:
+    """A pod of the job with this uid; by default of one that nobody knows any more."""
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "llama", "uid": uid, "controller": True}
     meta = {"name": name, "namespace": namespace, "ownerReferences": [owner]}
     tolerations = [{"operator": "Exists"}]
     spec = {"nodeName": node, "containers": [{"name": "c", "image": "none"}], "tolerations": tolerations}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def with_job(plane: "ControlPlane", name: str, namespace: str, node: str) -> None:
+    """Makes a pod of a job that is there, and that nobody drives: what happens to the pod is Sentinel's doing."""
+    pod = rank(name, namespace, node)
+    template = {"spec": {"containers": pod["spec"]["containers"], "restartPolicy": "Never"}}
+    spec = {"managedBy": "example.com/nobody", "template": template}
+    head = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "llama", "namespace": namespace}}
+    (job,) = plane.admin.apply([{**head, "spec": spec}])
+    plane.admin.create(rank(name, namespace, node, job["metadata"]["uid"]))
 
 
 def protect_all(namespace: str) -> dict[str, Any]:

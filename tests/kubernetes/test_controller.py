@@ -8,7 +8,7 @@ import pytest
 from sentinel.cli.replay_fleet import entries
 from sentinel.core.fleet_replay import Replay
 from tests.e2e.agent_node import XID_79
-from tests.kubernetes.conftest import NAMESPACE, kubeconfig, protect_all, rank
+from tests.kubernetes.conftest import NAMESPACE, kubeconfig, protect_all, with_job
 from tests.kubernetes.flood import Hose
 from tests.kubernetes.local_fleet import AUDIENCE, Fleet, Page
 from tests.kubernetes.people import Person, bind
@@ -78,9 +78,7 @@ def test_what_node_repair_acts_on_is_said_when_the_last_protected_pod_has_left(f
     controller.said("leads, epoch")
     node = fleet.agent("fleet-r", controller)
     namespace = fleet.plane.namespace("repaired")
-    pod = rank("llama-0", namespace, "fleet-r")
-    labels = {"training.kubeflow.org/job-name": "llama"}
-    fleet.admin.create({**pod, "metadata": {**pod["metadata"], "labels": labels}})
+    with_job(fleet.plane, "llama-0", namespace, "fleet-r")
     fleet.admin.create(protect_all(namespace))
     policies = f"/apis/sentinel.dev/v1alpha1/namespaces/{namespace}/jobpolicies"
     fleet.until(lambda: all("conditions" in one.get("status", {}) for one in fleet.admin.items(policies)))
@@ -161,9 +159,7 @@ def test_old_records_are_pruned_doubles_end_and_pods_of_a_node_that_is_gone_are_
     fleet.plane.node("fleet-f")
     fleet.plane.node("fleet-g")
     namespace = fleet.plane.namespace("lost")
-    labels = {"training.kubeflow.org/job-name": "llama"}
-    pod = rank("llama-0", namespace, "fleet-g")
-    fleet.admin.create({**pod, "metadata": {**pod["metadata"], "labels": labels}})
+    with_job(fleet.plane, "llama-0", namespace, "fleet-g")
     fleet.admin.create(protect_all(namespace))
     uid = {name: fleet.node(name)["metadata"]["uid"] for name in ("fleet-f", "fleet-g")}
     needs = {"needs": {"sentence": "a person"}}
@@ -216,15 +212,13 @@ def test_pods_that_no_policy_in_force_names_stay_on_a_node_that_is_gone(fleet: F
     }
     for policy in (watching, wrong, protect_all(named)):
         fleet.admin.create(policy)
-    labels = {"training.kubeflow.org/job-name": "llama"}
     for namespace, node in (
         (observed, "fleet-h"),
         (refused, "fleet-h"),
         (nobodys, "fleet-h"),
         (named, "fleet-i"),
     ):
-        pod = rank("llama-0", namespace, node)
-        fleet.admin.create({**pod, "metadata": {**pod["metadata"], "labels": labels}})
+        with_job(fleet.plane, "llama-0", namespace, node)
     for node in ("fleet-h", "fleet-i"):
         made = fleet.plane.node(node)
         one = {"id": f"{node}-0001", "node": node, "nodeUid": made["metadata"]["uid"], "kind": "silence"}
@@ -249,9 +243,7 @@ def test_pods_of_no_more_nodes_than_the_brake_allows_are_removed_by_force(fleet:
     names = ("fleet-x", "fleet-y")
     for name in names:
         fleet.plane.node(name)
-        pod = rank(f"on-{name}", namespace, name)
-        labels = {"training.kubeflow.org/job-name": "llama"}
-        fleet.admin.create({**pod, "metadata": {**pod["metadata"], "labels": labels}})
+        with_job(fleet.plane, f"on-{name}", namespace, name)
         id = f"{name}-0001"
         spec = {"id": id, "node": name, "nodeUid": fleet.node(name)["metadata"]["uid"], "kind": "silence"}
         spec |= {"state": "active", "since": "2026-11-01T00:00:00Z", "needs": {"sentence": "a person"}}
@@ -289,9 +281,7 @@ def test_pods_of_a_silent_node_go_when_the_fencing_program_has_powered_it_off_an
     fleet.admin.create(protect_all(namespace))
     for name in ("fleet-on", "fleet-off"):
         fleet.plane.node(name)
-        pod = rank(f"on-{name}", namespace, name)
-        labels = {"training.kubeflow.org/job-name": "llama"}
-        fleet.admin.create({**pod, "metadata": {**pod["metadata"], "labels": labels}})
+        with_job(fleet.plane, f"on-{name}", namespace, name)
     off = fleet.folder / "off"
     program = fleet.folder / "fence-node"
     program.write_text(

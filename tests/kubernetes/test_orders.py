@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.agent_node import XID_79
 from tests.e2e.box import Box
-from tests.kubernetes.conftest import NAMESPACE, PAUSE, QUARANTINES, kubeconfig, protect_all, rank
+from tests.kubernetes.conftest import NAMESPACE, PAUSE, QUARANTINES, kubeconfig, protect_all, rank, with_job
 from tests.kubernetes.local_fleet import Fleet
 from tests.kubernetes.people import Person, bind
 from tests.rig.api import ApiError
@@ -197,7 +197,7 @@ def test_one_pool_and_one_namespace_are_only_observed(fleet: People) -> None:
     for namespace in ("spared", "other"):
         fleet.admin.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}])
         fleet.admin.create(protect_all(namespace))
-        fleet.admin.create(rank("p", namespace, "ord-d3"))
+        with_job(fleet.plane, "p", namespace, "ord-d3")
     for name, pool in (("ord-d1", "trial"), ("ord-d2", "real")):
         node = fleet.agent(name, controller)
         fleet.admin.patch(f"/api/v1/nodes/{name}", {"metadata": {"labels": {"example.com/rack": pool}}})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.agent_node import XID_79
-from tests.kubernetes.conftest import protect_all, rank
+from tests.kubernetes.conftest import protect_all, with_job
 from tests.kubernetes.local_fleet import Fleet
 
 WIDE = {"atATime": {"atLeast": 9}, "perWindow": {"atLeast": 9}}
@@ -102,7 +102,7 @@ def test_pods_of_a_namespace_that_is_only_observed_are_not_removed_and_it_is_tol
     spaces = [fleet.plane.namespace(name) for name in ("watched", "served")]
     for space in spaces:
         fleet.admin.create(protect_all(space))
-        fleet.admin.create(rank("llama-0", space, "replay-g"))
+        with_job(fleet.plane, "llama-0", space, "replay-g")
     uid = fleet.node("replay-g")["metadata"]["uid"]
     silence = {
         "id": "replay-g-0001",
