@@ -191,13 +191,17 @@ def rank(name: str, namespace: str, node: str, uid: str = "gone") -> dict[str, A
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
-def with_job(plane: "ControlPlane", name: str, namespace: str, node: str) -> None:
-    """Makes a pod of a job that is there, and that nobody drives: what happens to the pod is Sentinel's doing."""
-    pod = rank(name, namespace, node)
-    template = {"spec": {"containers": pod["spec"]["containers"], "restartPolicy": "Never"}}
+def undriven(namespace: str) -> dict[str, Any]:
+    """A job of which nobody makes or ends pods: what happens to those that a test makes is Sentinel's doing."""
+    template = {"spec": {"containers": [{"name": "c", "image": "none"}], "restartPolicy": "Never"}}
     spec = {"managedBy": "example.com/nobody", "template": template}
     head = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "llama", "namespace": namespace}}
-    (job,) = plane.admin.apply([{**head, "spec": spec}])
+    return {**head, "spec": spec}
+
+
+def with_job(plane: "ControlPlane", name: str, namespace: str, node: str) -> None:
+    """Makes a pod of a job that is there."""
+    (job,) = plane.admin.apply([undriven(namespace)])
     plane.admin.create(rank(name, namespace, node, job["metadata"]["uid"]))
 
 
