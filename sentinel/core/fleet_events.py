@@ -194,11 +194,9 @@ class Told(Said, frozen=True, kw_only=True, tag=True):
 
 
 class Remember(Said, frozen=True, kw_only=True, tag=True):
-    """Which findings a person still lives with, on which object of the node and in which boot."""
+    """Which findings a person still lives with."""
 
     ignored: tuple[Ignored, ...]
-    node_uid: str
-    boot_id: str
 
 
 Event: TypeAlias = (

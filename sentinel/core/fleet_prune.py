@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from sentinel.core.fleet_model import FleetPicture, NodeQuarantine
-from sentinel.core.fleet_release import same_machine
 from sentinel.core.fleet_settings import FleetSettings
 from sentinel.core.now import Now
 
@@ -35,8 +34,9 @@ def pruned(
 
 def _free(record: NodeQuarantine, picture: FleetPicture) -> bool:
     node = picture.nodes.get(record.node)
-    lived_with = record.ignored and node is not None and same_machine(record, node)
-    return not lived_with and (node is None or node.mark is None or node.mark.number != record.number)
+    return not (record.ignored and node is not None) and (
+        node is None or node.mark is None or node.mark.number != record.number
+    )
 
 
 def _ended_s(record: NodeQuarantine, now: Now) -> float:

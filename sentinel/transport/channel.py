@@ -1,7 +1,6 @@
 """The agent's end of one connection: TLS with the controller's own authority, requests and answers in order."""
 
 import asyncio
-import contextlib
 import random
 import socket
 import ssl
@@ -117,12 +116,7 @@ class Channel:
             async with asyncio.timeout(CLOSE_S):
                 await self._writer.wait_closed()
         except (OSError, TimeoutError, ssl.SSLError):
-            abort(self._writer)
-
-
-def abort(writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(AttributeError):  # Python before 3.11.4, where TLS has ended already
-        writer.transport.abort()
+            self._writer.transport.abort()
 
 
 async def resolve(names: Iterable[str]) -> list[str]:

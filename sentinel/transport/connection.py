@@ -328,11 +328,8 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         self._transport.resume_reading()
-        try:
+        if self._transport.can_write_eof():
             self._transport.write_eof()
-        except OSError:  # it has been reset, which the transport has not read yet
-            self._transport.abort()
-            return
         self._loop.call_later(LINGER_S, self._transport.abort)
 
     def abort(self) -> None:

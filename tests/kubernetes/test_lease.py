@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.rig.control_plane import ControlPlane
 
 REPO = Path(__file__).parents[2]
-QUICK = Pace(duration_s=6, margin_s=2.0, renew_s=0.3, look_s=0.1, deadline_s=1.5)
+QUICK = Pace(duration_s=3, margin_s=1.0, renew_s=0.3, look_s=0.1, deadline_s=0.5)
 
 
 class Controller:
@@ -51,7 +51,7 @@ class Controller:
         assert self.process.stdin
         self.process.stdin.write(line + "\n")
 
-    def hear(self, wanted: str | tuple[str, ...], deadline_s: float = 120.0) -> str:
+    def hear(self, wanted: str | tuple[str, ...], deadline_s: float = 40.0) -> str:
         """The next line that begins so (or so)."""
         end = time.monotonic() + deadline_s
         while True:
@@ -91,22 +91,24 @@ def epoch_in(line: str) -> int:
     return int(line.split()[1])
 
 
-def test_after_kill_9_the_other_one_leads(start: Any) -> None:
+def test_after_kill_9_the_other_one_leads_within_15_seconds(start: Any) -> None:
     first = start("first")
     epoch = epoch_in(first.hear("lead"))
     second = start("second")
     second.hear("sees first")
     first.signal(signal.SIGKILL)
-    assert epoch_in(second.hear("lead")) == epoch + 1
+    killed = time.monotonic()
+    assert epoch_in(second.hear("lead", 15.0)) == epoch + 1
+    assert time.monotonic() - killed < 15.0
 
 
 def test_a_leader_that_ends_lets_go_at_once(start: Any, admin: "Api") -> None:
-    first = start("first", "long")
+    first = start("first")
     epoch = epoch_in(first.hear("lead"))
-    second = start("second", "long")
+    second = start("second")
     second.hear("sees first")
     first.process.stdin.close()
-    assert epoch_in(second.hear("lead", 50.0)) == epoch + 1  # the Lease itself would hold for a minute
+    assert epoch_in(second.hear("lead", 8.0)) == epoch + 1
     assert admin.get(LEADER)["spec"]["holderIdentity"] == "second"
 
 
@@ -118,7 +120,7 @@ def frozen(start: Any, work: str) -> tuple[Controller, Controller]:
     second.hear("sees first")
     first.tell(f"{work} frozen")
     first.hear("checked")
-    second.hear("lead")
+    second.hear("lead", 25.0)
     return first, second
 
 

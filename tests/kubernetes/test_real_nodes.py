@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.agent_node import XID_79
-from tests.gate.rights import needs_root
 from tests.kubernetes.conftest import NAMESPACE, manifests
 from tests.kubernetes.real_cluster import Cluster
 from tests.rig.fixtures import shared
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-@needs_root
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Cluster]":
     from tests.rig.control_plane import ControlPlane
     from tests.rig.processes import Rig

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.gate.rights import needs_root
 from tests.rig.processes import until
 from tests.rig.warden import cgroup_roots, marked
 
@@ -59,7 +58,6 @@ class Shown:
 
 
 @pytest.fixture
-@needs_root
 def shown(repo: Path, tmp_path: Path) -> Iterator[Shown]:
     made = Shown(repo, tmp_path / "out")
     yield made

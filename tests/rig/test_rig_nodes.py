@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.gate.rights import needs_root
 from tests.rig.api import Object
 from tests.rig.control_plane import ControlPlane
 from tests.rig.image import host_python
@@ -66,7 +65,6 @@ def texts(node: Node, pod: Object) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-@needs_root
 def nodes(control_plane: ControlPlane) -> Iterator[list[Node]]:
     made = [Node(control_plane, f"real-{n}", heartbeat_s=1) for n in range(3)]
     yield made

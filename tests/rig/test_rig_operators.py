@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.gate.rights import needs_root
 from tests.rig.api import ApiError, Object
 from tests.rig.control_plane import ControlPlane
 from tests.rig.kwok import Kwok
@@ -24,7 +23,6 @@ def kwok(control_plane: ControlPlane) -> Iterator[Kwok]:
 
 
 @pytest.fixture(scope="module")
-@needs_root
 def node(control_plane: ControlPlane) -> Iterator[Node]:
     made = Node(control_plane, "operators-real", labels={"rig": "operators-real"})
     yield made

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from tests.gate.rights import TO_MOUNT
 from tests.rig.api import Object
 from tests.rig.binaries import MODULES, Binaries, Manifests
 from tests.rig.control_plane import ADMINS, ATTEMPTS, ControlPlane
@@ -90,7 +89,7 @@ class Operator(ABC):
         if self.own_tmp:
             command = [
                 "unshare",
-                *TO_MOUNT,
+                "--mount",
                 "--",
                 "sh",
                 "-c",
