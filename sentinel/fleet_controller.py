@@ -121,8 +121,10 @@ class FleetController:
     def findings(self, node: str) -> tuple[str, list[Finding]]:
         """The boot that its agent told of last, and what its checks find in it; without what people live with."""
         boot_id, found = self.nodes.findings(node)
-        lived_with = self._lived_with.get(node)
-        return boot_id, list(acting(found, lived_with) if lived_with else found)
+        lived_with, picture = self._lived_with.get(node), self.nodes.pictures.get(node)
+        if lived_with and picture is not None:
+            found = acting(found, picture, lived_with)
+        return boot_id, list(found)
 
     def lost(self, pod: str) -> str:
         """Why the pod with this uid was removed by force from a node that was lost; "": it was not."""

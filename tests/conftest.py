@@ -1,6 +1,7 @@
 """What every test shares: an environment that neither leaks into the person's own Sentinel nor obeys it."""
 
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 LONG = {"chaos", "kubernetes", "rig"}
-pytest_plugins = ["tests.rig.fixtures"]
+pytest_plugins = ["tests.gate.rights", "tests.gate.left", "tests.rig.fixtures"]
 REPO = Path(__file__).parent.parent
 # Of a machine that does much else meanwhile no time tells anything. The gate tries the same examples each time, `make
 # explore` new ones: what it finds becomes a fixed case.
@@ -23,6 +24,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 for usual in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(usual) is signal.SIG_IGN:
         signal.signal(usual, signal.SIG_DFL)
+# Some tests hold both ends of hundreds of connections, and a user's usual limit is 1024.
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+many = 20_000 if hard == resource.RLIM_INFINITY else min(hard, 20_000)
+if 0 <= soft < many:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (many, hard))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -170,7 +170,7 @@ def _rows(nodes: Mapping[str, Node], found: Iterable[NodeQuarantine]) -> list[Ro
     ours = set()
     for record in found:
         node = nodes.get(record.node)
-        ended_with = record.ignored and node is not None
+        ended_with = record.ignored and node is not None and node.metadata.uid == record.node_uid
         if not record.state.open and not ended_with:
             continue
         row = _of_record(record, node)

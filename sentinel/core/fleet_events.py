@@ -194,9 +194,11 @@ class Told(Said, frozen=True, kw_only=True, tag=True):
 
 
 class Remember(Said, frozen=True, kw_only=True, tag=True):
-    """Which findings a person still lives with."""
+    """Which findings a person still lives with, on which object of the node and in which boot."""
 
     ignored: tuple[Ignored, ...]
+    node_uid: str
+    boot_id: str
 
 
 Event: TypeAlias = (

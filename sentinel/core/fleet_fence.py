@@ -119,7 +119,7 @@ def open_record(desk: Desk, node: NodePicture, reason: Reason) -> NodeQuarantine
         mode=desk.mode(node.pool),
         needs=NEEDS,
         running_there=words.running_there(node),
-        boot_id=node.boot_id or node.api_boot_id,
+        boot_id=_boot(node),
         pods=tuple(pod.id for pod in pods),
         self_fences=()
         if _agent_died_first(node, desk.settings)
@@ -128,6 +128,11 @@ def open_record(desk: Desk, node: NodePicture, reason: Reason) -> NodeQuarantine
         ),
     )
     return desk.put(node.name, event.id, event)
+
+
+def _boot(node: NodePicture) -> str:
+    """The one that agent and kubelet both name; "": the kubelet may be late, and what it names next no newer boot."""
+    return node.api_boot_id if node.boot_id in ("", node.api_boot_id) else ""
 
 
 def _silent(name: str, reason: Reason, pods: int) -> str:
@@ -193,7 +198,7 @@ def _left(desk: Desk, record: NodeQuarantine) -> list[PodPicture]:
 def _fence(desk: Desk, record: NodeQuarantine, since_mono_s: float | None) -> NodeQuarantine:
     """Remove what may be removed by force. `since_mono_s` None: not judged, so only a proof counts."""
     done = {pod for removal in record.removals for pod in removal.pods}
-    pods = [pod for pod in _left(desk, record) if pod.id not in done]
+    pods = [pod for pod in _left(desk, record) if pod.id not in done and pod.removal is not None]
     proof = proof_of_death(record, desk.picture, desk.settings, desk.now)
     if proof is Proof.NEW_BOOT:  # what was started since then may well run
         pods = [pod for pod in pods if pod.id in record.pods]
@@ -251,7 +256,8 @@ def _in_time(pod: PodPicture, promised: Mapping[str, float], silent_s: float) ->
 
 
 def _mode(record: NodeQuarantine, pod: PodPicture, observed: Iterable[str]) -> Mode:
-    return Mode.OBSERVE if record.mode is Mode.OBSERVE or pod.namespace in observed else Mode.ENFORCE
+    only = Mode.OBSERVE in (record.mode, pod.removal) or pod.namespace in observed
+    return Mode.OBSERVE if only else Mode.ENFORCE
 
 
 def _took_room(desk: Desk, record: NodeQuarantine, mode: Mode) -> Brake:

@@ -74,12 +74,17 @@ def hear(
     return (after, *(one for one in known if one is not same))[:BOOTS], same, after
 
 
+def _same_machine(one: NodePicture, shown: NodePicture) -> bool:
+    """Tokens of older API servers name no node object: then it is the boot that the kubelet names."""
+    return one.uid == shown.uid or (not one.uid and one.boot_id == shown.api_boot_id)
+
+
 def present(shown: NodePicture, heard: Iterable[NodePicture]) -> NodePicture:
     """The node's object, and what its agent told in the present boot. `heard`: a picture of each boot.
 
     What was told for another node object of that name is another machine's.
     """
-    own = [one for one in heard if one.uid in ("", shown.uid)]
+    own = [one for one in heard if _same_machine(one, shown)]
     if not own:
         return shown
     told = max(own, key=lambda one: (one.boot_id == shown.api_boot_id, one.booted_wall_s))

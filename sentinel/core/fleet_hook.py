@@ -45,7 +45,9 @@ def mode_of(record: NodeQuarantine, pods: Iterable[PodPicture], settings: FleetS
     observed = (
         record.mode is Mode.OBSERVE
         or settings.mode_of(record.pool) is Mode.OBSERVE
-        or any(pod.namespace in settings.observe_namespaces for pod in pods)
+        or any(
+            pod.removal is not Mode.ENFORCE or pod.namespace in settings.observe_namespaces for pod in pods
+        )
     )
     return Mode.OBSERVE if observed else Mode.ENFORCE
 

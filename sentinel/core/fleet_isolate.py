@@ -102,7 +102,8 @@ def opening(
     drain: tuple[str, ...] | None = None,
 ) -> Open:
     node = one.node
-    repeats = release.repeats(desk.of(node.name), desk.settings, desk.now) if one.kind is Kind.FAULT else 0
+    earlier = desk.of(node.name) if one.kind is Kind.FAULT else ()
+    repeats = release.repeats(earlier, node, desk.settings, desk.now)
     return Open(
         reason=reason,
         sentence=sentence,

@@ -169,7 +169,8 @@ class PodPicture(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     namespace: str
     name: str
     job: str = ""
-    protected: bool = False  # belongs to a protected job
+    protected: bool = False  # a repair would harm it: its job is protected, or may be, which is not known yet
+    removal: Mode | None = None  # by force, if its node is lost: what the policy in force for its job allows
     deadline_mono_s: float | None = None  # when its job's time to save and stop is over; None: no limit
     force_after_s: float | None = None  # the policy's `lostNode: force after`; None: only after proof
     self_fence_s: float | None = None  # the policy's `lostNode: selfFence`

@@ -72,9 +72,7 @@ def same_object(desk: Desk, node: NodePicture) -> None:
     for record in desk.of(node.name):
         if not record.state.open or not record.kind.isolates or record.node_uid == node.uid:
             continue
-        since = record.well_from
-        boots = {record.boot_id, record.sampled.boot_id, since.boot_id if since is not None else ""} - {""}
-        if record.kind is Kind.HOLD or boot_id in boots:
+        if record.kind is Kind.HOLD or release.same_machine(record, node):
             sentence = f"Node {node.name} has a new node object: what was decided about it goes on."
             event = Moved(
                 reason=Reason.NODE_RECREATED, sentence=sentence, node_uid=node.uid, boot_id=record.boot_id
@@ -158,21 +156,10 @@ def _adopt(desk: Desk, node: NodePicture, number: int) -> None:
 def findings(desk: Desk, node: NodePicture) -> list[Candidate]:
     """Goes on with what is open, and gives what is to be isolated."""
     for ended in desk.of(node.name):
-        # Of an open one they mean nothing: a person opened it again.
-        if (
-            not ended.state.open
-            and ended.ignored
-            and (left := release.remembered(ended, node)) != ended.ignored
-        ):
-            sentence = f"{len(left)} findings of node {node.name} are still lived with."
-            desk.put(
-                node.name,
-                ended.id,
-                Remember(reason=Reason.OCCURRENCES, sentence=sentence, ignored=left),
-            )
+        _live_with(desk, ended, node)
     candidates: list[Candidate] = []
     for kind in FOR_FINDINGS:
-        found = release.acting(release.standing(node, kind), desk.of(node.name))
+        found = release.acting(release.standing(node, kind), node, desk.of(node.name))
         record = desk.open(node.name, kind)
         if record is None:
             if found:
@@ -185,6 +172,32 @@ def findings(desk: Desk, node: NodePicture) -> list[Candidate]:
             if found and record.state.open and waits:
                 candidates.append(Candidate(kind, node, found, record))
     return candidates
+
+
+def _live_with(desk: Desk, ended: NodeQuarantine, node: NodePicture) -> None:
+    """Keeps what a person chose to live with for this machine, whatever its object and boot are by now."""
+    if ended.state.open or not release.same_machine(ended, node):
+        return  # of an open one what it ignores means nothing: a person opened it again
+    if (
+        ended.ended_wall_s is None and ended.kind in FOR_FINDINGS
+    ):  # a person wrote its state: it ends as by an order
+        left = release.ignoring(ended, node)
+    elif ended.ignored:
+        left = release.remembered(ended, node)
+    else:
+        return
+    uid, boot_id = node.uid, node.boot_id or node.api_boot_id
+    if (left, uid, boot_id) == (
+        ended.ignored,
+        ended.node_uid,
+        ended.boot_id,
+    ) and ended.ended_wall_s is not None:
+        return
+    sentence = f"{len(left)} findings of node {node.name} are lived with."
+    event = Remember(
+        reason=Reason.OCCURRENCES, sentence=sentence, ignored=left, node_uid=uid, boot_id=boot_id
+    )
+    desk.put(node.name, ended.id, event)
 
 
 def _go_on(

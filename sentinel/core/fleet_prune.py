@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from sentinel.core.fleet_model import FleetPicture, NodeQuarantine
+from sentinel.core.fleet_release import same_machine
 from sentinel.core.fleet_settings import FleetSettings
 from sentinel.core.now import Now
 
@@ -34,9 +35,8 @@ def pruned(
 
 def _free(record: NodeQuarantine, picture: FleetPicture) -> bool:
     node = picture.nodes.get(record.node)
-    return not (record.ignored and node is not None) and (
-        node is None or node.mark is None or node.mark.number != record.number
-    )
+    lived_with = record.ignored and node is not None and same_machine(record, node)
+    return not lived_with and (node is None or node.mark is None or node.mark.number != record.number)
 
 
 def _ended_s(record: NodeQuarantine, now: Now) -> float:

@@ -258,7 +258,11 @@ def _end(record: NodeQuarantine, event: End, now: Now) -> Result:
 
 
 def _remember(record: NodeQuarantine, event: Remember, now: Now) -> Result:
-    return structs.replace(record, ignored=event.ignored), ()
+    changes: dict[str, object] = {}
+    if record.ended_wall_s is None:  # a person wrote its state
+        changes = {"ended_wall_s": now.wall_s, "ended_by": EndedBy.PERSON}
+    here = {"node_uid": event.node_uid, "boot_id": event.boot_id}
+    return structs.replace(record, ignored=event.ignored, **here, **changes), ()
 
 
 def _mailed(record: NodeQuarantine, event: Told, now: Now) -> Result:

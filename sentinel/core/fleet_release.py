@@ -75,11 +75,22 @@ def needs(kind: Kind, found: Sequence[Finding], repeats: int, settings: FleetSet
     return Needs(sentence=sentence, repair=repair, well_for_s=settings.release_after_s)
 
 
-def repeats(records: Iterable[NodeQuarantine], settings: FleetSettings, now: Now) -> int:
-    """How often this node was isolated for findings within the window. `records`: of this node."""
+def same_machine(record: NodeQuarantine, node: NodePicture) -> bool:
+    """Is this node the machine that `record` is about, and not another one that has its name now?
+
+    A node object stands for one machine, and a boot goes on under a new object of it.
+    """
+    since = record.well_from
+    boots = {record.boot_id, record.sampled.boot_id, since.boot_id if since is not None else ""} - {""}
+    return record.node_uid == node.uid or (node.boot_id or node.api_boot_id) in boots
+
+
+def repeats(records: Iterable[NodeQuarantine], node: NodePicture, settings: FleetSettings, now: Now) -> int:
+    """How often this machine was isolated for findings within the window. `records`: of this node."""
     since_wall_s = now.wall_s - settings.repeat_window_s
     return sum(
         record.kind is Kind.FAULT
+        and same_machine(record, node)
         and record.acted_wall_s > since_wall_s
         and record.ended_by is not EndedBy.DOUBLED
         for record in records
@@ -166,9 +177,16 @@ def _reported(node: NodePicture | None, check: str) -> bool:
     return node is not None and check in node.checks
 
 
-def acting(found: Iterable[Finding], records: Iterable[NodeQuarantine]) -> tuple[Finding, ...]:
-    """Those findings that no person chose to live with, or that have occurred anew since."""
-    ignored = [one for record in records if not record.state.open for one in record.ignored]
+def acting(
+    found: Iterable[Finding], node: NodePicture, records: Iterable[NodeQuarantine]
+) -> tuple[Finding, ...]:
+    """Those findings that no person chose to live with on this machine, or that have occurred anew since."""
+    ignored = [
+        one
+        for record in records
+        if not record.state.open and same_machine(record, node)
+        for one in record.ignored
+    ]
     return tuple(
         finding
         for finding in found

@@ -126,8 +126,7 @@ def proof_of_death(
     node = picture.nodes.get(record.node)
     if node is None:
         return Proof.NODE_GONE if picture.complete else None
-    boots = {node.boot_id, node.api_boot_id} - {""}
-    if record.boot_id and boots and record.boot_id not in boots:
+    if record.boot_id and node.api_boot_id and node.api_boot_id != record.boot_id:  # see fleet_fence._boot
         return Proof.NEW_BOOT
     if any(taint.key == OUT_OF_SERVICE for taint in node.taints):
         return Proof.OUT_OF_SERVICE

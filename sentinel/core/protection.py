@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from sentinel.core.fleet_model import Mode
 from sentinel.core.policy_model import LostNode, Policy
 
 NAMED = 10  # jobs that one message names
@@ -65,11 +66,12 @@ class Asked(Struct, frozen=True):
 
 
 class Protection(Struct, frozen=True):
-    """What holds for the pods of a protected job."""
+    """What holds for the pods of a job that no repair may harm: of a protected one, or of one that may be."""
 
     force_after_s: float | None = None  # LostNode.force_after_s
     self_fence_s: float | None = None  # LostNode.self_fence_s
     stop_s: float | None = None  # the time it gets to save and stop; None: it is not stopped for a finding
+    removal: Mode | None = None  # by force from a lost node; None: nobody's word allows it
 
 
 def picks(asked: Asked, job: Job) -> bool:
@@ -97,13 +99,13 @@ def protection(asked: Sequence[Asked], job: Job) -> Protection | None:
         return Protection() if any(picks(one, job) for one in asked) else None
     policy = chosen.policy
     if policy.mode == "observe":  # nothing is touched on its word
-        return Protection()
+        return Protection(removal=Mode.OBSERVE)
     stop_s = None
     if policy.resume is not None:
         checkpoint = policy.resume.checkpoint
         stop_s = (checkpoint.timeout_s if checkpoint is not None else 0.0) + policy.resume.graceful_stop_s
     lost = policy.lost_node or LostNode()
-    return Protection(lost.force_after_s, lost.self_fence_s, stop_s)
+    return Protection(lost.force_after_s, lost.self_fence_s, stop_s, Mode.ENFORCE)
 
 
 def conflicts(asked: Iterable[Asked], jobs: Iterable[Job]) -> Mapping[str, str]:

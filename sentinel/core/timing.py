@@ -395,15 +395,27 @@ class JobTiming:
         adaptive = self.policy.hang.after_s is None
         anew = self.relaunches.waits_since_s(rank) is not None
         starts = anew or (adaptive and self.relaunches.warms_up(rank))
-        usual_s = allowance_s(
-            rank,
-            self.policy.hang,
-            self.gaps,
-            self.policy.start_timeout_s,
-            ending=bool(self._exited),
-            repeats=self._hangs_there if there else 0,
-        )
-        return max(usual_s, self.policy.start_timeout_s if starts else 0.0)
+
+        def allowed_s(ending: bool) -> float:
+            usual_s = allowance_s(
+                rank,
+                self.policy.hang,
+                self.gaps,
+                self.policy.start_timeout_s,
+                ending=ending,
+                repeats=self._hangs_there if there else 0,
+            )
+            return max(usual_s, self.policy.start_timeout_s if starts else 0.0)
+
+        if not self._exited:
+            return allowed_s(ending=False)
+        # Who hung while those that have ended since still made iterations was not through, and saves nothing.
+        silent_then_s = self._exited_went_on_s() - self._silent_since_s(rank)
+        return allowed_s(ending=silent_then_s < allowed_s(ending=False))
+
+    def _exited_went_on_s(self) -> float:
+        """When a rank that has ended made an iteration for the last time."""
+        return max((r.last_at_s or 0.0 for r in self.timed if r.rank in self._exited), default=0.0)
 
     def _hang(self, now: Now) -> TimingSignal | None:
         alive = self._alive()

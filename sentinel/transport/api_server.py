@@ -4,6 +4,7 @@ import asyncio
 import os
 import ssl
 
+from sentinel.transport.channel import abort
 from sentinel.transport.credentials import CredentialError
 
 ANSWER_S = 5.0
@@ -46,5 +47,5 @@ async def answers(address: str, ca_file: str, within_s: float = ANSWER_S) -> str
         return f"{address}: {error}"
     finally:
         if writer is not None:
-            writer.transport.abort()
+            abort(writer)
     return "" if line.startswith(b"HTTP/1.") else f"{address}: not an answer of an API server"

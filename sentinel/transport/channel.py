@@ -1,6 +1,7 @@
 """The agent's end of one connection: TLS with the controller's own authority, requests and answers in order."""
 
 import asyncio
+import contextlib
 import random
 import socket
 import ssl
@@ -116,7 +117,12 @@ class Channel:
             async with asyncio.timeout(CLOSE_S):
                 await self._writer.wait_closed()
         except (OSError, TimeoutError, ssl.SSLError):
-            self._writer.transport.abort()
+            abort(self._writer)
+
+
+def abort(writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(AttributeError):  # Python before 3.11.4, where TLS has ended already
+        writer.transport.abort()
 
 
 async def resolve(names: Iterable[str]) -> list[str]:

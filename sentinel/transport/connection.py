@@ -328,8 +328,11 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         self._transport.resume_reading()
-        if self._transport.can_write_eof():
+        try:
             self._transport.write_eof()
+        except OSError:  # it has been reset, which the transport has not read yet
+            self._transport.abort()
+            return
         self._loop.call_later(LINGER_S, self._transport.abort)
 
     def abort(self) -> None:

@@ -52,20 +52,22 @@ class Lobby:
         waiting, and its newest: when there are too many, the oldest have given up by the time they are served.
         """
         self._called = False
-        for _ in range(min(self._limits.handshakes, len(self.begun))):
-            connection = next(iter(self.begun))
-            del self.begun[connection]
-            connection.handshake()
-        for _ in range(min(self._limits.handshakes, len(self.waiting))):
-            peer, same = next(iter(self.waiting.items()))
-            del self.waiting[peer]
-            if same:
-                connection, _nothing = same.popitem()
-                if same:
-                    self.waiting[peer] = same  # behind the others
+        try:
+            for _ in range(min(self._limits.handshakes, len(self.begun))):
+                connection = next(iter(self.begun))
+                del self.begun[connection]
                 connection.handshake()
-        if self.begun or self.waiting:
-            self._call()
+            for _ in range(min(self._limits.handshakes, len(self.waiting))):
+                peer, same = next(iter(self.waiting.items()))
+                del self.waiting[peer]
+                if same:
+                    connection, _nothing = same.popitem()
+                    if same:
+                        self.waiting[peer] = same  # behind the others
+                    connection.handshake()
+        finally:  # whatever one of them does, the others get their turn
+            if self.begun or self.waiting:
+                self._call()
 
     def _call(self) -> None:
         if not self._called:

@@ -13,7 +13,16 @@ from tests.chaos.fleet_controllers import Controller
 from tests.chaos.fleet_nodes import SimNode
 from tests.chaos.fleet_weather import Weather, weather
 from tests.e2e.box import Box
-from tests.kubernetes.conftest import LEADER, NAMESPACE, NODE_LEASES, NODES, QUARANTINES, protect_all, rank
+from tests.kubernetes.conftest import (
+    LEADER,
+    NAMESPACE,
+    NODE_LEASES,
+    NODES,
+    QUARANTINES,
+    protect_all,
+    rank,
+    undriven,
+)
 from tests.rig.api import ApiError
 from tests.waits import eventually
 
@@ -158,6 +167,9 @@ class World:
         self.bundle.write_text(found["data"]["ca.crt"])
         policies = "/apis/sentinel.dev/v1alpha1/namespaces/default/jobpolicies"
         await self.call("POST", policies, protect_all("default"))
+        # Of the control plane that is shared, where an earlier world may have made it.
+        (job,) = await asyncio.to_thread(self.plane.admin.apply, [undriven("default")])
+        self.job_uid = job["metadata"]["uid"]
         for node in self.nodes.values():
             await self.join(node)
         self.tasks += [asyncio.create_task(self.kubelets()), asyncio.create_task(self.beats())]
@@ -332,7 +344,8 @@ class World:
         """A worker that runs there."""
         self.pods += 1
         name = f"worker-{self.pods}"
-        await self.call("POST", "/api/v1/namespaces/default/pods", rank(name, "default", node.name))
+        pod = rank(name, "default", node.name, self.job_uid)
+        await self.call("POST", "/api/v1/namespaces/default/pods", pod)
         await self.until(lambda: f"default/{name}" in self.audit.pods, lambda: f"{node.name}: no pod")
         return f"default/{name}"
 
@@ -371,7 +384,8 @@ class World:
             node.acts.append((time.time(), "took the taint"))
             node.cordoned = shown["spec"].get("unschedulable", False)
 
-    async def edit_record(self, record: NodeQuarantine) -> None:
-        """He gives the node back by way of its record."""
+    async def edit_record(self, node: SimNode, record: NodeQuarantine) -> None:
+        """He gives the node back by way of its record, and lives with what is found."""
+        node.acts.append((time.time(), "set its record to released"))
         body = {"spec": {"state": "released"}}
         await self.patch(f"{QUARANTINES}/{record.id}", body)

@@ -87,7 +87,7 @@ class Chaos:
         elif act == "delete" and opened:
             await world.delete_record(opened[0])
         elif act == "edit" and opened:
-            await world.edit_record(opened[0])
+            await world.edit_record(node, opened[0])
         elif act == "agent":
             await node.restart_agent()
         elif act == "flap":

@@ -42,8 +42,8 @@ class Tormentor:
             self._life(None, self.rng.uniform(0.0, LONGEST_LIFE_S))
         while lacking := self._lacking():
             self._life(self.rng.choice(lacking), AIM_S)
-        until(job.settled, job.told, 90)
-        until(job.mail_is_told, "the last mail is sent", 60)
+        until(job.settled, job.told)
+        until(job.mail_is_told, "the last mail is sent")
 
     def _lacking(self) -> list[Phase | None]:
         """The phases that were not met often enough."""

@@ -12,6 +12,7 @@ from sentinel.core.model import Phase
 from tests.chaos.trainer import STEP_S
 from tests.chaos.world import HANG_S, ChaosJob, MailServer, check_mails, kill, processes_of, seeded
 from tests.disks import fill_up, small_tmpfs
+from tests.gate.rights import needs_root
 from tests.waits import until
 
 
@@ -115,7 +116,7 @@ def test_a_mail_whose_child_is_killed_in_the_middle_keeps_its_id(job: ChaosJob, 
     assert job.sentinel is not None
     server.delay_s = 30.0  # the child has handed the mail over and waits for the answer
     job.hurt(1, "killed")
-    assert server.receiving.wait(30)
+    assert server.receiving.wait(120)
     for child in until(lambda: children(job.sentinel.pid, b"notify.sender"), "the child"):  # type: ignore[union-attr]
         kill(child)
     server.delay_s = 0.0
@@ -225,6 +226,7 @@ def test_the_last_words_of_a_rank_that_died_while_nobody_looked_decide(
 
 
 @pytest.fixture
+@needs_root
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     with small_tmpfs(tmp_path / "state", "12m") as place:
         yield place

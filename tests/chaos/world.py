@@ -219,7 +219,7 @@ class ChaosJob:
                 kill(pid)
             return not left
 
-        until(gone, lambda: f"these live on: {processes_of(self.name, self.state)}", 10.0)
+        until(gone, lambda: f"these live on: {processes_of(self.name, self.state)}")
         if supervisor is not None:
             kill(supervisor)
         os.close(self._alive)
@@ -367,10 +367,10 @@ class ChaosJob:
 
     def check_nothing_left(self) -> None:
         """After `stop`: no process, no supervisor, no byte held."""
-        until(lambda: not processes_of(self.name, self.state), f"processes of {self.name} are left", 20)
+        until(lambda: not processes_of(self.name, self.state), f"processes of {self.name} are left")
         assert self.alive() == []
         lock = self.folder / "supervisor.lock"
-        until(lambda: not _is_held(lock), f"the supervisor of {self.name} is left", 20)
+        until(lambda: not _is_held(lock), f"the supervisor of {self.name} is left")
 
     def mail_is_told(self) -> bool:
         return all(mail.state == "sent" for i in self.incidents() for mail in i.mails)

@@ -17,6 +17,7 @@ from sentinel.core.health import Finding
 from sentinel.core.now import Now
 from sentinel.logs.kmsg import encode_record
 from sentinel.settings import Settings
+from tests.gate.rights import needs_root
 from tests.waits import until
 
 FIRST, SECOND = "0000:18:00.0", "0000:2a:00.0"
@@ -301,6 +302,7 @@ def eight_cards(machine: Any, nvml: Callable[..., Any]) -> Any:
 
 
 @pytest.fixture
+@needs_root
 def frozen(tmp_path: Path) -> Iterator[Path]:
     """A frozen ext4 file system of its own: who writes to it waits in the kernel."""
     image, where = tmp_path / "image", tmp_path / "ext4"

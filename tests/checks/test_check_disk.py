@@ -30,6 +30,7 @@ from sentinel.core.policy_model import Policy, Precheck
 from sentinel.settings import Disk, MountThresholds, Settings, Shape
 from tests.checks.conftest import HandClock
 from tests.checks.fuse_stub import CREATE, FSYNC, GETATTR, LOOKUP, STATFS, FuseStub
+from tests.gate.rights import needs_root
 from tests.waits import until
 
 EXT4_IOC_SHUTDOWN = 0x8004587D  # include/uapi/linux/ext4.h: _IOR('X', 125, __u32); 2: flush nothing
@@ -41,6 +42,7 @@ def run(*command: str | Path) -> None:
 
 
 @pytest.fixture
+@needs_root
 def ext4(tmp_path: Path) -> Iterator[Path]:
     """A mounted ext4 file system of 16 MB with 64 inodes that goes read-only on errors."""
     image, point = tmp_path / "image", tmp_path / "scratch"
@@ -55,6 +57,7 @@ def ext4(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
+@needs_root
 def tmpfs(tmp_path: Path) -> Iterator[Path]:
     point = tmp_path / "tmpfs"
     point.mkdir()
@@ -306,6 +309,7 @@ SOON_S = 1.0  # what answers does so much sooner, on a busy machine too
 
 
 @pytest.fixture
+@needs_root
 def server(tmp_path: Path) -> Iterator[FuseStub]:
     point = tmp_path / "nfs"
     point.mkdir()

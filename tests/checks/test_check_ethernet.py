@@ -14,6 +14,7 @@ from sentinel.checks.netdev import default_routes
 from sentinel.measures import rows
 from sentinel.settings import Network, Settings, Shape
 from tests.checks.sysfs_tree import Sampler, Tree, write
+from tests.gate.rights import TO_MOUNT
 
 A, B = "0000:18:00.0", "0000:2a:00.0"
 
@@ -36,10 +37,9 @@ def in_namespace(
     steps: list[tuple[str, float]], repo: Path, interfaces: tuple[str, ...] = ()
 ) -> list[tuple[list[tuple[str, str, str]], str]]:
     """After each step: (entity, code, severity) of what the check finds, and what it says besides."""
-    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     inside = 'mount -t sysfs sysfs /sys && exec "$@"'
     done = subprocess.run(
-        ["unshare", "--net", "--mount", *user, "sh", "-c", inside, "sh", sys.executable, "-c", SCRIPT,
+        ["unshare", "--net", *TO_MOUNT, "sh", "-c", inside, "sh", sys.executable, "-c", SCRIPT,
          json.dumps(steps), json.dumps(interfaces)],
         stdout=subprocess.PIPE,
         check=True,

@@ -17,6 +17,7 @@ from sentinel.checks.runner import CheckRunner
 from sentinel.core.health import Finding, Severity
 from sentinel.core.now import Now
 from sentinel.settings import Settings, Shape
+from tests.gate.rights import needs_root
 
 
 class Tree:
@@ -270,6 +271,7 @@ def adjust(status: int, error_s: float = 0.001) -> None:
 
 
 @pytest.fixture
+@needs_root
 def clock_status() -> Iterator[None]:
     before = clocks.kernel_clock()
     yield

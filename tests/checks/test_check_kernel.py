@@ -21,6 +21,7 @@ from sentinel.core.health import Component, Finding, Severity
 from sentinel.logs.kmsg import KmsgReader
 from sentinel.settings import Settings
 from tests.checks.conftest import no_more_descriptors
+from tests.gate.rights import needs_root
 from tests.waits import until
 
 GROUPS = Path("/sys/fs/cgroup/memory")
@@ -29,6 +30,7 @@ EAT = "data = []\nwhile True: data.append(bytearray(1 << 20))"
 
 
 @pytest.fixture
+@needs_root
 def ring() -> Iterator[Look]:
     """The ring of this machine, read to its end."""
     look = Look(Settings(), (), system_now(), boot_id(), {})
@@ -42,6 +44,7 @@ def sample(look: Look) -> list[Finding]:
 
 
 @pytest.fixture
+@needs_root
 def pod() -> Iterator[Path]:
     """A cgroup with 24 MB, named as that of a pod."""
     group = GROUPS / f"sentinel-test-{os.getpid()}/{POD}/main"
@@ -69,6 +72,7 @@ def test_a_real_kill_for_memory_names_process_cgroup_and_pod(ring: Look, pod: Pa
 
 
 @pytest.fixture
+@needs_root
 def ext4(tmp_path: Path) -> Iterator[str]:
     """A mounted ext4 file system of its own, which turns read-only at its first error; its loop device."""
     image, point = tmp_path / "image", tmp_path / "mount"

@@ -16,12 +16,14 @@ from sentinel.checks.findings import KEPT_S, FindingBook
 from sentinel.core.health import Finding, Severity
 from sentinel.core.now import Now
 from sentinel.settings import Settings
+from tests.gate.rights import needs_root
 
 HIERARCHY = Path("/sys/fs/cgroup/memory")
 EAT = "data = []\nwhile True: data.append(bytearray(1 << 20))"
 
 
 @pytest.fixture
+@needs_root
 def small_group() -> Iterator[Path]:
     """A cgroup with 24 MB."""
     group = HIERARCHY / f"sentinel-test-{os.getpid()}/pod"

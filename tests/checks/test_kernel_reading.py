@@ -30,6 +30,7 @@ from sentinel.core.health import CheckResult, CheckState, Finding
 from sentinel.logs.kmsg import KmsgReader, read_boot_id
 from sentinel.logs.kmsg_drain import Drain
 from sentinel.settings import Settings
+from tests.gate.rights import needs_root
 from tests.kernel_log import ENVIRONMENT, KernelLog
 from tests.waits import eventually, until
 
@@ -47,12 +48,14 @@ def now_us() -> int:
 
 
 @pytest.fixture
+@needs_root
 def log(tmp_path: Path) -> Iterator[KernelLog]:
     with KernelLog(tmp_path / "kmsg") as log:
         yield log
 
 
 @pytest.fixture
+@needs_root
 def shadow() -> Iterator[KernelLog]:
     """The log is /dev/kmsg of a mount namespace."""
     with KernelLog() as log:
@@ -163,14 +166,15 @@ def test_a_log_that_cannot_be_read_is_unknown_until_it_can(log: KernelLog) -> No
 
 
 def test_without_permission_the_capability_is_named_and_what_is_not_seen(tmp_path: Path) -> None:
-    """By a process that really lacks it: a child that gives up being root."""
+    """By a process that really lacks it: a child that gives up being root where this is root."""
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.setgroups([])
-            os.setresgid(65534, 65534, 65534)
-            os.setresuid(65534, 65534, 65534)
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setresgid(65534, 65534, 65534)
+                os.setresuid(65534, 65534, 65534)
             os.write(writes, KmsgReader("/proc/1/mem").problem.encode())
         finally:
             os._exit(0)
@@ -440,6 +444,7 @@ for start in range(0, 3000, 5):
 """
 
 
+@pytest.mark.root
 def test_the_ring_is_emptied_while_everybody_else_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three times what the smallest ring holds is written while the event loop computes and lets nobody else.
 
@@ -604,6 +609,7 @@ def test_stopping_leaves_no_process_and_no_descriptor_behind(log: KernelLog) -> 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.root
 def test_the_ring_of_this_machine_is_read_with_the_users_facility_let_in() -> None:
     kept: dict[str, Any] = {"saved": None}
     trusted = KmsgReader("/dev/kmsg")

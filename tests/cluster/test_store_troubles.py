@@ -15,6 +15,7 @@ from sentinel.cluster.local.store import MIRROR_ROWS, LocalStore
 from sentinel.core.model import JobState
 from tests.cluster.test_store import a_job, an_event, an_incident, open_store, write_version_0
 from tests.disks import fill_up, small_tmpfs
+from tests.gate.rights import needs_root
 from tests.samples import lost_gpu
 from tests.waits import until
 
@@ -281,6 +282,7 @@ def test_memory_stays_bounded_while_the_lock_is_held(path: Path) -> None:
 
 
 @pytest.fixture
+@needs_root
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB of its own."""
     with small_tmpfs(tmp_path / "disk", "2m") as place:

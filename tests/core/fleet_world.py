@@ -11,6 +11,7 @@ from sentinel.core.fleet_model import (
     QUARANTINE_TAINT,
     FleetPicture,
     Kind,
+    Mode,
     NodePicture,
     NodeQuarantine,
     Order,
@@ -73,7 +74,14 @@ def a_full_disk(**changes: object) -> Finding:
 
 
 def a_pod(name: str = "worker-0", **changes: object) -> PodPicture:
-    pod = PodPicture(uid=f"uid-{name}", namespace="research", name=name, job="llama", protected=True)
+    pod = PodPicture(
+        uid=f"uid-{name}",
+        namespace="research",
+        name=name,
+        job="llama",
+        protected=True,
+        removal=Mode.ENFORCE,
+    )
     return structs.replace(pod, **changes)
 
 

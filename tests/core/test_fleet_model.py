@@ -475,7 +475,7 @@ class Fleet(RuleBasedStateMachine):
         """Nothing is released that is still faulty as far as its node has told, and it has told since."""
         assert record is not None
         node = self.world.node(record.node)
-        assert not acting(standing(node, record.kind), self.of(record.node))
+        assert not acting(standing(node, record.kind), node, self.of(record.node))
         if record.state is State.ACTIVE:
             assert node.agent_mono_s is not None
             mark = record.sampled

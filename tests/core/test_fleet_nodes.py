@@ -1,6 +1,7 @@
 """Nodes that are replaced, renamed and restarted, late reports, and records in other hands."""
 
 import msgspec
+import pytest
 from msgspec import structs
 
 from sentinel.core import fleet
@@ -14,11 +15,13 @@ from sentinel.core.fleet_model import (
     NodeMark,
     Order,
     OrderKind,
+    Repair,
     State,
     Taint,
 )
 from sentinel.core.fleet_settings import Allowance, Limit
-from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_pod, an_isolated_node
+from sentinel.core.health import Finding
+from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_nic_finding, a_pod, an_isolated_node
 
 # ---------------------------------------------------------------- nodes that change
 
@@ -199,12 +202,79 @@ def test_a_deleted_record_beside_one_that_is_held_back_or_observed() -> None:
     assert world.out() == {"n1"}
 
 
-def test_a_record_that_a_person_sets_to_released_gives_the_node_back() -> None:
+@pytest.mark.parametrize("well", [True, False])
+def test_a_record_that_a_person_sets_to_released_gives_the_node_back(well: bool) -> None:
     world = an_isolated_node()
-    world.shows("n1")
+    if well:
+        world.shows("n1")
     world.records["n1-0001"] = structs.replace(world.of("n1"), state=State.RELEASED)
     world.settle()
     assert not world.out()
+    record = world.of("n1")
+    assert (len(world.records), record.ended_by, record.ended_wall_s) == (1, EndedBy.PERSON, world.now.wall_s)
+    world.reboot("n1", "boot-2", a_finding(boot_id="boot-2"))
+    world.settle()
+    assert world.out() == {"n1"}, "it has occurred anew"
+
+
+def another_machine(world: World, *found: Finding) -> None:
+    world.leave("n1")
+    world.settle()
+    world.join("n1", uid="uid-other", boot="boot-other")
+    world.shows("n1", *found)
+    world.settle()
+
+
+def test_the_isolations_of_a_machine_are_no_repeats_of_another_one_of_its_name() -> None:
+    world = World(["n1"])
+    for boot in ("boot-1", "boot-2"):
+        world.reboot("n1", boot, a_finding(boot_id=boot))
+        world.settle()
+        world.order(OrderKind.RELEASE, "n1")
+        world.settle()
+    another_machine(world, a_finding(boot_id="boot-other"))
+    assert world.out() == {"n1"}
+    assert (world.of("n1").repeats, world.of("n1").needs.repair) == (0, Repair.REBOOT)
+
+
+def test_what_a_person_lives_with_on_one_machine_isolates_another_one_of_its_name() -> None:
+    world = World(["n1"])
+    world.shows("n1", a_nic_finding())
+    world.settle()
+    world.passes(60.0)
+    world.settle()
+    assert world.out() == {"n1"}
+    world.order(OrderKind.RELEASE, "n1")
+    world.settle()
+    assert not world.out()
+    another_machine(world, a_nic_finding())
+    assert not world.out(), "a network finding settles first"
+    world.passes(60.0)
+    world.settle()
+    assert world.out() == {"n1"}
+    assert (len(world.records), world.of("n1").node_uid) == (2, "uid-other")
+
+
+def test_what_a_person_lives_with_stays_so_under_a_new_object_of_the_machine_and_after_its_next_boot() -> (
+    None
+):
+    world = World(["n1"])
+    world.shows("n1", a_nic_finding())
+    world.settle()
+    world.passes(60.0)
+    world.settle()
+    world.order(OrderKind.RELEASE, "n1")
+    world.settle()
+    world.leave("n1")
+    world.settle()
+    world.join("n1", uid="uid-again", boot="boot-1")
+    world.settle()
+    world.reboot("n1", "boot-2", a_nic_finding(boot_id="boot-2"))
+    world.settle()
+    world.passes(60.0)
+    world.settle()
+    assert not world.out()
+    assert len(world.records) == 1
 
 
 def test_a_deleted_record_of_an_ended_isolation_is_no_reason_to_act() -> None:

@@ -241,11 +241,45 @@ def test_what_proves_death(changes: dict[str, object], proof: Proof) -> None:
     assert removal.proof is proof
 
 
-def test_the_kubelets_word_of_a_boot_that_the_agent_has_not_told_proves_nothing() -> None:
+def test_a_new_boot_proves_that_a_node_that_had_been_heard_was_dead() -> None:
     world = unreachable()
+    assert world.node("n0").boot_id == "boot-1", "as its agent had told it"
     world.change("n0", api_boot_id="boot-2")
     world.settle()
+    (effect,) = removed(world)
+    assert (effect.pods, effect.proof) == (("research/worker-0/uid-worker-0",), Proof.NEW_BOOT)
+
+
+def test_a_boot_that_the_kubelet_names_later_than_the_agent_proves_nothing() -> None:
+    world = a_world()
+    world.change("n0", api_boot_id="boot-0")
+    cut_off(world, "n0")
+    world.change("n0", api_boot_id="boot-1")
+    world.settle()
     assert not removed(world)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"api_boot_id": "boot-2"}, {"taints": (FENCED,)}, None],
+    ids=["new-boot", "out-of-service", "node-gone"],
+)
+@pytest.mark.parametrize("removal", [None, Mode.OBSERVE])
+def test_what_no_policy_in_force_names_is_never_removed(
+    changes: dict[str, object] | None, removal: Mode | None
+) -> None:
+    """No policy is known yet, the one that picks it was refused, or it only observes."""
+    world = unreachable()
+    pods = (a_pod(removal=removal),)
+    if changes is None:
+        world.leave("n0")
+        world.picture = structs.replace(world.picture, orphans={"n0": pods})
+    else:
+        world.change("n0", pods=pods, **changes)
+    world.settle()
+    assert not removed(world)
+    told = [one.mode for one in world.of("n0", Kind.SILENCE).removals]
+    assert told == ([] if removal is None else [Mode.OBSERVE])
 
 
 def test_a_node_that_is_missing_from_a_list_that_is_not_whole_is_not_gone() -> None:

@@ -2,6 +2,7 @@
 
 from msgspec import structs
 
+from sentinel.core.fleet_model import Mode
 from sentinel.core.policy_model import Checkpoint, LostNode, Policy, Resume
 from sentinel.core.protection import Asked, Job, Judged, Protection, Selector, conflicts, picks, protection
 
@@ -40,7 +41,7 @@ def test_everything_that_a_selector_names_must_fit() -> None:
 
 def test_the_oldest_accepted_policy_is_in_force_and_newer_ones_are_told_for_which_jobs() -> None:
     old, new = asked("z-old", at=1), asked("a-new", at=2, policy=Policy())
-    assert protection([new, old], JOB) == Protection(force_after_s=900.0, stop_s=360.0)
+    assert protection([new, old], JOB) == Protection(force_after_s=900.0, stop_s=360.0, removal=Mode.ENFORCE)
     others = [structs.replace(JOB, name=f"job-{number:02d}") for number in range(12)]
     (told,) = conflicts([new, old], others).items()
     assert told[0] == "uid-a-new"
@@ -60,5 +61,7 @@ def test_a_refused_policy_neither_rules_nor_conflicts_but_keeps_harm_away() -> N
 
 
 def test_nothing_is_removed_or_timed_on_the_word_of_a_policy_that_only_observes_or_restarts() -> None:
-    assert protection([asked(policy=structs.replace(POLICY, mode="observe"))], JOB) == Protection()
-    assert protection([asked(policy=Policy())], JOB) == Protection()
+    assert protection([asked(policy=structs.replace(POLICY, mode="observe"))], JOB) == Protection(
+        removal=Mode.OBSERVE
+    )
+    assert protection([asked(policy=Policy())], JOB) == Protection(removal=Mode.ENFORCE)

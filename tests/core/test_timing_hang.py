@@ -276,6 +276,22 @@ def test_a_rank_that_never_ends_after_the_others_did_is_told_in_the_end() -> Non
     assert signal.rank == 1
 
 
+def test_a_rank_that_hung_while_the_others_went_on_to_their_end_is_told_as_soon_as_it_is_looked_at() -> None:
+    timing = job(2, after_s=5.0)
+    stopped = feed(timing, 1, count=20)
+    last = feed(timing, 0, count=20 + 10)
+    timing.exited(0)
+    signal = hang(timing, last + 0.5)
+    assert signal is not None
+    assert signal.rank == 1
+    assert last - stopped == 5.0
+    timing = job(2, after_s=5.0)
+    stopped = feed(timing, 1, count=20)
+    last = feed(timing, 0, count=20 + 9)
+    timing.exited(0)
+    assert hang(timing, last + 599 - (last - stopped)) is None, "it may have been about to save"
+
+
 def test_silence_at_the_same_place_after_a_restart_is_given_twice_the_time() -> None:
     timing = job()
     last = feed(timing)

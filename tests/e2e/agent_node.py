@@ -36,7 +36,7 @@ class Node:
     def get(self, agent: Running, path: str) -> tuple[int, str]:
         url = agent.err.rpartition("findings on ")[2].split()[0]
         try:
-            with urllib.request.urlopen(url + path, timeout=10) as answer:
+            with urllib.request.urlopen(url + path, timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

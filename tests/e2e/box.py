@@ -14,6 +14,7 @@ import yaml
 
 from sentinel.cluster.local.store import LocalStore
 from sentinel.core.model import Incident, JobEvent, ProtectedJob
+from tests.gate.rights import TO_MOUNT
 from tests.waits import until
 
 SENTINEL = str(Path(sys.executable).with_name("sentinel"))
@@ -114,7 +115,9 @@ class Box:
 
     def start_in(self, script: str, *words: str) -> Running:
         """Run `sentinel WORDS` in a mount namespace of its own, after a shell script has prepared it."""
-        return self.start_words("unshare", "-m", "sh", "-ec", f'{script}\nexec "$0" "$@"', SENTINEL, *words)
+        return self.start_words(
+            "unshare", *TO_MOUNT, "sh", "-ec", f'{script}\nexec "$0" "$@"', SENTINEL, *words
+        )
 
     def start_words(self, *words: str) -> Running:
         self._count += 1

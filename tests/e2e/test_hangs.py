@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.box import Box, train
+from tests.gate.rights import needs_root
 from tests.waits import until
 
 TWO = ("--nproc", "2")
@@ -53,7 +54,7 @@ def test_a_hang_while_the_kernel_says_that_a_file_server_does_not_answer_is_the_
     url = until(lambda: re.search(r"http://127\.0\.0\.1:\d+", job.err)).group()  # type: ignore[union-attr]
 
     def metrics() -> str:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
             return str(answer.read(), "utf-8")
 
     until(lambda: "nfs-not-responding" in metrics())
@@ -146,6 +147,7 @@ def test_silence_that_the_log_announced_is_no_hang(box: Box, line: str) -> None:
 
 
 @pytest.fixture
+@needs_root
 def freezable(box: Box) -> Iterator[Path]:
     """An ext4 file system of its own; thawed and unmounted in the end."""
     image, where = box.folder / "image", box.folder / "ext4"

@@ -136,7 +136,7 @@ def test_a_save_is_proved_by_files_that_only_the_rank_can_see(
             await missing.begin()
             assert await missing.missing() == ": no/such does not exist"
 
-    go(story(), 100)
+    go(story())
 
 
 def test_a_look_stays_in_the_ranks_own_root_and_a_rank_that_is_gone_is_said_to_be(
@@ -157,11 +157,11 @@ def test_a_look_stays_in_the_ranks_own_root_and_a_rank_that_is_gone_is_said_to_b
                 assert await rank.sizes(pattern) == {}, pattern
             for pod in site.pods:
                 pod.processes[0].kill()
-                pod.processes[0].wait(10)
+                pod.processes[0].wait(180)
             with pytest.raises(TemporaryError, match="gone"):
                 await rank.look("*")
 
-    go(story(), 100)
+    go(story())
 
 
 def test_a_look_has_an_end_in_time_and_in_what_it_tells(

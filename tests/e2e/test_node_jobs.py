@@ -24,6 +24,7 @@ from sentinel.transport.wire import Order, Orders
 from tests.e2e.agent_node import Node
 from tests.e2e.box import Box, Running
 from tests.e2e.test_agent_controller import reports_to
+from tests.gate.rights import needs_root
 from tests.transport.world import World, go
 from tests.waits import eventually, until
 
@@ -213,7 +214,9 @@ def node(box: Box) -> Node:
 
 
 @pytest.fixture
+@needs_root
 def world(tmp_path: Path) -> World:
+    """Its pods are control groups."""
     (tmp_path / "world").mkdir()
     return World(tmp_path / "world")
 

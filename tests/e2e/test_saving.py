@@ -53,7 +53,7 @@ def page(job: Running) -> Callable[[str], float]:
     url = until(lambda: re.search(r"http://127\.0\.0\.1:\d+", job.err)).group()  # type: ignore[union-attr]
 
     def number(name: str) -> float:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
             families = text_string_to_metric_families(answer.read().decode())
         return sum(
             one.value for family in families for one in family.samples if one.name == f"sentinel_{name}"

@@ -13,6 +13,7 @@ import pytest
 
 from sentinel import measures
 from tests.e2e.box import Box, train
+from tests.gate.rights import needs_root
 from tests.notify.mail_world import MailServer
 from tests.test_metrics import promtool
 from tests.waits import until
@@ -26,6 +27,7 @@ OWNER = {"emails": ["owner@example.com", "second@example.com"]}
 
 
 @pytest.fixture
+@needs_root
 def small_disk(box: Box) -> Iterator[Path]:
     """The job's working directory on a file system of 8 MiB."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(box.work)], check=True)
@@ -164,7 +166,7 @@ def test_page_metrics_and_health_answer_on_loopback(box: Box, tmp_path: Path) ->
     url = re.search(r"http://127\.0\.0\.1:\d+", job.err).group()  # type: ignore[union-attr]
 
     def get(path: str) -> str:
-        with urllib.request.urlopen(url + path, timeout=10) as answer:
+        with urllib.request.urlopen(url + path, timeout=60) as answer:
             assert answer.status == 200
             return answer.read().decode()
 

@@ -48,6 +48,8 @@ class Project:
             self.git("-c", "user.name=x", "-c", "user.email=x@example.com", "commit", "-qm", "all")
         env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "first": first}
         env["XDG_CACHE_HOME"] = str(self.folder / "build" / "cache")
+        for name in ("args", "MAKEFLAGS", "MAKELEVEL"):  # of `make test args="..."`, which hands its words on
+            env.pop(name, None)
         words = [sys.executable, "-m", "tests.gate", "--settle-s", "1"]
         return subprocess.run(words, cwd=self.folder, env=env, capture_output=True, text=True)
 

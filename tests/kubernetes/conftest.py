@@ -182,13 +182,27 @@ def quarantine(name: str, epoch: int) -> dict[str, Any]:
     }
 
 
-def rank(name: str, namespace: str, node: str) -> dict[str, Any]:
-    """A pod of a job that nobody knows any more."""
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "llama", "uid": "gone", "controller": True}
+def rank(name: str, namespace: str, node: str, uid: str = "gone") -> dict[str, Any]:
+    """A pod of the job with this uid; by default of one that nobody knows any more."""
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "llama", "uid": uid, "controller": True}
     meta = {"name": name, "namespace": namespace, "ownerReferences": [owner]}
     tolerations = [{"operator": "Exists"}]
     spec = {"nodeName": node, "containers": [{"name": "c", "image": "none"}], "tolerations": tolerations}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def undriven(namespace: str) -> dict[str, Any]:
+    """A job of which nobody makes or ends pods: what happens to those that a test makes is Sentinel's doing."""
+    template = {"spec": {"containers": [{"name": "c", "image": "none"}], "restartPolicy": "Never"}}
+    spec = {"managedBy": "example.com/nobody", "template": template}
+    head = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "llama", "namespace": namespace}}
+    return {**head, "spec": spec}
+
+
+def with_job(plane: "ControlPlane", name: str, namespace: str, node: str) -> None:
+    """Makes a pod of a job that is there."""
+    (job,) = plane.admin.apply([undriven(namespace)])
+    plane.admin.create(rank(name, namespace, node, job["metadata"]["uid"]))
 
 
 def protect_all(namespace: str) -> dict[str, Any]:
@@ -218,4 +232,4 @@ def behind_proxy(proxy: Proxy, controller_token: str, tmp_path: Path) -> str:
 
 
 def run(made: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(made, 120))
+    asyncio.run(asyncio.wait_for(made, 300))

@@ -75,7 +75,7 @@ class Hose(threading.Thread):
 
     def shut(self) -> None:
         self._ended.set()
-        self.join(30.0)
+        self.join(120.0)
         assert not self.is_alive()
 
     def run(self) -> None:

@@ -186,6 +186,12 @@ class Agents:
             return
         self._write(node, RANKS, ranks)
 
+    def hush(self) -> None:
+        """What was written last may not have been told yet: it would be told of the next job that comes there."""
+        for folder in self.folder.iterdir():
+            self.find(folder.name, None)
+            self.ranks(folder.name, None)
+
     def _write(self, node: str, name: str, what: Finding | Told) -> None:
         path = self.folder / node / name
         written = path.with_suffix(".new")

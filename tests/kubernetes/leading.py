@@ -21,7 +21,11 @@ from sentinel.core.fleet_model import Kind, Needs, NodeMark, NodeQuarantine, Sta
 from sentinel.errors import PermanentError, TemporaryError
 from tests.waits import eventually
 
-QUICK = Pace(duration_s=3, margin_s=1.0, renew_s=0.5, look_s=0.2, deadline_s=1.0)
+PACES = {
+    "usual": Pace(),
+    "quick": Pace(duration_s=6, margin_s=2.0, renew_s=0.5, look_s=0.2, deadline_s=1.5),
+    "long": Pace(duration_s=60),
+}
 
 
 def say(text: str) -> None:
@@ -80,14 +84,14 @@ async def act(client: Frozen, election: Election, store: Store[NodeQuarantine], 
         say(f"refused {type(error).__name__} {error}")
 
 
-async def main(config: str, identity: str, pace: str = "") -> None:
+async def main(config: str, identity: str, pace: str = "usual") -> None:
     client = Frozen(await _access(config))
     election = Election(
         client,
         identity=identity,
         namespace="sentinel-system",
         address=f"https://{identity}",
-        pace=QUICK if pace else Pace(),
+        pace=PACES[pace],
     )
     store = Store(client, QUARANTINES, NodeQuarantine, key=lambda one: one.id, epoch=election.epoch)
     lead = asyncio.create_task(

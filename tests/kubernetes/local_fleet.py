@@ -108,7 +108,7 @@ class Fleet:
         return "\n".join(f"--- {one.process.args}\n{one.err[-3000:]}" for one in self.box._children)
 
     def until(self, what: Callable[[], Any]) -> Any:
-        return until(what, self.story, 60.0)
+        return until(what, self.story)
 
 
 class Page:
@@ -122,7 +122,7 @@ class Page:
         try:
             # Under a name that is not this machine's: a kubelet asks the pod by its address.
             request = urllib.request.Request(self.url + path, headers={"Host": "10.0.0.7:9810"})
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

@@ -28,16 +28,15 @@ def bind(plane: "ControlPlane", user: str, role: str) -> str:
 class Person:
     def __init__(self, plane: "ControlPlane", name: str, kubeconfig: str) -> None:
         self.plane, self.name, self.kubeconfig = plane, name, kubeconfig
+        self.home = str(plane.rig.folder / f"home-of-{name}")  # kubectl makes it
 
     def kubectl(self, *words: str) -> "subprocess.CompletedProcess[str]":
         command = [self.plane.binaries.path("kubectl"), "--kubeconfig", self.kubeconfig, *words]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=180, env={"HOME": "/nonexistent"}
-        )
+        return subprocess.run(command, capture_output=True, text=True, timeout=180, env={"HOME": self.home})
 
-    def says(self, *words: str, timeout_s: float = 60.0) -> "subprocess.CompletedProcess[str]":
+    def says(self, *words: str, timeout_s: float = 180.0) -> "subprocess.CompletedProcess[str]":
         """`sentinel WORDS` as this person, on a machine without a Sentinel of its own."""
-        env = {"HOME": "/nonexistent", "KUBECONFIG": self.kubeconfig, "PATH": "/usr/bin:/bin"}
+        env = {"HOME": self.home, "KUBECONFIG": self.kubeconfig, "PATH": "/usr/bin:/bin"}
         return subprocess.run([SENTINEL, *words], capture_output=True, text=True, timeout=timeout_s, env=env)
 
     def status(self) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class Proxy:
         ready = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
         self._thread.start()
-        assert ready.wait(20)
+        assert ready.wait(120)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)

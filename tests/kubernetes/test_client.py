@@ -16,6 +16,7 @@ from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.objects import NODES, QUARANTINES, Custom, Node
 from sentinel.errors import PermanentError
 from sentinel.metrics import Metrics
+from tests.gate.rights import TO_MOUNT
 from tests.kubernetes.conftest import EPOCH, kubeconfig, quarantine, run
 from tests.kubernetes.proxy import Fault, Proxy
 
@@ -262,6 +263,10 @@ def test_in_a_pod_the_service_account_is_used(
     environment = {**os.environ, "KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
     environment.pop("KUBECONFIG", None)
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script], env=environment, capture_output=True, text=True, timeout=60
+        ["unshare", *TO_MOUNT, "sh", "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
     )
     assert "read as the service account" in done.stdout, done.stderr

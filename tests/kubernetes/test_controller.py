@@ -8,7 +8,7 @@ import pytest
 from sentinel.cli.replay_fleet import entries
 from sentinel.core.fleet_replay import Replay
 from tests.e2e.agent_node import XID_79
-from tests.kubernetes.conftest import NAMESPACE, kubeconfig, protect_all, rank
+from tests.kubernetes.conftest import NAMESPACE, kubeconfig, protect_all, with_job
 from tests.kubernetes.flood import Hose
 from tests.kubernetes.local_fleet import AUDIENCE, Fleet, Page
 from tests.kubernetes.people import Person, bind
@@ -17,7 +17,7 @@ from tests.kubernetes.proxy import Fault, Proxy
 
 def test_in_observe_mode_everything_is_recorded_and_nothing_touched(fleet: Fleet) -> None:
     controller = fleet.controller("watching", "--observe")
-    controller.said("leads, epoch", 60.0)
+    controller.said("leads, epoch")
     node = fleet.agent("fleet-e", controller)
     node.machine.log(XID_79)
     fleet.until(lambda: fleet.records("fleet-e"))
@@ -59,7 +59,7 @@ def test_a_fatal_finding_takes_its_node_out_of_service_and_a_persons_uncordon_gi
     fleet.until(lambda: fleet.unheard() == len(fleet.admin.items("/api/v1/nodes")) - 1)
 
     reader = Person(fleet.plane, "conny", bind(fleet.plane, "conny", "sentinel-reader"))
-    name, waits = f"quarantine/{record['id']}", ("wait", "--timeout=25s")
+    name, waits = f"quarantine/{record['id']}", ("wait", "--timeout=120s")
     reader.did(*waits, name, "--for=condition=Isolated")
     fleet.admin.patch("/api/v1/nodes/fleet-a", {"spec": {"unschedulable": False}})
     fleet.until(lambda: not fleet.taints("fleet-a"))
@@ -78,9 +78,7 @@ def test_what_node_repair_acts_on_is_said_when_the_last_protected_pod_has_left(f
     controller.said("leads, epoch")
     node = fleet.agent("fleet-r", controller)
     namespace = fleet.plane.namespace("repaired")
-    pod = rank("llama-0", namespace, "fleet-r")
-    labels = {"training.kubeflow.org/job-name": "llama"}
-    fleet.admin.create({**pod, "metadata": {**pod["metadata"], "labels": labels}})
+    with_job(fleet.plane, "llama-0", namespace, "fleet-r")
     fleet.admin.create(protect_all(namespace))
     policies = f"/apis/sentinel.dev/v1alpha1/namespaces/{namespace}/jobpolicies"
     fleet.until(lambda: all("conditions" in one.get("status", {}) for one in fleet.admin.items(policies)))
@@ -106,7 +104,7 @@ def test_the_standby_goes_on_where_a_killed_leader_stood(fleet: Fleet) -> None:
     fleet.until(lambda: fleet.isolated("fleet-c"))
     os.kill(first.pid, signal.SIGKILL)
     fleet.admin.patch("/api/v1/nodes/fleet-c", {"spec": {"unschedulable": False}})
-    second.said("leads, epoch", 60.0)
+    second.said("leads, epoch")
     fleet.until(lambda: not fleet.taints("fleet-c"))
     (record,) = fleet.records("fleet-c")
     assert record["state"] == "overridden"
@@ -127,7 +125,7 @@ def test_an_agent_that_knows_only_the_standby_reaches_the_leader_whichever_way_t
     fleet.kubeconfig = kubeconfig(fleet.folder / "proxied", proxy.url, token)
     try:
         first = fleet.controller("judge-one")
-        first.said("leads, epoch", 60.0)
+        first.said("leads, epoch")
         second = fleet.controller("judge-two")
         name = f"judged-{away.rpartition('/')[2]}"
         node = fleet.agent(name, second)
@@ -140,7 +138,7 @@ def test_an_agent_that_knows_only_the_standby_reaches_the_leader_whichever_way_t
 def test_a_wild_agent_holds_up_no_other_nodes_isolation(fleet: Fleet) -> None:
     fleet.settings["listen"] = "127.0.0.1:0"
     leader = fleet.controller("flooded")
-    leader.said("leads, epoch", 60.0)
+    leader.said("leads, epoch")
     page = Page(leader)
     fleet.plane.node("wild")
     token = fleet.plane.node_token(NAMESPACE, "sentinel-agent", "wild", audience=AUDIENCE)
@@ -161,9 +159,7 @@ def test_old_records_are_pruned_doubles_end_and_pods_of_a_node_that_is_gone_are_
     fleet.plane.node("fleet-f")
     fleet.plane.node("fleet-g")
     namespace = fleet.plane.namespace("lost")
-    labels = {"training.kubeflow.org/job-name": "llama"}
-    pod = rank("llama-0", namespace, "fleet-g")
-    fleet.admin.create({**pod, "metadata": {**pod["metadata"], "labels": labels}})
+    with_job(fleet.plane, "llama-0", namespace, "fleet-g")
     fleet.admin.create(protect_all(namespace))
     uid = {name: fleet.node(name)["metadata"]["uid"] for name in ("fleet-f", "fleet-g")}
     needs = {"needs": {"sentence": "a person"}}
@@ -189,7 +185,7 @@ def test_old_records_are_pruned_doubles_end_and_pods_of_a_node_that_is_gone_are_
         fleet.admin.create({**head, "spec": one})
     fleet.admin.delete("/api/v1/nodes/fleet-g")
     controller = fleet.controller("tidy")
-    controller.said("leads, epoch", 60.0)
+    controller.said("leads, epoch")
 
     def states(node: str) -> dict[str, tuple[str, str]]:
         return {one["id"]: (one["state"], one.get("endedBy", "")) for one in fleet.records(node)}
@@ -203,6 +199,43 @@ def test_old_records_are_pruned_doubles_end_and_pods_of_a_node_that_is_gone_are_
     assert [removal["proof"] for removal in record["removals"]] == ["node-gone"]
 
 
+def test_pods_that_no_policy_in_force_names_stay_on_a_node_that_is_gone(fleet: Fleet) -> None:
+    """One policy only observes, one was refused, and one pod is nobody's."""
+    observed, refused, nobodys, named = (
+        fleet.plane.namespace(name) for name in ("seen", "refused", "free", "named")
+    )
+    watching, wrong = protect_all(observed), protect_all(refused)
+    watching["spec"] = {"jobs": {}, "mode": "observe"}
+    wrong["spec"] = {
+        "jobs": {},
+        "resume": {"checkpoint": {"signal": "SIGUSR1", "proof": {"logPattern": "("}}},
+    }
+    for policy in (watching, wrong, protect_all(named)):
+        fleet.admin.create(policy)
+    for namespace, node in (
+        (observed, "fleet-h"),
+        (refused, "fleet-h"),
+        (nobodys, "fleet-h"),
+        (named, "fleet-i"),
+    ):
+        with_job(fleet.plane, "llama-0", namespace, node)
+    for node in ("fleet-h", "fleet-i"):
+        made = fleet.plane.node(node)
+        one = {"id": f"{node}-0001", "node": node, "nodeUid": made["metadata"]["uid"], "kind": "silence"}
+        one |= {"state": "active", "since": "2026-11-01T00:00:00Z", "needs": {"sentence": "a person"}}
+        head = {"apiVersion": "sentinel.dev/v1alpha1", "kind": "Quarantine", "metadata": {"name": one["id"]}}
+        fleet.admin.create({**head, "spec": one})
+        fleet.admin.delete(f"/api/v1/nodes/{node}")
+    fleet.controller("careful").said("leads, epoch", 60.0)
+    fleet.until(lambda: fleet.found(f"/api/v1/namespaces/{named}/pods/llama-0") is None)
+    fleet.until(lambda: [one.get("removals") for one in fleet.records("fleet-h")] != [None])
+    (record,) = fleet.records("fleet-h")
+    (removal,) = record["removals"]
+    assert (removal["mode"], [pod.partition("/")[0] for pod in removal["pods"]]) == ("observe", [observed])
+    for namespace in (observed, refused, nobodys):
+        assert fleet.found(f"/api/v1/namespaces/{namespace}/pods/llama-0") is not None
+
+
 def test_pods_of_no_more_nodes_than_the_brake_allows_are_removed_by_force(fleet: Fleet) -> None:
     """Two nodes that are proved dead at once: the pods of one go, those of the other stay, and its record says why."""
     namespace = fleet.plane.namespace("braked")
@@ -210,9 +243,7 @@ def test_pods_of_no_more_nodes_than_the_brake_allows_are_removed_by_force(fleet:
     names = ("fleet-x", "fleet-y")
     for name in names:
         fleet.plane.node(name)
-        pod = rank(f"on-{name}", namespace, name)
-        labels = {"training.kubeflow.org/job-name": "llama"}
-        fleet.admin.create({**pod, "metadata": {**pod["metadata"], "labels": labels}})
+        with_job(fleet.plane, f"on-{name}", namespace, name)
         id = f"{name}-0001"
         spec = {"id": id, "node": name, "nodeUid": fleet.node(name)["metadata"]["uid"], "kind": "silence"}
         spec |= {"state": "active", "since": "2026-11-01T00:00:00Z", "needs": {"sentence": "a person"}}
@@ -222,7 +253,7 @@ def test_pods_of_no_more_nodes_than_the_brake_allows_are_removed_by_force(fleet:
         fleet.admin.delete(f"/api/v1/nodes/{name}")
     one_in_a_day = {"perWindow": {"atLeast": 1, "share": 0}, "window": "24h"}
     fleet.settings["fleet"] = {"removals": one_in_a_day, "poolRemovals": one_in_a_day}
-    fleet.controller("braked").said("leads, epoch", 60.0)
+    fleet.controller("braked").said("leads, epoch")
 
     def told(name: str) -> list[str]:
         (record,) = fleet.records(name)
@@ -250,9 +281,7 @@ def test_pods_of_a_silent_node_go_when_the_fencing_program_has_powered_it_off_an
     fleet.admin.create(protect_all(namespace))
     for name in ("fleet-on", "fleet-off"):
         fleet.plane.node(name)
-        pod = rank(f"on-{name}", namespace, name)
-        labels = {"training.kubeflow.org/job-name": "llama"}
-        fleet.admin.create({**pod, "metadata": {**pod["metadata"], "labels": labels}})
+        with_job(fleet.plane, f"on-{name}", namespace, name)
     off = fleet.folder / "off"
     program = fleet.folder / "fence-node"
     program.write_text(
@@ -270,7 +299,7 @@ def test_pods_of_a_silent_node_go_when_the_fencing_program_has_powered_it_off_an
         "togetherShare": 1,
     }
     controller = fleet.controller("fencing")
-    controller.said("leads, epoch", 60.0)
+    controller.said("leads, epoch")
 
     def told(name: str) -> list[str]:
         return [line["reason"] for record in fleet.records(name) for line in record.get("story", [])]

@@ -285,5 +285,5 @@ def table_of(api: "Api", path: str) -> dict[str, Any]:
         "Accept": "application/json;as=Table;v=v1;g=meta.k8s.io",
     }
     request = urllib.request.Request(api.url + path, headers=headers)
-    with urllib.request.urlopen(request, context=api._context, timeout=10) as answer:
+    with urllib.request.urlopen(request, context=api._context, timeout=60) as answer:
         return yaml.safe_load(answer.read())

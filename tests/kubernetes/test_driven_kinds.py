@@ -41,7 +41,7 @@ def kwok(plane: "ControlPlane") -> "Kwok":
 def test_every_kind_loses_a_rank_and_is_started_again_but_for_what_its_operator_has_failed_for_good(
     plane: "ControlPlane", fleet: Fleet, kwok: "Kwok", kubeflow: "TrainingOperator"
 ) -> None:
-    fleet.controller("one").said("leads, epoch", 60.0)
+    fleet.controller("one").said("leads, epoch")
     made = {"indexed": (batch_job(True), 3), "plain": (batch_job(False), 3), "jobset": (job_set(), 4)}
     made |= {kind: (kubeflow_job(kind, "ExitCode"), KINDS[kind][3]) for kind in KINDS}
     jobs = [Driven(plane.admin, plane.namespace(), job, fleet, kwok, size) for job, size in made.values()]

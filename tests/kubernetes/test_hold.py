@@ -33,6 +33,7 @@ from tests.e2e.held import MANIFEST
 from tests.e2e.test_agent_controller import reports_to
 from tests.e2e.test_node_holds import exits, follow
 from tests.e2e.test_node_jobs import serving
+from tests.gate.rights import needs_root
 from tests.kubernetes.test_job_cluster import Plane, row
 from tests.rig.operators.flow import Flow, condition, ends_on, template
 from tests.transport.world import World, go
@@ -67,6 +68,7 @@ def node(tmp_path: Path) -> Iterator[AgentsNode]:
 
 
 @pytest.fixture(scope="module")
+@needs_root
 def kubelet(control_plane: "ControlPlane") -> "Iterator[Node]":
     from tests.rig.node import Node
 
@@ -92,14 +94,14 @@ class Held:
         spec = {
             "restartPolicy": "Never",
             "nodeName": kubelet.name,
-            "terminationGracePeriodSeconds": 60,
+            "terminationGracePeriodSeconds": 600,
             "containers": [container],
             "volumes": [VOLUME],
         }
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train"}, "spec": spec}
         plane.admin.apply([pod], namespace=self.space)
         self.path = f"/api/v1/namespaces/{self.space}/pods/train"
-        until(lambda: "ready" in self.log(), lambda: f"{self.now()}\n{kubelet.rig.story()}", 60)
+        until(lambda: "ready" in self.log(), lambda: f"{self.now()}\n{kubelet.rig.story()}")
 
     def now(self) -> "Object":
         found: Object = self.plane.admin.get(self.path)
@@ -162,7 +164,7 @@ def test_a_container_that_failed_is_held_and_a_command_runs_in_it(
             assert pod.ended() == 42
             assert [one.code for one in exits(site)] == [42]
 
-    go(story(), 110)
+    go(story())
 
 
 def test_a_person_ends_the_hold_without_sentinel_and_a_deleted_pod_goes_at_once(
@@ -179,7 +181,7 @@ def test_a_person_ends_the_hold_without_sentinel_and_a_deleted_pod_goes_at_once(
     os.kill(first, 10)
     until(lambda: "the command ended with code 42" in other.log(), other.log)
     control_plane.admin.delete(other.path)
-    until(lambda: control_plane.admin.find(other.path) is None, other.log, 30)  # its grace is a minute
+    until(lambda: control_plane.admin.find(other.path) is None, other.log)  # its grace is ten minutes
 
 
 JOB = "research/job/train"
@@ -261,7 +263,7 @@ def test_a_jobs_files_are_seen_and_its_hold_is_ended_through_the_controllers_own
             assert await cluster.let_go(JOB, 1) == (0,)
             await asyncio.to_thread(flow.until_now, condition("Failed"))
 
-    go(story(), 110)
+    go(story())
 
 
 def cmdline(pid: int) -> bytes:

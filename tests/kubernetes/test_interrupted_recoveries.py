@@ -119,7 +119,7 @@ def no_answers(site: World) -> None:
     pod = site.admin.items(f"/api/v1/namespaces/{site.space}/pods")[0]
     path = f"/api/v1/namespaces/{site.space}/pods/{pod['metadata']['name']}"
     site.admin.patch(path, {"metadata": {"annotations": {"touched": site.phases()[-1]}}})
-    assert all(refused.acquire(timeout=60.0) for _ in range(5))
+    assert all(refused.acquire(timeout=120.0) for _ in range(5))
     site.proxy.weather = lambda method, path: None
 
 
@@ -207,7 +207,7 @@ def test_a_leader_killed_between_save_and_suspend_is_followed_by_one_that_stops_
         check="gpus", event=False, severity=Severity.DEGRADED
     )  # moved, and nothing is isolated
     site.find(before["spec"]["nodeName"], failing)
-    assert held.wait(60.0)
+    assert held.wait(120.0)
     assert site.phases() == ["Prechecking", "Saving", "Stopping"]
     site.leader.kill()
     assert not site.admin.get(path)["spec"].get("suspend", False)
@@ -306,7 +306,7 @@ def test_a_rank_that_ends_in_error_while_its_job_succeeds_gives_up_no_job(site: 
     held = threading.Event()
     site.proxy.faults.append(Fault(method="PATCH", path="/jobs/train", hold=True, when_come=held.set))
     site.kwok.end_pod(site.space, second, 1)
-    assert held.wait(60.0)
+    assert held.wait(120.0)
     assert site.phases() == ["Stopping"]
     site.kwok.end_pod(site.space, first, 0)
     site.until(lambda: site.state("succeeded", "error")() and site.phases()[-1] in ("Cancelled", "Failed"))

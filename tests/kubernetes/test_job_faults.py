@@ -11,7 +11,7 @@ from tests.kubernetes.jobs_site import CUSTOM, Agents, JobSite
 from tests.kubernetes.light_agents import Ranks
 from tests.kubernetes.local_fleet import Page
 from tests.kubernetes.people import Person, bind
-from tests.kubernetes.test_interrupted_recoveries import RESUMES, in_phase, running
+from tests.kubernetes.test_interrupted_recoveries import FINDINGS, RESUMES, in_phase, running
 from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, plane
 from tests.kubernetes.test_sized_jobs import quota
 from tests.samples import lost_gpu
@@ -51,7 +51,10 @@ def site(world: World) -> Iterator[World]:
     """In a namespace of its own."""
     world.space = world.plane.namespace()
     yield world
+    world.agents.hush()
     world.close()
+    page = Page(world.controller)
+    world.until(lambda: not any(n for (name, _), n in page.numbers().items() if name == FINDINGS))
 
 
 def node_of(pod: "Object") -> str:
@@ -245,7 +248,7 @@ def test_a_job_that_is_given_up_is_kept_for_a_look_inside_until_a_person_release
 def test_a_person_who_suspends_a_job_that_is_being_moved_is_obeyed_and_costs_it_no_protection(
     site: World,
 ) -> None:
-    path = running(site, 1, **RESUMES, startTimeout="5s")
+    path = running(site, 1, **RESUMES, startTimeout="15s")
     bad = node_of(site.pods()[0])
     none = quota(site, 0)
     site.agents.find(bad, lost_gpu(check="gpus", event=False, severity=Severity.DEGRADED))
@@ -255,8 +258,9 @@ def test_a_person_who_suspends_a_job_that_is_being_moved_is_obeyed_and_costs_it_
     site.until(in_phase(site, "Cancelled"))
     assert (site.incidents()[-1]["reason"], site.record()["state"]) == ("Stopped", "queued")
     assert "not by Sentinel" in site.record()["sentence"]
+    assert site.incident()["excluded"] == [bad]
     site.admin.delete(none)
-    site.agents.find(bad, None)
     site.admin.patch(path, {"spec": {"suspend": False}})
     site.until(site.state("running"))
-    assert len(site.incidents()) == 1
+    assert node_of(site.pods()[0]) != bad, "it is kept off the node that it was moved away from"
+    assert site.incident()["reason"] == "Stopped"

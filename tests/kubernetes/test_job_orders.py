@@ -111,7 +111,7 @@ async def leading(config: str, epoch: int, *, follows: bool = True) -> AsyncIter
 
 def play(scene: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(300):
             await scene
 
     asyncio.run(bounded())

@@ -10,6 +10,7 @@ import yaml
 
 from sentinel.cluster.kubernetes.job_cluster import JobCluster
 from sentinel.core.job_resume import ASKS_FOR_MAP, annotation_of
+from tests.gate.rights import needs_root
 from tests.kubernetes.conftest import DEPLOY, NAMESPACE
 from tests.kubernetes.test_job_cluster import JOB, Plane, story_of
 from tests.rig.operators.flow import Ender, Flow, ends_on, template
@@ -42,6 +43,7 @@ def kwok(installed: "ControlPlane") -> "Iterator[Kwok]":
 
 
 @pytest.fixture(scope="module")
+@needs_root
 def node(installed: "ControlPlane") -> "Iterator[Node]":
     from tests.rig.node import Node
 

@@ -172,7 +172,7 @@ def test_two_thousand_jobs_are_listed(
             await asyncio.gather(*(leader.records.written(job.name) for job in many))
 
     play(scene())
-    listed = rita.says("status", "-n", space, timeout_s=120.0)
+    listed = rita.says("status", "-n", space)
     assert "2000 protected jobs: 1 given up, 1999 running." in listed.stdout
     assert [line for line in listed.stdout.splitlines() if "j0007" in line]
     assert "and 1970 more" in listed.stdout

@@ -65,7 +65,7 @@ def gang(count: int, gpus: int = 8) -> "Object":
 def led(site: JobSite, name: str = "one", port: int = 0) -> Running:
     """`port`: where agents find it, also its successor."""
     controller = site.controller(name, "--agents", f"127.0.0.1:{port}")
-    controller.said("leads, epoch", 60.0)
+    controller.said("leads, epoch")
     return controller
 
 

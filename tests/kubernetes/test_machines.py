@@ -93,7 +93,7 @@ def test_machines_that_are_renamed_replaced_rebooted_or_only_look_well_end_as_wh
 ) -> None:
     fleet.settings["fleet"] = {"isolations": WIDE, "poolIsolations": WIDE, "releaseAfter": "1s"}
     controller = fleet.controller("one")
-    controller.said("leads, epoch", 60.0)
+    controller.said("leads, epoch")
     machines = Machines(fleet, controller)
     renamed, replaced, again, rebooted, looks_well = (
         machines.made(name) for name in ("m-renamed", "m-replaced", "m-again", "m-rebooted", "m-looks-well")
@@ -148,6 +148,10 @@ def test_machines_that_are_renamed_replaced_rebooted_or_only_look_well_end_as_wh
         assert machines.ended(looks_well) == [("active", "")]
         assert fleet.isolated("m-looks-well")
         assert machines.in_service(replaced)
+
+        replaced.breaks(XID_79)
+        await machines.until(lambda: fleet.isolated("m-replaced"))
+        assert [one.get("repeats", 0) for one in fleet.records("m-replaced")] == [0, 0]
         assert machines.in_service(well)
         assert not fleet.records("m-well")
         for node in broken:
@@ -163,7 +167,7 @@ def test_one_network_fault_of_many_nodes_is_told_once_and_isolates_none_of_them(
     fleet.settings["fleet"] = {"isolations": WIDE, "poolIsolations": WIDE, "networkSettle": "4m"}
     fleet.settings["listen"] = "127.0.0.1:0"
     controller = fleet.controller("one")
-    controller.said("leads, epoch", 60.0)
+    controller.said("leads, epoch")
     page = Page(controller)
     rita = Person(fleet.plane, "rita-net", bind(fleet.plane, "rita-net", "sentinel-reader"))
     machines = Machines(fleet, controller)

@@ -21,7 +21,7 @@ def anna(site: "JobSite") -> Person:
 def ordered(site: "JobSite", anna: Person, *words: str) -> str:
     """The controller's answer."""
     command, *more = words
-    done = anna.says(command, f"{site.space}/train", *more, timeout_s=90.0)
+    done = anna.says(command, f"{site.space}/train", *more)
     assert (done.returncode, done.stderr) == (0, ""), site.story()
     return done.stdout
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.agent_node import XID_79
 from tests.e2e.box import Box
-from tests.kubernetes.conftest import NAMESPACE, PAUSE, QUARANTINES, kubeconfig, protect_all, rank
+from tests.kubernetes.conftest import NAMESPACE, PAUSE, QUARANTINES, kubeconfig, protect_all, rank, with_job
 from tests.kubernetes.local_fleet import Fleet
 from tests.kubernetes.people import Person, bind
 from tests.rig.api import ApiError
@@ -73,7 +73,7 @@ def fleet(plane: "ControlPlane", tmp_path: Path) -> Iterator[People]:
 
 def test_a_person_releases_and_holds_a_node_with_kubectl(fleet: People) -> None:
     controller = fleet.controller("one")
-    controller.said("leads, epoch", 60.0)
+    controller.said("leads, epoch")
     fleet.broken("ord-a", controller)
     fleet.until(lambda: fleet.isolated("ord-a"))
     anna = fleet.person("anna")
@@ -108,7 +108,7 @@ def test_a_person_releases_and_holds_a_node_with_kubectl(fleet: People) -> None:
 def test_brakes_from_the_settings_hold_a_node_back_until_a_person_makes_room(fleet: People) -> None:
     fleet.settings["fleet"] = {"isolations": ONE, "poolIsolations": WIDE}
     controller = fleet.controller("one")
-    controller.said("leads, epoch", 60.0)
+    controller.said("leads, epoch")
     anna, rita = fleet.person("anna"), fleet.person("rita", "sentinel-reader")
     fleet.broken("ord-b1", controller)
     fleet.until(lambda: fleet.isolated("ord-b1"))
@@ -147,7 +147,7 @@ def test_brakes_from_the_settings_hold_a_node_back_until_a_person_makes_room(fle
 
 def test_pause_stops_what_is_new_and_releases_go_on(fleet: People) -> None:
     controller = fleet.controller("one")
-    controller.said("leads, epoch", 60.0)
+    controller.said("leads, epoch")
     anna = fleet.person("anna")
     fleet.broken("ord-c1", controller)
     fleet.until(lambda: fleet.isolated("ord-c1"))
@@ -191,13 +191,13 @@ def test_one_pool_and_one_namespace_are_only_observed(fleet: People) -> None:
     }
     controller = fleet.controller("one")
     assert "enforces, but observes pool trial, namespace spared" in controller.err
-    controller.said("leads, epoch", 60.0)
+    controller.said("leads, epoch")
     anna = fleet.person("anna")
     fleet.plane.node("ord-d3")
     for namespace in ("spared", "other"):
         fleet.admin.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}])
         fleet.admin.create(protect_all(namespace))
-        fleet.admin.create(rank("p", namespace, "ord-d3"))
+        with_job(fleet.plane, "p", namespace, "ord-d3")
     for name, pool in (("ord-d1", "trial"), ("ord-d2", "real")):
         node = fleet.agent(name, controller)
         fleet.admin.patch(f"/api/v1/nodes/{name}", {"metadata": {"labels": {"example.com/rack": pool}}})
@@ -210,7 +210,7 @@ def test_one_pool_and_one_namespace_are_only_observed(fleet: People) -> None:
     assert rows == {"ord-d1": "observed", "ord-d2": "isolated"}
 
     # Nobody answers for ord-d3: a person says that it is off. The order waits until it was listened for long enough.
-    done = anna.says("confirm-dead", "ord-d3", "--wait", "60s", timeout_s=90.0)
+    done = anna.says("confirm-dead", "ord-d3", "--wait", "60s")
     assert (done.returncode, done.stderr) == (0, "")
     assert "Node ord-d3 is dead, says anna" in done.stdout
     fleet.until(lambda: not fleet.found("/api/v1/namespaces/other/pods/p"))
@@ -223,7 +223,7 @@ def test_one_pool_and_one_namespace_are_only_observed(fleet: People) -> None:
 
 def test_a_drained_node_takes_nothing_new_and_its_jobs_are_named_until_they_have_left(fleet: People) -> None:
     controller = fleet.controller("one")
-    controller.said("leads, epoch", 60.0)
+    controller.said("leads, epoch")
     anna = fleet.person("anna")
     for name in ("ord-g1", "ord-g2"):
         fleet.plane.node(name)
@@ -261,7 +261,7 @@ def test_a_drained_node_takes_nothing_new_and_its_jobs_are_named_until_they_have
 
 def test_orders_are_followed_once_when_the_leader_is_killed_in_the_middle(fleet: People) -> None:
     first = fleet.controller("first")
-    first.said("leads, epoch", 60.0)
+    first.said("leads, epoch")
     second = fleet.controller("second")
     anna = fleet.person("anna")
     names = [f"ord-e{number}" for number in range(12)]
@@ -274,7 +274,7 @@ def test_orders_are_followed_once_when_the_leader_is_killed_in_the_middle(fleet:
     unanswered = [name for name in names if not fleet.answer(name)]
     waits = anna.says("release", names[0], "--wait", "2s")
     second.send(signal.SIGCONT)
-    second.said("leads, epoch", 60.0)
+    second.said("leads, epoch")
     for name in names[1:]:
         assert fleet.answered(name, "kept out of service")["done"]
         (record,) = fleet.records(name)
@@ -310,7 +310,7 @@ def test_an_order_whose_answer_was_not_written_is_not_followed_again_by_the_next
     """The leader is killed after the record was saved and before the order was taken away."""
     fleet.settings["fleet"] = {"isolations": WIDE, "poolIsolations": WIDE}
     first = fleet.controller("first")
-    first.said("leads, epoch", 60.0)
+    first.said("leads, epoch")
     second = fleet.controller("second")
     anna = fleet.person("anna")
     node = fleet.broken("ord-g", first, second)
@@ -343,7 +343,7 @@ def test_an_order_whose_answer_was_not_written_is_not_followed_again_by_the_next
     os.kill(first.pid, signal.SIGKILL)
     for one in (binding, NO_ANSWERS):
         fleet.admin.delete(fleet.admin.path_of(one))
-    second.said("leads, epoch", 60.0)
+    second.said("leads, epoch")
     assert fleet.answered("ord-g", "was released by a person with kubectl-annotate")["done"]
     released, again = sorted(fleet.records("ord-g"), key=lambda one: one["id"])
     assert (released["state"], len(released["orders"])) == ("released", 1)

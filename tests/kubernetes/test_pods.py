@@ -11,6 +11,7 @@ from sentinel.cluster.kubernetes.pod_events import MAX_PODS, PodEvents
 from sentinel.core.pod_end import PodEnd, end, restarted
 from sentinel.core.pod_wait import explain, needs_events, waits
 from tests.core.pod_shapes import COME_BACK, ENDS, UP, WAITS, told
+from tests.gate.rights import needs_root
 from tests.kubernetes.conftest import run
 from tests.kubernetes.pod_stories import MADE, RUNNING, Stories
 from tests.kubernetes.proxy import Fault, Proxy
@@ -23,6 +24,7 @@ HERE = [name for name in (*MADE, *RUNNING, "orphaned") if name in ENDS or name i
 
 
 @pytest.fixture(scope="module")
+@needs_root
 def stories(installed: "ControlPlane") -> Iterator[Stories]:
     made = Stories(installed)
     made.begin()

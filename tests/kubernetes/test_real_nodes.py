@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.agent_node import XID_79
+from tests.gate.rights import needs_root
 from tests.kubernetes.conftest import NAMESPACE, manifests
 from tests.kubernetes.real_cluster import Cluster
 from tests.rig.fixtures import shared
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
+@needs_root
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Cluster]":
     from tests.rig.control_plane import ControlPlane
     from tests.rig.processes import Rig

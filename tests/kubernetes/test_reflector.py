@@ -17,7 +17,7 @@ from sentinel.cluster.kubernetes.reflector import Change, Kind, Pace, Reflector,
 from sentinel.metrics import Metrics
 from tests.kubernetes.conftest import kubeconfig, run
 from tests.kubernetes.proxy import Fault, Proxy
-from tests.waits import eventually
+from tests.waits import eventually, until
 
 if TYPE_CHECKING:
     from tests.rig.api import Api
@@ -72,8 +72,11 @@ class Nodes:
         return f"{self.label}-{number}"
 
     def make(self, number: int) -> None:
+        """Returns when the control plane has taken off the taint that each new node gets: that is a change too."""
         meta = {"name": self.name(number), "labels": {"test": self.label}}
         self.admin.create({"apiVersion": "v1", "kind": "Node", "metadata": meta})
+        path = f"/api/v1/nodes/{self.name(number)}"
+        until(lambda: not self.admin.get(path)["spec"].get("taints"), "the new node keeps its taint")
 
     def touch(self, number: int, value: str) -> None:
         self.admin.patch(
@@ -169,10 +172,10 @@ def test_a_quiet_watch_goes_on_from_a_bookmark(nodes: Nodes, proxy: Proxy, behin
         # A server tells a bookmark each minute, and shortly before it ends a watch.
         async with following(behind_proxy, nodes.label, Pace(watch_s=(5, 5), idle_s=30.0)) as follower:
             await asyncio.to_thread(others.touch, 0, "1")
-            await eventually(lambda: len(versions()) > 1, "the watch was not ended")
-            assert versions()[1] > versions()[0]
+            await eventually(lambda: len(set(versions())) > 1, "no watch went on from a bookmark")
             assert (follower.reflector.lists, follower.reflector.breaks) == (1, 0)
-            assert len(follower.changes) == 1
+            told = [one.after.metadata.resource_version for one in follower.changes if one.after]
+            assert len(set(told)) == len(follower.changes), "one version was told twice"
             await asyncio.to_thread(nodes.touch, 0, "2")
             await eventually(lambda: touched(follower, nodes.name(0)) == "2", "not resumed")
 
@@ -227,10 +230,21 @@ def test_after_410_it_lists_anew_and_tells_what_differs(
 
 
 def test_a_compacted_version_is_listed_anew(
-    nodes: Nodes, proxy: Proxy, behind_proxy: str, installed: "ControlPlane"
+    nodes: Nodes, proxy: Proxy, behind_proxy: str, installed: "ControlPlane", controller_token: str
 ) -> None:
     """The real thing: etcd has forgotten the version, and a restarted API server has no memory of it either."""
     nodes.make(0)
+    we = nodes.admin.with_token(controller_token)
+
+    def may_read() -> bool:
+        """A server that has just been started knows the rules a moment later."""
+        from tests.rig.api import ApiError
+
+        try:
+            we.items("/api/v1/nodes")
+        except ApiError:
+            return False
+        return True
 
     async def test() -> None:
         async with following(behind_proxy, nodes.label) as follower:
@@ -242,6 +256,7 @@ def test_a_compacted_version_is_listed_anew(
             await asyncio.to_thread(installed.compact_etcd)
             await asyncio.to_thread(installed.api_server.start)
             await asyncio.to_thread(installed.wait_ready)
+            await asyncio.to_thread(until, may_read, "the controller may not read nodes")
             proxy.release()
             await eventually(lambda: touched(follower, nodes.name(0)) == "c", "the newest was not seen")
             assert follower.reflector.lists > 1

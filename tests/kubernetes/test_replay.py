@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.agent_node import XID_79
-from tests.kubernetes.conftest import protect_all, rank
+from tests.kubernetes.conftest import protect_all, with_job
 from tests.kubernetes.local_fleet import Fleet
 
 WIDE = {"atATime": {"atLeast": 9}, "perWindow": {"atLeast": 9}}
@@ -42,7 +42,7 @@ def stories(fleet: Fleet, *nodes: str) -> set[tuple[str, str]]:
 
 def test_the_recording_of_a_run_with_faults_tells_what_its_records_tell(fleet: Fleet) -> None:
     controller = fleet.controller("recorded")
-    controller.said("leads, epoch", 60.0)
+    controller.said("leads, epoch")
     bad = fleet.agent("replay-a", controller)
     worse = fleet.agent("replay-b", controller)
     third = fleet.agent("replay-c", controller)
@@ -77,7 +77,7 @@ def test_what_is_only_observed_is_decided_recorded_and_told_and_touches_nothing(
     observed = {"mode": "observe"} if scope == "cluster" else {"observePools": ["lab"]}
     fleet.settings["fleet"] = {**observed, "isolations": WIDE, "poolIsolations": WIDE}
     controller = fleet.controller(f"observing-{scope}")
-    controller.said("leads, epoch", 60.0)
+    controller.said("leads, epoch")
     name = f"observed-{scope}"
     node = fleet.agent(name, controller)
     fleet.admin.patch(f"/api/v1/nodes/{name}", {"metadata": {"labels": {"sentinel.dev/pool": "lab"}}})
@@ -102,7 +102,7 @@ def test_pods_of_a_namespace_that_is_only_observed_are_not_removed_and_it_is_tol
     spaces = [fleet.plane.namespace(name) for name in ("watched", "served")]
     for space in spaces:
         fleet.admin.create(protect_all(space))
-        fleet.admin.create(rank("llama-0", space, "replay-g"))
+        with_job(fleet.plane, "llama-0", space, "replay-g")
     uid = fleet.node("replay-g")["metadata"]["uid"]
     silence = {
         "id": "replay-g-0001",
@@ -121,7 +121,7 @@ def test_pods_of_a_namespace_that_is_only_observed_are_not_removed_and_it_is_tol
     wide = {"perWindow": {"atLeast": 9}}
     fleet.settings["fleet"] = {"observeNamespaces": [spaces[0]], "removals": wide, "poolRemovals": wide}
     controller = fleet.controller("half")
-    controller.said("leads, epoch", 60.0)
+    controller.said("leads, epoch")
     fleet.until(lambda: fleet.found(f"/api/v1/namespaces/{spaces[1]}/pods/llama-0") is None)
     controller.said("would be removed by force (observe mode)")
     (record,) = fleet.records("replay-g")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.gate.rights import needs_root
 from tests.kubernetes.conftest import NAMESPACE
 from tests.kubernetes.real_cluster import FLEET, Cluster, job
 
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
+@needs_root
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Cluster]":
     from tests.rig.control_plane import ControlPlane
     from tests.rig.processes import Rig

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def test_it_shows_what_changes_and_says_when_it_can_see_nothing(
     installed: "ControlPlane", proxy: Proxy, behind_proxy: str
 ) -> None:
-    env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(installed.rig.folder / "home")}
     words = [str(SENTINEL), "status", "--cluster", "--all", "--watch", "--kubeconfig", behind_proxy]
     watched = Watched(words, columns=110, rows=400, env=env)
     watched.until("protected")
@@ -74,7 +74,7 @@ def test_hostile_text_of_records_reaches_no_terminal_that_watches(
                 await leader.records.written(job.name)
 
         play(scene())
-        env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+        env = {"PATH": "/usr/bin:/bin", "HOME": str(installed.rig.folder / "home")}
         every = (
             "--cluster",
             "--all",

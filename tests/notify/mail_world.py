@@ -1,7 +1,6 @@
 """Real SMTP servers on loopback, servers that follow a script, and the records that mails are made of."""
 
 import asyncio
-import socket
 import ssl
 import subprocess
 import sys
@@ -37,6 +36,7 @@ from sentinel.core.policy_model import Policy, Resume
 from sentinel.notify.compose import MailRequest, mail_request
 from sentinel.notify.wire import Answer, Order
 from sentinel.settings import Mail, Settings
+from tests.rig.processes import free_port
 
 REPO = Path(__file__).parent.parent.parent
 HOST = "gpubox.example"
@@ -389,7 +389,5 @@ class Certificates:
 
 
 def closed_port() -> int:
-    """A port on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port on which nothing listens, until the test does."""
+    return free_port()

@@ -25,7 +25,7 @@ from sentinel.notify.text import stamp
 from sentinel.notify.webhook import message
 from sentinel.settings import Mail, Settings
 from tests.core.fleet_world import OPEN, World, a_finding, a_nic_finding, a_pod
-from tests.notify.mail_world import HOSTILE, MailServer
+from tests.notify.mail_world import HOSTILE, MailServer, closed_port
 from tests.waits import eventually, turns
 
 PLACE = Place(name="sentinel-system", cluster="https://cluster.example")
@@ -286,9 +286,7 @@ def test_what_a_brake_holds_back_is_told_with_the_brake() -> None:
 def test_a_server_that_is_away_keeps_the_mail_and_is_counted() -> None:
     async def scenario() -> None:
         world = isolated("gpu-7")
-        with MailServer() as gone:
-            port = gone.port
-        told = Told(world, settings_for(port))
+        told = Told(world, settings_for(closed_port()))
         await told.send()
         assert told.states() == {"waiting"}
         assert not told.book.unsaved  # tries are not written down

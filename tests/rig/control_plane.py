@@ -203,7 +203,7 @@ class ControlPlane:
         request = urllib.request.Request(
             f"{self.etcd_url}/v3/{path}", json.dumps(body).encode(), method="POST"
         )
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
     def compact_etcd(self) -> int:

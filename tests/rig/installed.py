@@ -23,6 +23,8 @@ INPUTS = (
     "examples/**/*",
     "scripts/image.py",
     "pyproject.toml",
+    "README.md",  # of which the metadata are made
+    "LICENSE",
     "requirements.lock",
 )
 

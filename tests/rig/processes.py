@@ -17,6 +17,8 @@ from tests.rig.warden import MARK, marked
 
 T = TypeVar("T")
 PATIENCE_S = 120.0  # for what takes seconds: the machine may be busy with a build
+PORTS = 12000, 20000
+_ports: dict[int, socket.socket] = {}  # those that this process has, each with what holds it
 
 
 class RigError(Exception):
@@ -29,16 +31,28 @@ def until(what: Callable[[], T], why: waits.Why, deadline_s: float = PATIENCE_S,
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on, below those the kernel gives to outgoing connections."""
+    """A TCP port that nobody listens on, and that no other test on this machine is given while this process lives.
+
+    Neither the kernel (for outgoing connections, or for port 0) nor Sentinel (for ranks) picks one of these by itself.
+    A name in the kernel's abstract namespace says whose it is: unlike a lock file it goes with its process, however
+    that ends, and holds in one network namespace, as ports do. The port itself stays unbound, so any program can take
+    it, also one that is started there again.
+    """
     for _ in range(1000):
-        port = random.randrange(20000, 32000)
-        with socket.socket() as tried:
-            try:
+        port = random.randrange(*PORTS)
+        if port in _ports:
+            continue
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0sentinel-tests-port-{port}")
+            with socket.socket() as tried:
                 tried.bind(("", port))
-            except OSError:
-                continue
-            return port
-    raise RigError("no port between 20000 and 32000 is free")
+        except OSError:
+            claim.close()
+            continue
+        _ports[port] = claim
+        return port
+    raise RigError(f"no port between {PORTS[0]} and {PORTS[1]} is free")
 
 
 class Daemon:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gate.rights import needs_root
 from tests.rig.processes import until
 from tests.rig.warden import cgroup_roots, marked
 
@@ -58,6 +59,7 @@ class Shown:
 
 
 @pytest.fixture
+@needs_root
 def shown(repo: Path, tmp_path: Path) -> Iterator[Shown]:
     made = Shown(repo, tmp_path / "out")
     yield made

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gate.rights import needs_root
 from tests.rig.api import Object
 from tests.rig.control_plane import ControlPlane
 from tests.rig.image import host_python
@@ -65,6 +66,7 @@ def texts(node: Node, pod: Object) -> list[str]:
 
 
 @pytest.fixture(scope="module")
+@needs_root
 def nodes(control_plane: ControlPlane) -> Iterator[list[Node]]:
     made = [Node(control_plane, f"real-{n}", heartbeat_s=1) for n in range(3)]
     yield made

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.gate.rights import needs_root
 from tests.rig.api import ApiError, Object
 from tests.rig.control_plane import ControlPlane
 from tests.rig.kwok import Kwok
@@ -23,6 +24,7 @@ def kwok(control_plane: ControlPlane) -> Iterator[Kwok]:
 
 
 @pytest.fixture(scope="module")
+@needs_root
 def node(control_plane: ControlPlane) -> Iterator[Node]:
     made = Node(control_plane, "operators-real", labels={"rig": "operators-real"})
     yield made

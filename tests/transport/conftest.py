@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from sentinel.transport import client
+from tests.gate.rights import needs_root
 
 
 @pytest.fixture
+@needs_root
 def tmpfs(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
     place = tmp_path / "small"

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from structlog.testing import capture_logs
 
 from sentinel.transport.wire import Orders
 from tests.conftest import REPO
+from tests.rig.processes import free_port
 from tests.transport.conftest import fill
 from tests.transport.world import World, finding, go, report
 from tests.waits import eventually
@@ -56,12 +56,6 @@ class Process:
             return []
         said = self.process.communicate()[0].split("\n")[:-1]
         return said
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def world_of(folder: Path) -> World:
@@ -116,7 +110,7 @@ def test_a_frozen_leader_is_left_for_its_successor_and_its_late_orders_are_not_o
             one, two = free_port(), free_port()
             frozen = await controller(tmp_path, one, 1)
             got: list[Orders] = []
-            agent = world.client(one, two, on_orders=got.append, answer_s=0.7)
+            agent = world.client(one, two, on_orders=got.append, answer_s=5.0)
             world.run(agent)
             await eventually(lambda: [o.version for o in got] == ["1"])
             frozen.signal(signal.SIGSTOP)

@@ -31,7 +31,7 @@ SUBJECT = "system:serviceaccount:sentinel:agent"
 BOOT = "boot-1"
 
 
-def go(work: Coroutine[Any, Any, None], deadline_s: float = 60.0) -> None:
+def go(work: Coroutine[Any, Any, None], deadline_s: float = 300.0) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(deadline_s):
             await work
@@ -190,11 +190,11 @@ class Raw:
         self.channel: Channel
 
     async def connect(self) -> "Raw":
-        self.channel = await Channel.open(f"127.0.0.1:{self.port}", Trust(str(self.world.bundle)), 10.0)
+        self.channel = await Channel.open(f"127.0.0.1:{self.port}", Trust(str(self.world.bundle)), 120.0)
         return self
 
     async def post(self, path: str, body: bytes, token: str | None = None) -> bytes:
-        await self.channel.send(path, body, token=token, answer_s=10.0)
+        await self.channel.send(path, body, token=token, answer_s=120.0)
         return await self.channel.read()
 
     async def hello(self, token: str | None = None, **more: Any) -> bytes:

@@ -55,6 +55,7 @@ def pod_picture(one: Pod, job: str, protection: Protection | None) -> PodPicture
         name=meta.name,
         job="" if own else job,
         protected=protection is not None and not own,
+        removal=None if protection is None or own else protection.removal,
         force_after_s=None if protection is None or own else protection.force_after_s,
         self_fence_s=None if protection is None or own else protection.self_fence_s,
     )

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from tests.gate.rights import TO_MOUNT
 from tests.rig.api import Object
 from tests.rig.binaries import MODULES, Binaries, Manifests
 from tests.rig.control_plane import ADMINS, ATTEMPTS, ControlPlane
@@ -89,7 +90,7 @@ class Operator(ABC):
         if self.own_tmp:
             command = [
                 "unshare",
-                "--mount",
+                *TO_MOUNT,
                 "--",
                 "sh",
                 "-c",

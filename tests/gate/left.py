@@ -1,0 +1,89 @@
+"""Each test leaves nothing: what is still there afterwards fails it by name, and is ended.
+
+A plugin that `tests/conftest.py` names. Processes are known by a mark in the environment that they inherit, wherever
+they hang by then; mounts, control groups and loop devices by the folder of the test or the number of its process. A
+network namespace lives no longer than its processes. What fixtures of many tests start is theirs and not looked for.
+"""
+
+import contextlib
+import itertools
+import os
+import signal
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+MARK = "TESTED_BY"
+PATIENCE_S = 60.0  # for what is about to end
+# Only what starts programs can leave some: most tests start none.
+STARTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system", "os.exec"}
+
+MARKED = pytest.StashKey[str]()
+_numbers = itertools.count(1)
+_started: list[str] = []
+
+
+def _note(event: str, _: object) -> None:
+    if event in STARTS and not _started:
+        _started.append(event)
+
+
+sys.addaudithook(_note)
+
+
+@pytest.fixture(autouse=True)
+def _marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on, behind the fixtures of many tests, every process that is started carries the mark of this test."""
+    _started.clear()
+    request.node.stash[MARKED] = f"{os.getpid()}-{next(_numbers)}"
+    monkeypatch.setenv(MARK, request.node.stash[MARKED])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    yield
+    mark = item.stash.get(MARKED, "")
+    if not mark or not _started:
+        return
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    deadline = time.monotonic() + PATIENCE_S
+    while (found := left(mark, folder)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid in marked(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if found:
+        pytest.fail("left behind:\n" + "\n".join(found), pytrace=False)
+
+
+def left(mark: str, folder: Path | None) -> list[str]:
+    """What of a test is still there, each in a line. `folder`: that of its files."""
+    found = [f"process {pid}: {command}" for pid, command in marked(mark).items()]
+    places = [str(folder)] if folder is not None else []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        if any(line.split()[4].startswith(place) for place in places):
+            found.append(f"mount: {line}")
+    for file in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):
+            if any(file.read_text().startswith(place) for place in places):
+                found.append(f"loop device {file.parts[3]}: {file.read_text().strip()}")
+    groups = Path("/sys/fs/cgroup")
+    name = f"sentinel-test-{os.getpid()}"
+    return [*found, *(f"control group: {path}" for path in (*groups.glob(name), *groups.glob(f"*/{name}")))]
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Living processes with this mark: pid -> command line."""
+    wanted = f"{MARK}={mark}".encode()
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        if entry.name == str(os.getpid()):
+            continue
+        with contextlib.suppress(OSError):
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found[int(entry.name)] = words.strip()
+    return found
