@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 from msgspec import Struct, structs
@@ -29,6 +29,9 @@ NOT_UP_S = 10.0  # what keeps pods from running is asked for no more often
 HELD_BACK_S = 5.0  # a start that a pause holds back is asked for no more often
 DRAIN_S = 6.0
 STOPS_S = 5.0  # a job that is being stopped is looked at again after so long
+# A kind that a rank's success makes succeed ends the others first and says so afterwards: the Job controller of
+# Kubernetes 1.34 deletes them (syncJob, deleteActivePods) before it writes SuccessCriteriaMet.
+MAY_SUCCEED_S = 30.0
 
 
 class Tracked(Struct):
@@ -41,6 +44,7 @@ class Tracked(Struct):
     again_mono_s: float = 0.0  # not looked at before
     due_mono_s: float = math.inf  # looked at then though nothing changed
     asks_for: int | None = None  # pods of ranks, as the object said at the last look
+    taken_mono_s: float | None = None  # when ranks were first seen taken away after another's success
 
 
 class JobLooks:
@@ -131,7 +135,7 @@ class JobLooks:
             await self._drained(name)
             controller.succeeded(name, self._report(), over(read, now).sentence)
         elif runs:
-            return await self._judge_running(name, seen, read)
+            return await self._judge_running(name, tracked, seen, read)
         elif picture.incident is None:
             return await self._judge_waiting(name, tracked, seen, read)
         else:
@@ -196,7 +200,7 @@ class JobLooks:
             tracked.due_mono_s = system_now().mono_s + NOT_UP_S
         return False
 
-    async def _judge_running(self, name: str, seen: Look, read: Seen) -> bool:
+    async def _judge_running(self, name: str, tracked: Tracked, seen: Look, read: Seen) -> bool:
         controller = self._controller
         picture = controller.pictures[name]
         if seen.withdrawn:
@@ -204,7 +208,8 @@ class JobLooks:
             controller.withdrawn(name, "Stopped", seen.withdrawn)
             return False
         exits = self._ends(picture.job, picture.exits, seen)
-        if seen.standing.ending:  # it is decided how the job ends, and its kind ends what is left of it
+        # It is decided how the job ends, and its kind ends what is left of it; or that may be what happens.
+        if seen.standing.ending or _may_succeed(tracked, [*picture.exits.values(), *exits]):
             exits = [gone for gone in exits if not _deleted(gone)]
         if seen.standing.size is not None and seen.standing.size != picture.job.size:
             exits = [gone for gone in exits if gone.rank < seen.standing.size and not _deleted(gone)]
@@ -283,6 +288,22 @@ def _rebased(job: ProtectedJob, now: Now, boot: str) -> ProtectedJob:
         return structs.replace(job, boot_id=boot)
     started_s = now.mono_s - max(0.0, now.wall_s - job.started_wall_s)
     return structs.replace(job, boot_id=boot, started_mono_s=started_s)
+
+
+def _may_succeed(tracked: Tracked, exits: Sequence[RankExit]) -> bool:
+    """Ranks were taken away, others have ended well, and none otherwise: for a while it is the kind's turn to say what
+    that means. The job is looked at again when that is over."""
+    ways = {"taken" if _deleted(gone) else "well" if gone.ok else "otherwise" for gone in exits}
+    if ways != {"taken", "well"}:
+        tracked.taken_mono_s = None
+        return False
+    now_s = system_now().mono_s
+    tracked.taken_mono_s = now_s if tracked.taken_mono_s is None else tracked.taken_mono_s
+    until_s = tracked.taken_mono_s + MAY_SUCCEED_S
+    if now_s >= until_s:
+        return False
+    tracked.due_mono_s = until_s
+    return True
 
 
 def _deleted(gone: RankExit) -> bool:

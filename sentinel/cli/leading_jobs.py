@@ -130,9 +130,13 @@ class LeadingJobs:
         self._wake.set()
 
     def _job_changed(self, job: Job) -> None:
-        if self.controller is not None and (tracked := self._tracked.get(_name(job))) is not None:
-            tracked.changed = True
+        if self.controller is not None and _name(job) in self._tracked:
             self._cluster.pods_changed(_name(job))
+            self._look_again(_name(job))
+
+    def _look_again(self, name: str) -> None:
+        if (tracked := self._tracked.get(name)) is not None:
+            tracked.changed = True
             self._wake.set()
 
     # ------------------------------------------------------------ what is shown
@@ -183,6 +187,7 @@ class LeadingJobs:
         self._cluster.observed = self._observed
         self._cluster.tell = self._told
         self._cluster.queued = self._queued
+        self._cluster.succeeded = self._look_again
         self._telling = telling = JobTelling(self._events, self._cluster, self._fleet)
         self._tracked = {}
         pods = self._fleet.pods

@@ -1,5 +1,6 @@
 """What comes in the middle of a recovery: more faults, an API server that is away, the leader's end, other policies."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from tests.kubernetes.local_fleet import Page
 from tests.kubernetes.proxy import Fault, Proxy
 from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, names, plane
 from tests.kubernetes.test_sized_jobs import CHECKPOINT, cordon, quota, spent, suspended
+from tests.rig.operators.base import is_true
 from tests.rig.processes import free_port
 from tests.samples import lost_gpu
 
@@ -296,6 +298,41 @@ def test_ranks_that_their_kind_ends_since_the_job_has_succeeded_are_no_loss(site
     site.kwok.end_pod(site.space, names(site.pods())[0], 0)
     site.until(site.state("succeeded", "error"))
     assert (site.record()["state"], site.incidents()) == ("succeeded", [])
+
+
+def ends_unheard(site: World) -> tuple[str, Fault]:
+    """A job that has succeeded, as the Job controller does it: it deletes the other pods first and writes afterwards
+    why. What is read of the job is what it was before, until the fault is taken away. Its path."""
+    site.protect(**RESTARTS)
+    path = site.create(led_by_the_first(2))
+    site.until(lambda: site.record().get("state") == "running" and len(site.pods()) == 2)
+    body = json.dumps(site.admin.get(path))
+    before = Fault(method="GET", path=path, answer=200, body=body, times=1 << 30)
+    site.proxy.faults.append(before)
+    site.kwok.end_pod(site.space, names(site.pods())[0], 0)
+    site.until(lambda: is_true(site.admin.get(path), "Complete"))
+    return path, before
+
+
+def test_a_rank_taken_away_before_its_kind_says_that_the_job_has_succeeded_is_no_loss(site: World) -> None:
+    path, before = ends_unheard(site)
+    looked = threading.Event()
+    before.when_come = looked.set
+    site.admin.patch(path, {"spec": {"ttlSecondsAfterFinished": 3600}})
+    assert looked.wait(120.0)
+    before.times = 0
+    site.admin.patch(path, {"spec": {"ttlSecondsAfterFinished": 7200}})
+    site.until(site.state("succeeded", "error"))
+    assert (site.record()["state"], site.incidents()) == ("succeeded", [])
+
+
+def test_a_job_that_has_succeeded_is_never_given_up_however_late_that_is_heard(site: World) -> None:
+    _, before = ends_unheard(site)
+    site.until(lambda: bool(site.incidents()))
+    before.times = 0
+    site.until(lambda: site.state("succeeded", "error")() and site.phases()[-1] in ("Cancelled", "Failed"))
+    assert (site.record()["state"], site.incident()["reason"]) == ("succeeded", "JobFinished")
+    assert "gave-up" not in stages(site)
 
 
 def test_a_rank_that_ends_in_error_while_its_job_succeeds_gives_up_no_job(site: World) -> None:

@@ -48,6 +48,7 @@ DRAIN_S = 5.0
 REFUSED_S = 30.0  # a stop that was refused is tried again after so long
 TRIES = 5  # of a decision that a write of somebody else overtook
 ASK_AGAIN_S = 1.0  # of an API server that is away
+ENDS_WELL_S = 30.0  # for the look at a job that has succeeded
 AWAY_S = 20.0  # without its answers a stop waits, and says so
 AWAY = "The API server does not answer what the stop asks of it: it goes on when it does."
 
@@ -72,6 +73,7 @@ class JobCluster(KnownJobs):
         self._sizing = Sizing(client, rooms, rooms.clock)
         self.tell: Callable[[str, str, str], None] = lambda job, reason, sentence: None
         self.queued: Callable[[str, str], None] = lambda job, waits: None
+        self.succeeded: Callable[[str], None] = lambda job: None
         self.observed: Callable[[str], bool] = lambda node: False
         self.unfit: Callable[[Collection[str]], Collection[str]] = lambda components: ()
 
@@ -170,11 +172,16 @@ class JobCluster(KnownJobs):
         Raises TemporaryError (not now) and PermanentError (its kind cannot, or the job is gone).
         """
         known = self._known(job)
-        seen = await self._patiently(
-            lambda: self._decided(
-                known, lambda seen: _begun(seen, size, self._hosts(seen, excluded), told(env))
+        try:
+            seen = await self._patiently(
+                lambda: self._decided(
+                    known, lambda seen: _begun(seen, size, self._hosts(seen, excluded), told(env))
+                )
             )
-        )
+        except PermanentError as error:
+            if error.reason == Reason.ENDED:
+                await self._ends_well(job, known)
+            raise
         waited, queued = Waited(), False
         while not all_up(started(known, seen), size):
             await self._turn(known)
@@ -189,6 +196,15 @@ class JobCluster(KnownJobs):
         await self._patiently(lambda: self._decided(known, job_start.settle))
         self._rooms.kept(job)
         return self._took(known, seen)
+
+    async def _ends_well(self, job: str, known: Known) -> None:
+        """Returns at once where the job has failed. One that succeeds is no start that was refused: the look at it
+        ends its recovery, and this with it, but where its ranks may have ended well because they were told to save."""
+        while (now := standing(await self._patiently(lambda: self._seen(known)))).ending and not now.ended:
+            await self._turn(known)
+        if now.ended == "succeeded":
+            self.succeeded(job)
+            await asyncio.sleep(ENDS_WELL_S)
 
     async def _tell_why(self, job: str, seen: Seen, waited: Waited) -> None:
         sentence, hopeless = await self._why_not_up(seen)
