@@ -96,17 +96,17 @@ def reap() -> None:
             pass
 
 
-def gate(folder: Path, command: list[str], settle_s: float) -> bool:
+def gate(folder: Path, command: list[str], limits_s: tuple[float, float], settle_s: float) -> bool:
     goes: list[Report] = []
     cache = ["-o", f"cache_dir={folder / 'cache'}"]  # where pytest keeps which tests failed last
     for number in range(1, GOES + 1):
         path = folder / f"go-{number}.json"
         options = ["-p", "tests.gate.report", f"--gate-report={path}", *cache]
         if number == 1:
-            status = run(command, [*options, f"--durations={SLOWEST}"], FIRST_GO_S, settle_s)
+            status = run(command, [*options, f"--durations={SLOWEST}"], limits_s[0], settle_s)
         else:
             earlier = [f"--gate-earlier={folder / f'go-{n}.json'}" for n in range(1, number)]
-            status = run([*command, "args=--last-failed"], [*options, *earlier], LATER_GO_S, settle_s)
+            status = run([*command, "args=--last-failed"], [*options, *earlier], limits_s[1], settle_s)
         if not path.exists():
             print(f"gate: the tests ended with {status} and without a report", flush=True)
             return False
@@ -144,6 +144,8 @@ def main() -> int:
     parser.add_argument(
         "--settle-s", type=float, default=60.0, help="for what ends by itself, as wardens of rigs"
     )
+    parser.add_argument("--first-go-s", type=float, default=FIRST_GO_S, help="ended and red after so long")
+    parser.add_argument("--later-go-s", type=float, default=LATER_GO_S, help="the same for each later go")
     asked = parser.parse_args()
     folder = asked.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -151,7 +153,7 @@ def main() -> int:
         old.unlink()
     if ctypes.CDLL(None, use_errno=True).prctl(SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
-    if not gate(folder, ["make", "test"], asked.settle_s):
+    if not gate(folder, ["make", "test"], (asked.first_go_s, asked.later_go_s), asked.settle_s):
         return 1
     note_passed()
     return 0

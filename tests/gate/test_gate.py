@@ -38,7 +38,12 @@ class Project:
         (folder / ".gitignore").write_text("/build/\n/goes\n__pycache__/\n.pytest_cache/\n")
 
     def run(
-        self, tests: str, first: str = "", commit: bool = True, checkout: bool = True
+        self,
+        tests: str,
+        first: str = "",
+        commit: bool = True,
+        checkout: bool = True,
+        more: tuple[str, ...] = (),
     ) -> subprocess.CompletedProcess[str]:
         (self.folder / "test_it.py").write_text(GOES + tests)
         if checkout:
@@ -50,7 +55,7 @@ class Project:
         env["XDG_CACHE_HOME"] = str(self.folder / "build" / "cache")
         for name in ("args", "MAKEFLAGS", "MAKELEVEL"):  # of `make test args="..."`, which hands its words on
             env.pop(name, None)
-        words = [sys.executable, "-m", "tests.gate", "--settle-s", "1"]
+        words = [sys.executable, "-m", "tests.gate", "--settle-s", "1", *more]
         return subprocess.run(words, cwd=self.folder, env=env, capture_output=True, text=True)
 
     def git(self, *words: str) -> str:
@@ -175,6 +180,16 @@ def test_nothing_of_the_first_go_runs_beside_the_second(project: Project) -> Non
     assert done.returncode == 0, done.stdout
     assert "left behind: sleep 1000" in done.stdout
     assert project.goes == 2
+
+
+@pytest.mark.parametrize(("hangs", "limit"), [(1, "--first-go-s"), (2, "--later-go-s")])
+def test_a_go_that_hangs_is_ended_and_red(project: Project, hangs: int, limit: str) -> None:
+    test = f"import time\ndef test_hangs():\n    time.sleep(1000) if go() == {hangs} else None\n    assert False\n"
+    done = project.run(test, more=(limit, "10"))
+    assert done.returncode == 1
+    assert "gate: not over after 10 s" in done.stdout
+    assert not (project.out / f"go-{hangs + 1}.json").exists()
+    assert project.noted == []
 
 
 def test_an_orphan_that_ends_leaves_no_trace(project: Project) -> None:
