@@ -64,7 +64,9 @@ class JobRecords:
         return [step["phase"] for step in found[-1].get("steps", [])] if found else []
 
     def records_told(self) -> str:
-        return json.dumps([self.record(), self.incidents()], indent=1)
+        found = self.admin.items(f"{CUSTOM}/namespaces/{self.space}/protectedjobs")
+        notes = [one["metadata"].get("annotations", {}) for one in found]
+        return json.dumps([self.record(), notes, self.incidents()], indent=1)
 
 
 class JobSite(JobRecords, Fleet):
