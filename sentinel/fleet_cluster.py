@@ -1,6 +1,6 @@
 """What the controller of a cluster's nodes asks of the cluster, and what it does to it."""
 
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
 from sentinel.core.fleet_events import DoEvent
@@ -33,14 +33,17 @@ class FleetCluster(Shown, Protocol):
         """When the API server said last how leases stand."""
 
     async def take_over(self) -> None:
-        """Read all records, and see to it that no write of an earlier leader comes after ours."""
+        """Read all records."""
+
+    async def claim(self, node: str) -> None:
+        """See to it that no write of an earlier leader to this node and its open records comes after this."""
 
     @property
     def paused(self) -> str:
         """By whom or why; "": not paused."""
 
-    def take_orders(self) -> Mapping[str, Awaitable[None]]:
-        """For each object where people ordered something since: what makes it stand in `orders`."""
+    def take_orders(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        """By node, where people ordered something about it since: what makes it stand in `orders`."""
 
     async def answer(self, answer: Answer) -> None:
         """Tell who ordered it, and take it away."""
@@ -51,8 +54,11 @@ class FleetCluster(Shown, Protocol):
     def check_leading(self) -> None:
         """Raises NotLeading (a PermanentError) where it is not sure that this process leads."""
 
-    async def settle(self) -> None:
-        """Know what became of every save: brakes are counted from `records`."""
+    async def settle(self, record: NodeQuarantine) -> None:
+        """Know what became of every save of it: brakes are counted from `records`."""
+
+    def unsure(self, record: NodeQuarantine) -> bool:
+        """Is it not known what became of a save of it?"""
 
     async def save(self, record: NodeQuarantine) -> None: ...
     async def show(self, record: NodeQuarantine) -> None:

@@ -1,24 +1,27 @@
 """The controller of a cluster's nodes, for as long as it leads: fold → decide → record → act.
 
-One task does it, round after round. A round is about the nodes of which something changed, and every few seconds
-about all of them. A record is saved before anything is done about it; what a failure left undone is seen by the
-next whole round, which compares nodes with records. Silence and brakes are judged in core/fleet*.py.
+One task decides, round after round. A round is about the nodes of which something changed, and every few seconds
+about all of them. What was decided about a node is written by a task of its own (works.py), and until that has ended
+nothing more is decided about it, while brakes count it as taken. A record is saved before anything is done about it;
+what a failure left undone is seen by the next whole round, which compares nodes with records. Silence and brakes are
+judged in core/fleet*.py.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import islice
 
 import structlog
 
-from sentinel import fleet_numbers
+from sentinel import fleet_mail, fleet_numbers
 from sentinel.clock import Clock
 from sentinel.core import fleet, fleet_conditions, fleet_fence, fleet_marks
 from sentinel.core.fleet_brakes import Use
 from sentinel.core.fleet_events import (
     Decision,
     DoEvent,
-    DoTell,
     Effect,
     End,
     FenceBegun,
@@ -29,7 +32,6 @@ from sentinel.core.fleet_events import (
     Removed,
 )
 from sentinel.core.fleet_hook import FenceCall
-from sentinel.core.fleet_marks import MarkWrite
 from sentinel.core.fleet_model import (
     FleetPicture,
     Kind,
@@ -38,6 +40,7 @@ from sentinel.core.fleet_model import (
     NodePicture,
     NodeQuarantine,
 )
+from sentinel.core.fleet_orders import Answer
 from sentinel.core.fleet_record import step
 from sentinel.core.fleet_release import acting
 from sentinel.core.fleet_settings import FleetSettings
@@ -50,19 +53,21 @@ from sentinel.fleet_cluster import FleetCluster
 from sentinel.fleet_mail import MailBook
 from sentinel.fleet_nodes import FleetNodes
 from sentinel.fleet_notes import Notes
-from sentinel.fleet_status import RecordStatus
+from sentinel.fleet_pending import Pending, Telling, without_a_flood_of_silences
+from sentinel.fleet_showing import Showing
+from sentinel.fleet_status import SHOWN_AT_ONCE, RecordStatus
 from sentinel.metrics import Metrics
 from sentinel.recording import Recorder
 from sentinel.transport.wire import Arrived
+from sentinel.works import Works
 
 log = structlog.get_logger(__name__)
 
 WHOLE_S = 3.0  # between two rounds about all nodes
-AT_ONCE = 16  # writes under way together
-TOLD_AT_ONCE = 8  # nodes whose conditions are written between two rounds: cordons do not wait for many
-SILENCES = 64  # records of silent nodes that are moved in one round
+SILENCES = 64  # records of silent nodes that are written at a time
 AGAIN_S = 5.0  # the longest pause after a round that failed
 PRUNED = 50  # records that one round deletes: a long list of them holds up nothing else
+_SAVES = ("isolate", "save")  # of what was decided; what takes a node out of service, and the rest
 
 
 class FleetController:
@@ -89,17 +94,20 @@ class FleetController:
         self._cluster = cluster
         self._clock = clock
         self._tell = tell
-        self._told: set[str] = set()
         self._paused = ""
         self.nodes = FleetNodes(cluster, clock, lambda node: bool(self._conditions(node, [])), recorder)
         self._led_mono_s = 0.0
-        self._decided_on: Mapping[str, NodeQuarantine] = {}  # records when it was decided what to save
+        self._pending = Pending(cluster)
+        self._telling = Telling(cluster, tell, lambda: self.mail_waits())
+        self._unclaimed: dict[str, None] = {}  # nodes to which an earlier leader may still write
+        self._missed: set[str] = set()  # nodes that changed while something was written
         self._lived_with: dict[
             str, list[NodeQuarantine]
         ] = {}  # by node: ended records with findings that stay
-        self._untold: dict[str, None] = {}  # nodes whose conditions differ from what they should say
-        self._status = RecordStatus(cluster, clock, self._all)
-        self._again = False  # a round has left something to the next one
+        self._status = RecordStatus(cluster, clock)
+        self._works = Works(self._ended, self.changed)
+        self._showing = Showing(cluster, self.nodes, self._works, self._conditions)
+        self._silences_wait = False  # a round has left some to the next one
         self._wake = asyncio.Event()
         self.mails = MailBook(self._wake.set)
         self.notes = Notes(self._metrics, tell)
@@ -162,6 +170,7 @@ class FleetController:
             paused=self._cluster.paused,
             orders=self._cluster.orders,
             fenced=self._fencer.outcomes,
+            busy=self._busy(),
             # Read by whole rounds alone.
             orphans=dict(self._cluster.orphans()) if only is None else {},
         )
@@ -190,23 +199,27 @@ class FleetController:
     def forget(self) -> None:
         """What was heard and told under another leadership."""
         self.nodes.forget()
-        self._untold.clear()
+        for kept in (self._pending, self._telling, self._showing, self._unclaimed, self._missed):
+            kept.clear()
+        for told in (self.mails, self.notes):
+            told.clear()
         self._status.forget()
-        self._told.clear()
-        self.mails.clear()
-        self.notes.clear()
 
     def to_tell(self) -> Iterator[NodeQuarantine]:
-        return self.mails.to_tell(self._cluster.records)
+        """That a node is out of service is told when it is."""
+        found = self.mails.to_tell(self._cluster.records)
+        return (one for one in found if not self._telling.waits(one) and one.id not in self._pending)
 
-    async def _write_mails(self, epoch: int) -> None:
-        self._decided_on = self._cluster.records
-        due = self.mails.due(self._decided_on, self._clock(), epoch)
-        refused = await self._all("mail-record", {id: self._save(one) for id, one in due.items()})
-        for id in due.keys() - refused.keys():
-            self.mails.saved(due[id])
-        if self.mails.unsaved and not refused:
-            self._wake.set()
+    def _write_mails(self, epoch: int) -> None:
+        records = self._cluster.records
+        room = fleet_mail.AT_ONCE - self._works.of("mail-record")
+        may = partial(self._works.may, effect="mail-record")
+        for id, record in self.mails.due(records, self._clock(), epoch, may, room).items():
+            self._works.go(record.node, "mail-record", partial(self._save_mail, record, records.get(id)))
+
+    async def _save_mail(self, record: NodeQuarantine, before: NodeQuarantine | None) -> None:
+        await self._save(record, before)
+        self.mails.saved(record)
 
     async def lead(self, epoch: int) -> None:
         """Until cancelled; may be begun again."""
@@ -214,6 +227,7 @@ class FleetController:
             await self._lead(epoch)
         finally:
             self._fencer.stop()
+            await self._works.stop()
 
     async def _lead(self, epoch: int) -> None:
         self._led_mono_s = self._clock().mono_s
@@ -221,69 +235,102 @@ class FleetController:
             self._recorder.lead(epoch, self.settings)
         self.turned_mono_s = None
         self.lead_began.clear()
-        while not await self._went_well("take-over", self._cluster.take_over()):
+        while not await self._took_over():
             pass
+        self._unclaimed = {one.node: None for one in self._cluster.records.values() if one.state.open}
         self.lead_began.set()
         whole_mono_s = 0.0
         while True:
-            now_s = self._clock().mono_s
+            self.turned_mono_s = now_s = self._clock().mono_s
             self._wake.clear()
-            if now_s - whole_mono_s >= WHOLE_S or self._again:
+            if now_s - whole_mono_s >= WHOLE_S or self._room_for_silences():
                 whole_mono_s = now_s
                 self._status.look_over()
                 await self.nodes.look_ahead(WHOLE_S, lambda: self._changed(epoch))
-                await self._timed_round(epoch, whole=True)
+                self._timed_round(epoch, whole=True)
             else:
                 await self._changed(epoch)
-            await self._went_well("tell", self._tell_conditions())
-            if self.mails.unsaved and not self.nodes.changed:
-                await self._went_well("mail-record", self._write_mails(epoch))
-            if self._status.due and not self.nodes.changed and not self._untold:
-                await self._status.write_some()
-            more = self._untold or self._status.due or self._again
-            left_s = 0.0 if more else WHOLE_S - (self._clock().mono_s - whole_mono_s)
+            self._write_what_can_wait(epoch)
+            await asyncio.sleep(0)
+            left_s = WHOLE_S - (self._clock().mono_s - whole_mono_s)
             # Not wait_for: in Python 3.11 it forgets that it is cancelled when what it waits for comes just then.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, left_s)):
                     await self._wake.wait()
+
+    async def _took_over(self) -> bool:
+        try:
+            await self._cluster.take_over()
+        except (TemporaryError, PermanentError) as error:
+            self._failed("take-over", "", error)
+            await asyncio.sleep(min(getattr(error, "delay_s", AGAIN_S), AGAIN_S))
+            return False
+        return True
 
     async def _changed(self, epoch: int) -> None:
         """A round about what has changed, if anything has. Lets others have their turn."""
         self.turned_mono_s = self._clock().mono_s
         await asyncio.sleep(0)
         if self.nodes.changed:
-            await self._timed_round(epoch, whole=False)
+            self._timed_round(epoch, whole=False)
 
-    async def _timed_round(self, epoch: int, *, whole: bool) -> None:
+    def _timed_round(self, epoch: int, *, whole: bool) -> None:
         begun_s = self._clock().mono_s
-        await self._went_well("round", self._round(epoch, whole))
+        self._round(epoch, whole)
         self._metrics.round("all" if whole else "changed", self._clock().mono_s - begun_s)
 
-    async def _went_well(self, what: str, work: Awaitable[None]) -> bool:
-        """After a failure everything is looked at again, with what is known by then."""
-        try:
-            await work
-        except (TemporaryError, PermanentError) as error:
-            self._failed(what, "", error)
-            await asyncio.sleep(min(getattr(error, "delay_s", AGAIN_S), AGAIN_S))
-            return False
-        return True
+    # ------------------------------------------------------------ what is under way
+
+    def _room_for_silences(self) -> bool:
+        """Were some left to the next round, and is there room for them?"""
+        return self._silences_wait and 2 * self._pending.silences <= SILENCES
+
+    def _busy(self) -> frozenset[str]:
+        """Nodes about which nothing is decided now."""
+        being_saved = {one.node for one in self._pending.records}
+        resting = self._works.resting(*_SAVES)
+        return frozenset(self._works.keys | self._unclaimed.keys() | being_saved | resting)
+
+    def _ended(self, key: str, effect: str, error: Exception | None) -> None:
+        """A work, well or not."""
+        self.turned_mono_s = self._clock().mono_s
+        if error is None:
+            self._metrics.effect(effect)
+        else:
+            self._failed(effect, key, error)
+        if effect in (*_SAVES, "settle"):
+            self._pending.ended(key)
+        if effect == "claim" and error is None:
+            self._unclaimed.pop(key, None)
+        if effect in _SAVES:
+            self._showing.begin([key], next=True)
+        if effect in (*_SAVES, "show"):
+            self._telling.shown(key, self.nodes.joined(key), error)
+        if effect in (*_SAVES, "settle", "claim") or key in self._missed:
+            self._missed.discard(key)
+            self.changed(key)
+        self._wake.set()
 
     def _failed(self, effect: str, about: str, error: Exception) -> None:
         self.failures += 1
+        if not isinstance(error, (TemporaryError, PermanentError)):
+            self._metrics.exception(effect)
         self._metrics.effect_failed(effect, permanent=isinstance(error, PermanentError))
-        if effect == "save":
+        if effect in _SAVES:
             self._metrics.record_failed()
         log.warning("fleet_failed", effect=effect, about=about, error=f"{type(error).__name__}: {error}")
 
-    async def _round(self, epoch: int, whole: bool) -> None:
+    # ------------------------------------------------------------ one round
+
+    def _round(self, epoch: int, whole: bool) -> None:
+        """Decides, and begins what follows from it. Waits for nothing."""
         self.rounds += 1
-        await self._cluster.settle()
-        only = None if whole else frozenset(self.nodes.changed)
-        now, records = self._clock(), self._cluster.records
+        changed = frozenset(self.nodes.changed)
+        only = None if whole else changed
+        now, records = self._clock(), self._pending.counted()
         picture = self._picture(epoch, records, only)
         self.nodes.changed.clear()
-        self._decided_on = records
+        self._missed |= (changed | {order.node for order in picture.orders}) & picture.busy
         if only is None:
             self._lived_with = {}
             for one in records.values():
@@ -297,72 +344,120 @@ class FleetController:
                 self._lost_rounds = self._recorder.lost
                 self._metrics.effect_failed("recording", permanent=False)
         self.nodes.looked = {}
-        first, self._again = _without_a_flood_of_silences(decisions, records), False
-        moved, effects, taking = self._stepped(first, records, now, epoch)
-        # What gives room of a brake is saved before what takes it, which was counted with that. The rest can wait.
-        giving = {one.record for one in first if isinstance(one.event, (End, HeldBack))} - taking
-        refused = await self._saved(giving, moved, effects)
-        own = fleet_marks.by_node(self._cluster.records.values())
-        cordons_first = sorted(taking, key=lambda id: moved[id].kind is Kind.SILENCE)
-        refused |= await self._all(
-            "isolate",
-            {id: self._isolated(moved[id], own.get(moved[id].node, []), effects) for id in cordons_first},
-        )
-        refused |= await self._saved(moved.keys() - taking - giving, moved, effects)
+        self._silences_wait = self._silences_wait and not whole
+        later = self._carry_out(decisions, records, now, epoch)
         self._fencer.settle(self._cluster.records)
-        self._again = not refused and len(first) < len(decisions)
         names = {*(picture.nodes.keys() - self.nodes.quiet if only is None else only)}
-        names.update(one.node for one in (self._cluster.records if only is None else moved).values())
-        marks = {wanted.node: self._cluster.mark(wanted) for wanted in self._outstanding(names)}
-        await self._all("show", marks)
         if only is None:
-            self._note(picture, epoch, now)
-            removals = fleet_marks.outstanding(picture, self._cluster.records)[1]
-            await self._all(
-                "remove", {removal.node: self._cluster.remove(removal.pods) for removal in removals}
-            )
-            await self._fence(picture, now)
-            old = fleet.pruned(picture, self._cluster.records, self.settings, now)[:PRUNED]
-            await self._all("prune", {record.id: self._cluster.delete(record) for record in old})
-        later = {one.node for one in decisions if one.record not in moved}
-        await self._answer(picture, later | {moved[id].node for id in refused}, now)
-        await self._all("order", self._cluster.take_orders())
+            names.update(one.node for one in self._cluster.records.values())
+        self._showing.begin(names)
+        if only is None:
+            self._look_after_the_rest(picture, epoch, now)
+        self._answer(picture, later, now)
+        for node, take in self._cluster.take_orders().items():
+            self._works.go(node, "order", take)
 
-    async def _fence(self, picture: FleetPicture, now: Now) -> None:
+    def _carry_out(
+        self, decisions: tuple[Decision, ...], records: Mapping[str, NodeQuarantine], now: Now, epoch: int
+    ) -> set[str]:
+        """Begins to write what was decided. Returns the nodes about which it is decided again."""
+        some = without_a_flood_of_silences(decisions, records, SILENCES - self._pending.silences)
+        self._silences_wait = self._silences_wait or len(some) < len(decisions)
+        giving = any(isinstance(one.event, (End, HeldBack)) for one in some)
+        # What takes room of a brake was counted with what gives room now: it is decided again when that is saved.
+        now_on, held = list[Decision](), set[str]()
+        for one in some:
+            if (giving and _takes(one)) or one.node in held:
+                held.add(one.node)
+            else:
+                now_on.append(one)
+        if held:
+            self.nodes.changed |= held
+            self._wake.set()
+        later = held | {one.node for one in decisions} - {one.node for one in some}
+        moved, effects, taking = self._stepped(now_on, records, now, epoch)
+        by_node = fleet_marks.by_node(moved.values())
+        for node in sorted(by_node, key=lambda name: (name not in taking, taking.get(name) is Kind.SILENCE)):
+            own = by_node[node]
+            urgent = node in taking
+            work = partial(self._written, own, [records.get(one.id) for one in own], effects)
+            if self._works.go(node, "isolate" if urgent else "save", work, urgent=urgent):
+                self._pending.add(own)
+            else:
+                later.add(node)
+        return later
+
+    async def _written(
+        self,
+        moved: list[NodeQuarantine],
+        before: list[NodeQuarantine | None],
+        effects: Mapping[str, list[Effect]],
+    ) -> None:
+        """What was decided about one node, record by record."""
+        for record, known in zip(moved, before, strict=True):
+            await self._save(record, known)
+            self._telling.saved(record, effects[record.id])
+
+    def _look_after_the_rest(self, picture: FleetPicture, epoch: int, now: Now) -> None:
+        """What whole rounds do besides."""
+        for node in self._unclaimed:
+            self._works.go(node, "claim", partial(self._cluster.claim, node))
+        for record in self._pending.records:
+            self._works.go(record.node, "settle", partial(self._cluster.settle, record))
+        found = fleet_numbers.unjudged(picture, self._cluster.records, self.settings, now, self.nodes.quiet)
+        if self.notes.note(found, epoch, now):
+            self.mail_waits()
+        for removal in fleet_marks.outstanding(picture, self._cluster.records)[1]:
+            if removal.node not in picture.busy:  # what could not be saved may be that it is heard again
+                self._works.go(removal.node, "remove", partial(self._cluster.remove, removal.pods))
+        self._fence(picture, now)
+        pruned = fleet.pruned(picture, self._cluster.records, self.settings, now)
+        for old in islice((one for one in pruned if self._works.may(one.node, "prune")), PRUNED):
+            self._works.go(old.node, "prune", partial(self._cluster.delete, old))
+
+    def _write_what_can_wait(self, epoch: int) -> None:
+        """A few at a time."""
+        self._showing.tell_conditions()
+        if self.mails.unsaved:
+            self._write_mails(epoch)
+        room = SHOWN_AT_ONCE - self._works.of("record-status")
+        for record in self._status.due():
+            if room <= 0:
+                break
+            room -= self._works.go(record.node, "record-status", partial(self._status.write, record))
+
+    def _fence(self, picture: FleetPicture, now: Now) -> None:
         records = self._cluster.records
-        found = fleet.fence_calls(picture, records, self.settings, now, self.nodes.quiet)
+        for one in fleet.fence_calls(picture, records, self.settings, now, self.nodes.quiet):
+            if self._fencer.may_call(one) and one.node not in picture.busy:
+                self._works.go(one.node, "fence", partial(self._call, one, picture))
 
-        async def call(one: FenceCall) -> None:
-            # What the round has seen is some seconds old by now: it had to save.
-            self._cluster.check_leading()
-            node = self.nodes.joined(one.node)
-            if node is not None and unreachable(node, picture, self.settings, self._clock()):
-                self._fencer.call(one)
+    async def _call(self, one: FenceCall, picture: FleetPicture) -> None:
+        # What the round has seen is some time old by now.
+        self._cluster.check_leading()
+        node = self.nodes.joined(one.node)
+        if node is not None and unreachable(node, picture, self.settings, self._clock()):
+            self._fencer.call(one)
 
-        await self._all("fence", {one.node: call(one) for one in found if self._fencer.may_call(one)})
-
-    async def _answer(self, picture: FleetPicture, again: Collection[str], now: Now) -> None:
-        """`again`: nodes about which it is decided again. `now`: of the decisions, for the answers go with them."""
+    def _answer(self, picture: FleetPicture, later: Collection[str], now: Now) -> None:
+        """`later`: nodes about which it is decided again. `now`: of the decisions, for the answers go with them."""
         records = self._cluster.records
         if not picture.orders or fleet.superseded(picture, records):
             return
-        found = fleet.answers(picture, records, self.settings, now)
-        for one in (ready := [one for one in found if one.order.node not in again]):
-            order = one.order
-            log.info("fleet_order", node=order.node, order=order.kind, by=order.by, sentence=one.sentence)
-            node = picture.nodes.get(order.node)
-            if not one.done and node is not None:
-                self._cluster.event(DoEvent(node.name, node.uid, "OrderDeclined", one.sentence, True))
-        await self._all("answer", {one.order.id: self._cluster.answer(one) for one in ready})
+        for one in fleet.answers(picture, records, self.settings, now):
+            if one.order.node not in later and one.order.node not in picture.busy:
+                self._works.go(one.order.node, "answer", partial(self._give_answer, one, picture))
+
+    async def _give_answer(self, one: Answer, picture: FleetPicture) -> None:
+        order, node = one.order, picture.nodes.get(one.order.node)
+        log.info("fleet_order", node=order.node, order=order.kind, by=order.by, sentence=one.sentence)
+        if not one.done and node is not None:
+            self._cluster.event(DoEvent(node.name, node.uid, "OrderDeclined", one.sentence, True))
+        await self._cluster.answer(one)
 
     def record_mail(self, record: str, mail: NodeMail) -> None:
         if not self.notes.record(record, mail):
             self.mails.record(record, mail)
-
-    def _note(self, picture: FleetPicture, epoch: int, now: Now) -> None:
-        found = fleet_numbers.unjudged(picture, self._cluster.records, self.settings, now, self.nodes.quiet)
-        if self.notes.note(found, epoch, now):
-            self.mail_waits()
 
     def _note_pause(self, paused: str) -> None:
         if paused != self._paused:
@@ -371,12 +466,12 @@ class FleetController:
             self._tell(f"is paused: {paused}" if paused else "is not paused any more")
 
     def _stepped(
-        self, decisions: tuple[Decision, ...], records: Mapping[str, NodeQuarantine], now: Now, epoch: int
-    ) -> tuple[dict[str, NodeQuarantine], dict[str, list[Effect]], set[str]]:
-        """The records after all decisions, what is to be told of each, and which of them take room of a brake."""
+        self, decisions: Iterable[Decision], records: Mapping[str, NodeQuarantine], now: Now, epoch: int
+    ) -> tuple[dict[str, NodeQuarantine], dict[str, list[Effect]], dict[str, Kind]]:
+        """The records after all decisions, what is to be told of each, and the nodes whose take room of a brake."""
         moved: dict[str, NodeQuarantine] = {}
         effects: dict[str, list[Effect]] = {}
-        taking = set()
+        taking: dict[str, Kind] = {}
         for decision in decisions:
             log.info("fleet_decided", node=decision.node, reason=decision.reason, sentence=decision.sentence)
             self._metrics.decision(decision.reason.value)
@@ -384,118 +479,23 @@ class FleetController:
             record, follows = step(before, decision.event, now, epoch)
             moved[record.id] = record
             effects.setdefault(record.id, []).extend(follows)
-            if isinstance(decision.event, (Open, Isolate, Removed, FenceBegun)):
-                taking.add(record.id)
+            if _takes(decision) and taking.get(record.node, Kind.SILENCE) is Kind.SILENCE:
+                taking[record.node] = record.kind
         return moved, effects, taking
 
-    async def _isolated(
-        self, record: NodeQuarantine, own: list[NodeQuarantine], effects: Mapping[str, Iterable[Effect]]
-    ) -> None:
-        """Saved, and the node marked at once: each as soon as its own record is there. `own`: all of its node."""
-        await self._save(record)
-        node = self.nodes.pictures.get(record.node)
-        others = [one for one in own if one.id != record.id]
-        try:
-            if node is not None and (wanted := fleet_marks.write(node, [*others, record])) is not None:
-                await self._cluster.mark(wanted)
-        finally:
-            self._say(effects, [record.id])
-
-    async def _saved(
-        self, ids: Set[str], moved: Mapping[str, NodeQuarantine], effects: Mapping[str, list[Effect]]
-    ) -> dict[str, Exception]:
-        """Saved and told. Raises TemporaryError: then nothing more is done in this round."""
-        refused = await self._all("save", {id: self._save(moved[id]) for id in ids})
-        self._say(effects, ids - refused.keys())
-        for error in refused.values():
-            if isinstance(error, TemporaryError):
-                raise error
-        return refused
-
-    async def _save(self, record: NodeQuarantine) -> None:
-        if self._cluster.record(record.id) != self._decided_on.get(record.id):
+    async def _save(self, record: NodeQuarantine, before: NodeQuarantine | None) -> None:
+        """`before`: as it was when that was decided."""
+        await self._cluster.settle(record)
+        if self._cluster.record(record.id) != before:
             raise TemporaryError(f"record {record.id} was changed after it was decided about", 0.0)
         await self._cluster.save(record)
         self._status.saved(record.id)
         self._metrics.records_saved()
 
-    def _outstanding(self, names: Collection[str]) -> Iterator[MarkWrite]:
-        """What these nodes must be made to show; those whose conditions differ are noted besides."""
-        records = fleet_marks.by_node(self._cluster.records.values())
-        for name in names:
-            if name not in self.nodes.pictures or (name in self.nodes.plain and name not in records):
-                continue
-            if (node := self.nodes.joined(name)) is None:
-                continue
-            own = records.get(name, [])
-            if self._conditions(node, own):
-                self._untold[name] = None
-            if (wanted := fleet_marks.write(node, own)) is not None:
-                yield wanted
-
-    async def _tell_conditions(self) -> None:
-        """Of a few nodes at a time, so that no cordon waits for many of them."""
-        names = [*self._untold][:TOLD_AT_ONCE]
-        own = fleet_marks.by_node(self._cluster.records.values()) if names else {}
-        works = {}
-        for name in names:
-            del self._untold[name]
-            node = self.nodes.joined(name)
-            if node is not None and (wanted := self._conditions(node, own.get(name, []))):
-                works[name] = self._cluster.set_conditions(name, wanted)
-        await self._all("show", works)
-
     def _conditions(self, node: NodePicture, own: list[NodeQuarantine]) -> tuple[NodeCondition, ...]:
         return fleet_conditions.writes(node, own, self.settings, self._clock(), paused=bool(self._paused))
 
-    def _say(self, effects: Mapping[str, Iterable[Effect]], saved: Iterable[str]) -> None:
-        """What was decided is told once it is saved: what could not be saved is decided again, or not."""
-        for effect in (effect for id in saved for effect in effects[id]):
-            if isinstance(effect, DoEvent):
-                self._cluster.event(effect)
-            elif isinstance(effect, DoTell) and effect.key not in self._told:
-                self._told.add(effect.key)
-                self._tell(effect.sentence)
-                self.mail_waits()
 
-    async def _all(self, effect: str, works: Mapping[str, Awaitable[None]]) -> dict[str, Exception]:
-        """Some at a time. What fails is counted and does not hold up the rest."""
-        allowed = asyncio.Semaphore(AT_ONCE)
-        failed: dict[str, Exception] = {}
-
-        async def one(name: str, work: Awaitable[None]) -> None:
-            async with allowed:
-                try:
-                    await work
-                    self._metrics.effect(effect)
-                except (TemporaryError, PermanentError) as error:
-                    self._failed(effect, name, error)
-                    failed[name] = error
-                except Exception as error:  # boundary: what one node or record breaks holds up no other
-                    log.exception("fleet_work_broke", effect=effect, about=name)
-                    self._metrics.exception(effect)
-                    self._failed(effect, name, error)
-                    failed[name] = error
-                self.turned_mono_s = self._clock().mono_s
-
-        try:
-            await asyncio.gather(*(one(name, work) for name, work in works.items()))
-        finally:
-            for work in works.values():
-                if asyncio.iscoroutine(work):
-                    work.close()  # of a round that was cancelled, what had not begun
-        return failed
-
-
-def _without_a_flood_of_silences(
-    decisions: tuple[Decision, ...], records: Mapping[str, NodeQuarantine]
-) -> tuple[Decision, ...]:
-    """What is left out is decided again in the next round: thousands of nodes that fall silent hold up no cordon."""
-    silences: dict[str, None] = {}
-    for one in decisions:
-        known = records.get(one.record)
-        kind = one.event.kind if isinstance(one.event, Open) else known.kind if known is not None else None
-        if kind is Kind.SILENCE:
-            silences[one.record] = None
-    left = frozenset([*silences][SILENCES:])
-    return tuple(one for one in decisions if one.record not in left)
+def _takes(decision: Decision) -> bool:
+    """Does it take room of a brake?"""
+    return isinstance(decision.event, (Open, Isolate, Removed, FenceBegun))

@@ -11,7 +11,7 @@ from sentinel.core.fleet_model import Brake, NodeMail, NodeQuarantine
 from sentinel.core.fleet_record import step
 from sentinel.core.now import Now
 
-AT_ONCE = 8  # records that are written between two rounds: an isolation never waits for them for long
+AT_ONCE = 8  # records that are written for mails
 
 
 class MailBook:
@@ -49,14 +49,25 @@ class MailBook:
             self._all_saved.clear()
             self._changed()
 
-    def due(self, records: Mapping[str, NodeQuarantine], now: Now, epoch: int) -> dict[str, NodeQuarantine]:
-        """A few records as they are to be saved."""
+    def due(
+        self,
+        records: Mapping[str, NodeQuarantine],
+        now: Now,
+        epoch: int,
+        may: Callable[[str], bool],
+        most: int,
+    ) -> dict[str, NodeQuarantine]:
+        """So many records at `most` as they are to be saved, one of a node. `may`: can that node's be saved now?"""
         moved: dict[str, NodeQuarantine] = {}
-        for id, stage in sorted(self._unsaved)[:AT_ONCE]:
+        nodes: set[str] = set()
+        for id, stage in sorted(self._unsaved):
             before = moved.get(id) or records.get(id)
             if before is None:  # it was deleted meanwhile
                 self._done(id, stage)
                 continue
+            if id not in moved and (len(moved) >= most or before.node in nodes or not may(before.node)):
+                continue
+            nodes.add(before.node)
             told = Told(reason=Reason.TOLD, sentence="A mail has gone.", mail=self._mails[id, stage])
             moved[id], _ = step(before, told, now, epoch)
         return moved

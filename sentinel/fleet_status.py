@@ -1,27 +1,24 @@
 """The status of the fleet's records, which lags behind them: for who reads it, and in the way of nothing else."""
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Iterator
 
 from sentinel.clock import Clock
 from sentinel.core.fleet_model import NodeQuarantine
+from sentinel.errors import PermanentError, TemporaryError
 from sentinel.fleet_cluster import FleetCluster
 
-SHOWN_AT_ONCE = 8
-SHOW_S = 1.0  # for the status of so many records: cordons wait for it
-SHOW_AGAIN_S = 10.0  # after a status that could not be written
-REST = 4.0  # times as long as some took nothing is written: others have most of the API server
-
-Perform = Callable[[str, Mapping[str, Awaitable[None]]], Awaitable[Mapping[str, Exception]]]
+SHOWN_AT_ONCE = 4
+SHOW_S = 1.0  # for one status: its node waits for it
+SHOW_AGAIN_S = 10.0  # after a status that was not answered
+REFUSED_S = 0.25  # after one that is refused: so may be all of them
+REST = 4.0  # times as long as one took nothing is begun: others have most of the API server
 
 
 class RecordStatus:
-    """`perform` does works of one kind, and returns what failed."""
-
-    def __init__(self, cluster: FleetCluster, clock: Clock, perform: Perform) -> None:
-        self._cluster, self._clock, self._perform = cluster, clock, perform
+    def __init__(self, cluster: FleetCluster, clock: Clock) -> None:
+        self._cluster, self._clock = cluster, clock
         self._shown: dict[str, NodeQuarantine] = {}  # records as their status says them
         self._lag: dict[str, None] = {}  # those whose status may lag
         self._from_mono_s = 0.0  # after a failure
@@ -40,23 +37,30 @@ class RecordStatus:
         self._shown = {id: one for id, one in self._shown.items() if records.get(id) is one}
         self._lag = dict.fromkeys(id for id in records if id not in self._shown)
 
-    @property
-    def due(self) -> bool:
-        return bool(self._lag) and self._clock().mono_s >= self._from_mono_s
+    def due(self) -> Iterator[NodeQuarantine]:
+        """What may be written now, the one that lags longest first."""
+        for id in [*self._lag] if self._clock().mono_s >= self._from_mono_s else ():
+            record = self._cluster.record(id)
+            if record is None:
+                del self._lag[id]
+            else:
+                yield record
 
-    async def write_some(self) -> None:
-        shown = {}
-        for id in [*self._lag][:SHOWN_AT_ONCE]:
-            del self._lag[id]
-            if (record := self._cluster.record(id)) is not None:
-                shown[id] = record
+    async def write(self, record: NodeQuarantine) -> None:
+        """Raises what the cluster raises, and TemporaryError after SHOW_S."""
+        self._lag.pop(record.id, None)
         begun_s = time.monotonic()
-        failed: Collection[str] = shown.keys()
-        with contextlib.suppress(TimeoutError):
+        rest_s = SHOW_AGAIN_S
+        try:
             async with asyncio.timeout(SHOW_S):
-                works = {id: self._cluster.show(one) for id, one in shown.items()}
-                failed = (await self._perform("record-status", works)).keys()
-        self._shown.update((id, one) for id, one in shown.items() if id not in failed)
-        took_s = time.monotonic() - begun_s
-        if failed or took_s > SHOW_S / 4:
-            self._from_mono_s = self._clock().mono_s + (SHOW_AGAIN_S if failed else REST * took_s)
+                await self._cluster.show(record)
+            self._shown[record.id] = record
+            took_s = time.monotonic() - begun_s
+            rest_s = REST * took_s if took_s > SHOW_S / 4 else 0.0
+        except PermanentError:
+            rest_s = REFUSED_S
+            raise
+        except TimeoutError:
+            raise TemporaryError(f"the status of {record.id} was not written in {SHOW_S:g} s") from None
+        finally:
+            self._from_mono_s = max(self._from_mono_s, self._clock().mono_s + rest_s)

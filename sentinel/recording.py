@@ -114,6 +114,7 @@ class Recorder:
                 orders=picture.orders,
                 fenced=picture.fenced,
                 orphans=picture.orphans,
+                busy=tuple(sorted(picture.busy)),
                 decisions=decisions,
             )
         )

@@ -1,8 +1,9 @@
 """The controller's loop over a cluster in memory: whom it believes, what it tells, and when silence counts."""
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -29,7 +30,7 @@ from sentinel.core.fleet_model import (
 )
 from sentinel.core.fleet_orders import Answer
 from sentinel.core.fleet_recording import FRESH_S
-from sentinel.core.fleet_settings import FleetSettings
+from sentinel.core.fleet_settings import Allowance, FleetSettings, Limit
 from sentinel.core.health import CheckResult, CheckState, Finding
 from sentinel.core.now import Now
 from sentinel.core.reports import Report
@@ -61,6 +62,8 @@ class Cluster:
         self.refuse_status = False
         self.status_hangs = False
         self.leads = True
+        self.claimed: list[str] = []
+        self.not_known: set[str] = set()  # records: what became of a save of theirs
 
     def names(self) -> Collection[str]:
         return self.world.picture.nodes.keys()
@@ -75,7 +78,7 @@ class Cluster:
     def record(self, id: str) -> NodeQuarantine | None:
         return self.records.get(id)
 
-    def take_orders(self) -> Mapping[str, Awaitable[None]]:
+    def take_orders(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         return {}
 
     async def answer(self, answer: Answer) -> None:
@@ -84,12 +87,19 @@ class Cluster:
     async def take_over(self) -> None:
         pass
 
+    async def claim(self, node: str) -> None:
+        self.claimed.append(node)
+
     def check_leading(self) -> None:
         if not self.leads:
             raise PermanentError("another one leads", "NotLeading")
 
-    async def settle(self) -> None:
-        pass
+    def unsure(self, record: NodeQuarantine) -> bool:
+        return record.id in self.not_known
+
+    async def settle(self, record: NodeQuarantine) -> None:
+        if record.id in self.not_known:
+            raise TemporaryError("the API server is away", 0.0)
 
     async def save(self, record: NodeQuarantine) -> None:
         if self.refuse(record):
@@ -184,16 +194,26 @@ class Led:
         return {id: f"{one.kind.value} {one.state.value}" for id, one in self.cluster.records.items()}
 
 
-def led(test: Callable[[Led], Coroutine[Any, Any, None]]) -> None:
+@contextlib.asynccontextmanager
+async def leading(one: Led) -> AsyncIterator[Led]:
+    """It leads meanwhile; what ends that is raised."""
+    tried = asyncio.current_task()
+    assert tried is not None
+    task = asyncio.create_task(one.controller.lead(1))
+    task.add_done_callback(lambda task: task.cancelled() or tried.cancel())
+    await turns()
+    try:
+        yield one
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def led(test: Callable[[Led], Coroutine[Any, Any, None]], settings: FleetSettings = OPEN) -> None:
     async def story() -> None:
-        one = Led()
-        task = asyncio.create_task(one.controller.lead(1))
-        await turns()
-        try:
-            await asyncio.wait_for(test(one), 120)
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        async with leading(Led(settings)) as one:
+            await test(one)
 
     asyncio.run(story())
 
@@ -343,7 +363,7 @@ def test_only_what_was_saved_is_told_and_nothing_of_it_is_lost_for_what_was_not(
         assert fleet.cluster.events == ["n1 Uncordoned"]
         assert [text.partition(" has")[0] for text in fleet.told] == ["The isolation of node n1"]
         fleet.cluster.refuse = lambda record: False
-        await fleet.rounds(3)
+        await eventually(lambda: len(fleet.cluster.events) == 3)
         assert sorted(fleet.cluster.events) == ["n1 Uncordoned", "n2 Uncordoned", "n3 FatalFinding"]
 
     led(test)
@@ -408,10 +428,15 @@ def test_book_keeping_is_saved_after_what_takes_a_node_out_of_service() -> None:
     async def test(fleet: Led) -> None:
         for name in ("n1", "n2"):
             fleet.join(name, "uid", "boot-1")
+        mark = fleet.cluster.mark
+
+        async def marked(wanted: MarkWrite) -> None:
+            await mark(wanted)
+            if wanted.node == "n1":  # it shows the taint, which its record is to note
+                fleet.hears("n2", "uid", "boot-1", a_finding())
+
+        fleet.cluster.mark = marked  # type: ignore[method-assign]
         fleet.hears("n1", "uid", "boot-1", a_finding())
-        await eventually(lambda: fleet.cluster.world.out() == {"n1"})
-        fleet.controller.changed("n1")  # it shows the taint, which its record is to note
-        fleet.hears("n2", "uid", "boot-1", a_finding())
         await eventually(lambda: len(fleet.cluster.saved) >= 3)
         assert [(one.node, one.wrote.taint) for one in fleet.cluster.saved[:3]] == [
             ("n1", False),
@@ -570,11 +595,235 @@ def test_what_breaks_over_one_record_holds_up_no_other_node() -> None:
         fleet.hears("n1", "uid", "boot-1", a_finding())
         fleet.hears("n2", "uid", "boot-1", a_finding())
         await eventually(lambda: fleet.cluster.world.out() == {"n2"})
-        await fleet.rounds()
-        assert fleet.controller.failures >= 2
+        await eventually(lambda: fleet.controller.failures >= 2)
         fleet.cluster.save = save  # type: ignore[method-assign]
+        await eventually(lambda: fleet.cluster.world.out() == {"n1", "n2"})
+
+    led(test)
+
+
+TWO_AT_A_TIME = structs.replace(
+    OPEN,
+    isolations=Allowance(at_a_time=Limit(at_least=2, share=0.0), per_window=Limit(at_least=9, share=0.0)),
+)
+
+
+def isolated(fleet: Led, *names: str) -> Callable[[], bool]:
+    return lambda: fleet.cluster.world.out() >= {*names}
+
+
+def test_a_write_to_one_node_that_hangs_holds_up_no_other_node() -> None:
+    async def test(fleet: Led) -> None:
+        held, mark = asyncio.Event(), fleet.cluster.mark
+
+        async def marked(wanted: MarkWrite) -> None:
+            if wanted.node == "n1":
+                await held.wait()
+            await mark(wanted)
+
+        fleet.cluster.mark = marked  # type: ignore[method-assign]
+        for name in ("n1", "n2", "n3"):
+            fleet.join(name, "uid", "boot-1")
+        fleet.hears("n1", "uid", "boot-1", a_finding())
+        await eventually(lambda: "n1-0001" in fleet.cluster.records)
+        fleet.hears("n2", "uid", "boot-1", a_finding())
+        await eventually(isolated(fleet, "n2"))
         await fleet.rounds()
-        assert fleet.cluster.world.out() == {"n1", "n2"}
+        fleet.hears("n3", "uid", "boot-1", a_finding())
+        await eventually(isolated(fleet, "n3"))
+        assert not isolated(fleet, "n1")()
+        assert not any("n1" in text for text in fleet.told), "it is not out of service yet"
+        held.set()
+        await eventually(isolated(fleet, "n1"))
+        await eventually(lambda: any("n1 was taken out" in text for text in fleet.told))
+
+    led(test)
+
+
+def test_a_record_that_is_refused_again_and_again_holds_up_no_other_node() -> None:
+    """It would end, and give room; what waits for that room waits on, and nothing else does."""
+
+    async def test(fleet: Led) -> None:
+        for name in ("n1", "n2", "n3", "n4"):
+            fleet.join(name, "uid", "boot-1")
+        fleet.hears("n1", "uid", "boot-1", a_finding())
+        await eventually(isolated(fleet, "n1"))
+        await fleet.rounds()
+        fleet.cluster.refuse = lambda record: record.node == "n1"
+        fleet.cluster.world.change("n1", unschedulable=False)
+        fleet.controller.changed("n1")
+        fleet.hears("n2", "uid", "boot-1", a_finding())
+        await eventually(isolated(fleet, "n2"))
+        fleet.hears("n3", "uid", "boot-1", a_finding())
+        await eventually(lambda: fleet.states().get("n3-0001") == "fault held")
+        await fleet.rounds(3)
+        assert fleet.states()["n3-0001"] == "fault held"
+        fleet.cluster.refuse = lambda record: False
+        await eventually(isolated(fleet, "n3"))
+        assert fleet.states()["n1-0001"] == "fault overridden"
+
+    led(test, TWO_AT_A_TIME)
+
+
+def test_a_save_of_which_nothing_is_known_counts_as_done_and_holds_up_its_node_alone() -> None:
+    async def test(fleet: Led) -> None:
+        for name in ("n1", "n2", "n3"):
+            fleet.join(name, "uid", "boot-1")
+        fleet.cluster.not_known.add("n1-0001")
+        fleet.hears("n1", "uid", "boot-1", a_finding())
+        await eventually(lambda: fleet.controller.failures)
+        fleet.hears("n2", "uid", "boot-1", a_finding())
+        await eventually(isolated(fleet, "n2"))
+        fleet.hears("n3", "uid", "boot-1", a_finding())
+        await eventually(lambda: fleet.states().get("n3-0001") == "fault held")
+        await fleet.rounds(3)
+        assert "n1-0001" not in fleet.states()
+        assert fleet.states()["n3-0001"] == "fault held", "n1 may be out of service"
+        fleet.cluster.not_known.clear()  # it had not been written
+
+        async def one_more() -> bool:
+            await fleet.rounds(1)
+            return len(fleet.cluster.world.out()) == 2 and "n1-0001" in fleet.states()
+
+        await eventually(one_more)
+
+    led(test, TWO_AT_A_TIME)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_room_that_an_isolation_gives_is_there_once_its_end_is_saved(known: bool) -> None:
+    """`known`: that it was not saved. Else it may have been, or not."""
+
+    async def test(fleet: Led) -> None:
+        for name in ("n1", "n2", "n3"):
+            fleet.join(name, "uid", "boot-1")
+        for name in ("n1", "n2"):
+            fleet.hears(name, "uid", "boot-1", a_finding())
+        await eventually(isolated(fleet, "n1", "n2"))
+        await fleet.rounds()
+        fleet.cluster.refuse = lambda record: record.node == "n1" and known
+        if not known:
+            fleet.cluster.not_known.add("n1-0001")
+        fleet.cluster.world.change("n1", unschedulable=False)
+        fleet.controller.changed("n1")
+        fleet.hears("n3", "uid", "boot-1", a_finding())  # heard before it is decided about n1
+        await eventually(lambda: fleet.states().get("n3-0001") == "fault held")
+        await fleet.rounds(3)
+        assert fleet.states()["n3-0001"] == "fault held"
+        assert fleet.controller.failures
+        fleet.cluster.refuse = lambda record: False
+        fleet.cluster.not_known.clear()
+
+        async def has_room() -> bool:
+            await fleet.rounds(1)
+            return isolated(fleet, "n3")()
+
+        await eventually(has_room)
+        assert fleet.states()["n1-0001"] == "fault overridden"
+
+    led(test, TWO_AT_A_TIME)
+
+
+def test_what_is_heard_while_a_node_is_written_is_decided_about_when_that_has_ended() -> None:
+    async def test(fleet: Led) -> None:
+        held, asked, mark = asyncio.Event(), asyncio.Event(), fleet.cluster.mark
+
+        async def hangs(wanted: MarkWrite) -> None:
+            asked.set()
+            await held.wait()
+            await mark(wanted)
+
+        fleet.cluster.mark = hangs  # type: ignore[method-assign]
+        fleet.join("n1", "uid", "boot-1")
+        fleet.hears("n1", "uid", "boot-1", a_finding())
+        await eventually(asked.is_set)
+        fleet.controller.changed("n1")
+        await turns()
+        held.set()
+        await eventually(lambda: fleet.cluster.records["n1-0001"].wrote.taint, deadline_s=30)
+
+    led(test)
+
+
+@pytest.mark.parametrize("how", ["hangs", "fails", "breaks"])
+def test_records_that_cannot_be_claimed_keep_nobody_from_leading(how: str) -> None:
+    async def story() -> None:
+        fleet, order = Led(), list[str]()
+        async with leading(fleet):
+            for name in (out := [f"n{number}" for number in range(1, 33)]):
+                fleet.join(name, "uid", "boot-1")
+                fleet.hears(name, "uid", "boot-1", a_finding())
+            await eventually(isolated(fleet, *out))
+        mark, claim = fleet.cluster.mark, fleet.cluster.claim
+        fleet.cluster.claimed.clear()
+
+        async def marked(wanted: MarkWrite) -> None:
+            order.append(f"mark {wanted.node}")
+            await mark(wanted)
+
+        async def claimed(node: str) -> None:
+            order.append(f"claim {node}")
+            if node != "n1":
+                return await claim(node)
+            if how == "hangs":
+                await asyncio.Event().wait()
+            raise TemporaryError("500", 0.0) if how == "fails" else KeyError("a bug")
+
+        fleet.cluster.mark, fleet.cluster.claim = marked, claimed  # type: ignore[method-assign]
+        fleet.join("n40", "uid", "boot-1")
+        fleet.hears("n40", "uid", "boot-1", a_finding())
+        for name in ("n1", "n2"):
+            fleet.cluster.world.change(name, unschedulable=False)
+            fleet.controller.changed(name)
+        async with leading(fleet):
+            await eventually(isolated(fleet, "n40"))
+            before = order[: order.index("mark n40")]
+            assert sum(one.startswith("claim") for one in before) <= 8, "nothing waits for all claims"
+            await eventually(lambda: fleet.states()["n2-0001"] == "fault overridden")
+            await eventually(lambda: len(fleet.cluster.claimed) == 31)
+            await fleet.rounds()
+            assert fleet.states()["n1-0001"] == "fault active", "its predecessor may still write to it"
+            fleet.cluster.claim = claim  # type: ignore[method-assign]
+
+            async def claimed_at_last() -> bool:
+                await fleet.rounds(1)
+                return fleet.states()["n1-0001"] == "fault overridden"
+
+            if how != "hangs":
+                await eventually(claimed_at_last)
+
+    asyncio.run(story())
+
+
+def test_that_a_node_is_out_of_service_is_told_when_it_shows_that() -> None:
+    async def test(fleet: Led) -> None:
+        mark = fleet.cluster.mark
+
+        async def refused(wanted: MarkWrite) -> None:
+            raise PermanentError("403 nodes is forbidden", "Forbidden")
+
+        fleet.cluster.mark = refused  # type: ignore[method-assign]
+        for name in ("n1", "n2"):
+            fleet.join(name, "uid", "boot-1")
+            fleet.hears(name, "uid", "boot-1", a_finding())
+        await eventually(lambda: len(fleet.told) == 2)
+        await fleet.rounds(3)
+        assert fleet.told == [
+            f"Node {name} is to be out of service, and cannot be marked yet: 403 nodes is forbidden"
+            for name in ("n1", "n2")
+        ]
+        assert (fleet.cluster.events, [*fleet.controller.to_tell()]) == ([], [])
+        fleet.hears("n2", "uid", "boot-1", at_s=200.0)
+        fleet.cluster.records = {
+            **fleet.cluster.records,
+            "n2-0001": structs.replace(fleet.cluster.records["n2-0001"], state=State.RELEASED),
+        }
+        fleet.controller.changed("n2")
+        fleet.cluster.mark = mark  # type: ignore[method-assign]
+        await eventually(lambda: fleet.cluster.events)
+        assert fleet.cluster.events == ["n1 FatalFinding"]
+        assert "Node n1 was taken out of service" in fleet.told[2]
+        await eventually(lambda: [one.id for one in fleet.controller.to_tell()][:1] == ["n1-0001"])
 
     led(test)
 
@@ -634,9 +883,13 @@ def test_no_cordon_waits_long_for_a_status_that_is_not_answered(monkeypatch: pyt
             await fleet.rounds()
         assert set(fleet.states().values()) == {"fault active"}
         fleet.cluster.status_hangs = False
-        fleet.passes(SHOW_AGAIN_S)
-        await fleet.rounds(2)
-        assert {one.id for one in fleet.cluster.shown} == fleet.states().keys()
+
+        async def all_shown() -> bool:
+            fleet.passes(SHOW_AGAIN_S)
+            await fleet.rounds(1)
+            return {one.id for one in fleet.cluster.shown} == fleet.states().keys()
+
+        await eventually(all_shown)
 
     led(test)
 
@@ -781,7 +1034,6 @@ def test_nodes_that_a_whole_round_need_not_look_at_would_have_given_it_nothing()
         for number, name in enumerate(names):
             one.join(name, f"uid-{number % 3}", "b1")
             one.hears(name, f"uid-{number % 3}", "b1")
-        await controller._cluster.take_over()
         for _ in range(400):
             for number in range(len(names)):
                 happens(number)
@@ -789,7 +1041,8 @@ def test_nodes_that_a_whole_round_need_not_look_at_would_have_given_it_nothing()
                 await controller.nodes.look_ahead(3.0, lambda: asyncio.sleep(0))
                 for name in controller.nodes.looked:
                     assert controller.nodes.pictures[name] == controller.nodes.joined(name)
-            await controller._round(1, whole=rng.random() < 0.7)
+            controller._round(1, whole=rng.random() < 0.7)
+            await eventually(lambda: not controller._works.keys)
             one.passes(rng.choice([0.3, 1.0, 3.0]))
         assert skipped > 300
         assert decided > 50

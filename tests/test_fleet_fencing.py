@@ -10,7 +10,7 @@ from msgspec import structs
 from sentinel.core.fleet_model import FenceState, NodeQuarantine, Proof
 from sentinel.core.fleet_settings import FenceHook
 from tests.core.fleet_world import OPEN, a_pod
-from tests.test_fleet_controller import Led
+from tests.test_fleet_controller import Led, leading
 from tests.waits import eventually
 
 HOOK = FenceHook(command=("/bin/false",), after_s=100.0)
@@ -48,12 +48,26 @@ class Fenced(Led):
         self.passes(HOOK.after_s)
         await self.rounds(1)
 
-    async def comes_to(self, state: FenceState) -> None:
-        async def there() -> bool:
-            await self.rounds(1)
-            return self.record.fence is not None and self.record.fence.state is state
+    async def until(self, what: Callable[[], bool]) -> None:
+        """Round by round."""
 
-        await eventually(there)
+        async def came() -> bool:
+            await self.rounds(1)
+            return what()
+
+        await eventually(came)
+
+    async def comes_to(self, state: FenceState) -> None:
+        def there() -> bool:
+            known = self.cluster.records.get("n1-0001")
+            return known is not None and known.fence is not None and known.fence.state is state
+
+        await self.until(there)
+
+    async def calls(self, times: int) -> list[str]:
+        """The process ids of its calls once there are so many."""
+        await self.until(lambda: len(self.called) >= times)
+        return self.called
 
     def reasons(self) -> list[str]:
         return [line.reason for line in self.record.story]
@@ -64,15 +78,10 @@ def fenced(
 ) -> None:
     async def story() -> None:
         one = Fenced(folder, text)
-        for epoch in range(1, leads + 1):
-            task = asyncio.create_task(one.controller.lead(epoch))
-            await one.controller.lead_began.wait()
-            try:
-                await asyncio.wait_for(test(one), 120)
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-                one.controller.stand_by()
+        for _ in range(leads):
+            async with leading(one):
+                await test(one)
+            one.controller.stand_by()
 
     asyncio.run(story())
 
@@ -86,7 +95,7 @@ def test_a_call_is_made_once_it_is_saved_and_its_success_removes_the_pods(tmp_pa
         assert fleet.called == []
         fleet.cluster.refuse = lambda record: False
         await fleet.comes_to(FenceState.OFF)
-        await eventually(lambda: fleet.gone)
+        await fleet.until(lambda: bool(fleet.gone))
         assert fleet.gone == [a_pod().id]
         assert len(fleet.called) == 1
         assert [one.proof for one in fleet.record.removals] == [Proof.FENCED]
@@ -117,7 +126,7 @@ def test_a_node_that_is_heard_while_the_program_runs_ends_the_program_and_keeps_
 ) -> None:
     async def test(fleet: Fenced) -> None:
         await fleet.falls_silent()
-        (pid,) = await eventually(lambda: fleet.called)
+        (pid,) = await fleet.calls(1)
         fleet.hears("n1", "uid", "boot-1")
         await eventually(lambda: not Path(f"/proc/{pid}").exists())
         await fleet.rounds(3)
@@ -167,7 +176,7 @@ def test_when_leadership_ends_the_program_is_killed_and_the_next_leader_calls_it
         before = fleet.called
         assert all(not Path(f"/proc/{pid}").exists() for pid in before)
         await fleet.falls_silent()
-        await eventually(lambda: len(fleet.called) == leaderships)
+        await fleet.calls(leaderships)
         await fleet.rounds(2)
         assert len(fleet.called) == leaderships
         assert fleet.record.fence is not None

@@ -58,8 +58,8 @@ def decide(
     """One round. `only`: the nodes of which something changed; None: all, and their silence (every few seconds).
     `quiet`: nodes that are known to be plain (fleet_node) and were heard just now, which saves looking at each.
 
-    The events are for `fleet_record.step`, in this order; where one of them cannot be saved the rest must not be
-    performed, since their brakes were counted with it.
+    The events are for `fleet_record.step`, in this order. What takes room of a brake was counted with what gives room
+    here: it must not be performed before that is saved.
     """
     if superseded(picture, records):
         return ()
@@ -69,7 +69,7 @@ def decide(
     candidates: list[Candidate] = []
     ordered = {order.node for order in picture.orders}
     loud = []
-    for name in sorted(names | ordered):
+    for name in sorted((names | ordered) - picture.busy):
         node = picture.nodes.get(name)
         if node is not None and name not in ordered and one_node.quiet(desk, node):
             continue
@@ -88,7 +88,7 @@ def decide(
     if only is None:
         fence.judge_all(desk, hearing(picture, settings, now, quiet))
     else:
-        for name in sorted(only):
+        for name in sorted({*only} - picture.busy):
             fence.judge_one(desk, name)
     isolate(desk, candidates)
     for name in loud:

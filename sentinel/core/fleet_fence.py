@@ -62,8 +62,14 @@ def removed(records: Iterable[NodeQuarantine], uid: str) -> str:
 def judge_all(desk: Desk, hearing: Hearing) -> None:
     """Every node of a whole round."""
     hook.take_outcomes(desk)
-    silent = [one for one in desk.records.values() if one.kind is Kind.SILENCE and one.state.open]
-    for name in sorted({*hearing.nodes, *(one.node for one in silent if one.node in desk.picture.nodes)}):
+    busy = desk.picture.busy
+    silent = [
+        one
+        for one in desk.records.values()
+        if one.kind is Kind.SILENCE and one.state.open and one.node not in busy
+    ]
+    there = {one.node for one in silent if one.node in desk.picture.nodes}
+    for name in sorted((hearing.nodes.keys() | there) - busy):
         node = desk.picture.nodes[name]
         heard = hearing.nodes.get(name) or raw(node, desk.picture, desk.settings, desk.now)
         record = desk.open(name, Kind.SILENCE)

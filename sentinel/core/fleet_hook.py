@@ -95,7 +95,7 @@ def take_outcomes(desk: Desk) -> None:
     """What became of calls. Of a silence that has ended meanwhile it says nothing."""
     for outcome in desk.picture.fenced:
         record = desk.records.get(outcome.record)
-        if record is None or not waits(record, outcome.number):
+        if record is None or not waits(record, outcome.number) or record.node in desk.picture.busy:
             continue
         name = record.node
         if outcome.off:

@@ -261,6 +261,8 @@ class FleetPicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
     fenced: tuple[FenceOutcome, ...] = ()
     # Pods that are bound to nodes that are not there.
     orphans: dict[str, tuple[PodPicture, ...]] = field(default_factory=dict)
+    # Nodes of which something is being written, or could not be: nothing is decided about them now.
+    busy: frozenset[str] = frozenset()
 
     def pods_of(self, node: str) -> tuple[PodPicture, ...]:
         there = self.nodes.get(node)

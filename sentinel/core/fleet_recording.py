@@ -87,6 +87,7 @@ class Round(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="round"):
     orders: tuple[Order, ...] = ()
     fenced: tuple[FenceOutcome, ...] = ()
     orphans: dict[str, tuple[PodPicture, ...]] = {}
+    busy: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
 
 

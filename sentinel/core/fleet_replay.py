@@ -116,6 +116,8 @@ class Replay:
             orders=entry.orders,
             fenced=entry.fenced,
             orphans=entry.orphans,
+            # What is decided with other settings is written at once.
+            busy=frozenset(entry.busy if self._settings is None else ()),
         )
         settings = self._settings or self._start.settings
         decided = fleet.decide(picture, self._records, settings, entry.now, entry.only)

@@ -2,6 +2,8 @@
 
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,21 @@ from tests.kubernetes.flood import Hose
 from tests.kubernetes.local_fleet import AUDIENCE, Fleet, Page
 from tests.kubernetes.people import Person, bind
 from tests.kubernetes.proxy import Fault, Proxy
+
+WIDE = {"atATime": {"atLeast": 100}, "perWindow": {"atLeast": 100}}
+
+
+@pytest.fixture
+def behind(fleet: Fleet) -> Iterator[Proxy]:
+    made = Proxy(fleet.plane.url, fleet.plane.identities.ca)
+    yield made
+    made.close()
+
+
+def through(fleet: Fleet, proxy: Proxy) -> Path:
+    """What the next controllers reach the API server by."""
+    token = fleet.plane.token(NAMESPACE, "sentinel-controller")
+    return kubeconfig(fleet.folder / "proxied", proxy.url, token)
 
 
 def test_in_observe_mode_everything_is_recorded_and_nothing_touched(fleet: Fleet) -> None:
@@ -113,26 +130,62 @@ def test_the_standby_goes_on_where_a_killed_leader_stood(fleet: Fleet) -> None:
     fleet.until(lambda: fleet.isolated("fleet-d"))
 
 
+def test_what_the_api_server_does_not_write_of_one_node_holds_up_no_other_and_no_new_leader(
+    fleet: Fleet, behind: Proxy
+) -> None:
+    """A request without an answer, a right that is missing, an error; the records of an earlier leader among them."""
+    fleet.settings["fleet"] = {"isolations": WIDE, "poolIsolations": WIDE}
+    earlier = fleet.controller("earlier")
+    earlier.said("leads, epoch")
+    for name in ("wr-403", "wr-500", "wr-hang"):
+        fleet.agent(name, earlier).machine.log(XID_79)
+        fleet.until(lambda name=name: fleet.isolated(name))  # type: ignore[misc]
+    os.kill(earlier.pid, signal.SIGKILL)
+    fleet.admin.patch("/api/v1/nodes/wr-500", {"spec": {"unschedulable": False}})
+    behind.faults = [
+        Fault(method="PATCH", path="/nodes/wr-403", times=10_000, answer=403),
+        Fault(method="PATCH", path="/quarantines/wr-403-0001", times=10_000, answer=403),
+        Fault(method="PATCH", path="/quarantines/wr-500-0001", times=3, answer=500),
+        Fault(method="PATCH", path="/quarantines/wr-hang-0001", times=10_000, hang=True),
+        Fault(method="PATCH", path="/nodes/wr-hang", times=10_000, hang=True),
+        Fault(method="PATCH", path="/nodes/wr-new", times=10_000, hang=True),
+    ]
+    fleet.kubeconfig = through(fleet, behind)
+    leader = fleet.controller("later")
+    leader.said("leads, epoch")
+    hanging, other = fleet.agent("wr-new", leader), fleet.agent("wr-other", leader)
+    hanging.machine.log(XID_79)
+    fleet.until(lambda: any("PATCH /api/v1/nodes/wr-new" in seen for seen in behind.seen))
+    other.machine.log(XID_79)
+    fleet.until(lambda: fleet.isolated("wr-other"))
+    assert not fleet.isolated("wr-new")
+    fleet.until(lambda: "Node wr-other was taken out of service" in leader.err)
+    assert "Node wr-new was taken out of service" not in leader.err
+    # What was answered with errors is claimed at last, and what a person did there is seen.
+    fleet.until(lambda: fleet.records("wr-500")[0]["state"] == "overridden")
+    assert fleet.records("wr-403")[0]["state"] == "active"
+    behind.faults = []
+    fleet.until(lambda: fleet.isolated("wr-new"))
+    fleet.until(lambda: "Node wr-new was taken out of service" in leader.err)
+    fleet.admin.patch("/api/v1/nodes/wr-hang", {"spec": {"unschedulable": False}})
+    fleet.until(lambda: fleet.records("wr-hang")[0]["state"] == "overridden")
+    assert "Traceback" not in leader.err
+
+
 @pytest.mark.parametrize("away", ["/openid/v1/jwks", "/tokenreviews"])
 def test_an_agent_that_knows_only_the_standby_reaches_the_leader_whichever_way_tokens_are_judged(
-    fleet: Fleet, away: str
+    fleet: Fleet, behind: Proxy, away: str
 ) -> None:
     """The cluster's published keys judge them, or else its TokenReview: here one of both does not answer."""
-    plane = fleet.plane
-    proxy = Proxy(plane.url, plane.identities.ca)
-    proxy.faults.append(Fault(path=away, times=10_000, answer=503))
-    token = plane.token(NAMESPACE, "sentinel-controller")
-    fleet.kubeconfig = kubeconfig(fleet.folder / "proxied", proxy.url, token)
-    try:
-        first = fleet.controller("judge-one")
-        first.said("leads, epoch")
-        second = fleet.controller("judge-two")
-        name = f"judged-{away.rpartition('/')[2]}"
-        node = fleet.agent(name, second)
-        node.machine.log(XID_79)
-        fleet.until(lambda: fleet.isolated(name))
-    finally:
-        proxy.close()
+    behind.faults.append(Fault(path=away, times=10_000, answer=503))
+    fleet.kubeconfig = through(fleet, behind)
+    first = fleet.controller("judge-one")
+    first.said("leads, epoch")
+    second = fleet.controller("judge-two")
+    name = f"judged-{away.rpartition('/')[2]}"
+    node = fleet.agent(name, second)
+    node.machine.log(XID_79)
+    fleet.until(lambda: fleet.isolated(name))
 
 
 def test_a_wild_agent_holds_up_no_other_nodes_isolation(fleet: Fleet) -> None:

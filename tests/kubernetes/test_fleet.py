@@ -18,6 +18,7 @@ from sentinel.core.fleet_marks import MarkWrite
 from sentinel.core.fleet_model import Kind, Needs, NodeMark, NodeQuarantine, State
 from sentinel.core.fleet_settings import FleetSettings
 from sentinel.core.protection import Judged
+from sentinel.errors import TemporaryError
 from tests.kubernetes.conftest import EPOCH, NAMESPACE, run
 from tests.kubernetes.proxy import Fault, Proxy
 from tests.waits import eventually
@@ -78,6 +79,14 @@ def a_record(fleet: KubernetesFleet, name: str) -> NodeQuarantine:
     )
 
 
+async def a_record_of_an_earlier_leader(fleet: KubernetesFleet, name: str, admin: "Api") -> None:
+    await fleet.save(a_record(fleet, name))
+    place = f"/apis/sentinel.dev/v1alpha1/quarantines/{name}-0001"
+    earlier = {"metadata": {"annotations": {"sentinel.dev/epoch": str(EPOCH - 1)}}}
+    await asyncio.to_thread(admin.patch, place, earlier)
+    await fleet.take_over()
+
+
 def isolation(fleet: KubernetesFleet, name: str) -> MarkWrite:
     node = fleet.node(name)
     assert node is not None
@@ -135,7 +144,7 @@ def test_a_new_leader_fences_the_node_as_it_is_though_its_watch_is_behind(
         await fleet.save(a_record(fleet, name))
         proxy.hush(True)
         await asyncio.to_thread(admin.patch, f"/api/v1/nodes/{name}", {"metadata": {"labels": {"a": "b"}}})
-        await fleet.take_over()
+        await fleet.claim(name)
         found = await asyncio.to_thread(admin.get, f"/api/v1/nodes/{name}")
         assert found["metadata"]["annotations"]["sentinel.dev/epoch"] == str(EPOCH)
         proxy.hush(False)
@@ -144,25 +153,40 @@ def test_a_new_leader_fences_the_node_as_it_is_though_its_watch_is_behind(
     followed(behind_proxy, name, test)
 
 
-def test_one_object_that_takes_no_write_keeps_nobody_from_leading(
-    name: str, proxy: Proxy, behind_proxy: str, installed: "ControlPlane", epoch: int
+@pytest.mark.parametrize("answer", [403, 422])
+def test_an_object_that_takes_no_write_of_anybody_is_claimed(
+    name: str, proxy: Proxy, behind_proxy: str, admin: "Api", epoch: int, answer: int
 ) -> None:
-    """A webhook that refuses it, or a definition that became stricter since it was written."""
-    other = f"{name}-other"
-    installed.node(other)
+    """A webhook that refuses it, a definition that became stricter since it was written, a right that is missing."""
 
     async def test(fleet: KubernetesFleet, changed: list[str]) -> None:
-        for node in (name, other):
-            await fleet.save(a_record(fleet, node))
-        await eventually(lambda: fleet.node(other) is not None, "the other is not seen")
+        await a_record_of_an_earlier_leader(fleet, name, admin)
         proxy.faults = [
-            Fault(method="PATCH", path=f"/nodes/{name}", answer=422, times=1000),
-            Fault(method="PATCH", path=f"/quarantines/{name}-0001", answer=422, times=1000),
+            Fault(method="PATCH", path=f"/nodes/{name}", answer=answer, times=1000),
+            Fault(method="PATCH", path=f"/quarantines/{name}-0001", answer=answer, times=1000),
         ]
         asked = len(proxy.seen)
-        await fleet.take_over()
-        assert any(f"PATCH /api/v1/nodes/{other}" in seen for seen in proxy.seen[asked:])
-        assert {f"{name}-0001", f"{other}-0001"} <= fleet.records.keys()
+        await fleet.claim(name)
+        tried = proxy.seen[asked:]
+        assert any(f"PATCH /api/v1/nodes/{name}" in seen for seen in tried)
+        assert any("PATCH" in seen and f"/quarantines/{name}-0001" in seen for seen in tried)
+
+    followed(behind_proxy, name, test)
+
+
+@pytest.mark.parametrize("path", ["/nodes/{}", "/quarantines/{}-0001"])
+def test_a_node_is_not_claimed_while_its_predecessor_may_still_write_there(
+    name: str, proxy: Proxy, behind_proxy: str, admin: "Api", epoch: int, path: str
+) -> None:
+    async def test(fleet: KubernetesFleet, changed: list[str]) -> None:
+        await a_record_of_an_earlier_leader(fleet, name, admin)
+        proxy.faults = [Fault(method="PATCH", path=path.format(name), answer=500)]
+        with pytest.raises(TemporaryError):
+            await fleet.claim(name)
+        await fleet.claim(name)
+        for place in (f"/api/v1/nodes/{name}", f"/apis/sentinel.dev/v1alpha1/quarantines/{name}-0001"):
+            found = await asyncio.to_thread(admin.get, place)
+            assert found["metadata"]["annotations"]["sentinel.dev/epoch"] == str(EPOCH)
 
     followed(behind_proxy, name, test)
 

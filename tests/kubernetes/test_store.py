@@ -149,12 +149,15 @@ def test_a_save_of_which_nothing_can_be_learnt_is_looked_after_before_anything_i
         with pytest.raises(Unavailable):
             await store.save(made)
         assert store.get(made) is None
+        assert store.unsure(made)
         with pytest.raises(Unavailable):
-            await store.settle()
-        await store.settle()
+            await store.settle(made)
+        assert store.unsure(made)
+        await store.settle(made)
+        assert not store.unsure(made)
         assert store.get(made) == made
         proxy.seen.clear()
-        await store.settle()
+        await store.settle(made)
         assert proxy.seen == []
 
     with_store(behind_proxy, epoch, test)

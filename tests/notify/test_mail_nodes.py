@@ -65,7 +65,7 @@ class Told:
         await self.notifier.flush(30)
 
     def write(self) -> None:
-        while due := self.book.due(self.world.records, self.world.now, 1):
+        while due := self.book.due(self.world.records, self.world.now, 1, lambda node: True, 8):
             for record in due.values():
                 self.world.records[record.id] = record
                 self.book.saved(record)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from functools import partial
 
 import structlog
 from msgspec import structs
@@ -291,10 +292,12 @@ class KubernetesFleet:
                 why = one.problem or "no answer"
                 raise Unavailable(f"{one.resource.plural} cannot be followed: {why}") from None
         await self._pause.known()
-        for record in await self._store.load():
-            if record.state.open:
-                await self._store.claim(record)
-                await self._fence(record.node)
+        await self._store.load()
+
+    async def claim(self, node: str) -> None:
+        for record in [one for one in self._store.records.values() if one.node == node and one.state.open]:
+            await self._store.claim(record)
+        await self._fence(node)
 
     async def _fence(self, name: str) -> None:
         """As the node is now: the predecessor may have read it later than our watch has told of it. A node that takes
@@ -310,7 +313,7 @@ class KubernetesFleet:
                 node = await self._read(name)
             except NotFound:
                 return
-            except Refused as error:
+            except (Refused, Forbidden) as error:
                 log.warning("epoch_refused", name=name, why=str(error))
                 return
         raise Conflict(f"node {name} is changed again and again", CONFLICT_S)
@@ -318,8 +321,11 @@ class KubernetesFleet:
     def check_leading(self) -> None:
         self._epoch()
 
-    async def settle(self) -> None:
-        await self._store.settle()
+    async def settle(self, record: NodeQuarantine) -> None:
+        await self._store.settle(record)
+
+    def unsure(self, record: NodeQuarantine) -> bool:
+        return self._store.unsure(record)
 
     async def save(self, record: NodeQuarantine) -> None:
         await self._store.save(record)
@@ -359,11 +365,11 @@ class KubernetesFleet:
         if refused:
             raise refused[0]
 
-    def take_orders(self) -> Mapping[str, Awaitable[None]]:
-        return {
-            f"{place.resource.plural}/{place.name}": self._ordered(self._orders.take(place), place)
-            for place in self._orders.asking
-        }
+    def take_orders(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        return {place.subject: partial(self._take_order, place) for place in self._orders.asking}
+
+    async def _take_order(self, place: Place) -> None:
+        await self._ordered(self._orders.take(place), place)
 
     def place_of(self, kind: OrderKind, node: str) -> Place | None:
         """Where an order about this node stands: of a node that is gone at the record that keeps it out."""

@@ -18,6 +18,7 @@ from sentinel.cluster.kubernetes.client import JSON_PATCH, Client, Resource, dec
 from sentinel.cluster.kubernetes.errors import (
     AlreadyExists,
     Conflict,
+    Forbidden,
     NotFound,
     NotLeading,
     Refused,
@@ -139,26 +140,31 @@ class Store(Generic[R]):
             await self.refresh(place)
             raise
 
-    async def settle(self) -> None:
-        """Read what became of writes that were not answered and could not be read at once. Raises TemporaryError:
-        until it returns a record may be there that `records` has not, and whoever counts them would count too few."""
-        for place in list(self._unsure):
+    def unsure(self, record: R) -> bool:
+        """Was a write of it not answered, and could it not be read since?"""
+        return self._where(record) in self._unsure
+
+    async def settle(self, record: R) -> None:
+        """Read what became of a write that was not answered and could not be read at once. Raises TemporaryError:
+        until it returns the record may be there though `records` has it not, and whoever counts them counts too few."""
+        if (place := self._where(record)) in self._unsure:
             await self.refresh(place)
 
     async def claim(self, record: R) -> None:
         """A new leader's first write to a record that its predecessor may still write to: only the epoch.
 
-        Whatever was decided on the record as it was before is refused from then on. One object that takes no epoch,
-        and so no write of a predecessor either, does not keep all from a leader. Else the same errors as `save`.
+        Whatever was decided on the record as it was before is refused from then on. An object that takes no epoch, and
+        so no write of a predecessor either, or that may not be written keeps nobody from leading. Else the same errors
+        as `save`.
         """
         place = self._where(record)
-        known = self._known[place]
-        if epoch_of(known.metadata) == self._epoch():
+        known = self._known.get(place)
+        if known is None or epoch_of(known.metadata) == self._epoch():
             return
         operations = self._head(known)
         try:
             self._take(await self._client.patch(self._path(place), operations, Custom, how=JSON_PATCH))
-        except Refused as error:
+        except (Refused, Forbidden) as error:
             log.warning("epoch_refused", name=known.metadata.name, why=str(error))
         except (Conflict, NotFound, Unanswered):
             await self.refresh(place)
