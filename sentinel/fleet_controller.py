@@ -206,9 +206,11 @@ class FleetController:
         self._status.forget()
 
     def to_tell(self) -> Iterator[NodeQuarantine]:
-        """That a node is out of service is told when it is."""
-        found = self.mails.to_tell(self._cluster.records)
-        return (one for one in found if not self._telling.waits(one) and one.id not in self._pending)
+        """That a node is out of service is told when it shows that."""
+        for one in self.mails.to_tell(self._cluster.records):
+            node = self.nodes.joined(one.node) if one.isolating else None
+            if one.id not in self._pending and (node is None or node.mark is not None):
+                yield one
 
     def _write_mails(self, epoch: int) -> None:
         records = self._cluster.records
@@ -271,6 +273,11 @@ class FleetController:
         """A round about what has changed, if anything has. Lets others have their turn."""
         self.turned_mono_s = self._clock().mono_s
         await asyncio.sleep(0)
+        if self._works.full:
+            return  # what was decided now would wait as well: it is decided about more nodes at once then
+        later = self.nodes.changed & self._busy()
+        self._missed |= later
+        self.nodes.changed -= later
         if self.nodes.changed:
             self._timed_round(epoch, whole=False)
 
@@ -303,9 +310,11 @@ class FleetController:
         if effect == "claim" and error is None:
             self._unclaimed.pop(key, None)
         if effect in _SAVES:
-            self._showing.begin([key], next=True)
-        if effect in (*_SAVES, "show"):
+            self._showing.saved(key)
+        if effect in (*_SAVES, "show") and key not in self._works.keys:
             self._telling.shown(key, self.nodes.joined(key), error)
+        if effect == "show" and error is None:
+            self.mail_waits()
         if effect in (*_SAVES, "settle", "claim") or key in self._missed:
             self._missed.discard(key)
             self.changed(key)
@@ -417,6 +426,8 @@ class FleetController:
 
     def _write_what_can_wait(self, epoch: int) -> None:
         """A few at a time."""
+        if self._works.full:
+            return
         self._showing.tell_conditions()
         if self.mails.unsaved:
             self._write_mails(epoch)

@@ -70,10 +70,6 @@ class Telling:
         earlier = own.pop(record.id, []) if record.isolating else []
         own[record.id] = [*earlier, *effects]
 
-    def waits(self, record: NodeQuarantine) -> bool:
-        """Is something of it not told yet?"""
-        return record.id in self._unsaid.get(record.node, ())
-
     def shown(self, name: str, node: NodePicture | None, error: Exception | None) -> None:
         """Something was written about this node, or not."""
         left = {}

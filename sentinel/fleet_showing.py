@@ -1,10 +1,9 @@
 """What nodes show of their records: Sentinel's mark, at once, and conditions, a few nodes at a time."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import partial
 
 from sentinel.core import fleet_marks
-from sentinel.core.fleet_marks import MarkWrite
 from sentinel.core.fleet_model import NodeCondition, NodePicture, NodeQuarantine
 from sentinel.fleet_cluster import FleetCluster
 from sentinel.fleet_nodes import FleetNodes
@@ -26,11 +25,28 @@ class Showing:
     def clear(self) -> None:
         self._untold.clear()
 
-    def begin(self, names: Collection[str], *, next: bool = False) -> None:
-        """Begin to make these nodes show what their records say. `next`: before what waits."""
-        for wanted in self._outstanding(names):
+    def begin(self, names: Collection[str]) -> None:
+        """Begin to make these nodes show what their records say. Conditions come later."""
+        records = fleet_marks.by_node(self._cluster.records.values())
+        for name in names:
+            if name not in self._nodes.pictures or (name in self._nodes.plain and name not in records):
+                continue
+            if (node := self._nodes.joined(name)) is None:
+                continue
+            own = records.get(name, [])
+            if self._conditions(node, own):
+                self._untold[name] = None
+            self._mark(node, own)
+
+    def saved(self, name: str) -> None:
+        """A record of this node: what follows comes before all that waits."""
+        if name in self._nodes.pictures and (node := self._nodes.joined(name)) is not None:
+            self._mark(node, self._records(name), next=True)
+
+    def _mark(self, node: NodePicture, own: list[NodeQuarantine], *, next: bool = False) -> None:
+        if (wanted := fleet_marks.write(node, own)) is not None:
             mark = partial(self._cluster.mark, wanted)
-            self._works.go(wanted.node, "show", mark, urgent=wanted.taint is not None, next=next)
+            self._works.go(node.name, "show", mark, urgent=wanted.taint is not None, next=next)
 
     def tell_conditions(self) -> None:
         """Of a few nodes, so that no cordon waits for many of them."""
@@ -44,24 +60,9 @@ class Showing:
 
     async def _set_conditions(self, name: str) -> None:
         node = self._nodes.joined(name)
-        if node is not None and (wanted := self._conditions(node, self._records([name]).get(name, []))):
+        if node is not None and (wanted := self._conditions(node, self._records(name))):
             await self._cluster.set_conditions(name, wanted)
 
-    def _outstanding(self, names: Collection[str]) -> Iterator[MarkWrite]:
-        """What these nodes must be made to show; those whose conditions differ are noted besides."""
-        nodes, records = self._nodes, self._records(names)
-        for name in names:
-            if name not in nodes.pictures or (name in nodes.plain and name not in records):
-                continue
-            if (node := nodes.joined(name)) is None:
-                continue
-            own = records.get(name, [])
-            if self._conditions(node, own):
-                self._untold[name] = None
-            if (wanted := fleet_marks.write(node, own)) is not None:
-                yield wanted
-
-    def _records(self, names: Collection[str]) -> dict[str, list[NodeQuarantine]]:
-        """By node."""
-        there = names if len(names) < 10 else {*names}
-        return fleet_marks.by_node(one for one in self._cluster.records.values() if one.node in there)
+    def _records(self, name: str) -> list[NodeQuarantine]:
+        own = (one for one in self._cluster.records.values() if one.node == name)
+        return fleet_marks.by_node(own).get(name, [])

@@ -51,6 +51,11 @@ class Works:
         """Of which something waits or is under way."""
         return self._works.keys()
 
+    @property
+    def full(self) -> bool:
+        """Does something urgent wait for another to end?"""
+        return bool(self._urgent)
+
     def of(self, effect: str) -> int:
         """How many of this effect wait or are under way."""
         return sum(work.effect == effect for work in self._works.values())
@@ -137,8 +142,11 @@ class Works:
         finally:
             self._running -= 1
             self._later_running -= not work.urgent
-            if self._works.get(work.key) is work:
+            stopped = self._works.get(work.key) is not work
+            if not stopped:
                 del self._works[work.key]
+        if stopped:
+            return
         if error is None:
             self._failures.pop((work.key, work.effect), None)
         else:

@@ -745,6 +745,31 @@ def test_what_is_heard_while_a_node_is_written_is_decided_about_when_that_has_en
     led(test)
 
 
+def test_nothing_is_decided_one_by_one_while_what_was_decided_waits() -> None:
+    async def test(fleet: Led) -> None:
+        held, save = asyncio.Event(), fleet.cluster.save
+
+        async def saved(record: NodeQuarantine) -> None:
+            await held.wait()
+            await save(record)
+
+        fleet.cluster.save = saved  # type: ignore[method-assign]
+        names = [f"n{number}" for number in range(40)]
+        for name in names:
+            fleet.join(name, "uid", "boot-1")
+        for name in names[:-1]:
+            fleet.hears(name, "uid", "boot-1", a_finding())
+        await turns()
+        rounds = fleet.controller.rounds
+        fleet.hears(names[-1], "uid", "boot-1", a_finding())
+        await turns()
+        assert fleet.controller.rounds == rounds
+        held.set()
+        await eventually(isolated(fleet, *names))
+
+    led(test)
+
+
 @pytest.mark.parametrize("how", ["hangs", "fails", "breaks"])
 def test_records_that_cannot_be_claimed_keep_nobody_from_leading(how: str) -> None:
     async def story() -> None:
