@@ -422,7 +422,11 @@ class FleetController:
         self._fence(picture, now)
         pruned = fleet.pruned(picture, self._cluster.records, self.settings, now)
         for old in islice((one for one in pruned if self._works.may(one.node, "prune")), PRUNED):
-            self._works.go(old.node, "prune", partial(self._cluster.delete, old))
+            self._works.go(old.node, "prune", partial(self._prune, old))
+
+    async def _prune(self, old: NodeQuarantine) -> None:
+        if self._cluster.record(old.id) == old:  # else it is judged anew
+            await self._cluster.delete(old)
 
     def _write_what_can_wait(self, epoch: int) -> None:
         """A few at a time."""
@@ -435,7 +439,7 @@ class FleetController:
         for record in self._status.due():
             if room <= 0:
                 break
-            room -= self._works.go(record.node, "record-status", partial(self._status.write, record))
+            room -= self._works.go(record.node, "record-status", partial(self._status.write, record.id))
 
     def _fence(self, picture: FleetPicture, now: Now) -> None:
         records = self._cluster.records

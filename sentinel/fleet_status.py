@@ -46,9 +46,12 @@ class RecordStatus:
             else:
                 yield record
 
-    async def write(self, record: NodeQuarantine) -> None:
-        """Raises what the cluster raises, and TemporaryError after SHOW_S."""
-        self._lag.pop(record.id, None)
+    async def write(self, id: str) -> None:
+        """As it is by now. Raises what the cluster raises, and TemporaryError after SHOW_S."""
+        self._lag.pop(id, None)
+        record = self._cluster.record(id)
+        if record is None:
+            return
         begun_s = time.monotonic()
         rest_s = SHOW_AGAIN_S
         try:

@@ -19,7 +19,9 @@ from sentinel.core.fleet_isolate import MAX_FINDINGS
 from sentinel.core.fleet_marks import MarkWrite
 from sentinel.core.fleet_model import (
     FleetPicture,
+    Kind,
     Mode,
+    Needs,
     NodeCondition,
     NodePicture,
     NodeQuarantine,
@@ -38,7 +40,7 @@ from sentinel.documents import from_document, to_document
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.fleet_controller import SILENCES, FleetController
 from sentinel.fleet_nodes import AT_A_TIME, GONE_S
-from sentinel.fleet_status import SHOW_AGAIN_S
+from sentinel.fleet_status import SHOW_AGAIN_S, RecordStatus
 from sentinel.transport.wire import Alive, Arrived
 from tests.core.fleet_world import OPEN, World, a_finding, a_pod
 from tests.waits import eventually, turns
@@ -895,6 +897,32 @@ def test_the_status_of_records_follows_them_and_a_refused_one_is_tried_again_lat
         assert fleet.cluster.shown[1:] == [edited], "whoever changed it"
 
     led(test)
+
+
+def test_the_status_of_a_record_is_written_as_it_is_when_its_turn_comes() -> None:
+    """Its watch may have told of it meanwhile: an older one that was said as its status stayed for ever."""
+    cluster = Cluster()
+    before = NodeQuarantine(
+        id="n1-0001",
+        kind=Kind.FAULT,
+        node="n1",
+        node_uid="uid",
+        state=State.ACTIVE,
+        needs=Needs(sentence="a person"),
+    )
+    cluster.records = {before.id: before}
+    status = RecordStatus(cluster, lambda: Now(1.0, 1.0))
+    status.look_over()
+    assert [*status.due()] == [before]
+    after = structs.replace(before, state=State.RELEASED)
+    cluster.records = {after.id: after}
+    asyncio.run(status.write(before.id))
+    assert cluster.shown == [after]
+    status.look_over()
+    assert [*status.due()] == []
+    cluster.records = {}
+    asyncio.run(status.write(before.id))
+    assert cluster.shown == [after]
 
 
 def test_no_cordon_waits_long_for_a_status_that_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,7 +184,8 @@ class Store(Generic[R]):
             now = await write
             # Nothing differed; or something newer was heard meanwhile.
             if now is not known and self._known.get(place) is known:
-                self._take(now, (self._spec(place), record))
+                there = self.records.get(place)  # not `record`, which may be older: the spec is as it was
+                self._take(now, (self._spec(place), there) if there is not None else None)
         except asyncio.CancelledError:
             self._unsure.add(place)
             raise
