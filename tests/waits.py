@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -44,6 +45,14 @@ async def turns() -> None:
     """Whatever can go on in this loop goes on: what has not happened then waits for something."""
     for _ in range(100):
         await asyncio.sleep(0)
+
+
+def runs(pid: int) -> bool:
+    """Is this process there? A zombie is not; one that ends while it is read is ESRCH, not ENOENT."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 async def answer(what: Callable[[], Any]) -> Any:

@@ -15,7 +15,7 @@ from sentinel.checks.cards import NotUnderstood
 from sentinel.checks.cards_table import FAMILIES, family
 from sentinel.checks.runner import CheckRunner
 from sentinel.core.health import CheckResult, CheckState, Severity
-from tests.waits import until
+from tests.waits import runs, until
 
 FIXTURES = Path(__file__).parent / "fixtures/cards"
 
@@ -181,17 +181,10 @@ def test_a_tool_that_hangs_is_killed_with_its_children_and_is_a_finding_until_it
     any_bench.runner._running[any_bench.family.check].kept["sample_s"] = 1.0
     assert any_bench.found() == {"accelerator-tool-hangs": Severity.DEGRADED}
     for pid in map(int, pids.read_text().split()):
-        until(lambda pid=pid: not _alive(pid), "it was not killed")  # type: ignore[misc]
+        until(lambda pid=pid: not runs(pid), "it was not killed")  # type: ignore[misc]
     any_bench.runner._running[any_bench.family.check].kept.pop("sample_s")
     healthy(any_bench)
     assert any_bench.look(2).state is CheckState.OK
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_tool_that_hangs_in_the_kernel_is_fatal_and_gets_no_second_one_beside_it(

@@ -15,7 +15,7 @@ from sentinel.checks.child import LineChild
 from sentinel.checks.gpus import hidden
 from sentinel.checks.proc_scan import INIT_PID_NAMESPACE
 from sentinel.core.health import Severity
-from tests.waits import until
+from tests.waits import runs, until
 
 FIRST, SECOND = "0000:18:00.0", "0000:2a:00.0"
 
@@ -238,9 +238,4 @@ def test_the_child_ends_when_the_agent_is_gone(machine: Any, cards: Any) -> None
         "print(kept['child'].pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(machine.sysfs)], stdout=subprocess.PIPE)
-    child = Path(f"/proc/{int(done.stdout)}/stat")
-
-    def ended() -> bool:
-        return not child.exists() or child.read_text().rsplit(")", 1)[1].split()[0] == "Z"
-
-    until(ended, "the child outlived its agent")
+    until(lambda: not runs(int(done.stdout)), "the child outlived its agent")

@@ -17,7 +17,7 @@ from sentinel.config.load import load_settings
 from sentinel.config.problems import ConfigErrors
 from sentinel.core.health import CheckResult, CheckState, Component, Severity
 from sentinel.settings import OwnCheck
-from tests.waits import until
+from tests.waits import runs, until
 
 HEAD = "apiVersion: sentinel.dev/v1alpha1\nkind: Settings\n"
 
@@ -187,23 +187,16 @@ def test_one_that_hangs_is_killed_with_its_children_and_told_until_it_answers(ma
         ("check own-raid", Severity.WARNING)
     ]
     for pid in pids.read_text().split():
-        until(lambda pid=pid: not _runs(pid), "it was not killed")  # type: ignore[misc]
+        until(lambda pid=pid: not runs(int(pid)), "it was not killed")  # type: ignore[misc]
     one.script("echo OK")
     assert one.look(2).findings == ()
-
-
-def _runs(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_child_that_it_left_behind_is_neither_waited_for_nor_kept(owned: Owned, machine: Any) -> None:
     pid = machine.folder / "pid"
     owned.script(f"sleep 1000 & echo $! > {pid}; echo OK")
     assert owned.look().detail == "OK"  # the child holds its stdout open
-    until(lambda: not _runs(pid.read_text().strip()), "it was left behind")
+    until(lambda: not runs(int(pid.read_text())), "it was left behind")
 
 
 def test_a_program_that_hangs_in_the_kernel_gets_no_second_one_beside_it(machine: Any, frozen: Path) -> None:

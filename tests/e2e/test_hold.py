@@ -138,7 +138,7 @@ def test_a_signal_whose_default_ends_a_program_ends_this_one_too(wrapped: Wrappe
 def test_an_error_is_held_shown_and_let_go_with_its_own_code(wrapped: Wrapped) -> None:
     wrapped.start("sh", "-c", "exit 3")
     wrapped.until_held(3)
-    assert "the command ended with code 3" in wrapped.err
+    until(lambda: "the command ended with code 3" in wrapped.err)  # said after the child has begun
     for name in ("HUP", "USR1", "USR2", "ALRM"):  # of somebody who does not know that it has ended
         wrapped.send(name)
     assert wrapped.held() == 3

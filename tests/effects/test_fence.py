@@ -12,7 +12,7 @@ from sentinel.core.fleet_model import Fence, FenceOutcome, Kind, Needs, NodeQuar
 from sentinel.core.fleet_settings import FenceHook
 from sentinel.effects.fence import AT_ONCE, MAX_LINE, Fencer, unfit
 from sentinel.metrics import Metrics
-from tests.waits import eventually, turns, until
+from tests.waits import eventually, runs, turns, until
 
 
 def a_program(folder: Path, text: str) -> str:
@@ -38,14 +38,6 @@ async def outcome(fencer: Fencer) -> FenceOutcome:
 
 def ended(fencer: Fencer) -> FenceOutcome:
     return asyncio.run(outcome(fencer))
-
-
-def there(pid: int) -> bool:
-    """Does this process run? A zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def in_loop(test: Callable[[], Awaitable[None]]) -> None:
@@ -85,14 +77,14 @@ def test_a_program_that_hangs_is_killed_with_its_children_at_its_time_limit(tmp_
     program = a_program(tmp_path, f"sleep 1000 & echo $! > {child}; echo asked the BMC >&2; wait")
     one = ended(a_fencer(program, timeout_s=3.0))
     assert (one.off, one.how) == (False, "no end within 3 s, killed: asked the BMC")
-    until(lambda: not there(int(child.read_text())))
+    until(lambda: not runs(int(child.read_text())))
 
 
 def test_what_a_child_still_holds_open_is_not_waited_for(tmp_path: Path) -> None:
     child = tmp_path / "child"
     program = a_program(tmp_path, f"sleep 1000 & echo $! > {child}")
     assert ended(a_fencer(program)).off
-    until(lambda: not there(int(child.read_text())))
+    until(lambda: not runs(int(child.read_text())))
 
 
 def test_of_huge_output_its_end_is_kept(tmp_path: Path) -> None:
@@ -117,10 +109,10 @@ def test_when_the_leader_ends_what_runs_is_killed_and_the_next_one_calls_it_agai
         fencer.call(a_call())
         await eventually(pids.exists)
         (pid,) = await eventually(lambda: pids.read_text().split())
-        assert there(int(pid)), "and it was called once"
+        assert runs(int(pid)), "and it was called once"
         fencer.stop()
         await turns()
-        assert not there(int(pid))
+        assert not runs(int(pid))
         assert fencer.outcomes == ()
         assert fencer.may_call(a_call())
 
@@ -179,9 +171,9 @@ def test_a_program_whose_node_is_heard_again_is_killed_with_its_children(tmp_pat
         both = [int(pid) for pid in await eventually(lambda: pids.read_text().split())]
         fencer.settle({"n0-0001": a_record(tries=1)})
         await turns()
-        assert all(there(pid) for pid in both), "it is waited for"
+        assert all(runs(pid) for pid in both), "it is waited for"
         fencer.settle({"n0-0001": a_record(tries=1, state=State.RELEASED)})
-        await eventually(lambda: not any(there(pid) for pid in both))
+        await eventually(lambda: not any(runs(pid) for pid in both))
         await turns()
         assert fencer.outcomes == ()
         assert fencer.may_call(a_call(record="n0-0002"))

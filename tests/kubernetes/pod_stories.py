@@ -26,6 +26,7 @@ NO_PERMISSION = "127.0.0.1:5999/secret/train:1"
 NO_REGISTRY = "registry.invalid/team/train:1"
 LOW, HIGH = "pods-low", "pods-high"
 DEADLINE_S = 120.0
+TAINT = {"key": "repair", "value": "now", "effect": "NoExecute"}
 
 
 def container(script: str = STEPS, name: str = "main", **more: Any) -> "Object":
@@ -249,15 +250,17 @@ class Stories:
                     os.kill(pid, signal.SIGKILL)
 
     def on_second(self, name: str, spec: "Object | None" = None) -> "Object":
-        self.create(name, spec or pod(), self.second, keep=True)
+        """It bears what `taint` writes: the kubelet may see that for a while after it has been taken off."""
+        tolerated = {"tolerations": [{"key": TAINT["key"], "operator": "Exists"}]}
+        self.create(name, (spec or pod()) | tolerated, self.second, keep=True)
         return self.runs(name)
 
     def taint(self) -> "Object":
         """The second node gets a taint that ends what does not tolerate it."""
-        self.on_second("tainted")
-        taint = {"key": "repair", "value": "now", "effect": "NoExecute"}
+        self.create("tainted", pod(), self.second, keep=True)
+        self.runs("tainted")
         path = f"/api/v1/nodes/{self.second.name}"
-        self.admin.patch(path, {"spec": {"taints": [taint]}})
+        self.admin.patch(path, {"spec": {"taints": [TAINT]}})
         ended = self.gone("tainted")
         self.admin.patch(path, {"spec": {"taints": None}})
         return ended

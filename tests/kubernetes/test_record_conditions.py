@@ -133,12 +133,14 @@ def test_a_status_that_is_written_between_two_saves_is_in_the_way_of_neither(
         assert second["Isolated"]["lastTransitionTime"] == first["Isolated"]["lastTransitionTime"]
         over = replace(later, state=State.RELEASED, ended_by=EndedBy.WELL)
         await store.save(over)
+        saved = store.get(over)
         await store.show(over, of_quarantine(over), 1.8e9 + 120)
         third = conditions(admin, path_of(made))
         assert (third["Isolated"]["status"], third["Ended"]["status"]) == ("False", "True")
         assert third["Isolated"]["lastTransitionTime"] != first["Isolated"]["lastTransitionTime"]
         assert "observedGeneration" not in third["Isolated"], "`kubectl wait` would take it for an old one"
-        assert store.get(over) is over
+        assert saved == over
+        assert store.get(over) is saved, "what is known is not read anew"
 
     with_store(controller, epoch, test)
 

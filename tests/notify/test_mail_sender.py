@@ -25,7 +25,7 @@ from tests.notify.mail_world import (
     parse,
     send,
 )
-from tests.waits import until
+from tests.waits import runs, until
 
 A, B, C = "a@example.com", "b@example.com", "c@example.com"
 
@@ -355,16 +355,8 @@ def test_the_child_ends_with_its_parent():
         until(lambda: "CONNECT" in server.seen, "the child does not connect")
         parent.kill()
         parent.wait()
-        until(lambda: not _runs(pid), "the child outlived its parent")
+        until(lambda: not runs(pid), "the child outlived its parent")
         parent.stdout.close()
-
-
-def _runs(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_modules_in_the_working_directory_are_not_imported(tmp_path):
