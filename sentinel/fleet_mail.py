@@ -62,7 +62,8 @@ class MailBook:
         nodes: set[str] = set()
         for id, stage in sorted(self._unsaved):
             before = moved.get(id) or records.get(id)
-            if before is None:  # it was deleted meanwhile
+            if before is None or all(mail.stage != stage for mail in before.mails):
+                # It was deleted meanwhile, and may have been made anew: that mail is no longer in it.
                 self._done(id, stage)
                 continue
             if id not in moved and (len(moved) >= most or before.node in nodes or not may(before.node)):

@@ -494,6 +494,29 @@ def test_what_became_of_a_mail_is_saved_on_the_record_as_the_last_round_left_it(
     led(test)
 
 
+def test_a_mail_of_a_record_that_was_deleted_and_made_anew_keeps_its_node_busy_with_nothing() -> None:
+    """The new one has other mails. What became of the old one's was tried to be written into it for ever."""
+
+    async def test(fleet: Led) -> None:
+        fleet.join("n1", "uid", "boot-1")
+        fleet.hears("n1", "uid", "boot-1", a_finding())
+        await eventually(lambda: "n1-0001" in fleet.cluster.records)
+        await fleet.rounds()
+        (mail,) = fleet.cluster.records["n1-0001"].mails
+        anew = structs.replace(fleet.cluster.records["n1-0001"], mails=())
+        fleet.cluster.records = {"n1-0001": anew}
+        fleet.controller.record_mail("n1-0001", structs.replace(mail, state="sent"))
+
+        async def its_status_is_written() -> bool:
+            await fleet.rounds(1)
+            return fleet.cluster.shown[-1] == fleet.cluster.records["n1-0001"] == anew
+
+        await eventually(its_status_is_written)
+        assert not fleet.controller.mails.unsaved
+
+    led(test)
+
+
 HUGE = 1e300
 
 

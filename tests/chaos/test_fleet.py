@@ -247,9 +247,8 @@ def test_whatever_breaks_around_them_nodes_leave_and_come_back_by_the_rules(
                     lane.result()
             world.lag_s = 0.0
             await world.rest()
-        except BaseException:
-            with capsys.disabled():
-                print(f"\nCHAOS_SEED={seed}, after {chaos.incidents} incidents\n{world.story()}")
+        except BaseException as error:  # a note: what a worker prints is lost
+            error.add_note(f"CHAOS_SEED={seed}, after {chaos.incidents} incidents\n{world.story()}")
             raise
         finally:
             await world.end()

@@ -60,8 +60,8 @@ def of_one_node(
             await world.begin()
             await leads(world)
             await test(world)
-        except BaseException:
-            print(world.story())
+        except BaseException as error:
+            error.add_note(world.story())
             raise
         finally:
             await world.end()
