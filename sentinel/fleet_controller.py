@@ -457,7 +457,7 @@ class FleetController:
     def _answer(self, picture: FleetPicture, later: Collection[str], now: Now) -> None:
         """`later`: nodes about which it is decided again. `now`: of the decisions, for the answers go with them."""
         records = self._cluster.records
-        if not picture.orders or fleet.superseded(picture, records):
+        if not picture.orders:
             return
         for one in fleet.answers(picture, records, self.settings, now):
             if one.order.node not in later and one.order.node not in picture.busy:

@@ -26,7 +26,7 @@ FLEET = (
     declared.BRAKE_HELD,
     declared.UNJUDGED,
 )
-WHYS = ("superseded", "incomplete", "leases-new", "mass-silence")
+WHYS = ("incomplete", "leases-new", "mass-silence")
 IN_SERVICE, NOT_HEARD = "in-service", "not-heard"
 # Of a node with several, the first counts.
 STATES = ("isolated", "held-back", "unreachable", "agent-silent", "observed", NOT_HEARD, IN_SERVICE)
@@ -66,8 +66,6 @@ def unjudged(
 ) -> dict[str, str]:
     """Why less is decided than could be, in sentences. `quiet`: see fleet.decide."""
     found = {}
-    if fleet.superseded(picture, records):
-        found["superseded"] = "A later controller has written records: this one decides nothing more."
     if not picture.complete:
         found["incomplete"] = "Not all nodes and pods are known: one that is missing is not taken for gone."
     if now.mono_s - picture.watching_since_mono_s < settings.lease_s:

@@ -25,6 +25,7 @@ from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.fleet import KubernetesFleet
 from sentinel.cluster.kubernetes.lease import UNHEARD, Election
 from sentinel.cluster.kubernetes.pause import PAUSED
+from sentinel.core.epochs import Epochs
 from sentinel.core.fleet_isolate import standing
 from sentinel.core.fleet_model import Mode, NodeMail
 from sentinel.core.fleet_settings import FleetSettings, fleet_settings
@@ -67,6 +68,7 @@ class Controlling:
         self._stop = asyncio.Event()
         self._leading: asyncio.Task[None] | None = None
         self._metrics = Metrics()
+        self._epochs = Epochs()
         self._pages = Pages(settings.listen, self._metrics, system_now, self._say)
 
     async def run(self) -> None:
@@ -93,6 +95,7 @@ class Controlling:
             client,
             allowed,
             lambda: self._election.epoch(),
+            self._epochs,
             self._name,
             self._changed,
             system_now,
@@ -115,6 +118,7 @@ class Controlling:
                 system_now,
             ),
             lambda: self._election.epoch(),
+            self._epochs,
             self._name,
             self._settings,
             allowed,
@@ -142,6 +146,7 @@ class Controlling:
             tls=certificates.tls,
             take=self._arrived,
             alive=self._alive,
+            newer=self._newer,
             orders=self._jobs.orders,
             uid_of=self._fleet.uid_of,
             version=sentinel.__version__,
@@ -154,10 +159,10 @@ class Controlling:
         address = self._args.address or f"{os.environ.get('POD_IP') or socket.gethostname()}:{port}"
         self._election = Election(
             client,
+            self._epochs,
             identity=f"{self._name}-{secrets.token_hex(4)}",
             namespace=self._namespace,
             address=address,
-            floor=lambda: self._fleet.top_epoch,
             notes=lambda: {PAUSED: self._fleet.paused or None, UNHEARD: str(self._controller.nodes.unheard)},
         )
         self._pages.parts = Parts(
@@ -174,7 +179,7 @@ class Controlling:
         services: dict[str, Callable[[], Awaitable[None]]] = {
             "cluster": self._fleet.run,
             "certificates": certificates.run,
-            "election": lambda: self._election.run(self._lead, self._lost),
+            "election": self._elect,
             "standby": self._follow_leader,
         }
         tasks = [asyncio.create_task(self._kept(name, work), name=name) for name, work in services.items()]
@@ -240,6 +245,11 @@ class Controlling:
 
     # ------------------------------------------------------------ who leads
 
+    async def _elect(self) -> None:
+        """Once the epochs of nodes and records are known. What cannot be read keeps nobody from leading."""
+        await self._fleet.epochs_known()
+        await self._election.run(self._lead, self._lost)
+
     def _lead(self, epoch: int) -> None:
         self._say(f"leads, epoch {epoch}")
         log.info("leads", epoch=epoch)
@@ -284,10 +294,11 @@ class Controlling:
         """The standby tells agents where the leader is."""
         told = ""
         while True:
-            if self._leading is not None and self._fleet.top_epoch > self._election.leader.epoch:
-                # Of a leader after us, or a person wrote it: nothing may be written below it. Whoever leads next is.
-                self._lost("a record bears a later epoch")
-                await self._election.release()
+            if self._leading is not None and self._epochs.top > self._election.leader.epoch:
+                # Of a leader after us, or the Lease began at 1 again, or a person wrote it: nothing may be written, and
+                # no agent be commanded, below it.
+                self._lost(f"{self._epochs.where} bears a later epoch, {self._epochs.top}")
+                self._election.take_anew()
             leader = self._election.leader
             address = "" if leader.identity == self._election.identity else leader.address
             if self._leading is None and address != told:
@@ -308,6 +319,16 @@ class Controlling:
     def _alive(self, alive: Alive) -> None:
         self._controller.nodes.alive(alive)
         self._jobs.alive(alive)
+
+    def _newer(self, node: str, epoch: int) -> None:
+        """An agent obeys no controller but one after this."""
+        if not self._epochs.may_tell(node, system_now().mono_s):
+            return
+        if not self._epochs.met(epoch, f"the agent of node {node}"):
+            self._say(
+                f"the agent of node {node} has served epoch {epoch}, which no controller can have had, and obeys none "
+                "below it: remove the file epoch from its state folder and restart it"
+            )
 
 
 def _modes(settings: FleetSettings) -> str:

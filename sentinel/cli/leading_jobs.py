@@ -31,6 +31,7 @@ from sentinel.cluster.kubernetes.job_owners import JobOwners
 from sentinel.cluster.kubernetes.job_records import JobRecords, job_name
 from sentinel.cluster.kubernetes.job_room import Rooms
 from sentinel.core import job_brakes, policy
+from sentinel.core.epochs import Epochs
 from sentinel.core.fleet_model import Mode
 from sentinel.core.fleet_settings import FleetSettings, pool_of
 from sentinel.core.job_look import Look
@@ -70,6 +71,7 @@ class LeadingJobs:
         fleet: KubernetesFleet,
         nodes: JobNodes,
         epoch: Callable[[], int],
+        epochs: Epochs,
         instance: str,
         settings: Settings,
         allowed: FleetSettings,
@@ -78,7 +80,7 @@ class LeadingJobs:
         orders_changed: Callable[[str], None],
     ) -> None:
         self._client, self._fleet, self._nodes = client, fleet, nodes
-        self._epoch, self._settings, self._allowed = epoch, settings, allowed
+        self._epoch, self._epochs, self._settings, self._allowed = epoch, epochs, settings, allowed
         self._metrics, self._say, self._orders_changed = metrics, say, orders_changed
         self._events = Events(client, instance, system_now)
         self._cluster: JobCluster
@@ -197,6 +199,7 @@ class LeadingJobs:
         self._records = records = JobRecords(
             self._client,
             self._epoch,
+            self._epochs,
             lambda event: telling.tell(event, records.last(event.job)),
             self._metrics.record_failed,
         )

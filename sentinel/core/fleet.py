@@ -34,17 +34,7 @@ __all__ = [
     "incidents",
     "prunable",
     "pruned",
-    "superseded",
 ]
-
-
-# A Lease counts in 32 bits. What is above this was written by a person, and is no leader's.
-MAX_EPOCH = 1_000_000_000
-
-
-def superseded(picture: FleetPicture, records: Mapping[str, NodeQuarantine]) -> bool:
-    """Has a later leader written records already? Then nothing more is decided here."""
-    return any(picture.epoch < record.epoch <= MAX_EPOCH for record in records.values())
 
 
 def decide(
@@ -61,8 +51,6 @@ def decide(
     The events are for `fleet_record.step`, in this order. What takes room of a brake was counted with what gives room
     here: it must not be performed before that is saved.
     """
-    if superseded(picture, records):
-        return ()
     desk = Desk(picture, records, settings, now)
     held = {record.node for record in desk.held()}
     names = {*only, *held} if only is not None else {*(picture.nodes.keys() - quiet), *desk.nodes()}
@@ -105,7 +93,7 @@ def fence_calls(
     quiet: Set[str] = frozenset(),
 ) -> tuple[FenceCall, ...]:
     """The calls of the fencing program that must be under way, as the saved records say."""
-    return () if superseded(picture, records) else calls(picture, records, settings, now, quiet)
+    return calls(picture, records, settings, now, quiet)
 
 
 def incidents(

@@ -64,7 +64,7 @@ class Roster:
 
 
 def greet(
-    body: bytes, name: str, epoch: int, protocols: tuple[int, int], newer: Callable[[int], None]
+    body: bytes, name: str, epoch: int, protocols: tuple[int, int], newer: Callable[[str, int], None]
 ) -> tuple[Hello, int]:
     """The Hello of the node `name` and the protocol agreed. Raises Refuse."""
     try:
@@ -75,7 +75,7 @@ def greet(
         text = f"the token is bound to {name}, and speaks for no other node"
         raise Refuse(Refusal(reason=Reason.OTHER_NODE, text=text), close=True)
     if hello.epoch > epoch:
-        newer(hello.epoch)
+        newer(name, hello.epoch)
         text = f"this agent has served epoch {hello.epoch}; here it is {epoch}"
         raise Refuse(Refusal(reason=Reason.NEWER_EPOCH, text=text, epoch=epoch), close=True)
     protocol = agree(protocols, (hello.protocol_min, hello.protocol_max))

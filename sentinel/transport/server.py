@@ -51,9 +51,10 @@ NO_ORDERS = Orders()
 class Server:
     """Begins as a standby; `lead` and `stand_by` are called as leadership comes and goes.
 
-    `alive` gets each request that is taken, after the records in it, and also one without any. `orders` is asked for
-    each request; both must be quick. `orders_changed` lets an answer that is held go at once. `uid_of`: the uid of a
-    node as the controller knows it, "" if it does not.
+    `alive` gets each request that is taken, after the records in it, and also one without any. `newer` hears of each
+    node whose agent has served a later epoch, and of which. `orders` is asked for each request; both must be quick.
+    `orders_changed` lets an answer that is held go at once. `uid_of`: the uid of a node as the controller knows it, ""
+    if it does not.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Server:
         tls: Callable[[], ssl.SSLContext],
         take: Callable[[Arrived], Awaitable[None] | None],
         alive: Callable[[Alive], None] = lambda alive: None,
+        newer: Callable[[str, int], None] = lambda node, epoch: None,
         orders: Callable[[str], Orders] = lambda node: NO_ORDERS,
         uid_of: Callable[[str], str] = lambda node: "",
         limits: Limits = Limits(),  # noqa: B008 - frozen
@@ -76,11 +78,10 @@ class Server:
         self.requests = 0
         self.received_bytes = 0
         self.slowed = 0  # answers that asked for a pause
-        self.told_epoch = 0  # the highest that an agent has told: above ours, somebody has led after us
         self._authenticator = authenticator
         self._context = tls
         self._taker = Taker(take, limits)
-        self._alive = alive
+        self._alive, self._newer = alive, newer
         self._orders = orders
         self._protocols = protocols
         self._report_every_s = report_every_s
@@ -262,7 +263,7 @@ class Server:
     def _greet(self, guest: Guest, body: bytes, now_s: float) -> bytes:
         node, epoch = guest.node, self._epoch
         assert epoch is not None  # else it had not been admitted
-        hello, protocol = greet(body, node.name, epoch, self._protocols, self._told)
+        hello, protocol = greet(body, node.name, epoch, self._protocols, self._newer)
         guest.boot_id, guest.session, guest.epoch = hello.boot_id[:64], hello.session[:64], epoch
         guest.orders, guest.reached = "", 0
         node.boot_id, node.uid, node.protocol, node.heard_s = guest.boot_id, guest.uid, protocol, now_s
@@ -277,9 +278,6 @@ class Server:
                 version=self._version,
             )
         )
-
-    def _told(self, epoch: int) -> None:
-        self.told_epoch = max(self.told_epoch, epoch)
 
     def _slow_down_s(self) -> float:
         """Above half of what may be on its way, agents are asked to leave pauses."""

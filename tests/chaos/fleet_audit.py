@@ -11,7 +11,6 @@ from typing import Any
 import aiohttp
 
 from sentinel.cluster.kubernetes.objects import Custom
-from sentinel.core.fleet import MAX_EPOCH
 from sentinel.core.fleet_model import EndedBy, Kind, Mode, NodeQuarantine, Proof, State
 from sentinel.core.fleet_record import MAX_STORY
 from sentinel.documents import from_document
@@ -232,8 +231,6 @@ class Audit:
             self._wrong(f"the story of {name} is not continued", name)
         if after.state is not before.state and (len(told) == len(known) or told[-1].state is not after.state):
             self._wrong(f"the story of {name} does not say how it became {after.state}", name)
-        if after.epoch < before.epoch <= MAX_EPOCH:
-            self._wrong(f"{name} went from epoch {before.epoch} to {after.epoch}", name)
 
     def _isolated(self, write: Write, record: NodeQuarantine) -> None:
         """Counted as of this write: the versions of records are the order in which they were written."""

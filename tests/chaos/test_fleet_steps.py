@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sentinel.core.fleet_model import State
-from tests.chaos.fleet_nodes import XID_48
+from tests.chaos.fleet_nodes import XID_48, SimNode
 from tests.chaos.fleet_world import DEADLINE_S, Controller, World
-from tests.kubernetes.conftest import LEADER, QUARANTINES
+from tests.kubernetes.conftest import LEADER, NODES, QUARANTINES
 from tests.kubernetes.proxy import Fault
 from tests.waits import eventually
 
@@ -161,10 +161,52 @@ def test_what_a_frozen_leader_had_sent_comes_too_late(
     of_one_node(plane, tmp_path, test)
 
 
+@pytest.mark.parametrize("whose", ["agents", "agents and nodes"])
+def test_after_a_reinstall_agents_and_nodes_obey_the_new_leader(
+    plane: "ControlPlane", tmp_path: Path, whose: str
+) -> None:
+    """Lease and records were deleted: only agents' disks and nodes' annotations know how far leaders had counted."""
+
+    async def test(world: World) -> None:
+        node = world.nodes["node-00"]
+        lease = await asyncio.to_thread(world.plane.admin.get, LEADER)
+        count = lease["spec"]["leaseTransitions"]
+        for one in world.controllers:
+            one.kill()
+        await world.patch(LEADER, {"spec": {"leaseTransitions": count + 700, "holderIdentity": None}})
+        world.controllers[0].start()
+        node.breaks(XID_48)
+        await world.rest()
+        await world.until(lambda: told(node) > count + 700, lambda: f"node-00: {told(node)} is told")
+        node.repaired()
+        await world.rest()
+        world.controllers[0].kill()
+        for record in world.of(node):
+            await world.delete_record(record)
+        if whose == "agents":
+            await world.patch(f"{NODES}/node-00", {"metadata": {"annotations": {"sentinel.dev/epoch": None}}})
+        await world.call("DELETE", LEADER)
+        for one in world.controllers:
+            one.start()
+        node.breaks(XID_48)
+        await world.until(
+            lambda: any(record.isolating for record in world.of(node)), lambda: "node-00: it is not isolated"
+        )
+        await world.rest()
+        assert told(node) > count + 701
+
+    of_one_node(plane, tmp_path, test)
+
+
+def told(node: SimNode) -> int:
+    """The epoch that its agent obeys."""
+    return 0 if node.client is None else node.client.status.epoch
+
+
 def test_a_record_in_which_a_person_writes_a_later_epoch_stops_nobody(
     plane: "ControlPlane", tmp_path: Path
 ) -> None:
-    """Whoever leads next begins above it; what no Lease can count to is no epoch."""
+    """Whoever leads next begins above it; what no leader can have counted to is no epoch."""
 
     async def test(world: World) -> None:
         node = world.nodes["node-00"]
@@ -172,7 +214,7 @@ def test_a_record_in_which_a_person_writes_a_later_epoch_stops_nobody(
         await world.rest()
         (record,) = world.of(node)
         path = f"{QUARANTINES}/{record.id}"
-        for epoch in (5_000, 2**40):
+        for epoch in (5_000, 999_999_999, 2**40):
             await world.patch(path, {"spec": {"epoch": epoch}})
             await world.patch(path, {"metadata": {"annotations": {"sentinel.dev/epoch": str(epoch + 1)}}})
             node.repaired()

@@ -297,14 +297,6 @@ def test_a_mark_that_is_not_readable_is_replaced() -> None:
     assert mark.number == 1
 
 
-def test_a_leader_that_was_superseded_decides_nothing() -> None:
-    world = an_isolated_node()
-    world.records = {key: structs.replace(record, epoch=5) for key, record in world.records.items()}
-    world.shows("n2", a_finding())
-    assert world.decide() == ()
-    assert fleet.superseded(world.picture, world.records)
-
-
 def test_ended_records_are_kept_for_the_longest_window_and_as_long_as_they_are_needed() -> None:
     world = an_isolated_node()
     world.order(OrderKind.RELEASE, "n1")

@@ -83,14 +83,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("gate_report") and not hasattr(config, "workerinput"):
         earlier = [read(path) for path in config.getoption("gate_earlier")]
-        config.pluginmanager.register(Go(config.getoption("gate_report"), earlier))
+        config.pluginmanager.register(Go(config, earlier))
 
 
 class Go:
     """Listens to one go, with all its workers."""
 
-    def __init__(self, path: Path, earlier: list[Report]) -> None:
-        self._path, self._earlier = path, earlier
+    def __init__(self, config: pytest.Config, earlier: list[Report]) -> None:
+        self._path: Path = config.getoption("gate_report")
+        self._plugins, self._earlier = config.pluginmanager, earlier
         self._report: Report = {"exit_status": 0, "broken": [], "tests": {}}
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -104,6 +105,9 @@ class Go:
         seen["duration_s"] = round(seen["duration_s"] + report.duration, 2)
         if report.failed and seen["failure"] is None:
             seen["failure"] = report.longreprtext
+            say: pytest.TerminalReporter = self._plugins.getplugin("terminalreporter")
+            say.ensure_newline()  # now: the summary comes half an hour later
+            say.line(f"failed: {report.when} of {report.nodeid}")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
         self._report["exit_status"] = int(exitstatus)

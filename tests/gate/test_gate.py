@@ -123,6 +123,7 @@ def test_many_failures_are_no_accident(project: Project) -> None:
     assert done.returncode == 1
     assert project.goes == 20
     assert "Red: 20 tests failed, more than 15." in done.stdout
+    assert done.stdout.index("failed: call of test_it.py::") < done.stdout.index("= FAILURES =")
     assert done.stdout.splitlines()[-1].startswith("20 failed, 1 passed in ")
 
 

@@ -16,6 +16,7 @@ from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.lease import Election, Pace
 from sentinel.cluster.kubernetes.objects import PODS, QUARANTINES, Pod
 from sentinel.cluster.kubernetes.store import Store
+from sentinel.core.epochs import Epochs
 from sentinel.core.fleet_marks import MarkWrite
 from sentinel.core.fleet_model import Kind, Needs, NodeMark, NodeQuarantine, State
 from sentinel.errors import PermanentError, TemporaryError
@@ -86,14 +87,18 @@ async def act(client: Frozen, election: Election, store: Store[NodeQuarantine], 
 
 async def main(config: str, identity: str, pace: str = "usual") -> None:
     client = Frozen(await _access(config))
+    epochs = Epochs()
     election = Election(
         client,
+        epochs,
         identity=identity,
         namespace="sentinel-system",
         address=f"https://{identity}",
         pace=PACES[pace],
     )
-    store = Store(client, QUARANTINES, NodeQuarantine, key=lambda one: one.id, epoch=election.epoch)
+    store = Store(
+        client, QUARANTINES, NodeQuarantine, key=lambda one: one.id, epoch=election.epoch, epochs=epochs
+    )
     lead = asyncio.create_task(
         election.run(lambda epoch: say(f"lead {epoch}"), lambda why: say(f"lost {why}"))
     )

@@ -14,6 +14,7 @@ from sentinel.cluster.kubernetes.errors import Refused
 from sentinel.cluster.kubernetes.fleet import KubernetesFleet
 from sentinel.cluster.kubernetes.reflector import Change
 from sentinel.cluster.kubernetes.reflector import Kind as ChangeKind
+from sentinel.core.epochs import Epochs
 from sentinel.core.fleet_marks import MarkWrite
 from sentinel.core.fleet_model import Kind, Needs, NodeMark, NodeQuarantine, State
 from sentinel.core.fleet_settings import FleetSettings
@@ -51,6 +52,7 @@ def followed(
                 client,
                 FleetSettings(),
                 lambda: EPOCH,
+                Epochs(),
                 "test",
                 changed.append,
                 system_now,

@@ -17,6 +17,7 @@ from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.job_orders import JobOrders
 from sentinel.cluster.kubernetes.job_records import JobRecords, job_name
 from sentinel.cluster.kubernetes.orders import ANSWER, ORDER
+from sentinel.core.epochs import Epochs
 from sentinel.core.job_orders import Action, Extend
 from sentinel.core.model import FollowedOrder, Incident, JobState, ProtectedJob
 from sentinel.core.policy_model import Policy
@@ -74,7 +75,7 @@ class Leader:
     def __init__(self, client: Client, epoch: int) -> None:
         self.wake = asyncio.Event()
         self.failures = 0  # writes that failed
-        self.records = JobRecords(client, lambda: epoch, lambda event: None, self._failed)
+        self.records = JobRecords(client, lambda: epoch, Epochs(), lambda event: None, self._failed)
         self.orders = JobOrders(client, lambda: epoch, system_now, self.records.observe, self.wake.set)
         self.hands = Hands(self.records)
         self.people = People(self.orders, self.hands, system_now, Metrics())

@@ -13,6 +13,7 @@ from sentinel.cluster.kubernetes.client import CONNECTIONS, Client
 from sentinel.cluster.kubernetes.errors import NotLeading
 from sentinel.cluster.kubernetes.job_records import JobRecords, job_name
 from sentinel.cluster.kubernetes.objects import INCIDENTS, NODES, PROTECTED_JOBS
+from sentinel.core.epochs import Epochs
 from sentinel.core.model import (
     Budget,
     Cause,
@@ -74,7 +75,7 @@ def with_records(config: str, epoch: int, story: Story) -> None:
 @contextlib.asynccontextmanager
 async def running(client: Client, epoch: int) -> AsyncIterator[JobRecords]:
     """Records that are loaded and written, as a leader has them."""
-    records = JobRecords(client, lambda: epoch, lambda event: None)
+    records = JobRecords(client, lambda: epoch, Epochs(), lambda event: None)
     await records.load()
     task = asyncio.create_task(records.run())
     try:
@@ -192,7 +193,7 @@ def test_a_leader_that_was_succeeded_writes_nothing_more(controller: str, epoch:
                     return epoch
                 raise NotLeading("another one leads", "NotLeading")
 
-            records = JobRecords(client, asked, lambda event: None)
+            records = JobRecords(client, asked, Epochs(), lambda event: None)
             await records.load()
             task = asyncio.create_task(records.run())
             records.save(jobs=[job])
@@ -234,7 +235,7 @@ def test_a_new_leader_claims_each_record_that_lives_many_at_a_time(
 
     async def story() -> None:
         async with await Client.connect(behind_proxy) as client:
-            records = JobRecords(client, lambda: epoch, lambda event: None)
+            records = JobRecords(client, lambda: epoch, Epochs(), lambda event: None)
             proxy.faults.append(Fault(method="PATCH", path=path(live[0]), times=1, hold=True))
             loading = asyncio.create_task(records.load())
             await eventually(

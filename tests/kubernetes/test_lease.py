@@ -20,6 +20,7 @@ from sentinel.clock import system_now
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import NotLeading
 from sentinel.cluster.kubernetes.lease import LONGEST_S, Election, Pace
+from sentinel.core.epochs import Epochs
 from tests.kubernetes.conftest import LEADER, new_lease, run
 from tests.kubernetes.proxy import Fault, Proxy
 from tests.waits import eventually
@@ -168,8 +169,9 @@ class Taking:
 
     def __init__(self, client: Client, identity: str, **options: Any) -> None:
         self.told: list[str] = []
+        self.epochs = Epochs()
         self.election = Election(
-            client, identity=identity, namespace="sentinel-system", pace=QUICK, **options
+            client, self.epochs, identity=identity, namespace="sentinel-system", pace=QUICK, **options
         )
 
     def begin(self) -> "asyncio.Task[None]":
@@ -230,7 +232,8 @@ def test_the_epoch_never_goes_back_not_even_when_a_person_deletes_the_lease(
 ) -> None:
     async def test() -> None:
         async with await Client.connect(controller) as client:
-            one = Taking(client, "one", floor=lambda: 41, address="https://one:8443")
+            one = Taking(client, "one", address="https://one:8443")
+            one.epochs.met(41, "a record")
             task = one.begin()
             await eventually(lambda: one.election.leading, "nobody leads")
             assert one.election.epoch() == 42
@@ -239,6 +242,39 @@ def test_the_epoch_never_goes_back_not_even_when_a_person_deletes_the_lease(
             await eventually(lambda: one.told[-1] == "lead 43", "not taken again")
             assert one.told == ["lead 42", "lost", "lead 43"]
             task.cancel()
+            await one.election.release()
+
+    run(test())
+
+
+def test_who_meets_a_later_epoch_leads_no_more_and_then_above_it(
+    nobody_leads: None, controller: str, proxy: Proxy, behind_proxy: str
+) -> None:
+    """Also where a renewal is under way, whose answer would let it lead on by the old one."""
+
+    async def test() -> None:
+        async with await Client.connect(behind_proxy) as client, await Client.connect(controller) as direct:
+            one, other = Taking(client, "one"), Taking(direct, "other")
+            tasks = [one.begin()]
+            await eventually(lambda: one.election.leading, "nobody leads")
+            tasks.append(other.begin())
+            come: list[str] = []
+            proxy.faults = [
+                Fault(method="PATCH", path="leases", hold=True, when_come=lambda: come.append(""))
+            ]
+            await eventually(lambda: come, "it is not renewed")
+            one.epochs.met(7, "the agent of node n1")
+            one.election.take_anew()
+            assert not one.election.leading
+            with pytest.raises(NotLeading):
+                one.election.epoch()
+            proxy.release()
+            await eventually(lambda: one.told[-1] == "lead 8", "not taken again")
+            assert one.told == ["lead 1", "lost", "lead 8"]
+            assert other.told == []
+            await eventually(lambda: other.election.leader.epoch == 8, "the follower does not see it")
+            for task in tasks:
+                task.cancel()
             await one.election.release()
 
     run(test())

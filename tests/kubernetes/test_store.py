@@ -12,6 +12,7 @@ from sentinel.cluster.kubernetes.errors import AlreadyExists, Conflict, NotLeadi
 from sentinel.cluster.kubernetes.names import object_name
 from sentinel.cluster.kubernetes.objects import PROTECTED_JOBS, QUARANTINES, Custom
 from sentinel.cluster.kubernetes.store import Store
+from sentinel.core.epochs import Epochs
 from sentinel.core.fleet_model import Kind, Needs, NodeQuarantine, State
 from sentinel.core.model import ProtectedJob
 from sentinel.core.policy_model import Policy, Resume
@@ -39,8 +40,15 @@ def record(**fields: Any) -> NodeQuarantine:
     return NodeQuarantine(**{**given, **fields})
 
 
-def quarantines(client: Client, epoch: int) -> Records:
-    return Store(client, QUARANTINES, NodeQuarantine, key=lambda one: one.id, epoch=lambda: epoch)
+def quarantines(client: Client, epoch: int, epochs: Epochs | None = None) -> Records:
+    return Store(
+        client,
+        QUARANTINES,
+        NodeQuarantine,
+        key=lambda one: one.id,
+        epoch=lambda: epoch,
+        epochs=epochs or Epochs(),
+    )
 
 
 def with_store(config: str, epoch: int, test: Callable[[Records, Client], Coroutine[Any, Any, None]]) -> None:
@@ -63,10 +71,11 @@ def test_what_was_saved_is_there_for_the_next_one(controller: str, epoch: int) -
         await store.save(made)
         ended = replace(made, state=State.RELEASED, ended_wall_s=1.8e9)
         await store.save(ended)
-        other = quarantines(client, epoch)
+        epochs = Epochs()
+        other = quarantines(client, epoch, epochs)
         assert ended in await other.load()
         assert other.get(made) == ended
-        assert other.top_epoch >= epoch
+        assert epochs.top >= epoch
         await other.delete(ended)
         await other.delete(ended)
         assert ended not in await store.load()
@@ -188,7 +197,9 @@ def test_one_who_does_not_lead_sends_nothing(proxy: Proxy, behind_proxy: str, ep
         raise NotLeading("not ours", "NotLeading")
 
     async def test(_: Records, client: Client) -> None:
-        store = Store(client, QUARANTINES, NodeQuarantine, key=lambda one: one.id, epoch=not_leading)
+        store = Store(
+            client, QUARANTINES, NodeQuarantine, key=lambda one: one.id, epoch=not_leading, epochs=Epochs()
+        )
         asked = len(proxy.seen)
         with pytest.raises(NotLeading):
             await store.save(record())
@@ -281,6 +292,7 @@ def test_records_of_jobs_live_in_their_namespaces_and_keep_what_is_none_on_purpo
                 ProtectedJob,
                 key=lambda one: one.name,
                 epoch=lambda: epoch,
+                epochs=Epochs(),
                 namespace=lambda _: space,
             )
             job = ProtectedJob(name="PyTorchJob/Llama 70B", policy=Policy(resume=Resume(), restart=None))

@@ -84,7 +84,7 @@ def test_an_agent_that_served_a_newer_leader_gives_an_older_one_nothing_and_obey
             agent.send(report(finding()))
             world.run(agent)
             await eventually(lambda: "NewerEpoch" in agent.status.problem)
-            assert old.told_epoch == 5  # the deposed leader learns it from its agents
+            assert world.newer == [("node-1", 5)], "the deposed leader learns it from its agents"
             assert not got
             assert agent.spool.waiting == 1
             assert not world.arrived

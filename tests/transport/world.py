@@ -99,6 +99,7 @@ class World:
             FileStore(str(folder / "certs")), self.publish, lifetimes=Lifetimes()
         )
         self.arrived: list[Arrived] = []
+        self.newer: list[tuple[str, int]] = []
         self.orders: dict[str, Orders] = {}
         self.servers: list[Server] = []
         self.clients: list[Client] = []
@@ -121,6 +122,7 @@ class World:
             "authenticator": authenticator(self.issuer),
             "tls": self.certificates.tls,
             "take": self.take,
+            "newer": lambda node, epoch: self.newer.append((node, epoch)),
             "orders": lambda node: self.orders.get(node, Orders()),
             "report_every_s": 0.2,
             "limits": Limits(requests_per_s=1000.0, requests_burst=1000.0),

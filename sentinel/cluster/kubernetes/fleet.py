@@ -1,6 +1,7 @@
 """The nodes of a cluster as the fleet's controller sees and writes them."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 
@@ -31,7 +32,7 @@ from sentinel.cluster.kubernetes.policies import Judge
 from sentinel.cluster.kubernetes.record_conditions import of_quarantine
 from sentinel.cluster.kubernetes.reflector import Change, Pace, Reflector
 from sentinel.cluster.kubernetes.store import Store, as_new
-from sentinel.core.fleet import MAX_EPOCH
+from sentinel.core.epochs import Epochs
 from sentinel.core.fleet_conditions import OWN
 from sentinel.core.fleet_events import DoEvent
 from sentinel.core.fleet_marks import MarkWrite
@@ -53,6 +54,7 @@ log = structlog.get_logger(__name__)
 FENCE_TRIES = 5
 CONFLICT_S = 1.0
 RENEWAL_S = 10.0  # in which a kubelet renews its lease
+EPOCHS_S = 10.0  # as long as a Lease is waited for at the first start
 SYNC_S = 20.0  # for the watch of one kind, before it is said that it does not come
 
 
@@ -64,6 +66,7 @@ class KubernetesFleet:
         client: Client,
         settings: FleetSettings,
         epoch: Callable[[], int],
+        epochs: Epochs,
         instance: str,
         changed: Callable[[str], None],
         clock: Clock,
@@ -71,7 +74,7 @@ class KubernetesFleet:
         judge: Judge,
     ) -> None:
         self._client, self._settings, self._epoch = client, settings, epoch
-        self._changed, self._clock = changed, clock
+        self._epochs, self._changed, self._clock = epochs, changed, clock
         self._types = frozenset({OWN, *(row.type for row in settings.repair_conditions)})
         self._written: dict[str, Node] = {}  # newer than what the watch has told
         self._pictures: dict[str, tuple[Node, NodePicture]] = {}
@@ -95,7 +98,9 @@ class KubernetesFleet:
         )
         self._quarantines = Reflector(client, QUARANTINES, Custom, self._record_changed, clock=clock)
         self._followed = (self._nodes, self._leases, self._pods.followed, self._quarantines)
-        self._store = Store(client, QUARANTINES, NodeQuarantine, key=lambda one: one.id, epoch=epoch)
+        self._store = Store(
+            client, QUARANTINES, NodeQuarantine, key=lambda one: one.id, epoch=epoch, epochs=epochs
+        )
         self._events = Events(client, instance, clock)
         self._orders = node_orders(client, epoch, clock, self._order_wrote)
         self._pause = Pause(client, namespace, clock)
@@ -125,12 +130,6 @@ class KubernetesFleet:
     async def lead_policies(self) -> None:
         """Judge JobPolicies and say so in their status, while this process leads."""
         await self._pods.lead()
-
-    @property
-    def top_epoch(self) -> int:
-        """The highest in any record: the floor of the next leader's."""
-        own = (record.epoch for record in self._store.records.values() if record.epoch <= MAX_EPOCH)
-        return max(self._store.top_epoch, *own, 0)
 
     @property
     def problems(self) -> list[str]:
@@ -253,6 +252,7 @@ class KubernetesFleet:
             elif change.before is None or change.before.metadata.uid != change.after.metadata.uid:
                 self._seen_mono_s[name] = self._clock().mono_s
             newest = self._newest(name) or one
+            nodes.meet(self._epochs, newest.metadata, "nodes")
             self._orders.observe(Place(NODES, name, name), newest.metadata, gone=change.after is None)
             self._changed(name)
 
@@ -281,6 +281,13 @@ class KubernetesFleet:
                     self._changed(record.node)
 
     # ------------------------------------------------------------ what is written
+
+    async def epochs_known(self) -> None:
+        """Until nodes and records were read, for some seconds at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EPOCHS_S):
+                for one in (self._nodes, self._quarantines):
+                    await one.wait_synced()
 
     async def take_over(self) -> None:
         self._isolated_mono_s.clear()

@@ -17,6 +17,7 @@ from sentinel.cluster.kubernetes.errors import AlreadyExists, Conflict, NotFound
 from sentinel.cluster.kubernetes.objects import INCIDENTS, PROTECTED_JOBS, Custom
 from sentinel.cluster.kubernetes.record_conditions import of_incident, of_job
 from sentinel.cluster.kubernetes.store import Store
+from sentinel.core.epochs import Epochs
 from sentinel.core.model import Incident, JobEvent, ProtectedJob, Quarantine, StoredJob
 from sentinel.errors import PermanentError, TemporaryError
 
@@ -67,6 +68,7 @@ class JobRecords:
         self,
         client: Client,
         epoch: Callable[[], int],
+        epochs: Epochs,
         tell: Callable[[JobEvent], None],
         failed: Callable[[], None] = lambda: None,
         clock: Clock = system_now,
@@ -79,6 +81,7 @@ class JobRecords:
             StoredJob,
             key=lambda one: object_of(one.name),
             epoch=epoch,
+            epochs=epochs,
             namespace=lambda one: namespace_of(one.name),
         )
         self._incidents: Store[Incident] = Store(
@@ -87,6 +90,7 @@ class JobRecords:
             Incident,
             key=lambda one: object_of(one.job, one.id.removeprefix(one.job)),
             epoch=epoch,
+            epochs=epochs,
             namespace=lambda one: namespace_of(one.job),
         )
         self._books: dict[str, _Book] = {}

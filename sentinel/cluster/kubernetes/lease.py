@@ -20,7 +20,7 @@ from sentinel.clock import Clock, system_now
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import AlreadyExists, Conflict, NotFound, NotLeading
 from sentinel.cluster.kubernetes.objects import LEASES, Lease
-from sentinel.core.fleet import MAX_EPOCH
+from sentinel.core.epochs import MAX_COUNT, Epochs
 from sentinel.documents import time_text
 from sentinel.errors import PermanentError, TemporaryError
 
@@ -57,19 +57,19 @@ class Election:
     """`run` takes part until it is cancelled; then `release` lets another one follow at once.
 
     `identity` must be this process's own and nobody else's, not even that of its predecessor in the same pod.
-    `floor` tells the highest epoch in any record: a Lease that a person deleted begins at 1 again.
+    `epochs` is where this process notes whatever epochs it meets: a Lease that a person deleted does not begin at 1.
     `notes` are annotations that the leader keeps on the Lease (None: taken away).
     """
 
     def __init__(
         self,
         client: Client,
+        epochs: Epochs,
         *,
         identity: str,
         namespace: str,
         name: str = "sentinel-controller",
         address: str = "",
-        floor: Callable[[], int] = lambda: 0,
         notes: Callable[[], Mapping[str, str | None]] = lambda: {},
         pace: Pace = Pace(),  # noqa: B008  frozen
         clock: Clock = system_now,
@@ -77,30 +77,29 @@ class Election:
         self.identity = identity
         self.leader = Leader()
         self.turned_mono_s = clock().mono_s  # when `run` last went round
-        self._client = client
+        self._client, self._epochs = client, epochs
         self._name, self._kind_path = name, LEASES.path(namespace)
         self._path = LEASES.path(namespace, name)
         self._address = address
-        self._floor = floor
         self._notes = notes
         self._pace = pace
         self._clock = clock
         self._seen: tuple[object, ...] = ()  # of the Lease, what its holder changes
         self._seen_mono_s = 0.0
-        self._top = 0  # the highest epoch that was seen
         self._asked: _Asked | None = None
         self._version = ""
         self._until_mono_s: float | None = None  # None: not leading
+        self._anew = False  # the Lease is to be taken anew
 
     @property
     def leading(self) -> bool:
         """By our own clock, now. Ask again after every wait."""
-        return self._until_mono_s is not None and self._clock().mono_s < self._until_mono_s
+        return self.left_s > 0
 
     @property
     def left_s(self) -> float:
         """For how long that is sure. 0 when not leading."""
-        return max(0.0, (self._until_mono_s or 0.0) - self._clock().mono_s)
+        return 0.0 if self._anew else max(0.0, (self._until_mono_s or 0.0) - self._clock().mono_s)
 
     def epoch(self) -> int:
         """Ours, for a write that is sent at once. Raises NotLeading."""
@@ -124,7 +123,7 @@ class Election:
                     _log.warning("lease_request_failed", leading=self.leading, why=str(error))
                 why = str(error)
             if led and not self.leading:
-                self._until_mono_s = None
+                self._until_mono_s, self._anew = None, False
                 on_lost(why or "another one leads")
                 continue
             if not led and self.leading:
@@ -132,6 +131,11 @@ class Election:
                 on_lead(self.leader.epoch)
             pause_s = self._pace.renew_s if self.leading else self._pace.look_s
             await asyncio.sleep(min(pause_s * random.uniform(0.9, 1.1), self.left_s or pause_s))
+
+    def take_anew(self) -> None:
+        """From now on not leading. Where nobody else has the Lease it is taken again, above all epochs that were
+        met."""
+        self._anew = self._until_mono_s is not None
 
     async def release(self) -> None:
         """After the last write. Not leading any more whether or not it is answered."""
@@ -172,7 +176,7 @@ class Election:
     def _look(self, lease: Lease) -> None:
         spec = lease.spec
         epoch = spec.lease_transitions or 0
-        self._top = max(self._top, epoch if epoch <= MAX_EPOCH else 0)  # above it a person wrote it
+        self._epochs.met(epoch, "the Lease", MAX_COUNT)
         self._note((lease.metadata.uid, spec.holder_identity, spec.renew_time, spec.lease_transitions))
         address = lease.metadata.annotations.get(ADDRESS, "")
         self.leader = Leader(spec.holder_identity or "", spec.lease_transitions or 0, address)
@@ -193,7 +197,7 @@ class Election:
             "leaseDurationSeconds": self._pace.duration_s,
             "acquireTime": text,
             "renewTime": text,
-            "leaseTransitions": max(self._top, self._floor()) + 1,
+            "leaseTransitions": self._epochs.top + 1,
         }
         notes = {name: text for name, text in self._notes().items() if lease is not None or text is not None}
         meta: dict[str, object] = {"annotations": {ADDRESS: self._address, **notes}}

@@ -10,14 +10,18 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+import structlog
+
 from sentinel.cluster.kubernetes.client import JSON_PATCH, Client
 from sentinel.cluster.kubernetes.errors import Conflict, NotFound, NotLeading
 from sentinel.cluster.kubernetes.objects import NODES, PODS, FullMeta, Node, Pod
-from sentinel.core.fleet import MAX_EPOCH
+from sentinel.core.epochs import Epochs, later
 from sentinel.core.fleet_marks import MarkWrite
 from sentinel.core.fleet_model import QUARANTINE_TAINT, NodeCondition
 from sentinel.documents import time_text
 from sentinel.errors import PermanentError
+
+log = structlog.get_logger(__name__)
 
 EPOCH = "sentinel.dev/epoch"  # of the leader that wrote last
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
@@ -70,7 +74,7 @@ async def set_conditions(
         )
     if not changed:
         return node
-    _not_older(node.metadata, epoch)
+    not_older(node.metadata, epoch)
     meta = node.metadata
     body = {
         "metadata": {
@@ -101,20 +105,27 @@ async def remove_pod(client: Client, pod: str, version: str = "") -> None:
 
 
 def epoch_of(meta: FullMeta) -> int:
-    """0 where there is none, or none that a controller wrote: a Lease counts its transitions in 32 bits."""
+    """Of who wrote it last; 0 where it names none."""
     text = meta.annotations.get(EPOCH, "")
-    found = int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else 0
-    return found if found <= MAX_EPOCH else 0
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
 
 
 async def _patch(client: Client, node: Node, changes: list[Operation], epoch: int) -> Node:
-    _not_older(node.metadata, epoch)
+    not_older(node.metadata, epoch)
     operations = [*preconditions(node.metadata), set_epoch(node.metadata, epoch), *changes]
     return await client.patch(NODES.path(name=node.metadata.name), operations, Node, how=JSON_PATCH)
 
 
-def _not_older(meta: FullMeta, epoch: int) -> None:
-    if epoch_of(meta) > epoch:
+def meet(epochs: Epochs, meta: FullMeta, kind: str) -> None:
+    """Note whose epoch an object bears. One that is not believed is overwritten with the next write."""
+    epoch = epoch_of(meta)
+    if epoch > epochs.top and not epochs.met(epoch, f"{kind} {meta.name}"):
+        log.warning("epoch_not_believed", kind=kind, name=meta.name, epoch=epoch, known=epochs.top)
+
+
+def not_older(meta: FullMeta, epoch: int) -> None:
+    """Raises NotLeading: a later leader wrote it."""
+    if later(epoch_of(meta), epoch):
         raise NotLeading(f"{meta.name} was written by a later leader", "NotLeading")
 
 

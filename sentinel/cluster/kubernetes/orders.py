@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from sentinel.clock import Clock
 from sentinel.cluster.kubernetes.client import JSON_PATCH, Client, Resource
-from sentinel.cluster.kubernetes.errors import NotFound, NotLeading
-from sentinel.cluster.kubernetes.nodes import Operation, epoch_of, preconditions, set_epoch
+from sentinel.cluster.kubernetes.errors import NotFound
+from sentinel.cluster.kubernetes.nodes import Operation, not_older, preconditions, set_epoch
 from sentinel.cluster.kubernetes.objects import NODES, Custom, FullMeta, Node
 from sentinel.core.fleet_model import Order, OrderKind
 from sentinel.documents import time_text
@@ -205,8 +205,7 @@ class Orders(Generic[O]):
 
     async def _change(self, place: Place, meta: FullMeta, changes: list[Operation]) -> None:
         epoch = self._epoch()
-        if epoch_of(meta) > epoch:
-            raise NotLeading(f"{meta.name} was written by a later leader", "NotLeading")
+        not_older(meta, epoch)
         operations = [*preconditions(meta), set_epoch(meta, epoch), *changes]
         kind: type[Node] | type[Custom] = Node if place.resource == NODES else Custom
         try:

@@ -20,14 +20,22 @@ from sentinel.cluster.kubernetes.errors import (
     Conflict,
     Forbidden,
     NotFound,
-    NotLeading,
     Refused,
     Unanswered,
     Unavailable,
 )
 from sentinel.cluster.kubernetes.names import object_name
-from sentinel.cluster.kubernetes.nodes import EPOCH, Operation, epoch_of, preconditions, set_epoch
+from sentinel.cluster.kubernetes.nodes import (
+    EPOCH,
+    Operation,
+    epoch_of,
+    meet,
+    not_older,
+    preconditions,
+    set_epoch,
+)
 from sentinel.cluster.kubernetes.objects import GROUP, VERSION, Custom, LeaseMeta
+from sentinel.core.epochs import Epochs
 from sentinel.documents import Document, from_document, merged, to_document
 
 log = structlog.get_logger(__name__)
@@ -52,7 +60,8 @@ class _Page(Struct):
 class Store(Generic[R]):
     """The records of one kind. `key` names a record (its id); `namespace` says where it lives ("": cluster-wide).
 
-    `epoch` is asked right before each write and raises NotLeading: `Election.epoch`.
+    `epoch` is asked right before each write and raises NotLeading: `Election.epoch`. `epochs` hears of
+    whose epochs the records bear.
     """
 
     def __init__(
@@ -63,21 +72,18 @@ class Store(Generic[R]):
         *,
         key: Callable[[R], str],
         epoch: Callable[[], int],
+        epochs: Epochs,
         namespace: Callable[[R], str] = lambda _: "",
     ) -> None:
         self.records: dict[tuple[str, str], R] = {}  # (namespace, object's name) -> record
         self.unreadable: dict[tuple[str, str], str] = {}  # and why: never taken for absent
         self._client, self._resource, self._record = client, resource, record
         self._key, self._namespace, self._epoch = key, namespace, epoch
+        self._epochs = epochs
         self._known: dict[tuple[str, str], Custom] = {}  # without their specs
         # Their specs as JSON: as dictionaries thousands of them take four times that.
         self._specs: dict[tuple[str, str], bytes] = {}
         self._unsure: set[tuple[str, str]] = set()  # what became of a write to them is not known
-
-    @property
-    def top_epoch(self) -> int:
-        """The highest in any record: the floor of the next leader's."""
-        return max((epoch_of(one.metadata) for one in self._known.values()), default=0)
 
     async def load(self) -> list[R]:
         """Everything anew. Consistent: what any leader had saved before this was asked is in it."""
@@ -242,8 +248,7 @@ class Store(Generic[R]):
     def _head(self, known: Custom) -> list[Operation]:
         """What every change of a record begins with."""
         epoch = self._epoch()
-        if epoch_of(known.metadata) > epoch:
-            raise NotLeading(f"{known.metadata.name} was written by a later leader", "NotLeading")
+        not_older(known.metadata, epoch)
         return [*preconditions(known.metadata), set_epoch(known.metadata, epoch)]
 
     async def _written(self, place: tuple[str, str], before: Custom | None, record: R) -> bool:
@@ -261,6 +266,7 @@ class Store(Generic[R]):
     def _take(self, one: Custom, sent: tuple[Document, R] | None = None) -> None:
         """`sent`: a record and its document. What came back as it was sent need not be read again."""
         place = _place(one)
+        meet(self._epochs, one.metadata, self._resource.plural)
         self._known[place] = structs.replace(one, spec={})
         self._specs[place] = msgspec.json.encode(one.spec)
         try:

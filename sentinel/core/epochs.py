@@ -1,0 +1,39 @@
+"""Epochs: each leader's number, above those of all before it; by it late writes of earlier ones are refused. Pure."""
+
+# What is above a known epoch by more is no leader's: a take-over each 10 s, which is the Lease's time, would need 115
+# days for it. A person wrote it, or a disk lost it.
+NEAR = 1_000_000
+MAX_COUNT = 2**31 - 1  # of a Lease
+MAX_TOLD = 2_000_000_000  # what stands elsewhere leaves room to count on
+AGAIN_S = 3600.0
+
+
+def later(epoch: int, ours: int) -> bool:
+    """Is it that of a leader after ours?"""
+    return ours < epoch <= ours + NEAR
+
+
+class Epochs:
+    """The highest that this process has met, on whatever object. Whoever takes the Lease begins above it."""
+
+    def __init__(self) -> None:
+        self.top = 0
+        self.where = ""
+        self._told_s: dict[str, float] = {}
+
+    def met(self, epoch: int, where: str, most: int = MAX_TOLD) -> bool:
+        """False: no leader can have had it, and it is not followed."""
+        if epoch > min(self.top + NEAR, most):
+            return False
+        if epoch > self.top:
+            self.top, self.where = epoch, where
+        return True
+
+    def may_tell(self, node: str, now_s: float) -> bool:
+        """Each node's agent is believed once an hour: a broken one cannot keep the cluster without a leader."""
+        while self._told_s and now_s - (oldest := next(iter(self._told_s.items())))[1] >= AGAIN_S:
+            del self._told_s[oldest[0]]
+        if node in self._told_s:
+            return False
+        self._told_s[node] = now_s
+        return True

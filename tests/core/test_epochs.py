@@ -1,0 +1,41 @@
+"""What counts as the epoch of a leader, and above what the next one begins."""
+
+from sentinel.core.epochs import AGAIN_S, MAX_TOLD, NEAR, Epochs, later
+
+
+def test_a_later_leader_is_one_whose_epoch_is_above_and_can_have_been_counted_to() -> None:
+    assert [later(epoch, 7) for epoch in (0, 6, 7, 8, 7 + NEAR, 8 + NEAR, 2**40)] == [
+        *(False, False, False, True, True),
+        *(False, False),
+    ]
+
+
+def test_the_highest_that_was_met_is_kept_with_where_it_stood() -> None:
+    epochs = Epochs()
+    assert epochs.met(41, "nodes n1")
+    assert epochs.met(3, "nodes n2")
+    assert (epochs.top, epochs.where) == (41, "nodes n1")
+
+
+def test_what_no_leader_can_have_counted_to_is_not_believed() -> None:
+    epochs = Epochs()
+    epochs.met(5, "the Lease")
+    for nonsense in (6 + NEAR, 999_999_999, 1_000_000_000, 2**31 - 1, 2**62):
+        assert not epochs.met(nonsense, "a record")
+    assert epochs.top == 5
+
+
+def test_however_often_the_most_is_told_a_lease_can_count_on() -> None:
+    epochs = Epochs()
+    while epochs.met(epochs.top + NEAR, "the agent of node n1"):
+        assert epochs.top <= MAX_TOLD < 2**31 - NEAR
+
+
+def test_each_node_may_tell_once_an_hour() -> None:
+    epochs = Epochs()
+    assert epochs.may_tell("n1", 10.0)
+    assert epochs.may_tell("n2", 20.0)
+    assert not epochs.may_tell("n1", 9.0 + AGAIN_S)
+    assert epochs.may_tell("n1", 10.0 + AGAIN_S)
+    assert not epochs.may_tell("n2", 11.0 + AGAIN_S)
+    assert epochs.may_tell("n2", 20.0 + AGAIN_S)
