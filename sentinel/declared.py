@@ -255,6 +255,10 @@ UNJUDGED = _gauge(
     "1: the leader decides less than it could; why is incomplete, leases-new or mass-silence.",
     "why",
 )
+AGENTS_CLOCK = _gauge(
+    "agents_clock_offset_seconds",
+    "By how much the nodes' clocks are ahead of the leader's: the median of the agents heard within the last minute.",
+)
 ROUND_TIME = _histogram(
     "round_seconds",
     "Rounds of the leader, from looking to the last write; scope is all nodes or those that changed.",

@@ -15,7 +15,7 @@ from itertools import islice
 
 import structlog
 
-from sentinel import fleet_mail, fleet_numbers
+from sentinel import fleet_mail, fleet_numbers, fleet_troubles
 from sentinel.clock import Clock
 from sentinel.core import fleet, fleet_conditions, fleet_fence, fleet_marks
 from sentinel.core.fleet_brakes import Use
@@ -97,6 +97,7 @@ class FleetController:
         self._paused = ""
         self.nodes = FleetNodes(cluster, clock, lambda node: bool(self._conditions(node, [])), recorder)
         self._led_mono_s = 0.0
+        self._not_begun = ""  # why it has not read everything yet
         self._pending = Pending(cluster)
         self._telling = Telling(cluster, tell, lambda: self.mail_waits())
         self._unclaimed: dict[str, None] = {}  # nodes to which an earlier leader may still write
@@ -185,6 +186,16 @@ class FleetController:
             picture = FleetPicture(nodes=self.nodes.pictures)
             records = self._cluster.records
             fleet_numbers.measure(self._metrics, picture, records, self.settings, now, self.nodes.plain)
+            self._metrics.agents_clock(self.nodes.clocks.offset_s(now.mono_s))
+
+    def troubles(self) -> dict[str, str]:
+        """What it cannot do while it leads, by name."""
+        found = dict(fleet_troubles.of_works(self._works.failing))
+        if not self.lead_began.is_set() and self._not_begun:
+            found["take-over"] = f"it leads and cannot begin: {self._not_begun}"
+        if (off := self.nodes.clocks.off(self._clock().mono_s)) is not None:
+            found["clock"] = off.sentence
+        return found
 
     def stand_by(self) -> None:
         """This controller leads no more."""
@@ -236,6 +247,7 @@ class FleetController:
         if self._recorder is not None:
             self._recorder.lead(epoch, self.settings)
         self.turned_mono_s = None
+        self._not_begun = ""
         self.lead_began.clear()
         while not await self._took_over():
             pass
@@ -265,6 +277,7 @@ class FleetController:
             await self._cluster.take_over()
         except (TemporaryError, PermanentError) as error:
             self._failed("take-over", "", error)
+            self._not_begun = str(error)
             await asyncio.sleep(min(getattr(error, "delay_s", AGAIN_S), AGAIN_S))
             return False
         return True

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from sentinel.clock import Clock
 from sentinel.core.fleet_bounds import bounded, is_mono
+from sentinel.core.fleet_clock import AgentClocks
 from sentinel.core.fleet_fold import hear, present
 from sentinel.core.fleet_model import NodePicture, NodeQuarantine, Order
 from sentinel.core.fleet_node import plain
@@ -62,6 +63,7 @@ class FleetNodes:
         self.looked: dict[str, None] = {}  # at these, since the last round that was recorded
         # By name: what its agent told in each boot, in pictures without an object. The last that was heard is first.
         self._heard: dict[str, tuple[NodePicture, ...]] = {}
+        self.clocks = AgentClocks()
         self._cluster = cluster
         self._clock = clock
         self._owes = owes
@@ -70,6 +72,7 @@ class FleetNodes:
     def forget(self) -> None:
         """What was heard under another leadership. Agents tell it again: each comes with a full report."""
         self._heard.clear()
+        self.clocks.forget()
         self.ailing.clear()
         self.pictures = {}
         self.plain.clear()
@@ -93,13 +96,16 @@ class FleetNodes:
 
     def alive(self, alive: Alive) -> None:
         """A request of a node's agent: what it told before is still so, also where it has nothing new to tell."""
+        now = self._clock()
+        if alive.now is not None:
+            self.clocks.heard(alive.node, alive.now.wall_s, now.wall_s, now.mono_s)
         known = self._heard.get(alive.node, ())
         same = [one for one in known if (one.uid, one.boot_id) == (alive.node_uid, alive.boot_id)]
         if same:
             told_mono_s = same[0].told_mono_s
             if alive.now is not None and is_mono(alive.now.mono_s):
                 told_mono_s = max(told_mono_s, alive.now.mono_s)
-            after = structs.replace(same[0], agent_mono_s=self._clock().mono_s, told_mono_s=told_mono_s)
+            after = structs.replace(same[0], agent_mono_s=now.mono_s, told_mono_s=told_mono_s)
             self._keep(alive.node, (after, *(one for one in known if one is not same[0])))
 
     def _keep(self, name: str, heard: tuple[NodePicture, ...]) -> None:

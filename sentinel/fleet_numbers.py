@@ -25,6 +25,7 @@ FLEET = (
     declared.BRAKE_USED,
     declared.BRAKE_HELD,
     declared.UNJUDGED,
+    declared.AGENTS_CLOCK,
 )
 WHYS = ("incomplete", "leases-new", "mass-silence")
 IN_SERVICE, NOT_HEARD = "in-service", "not-heard"

@@ -306,6 +306,10 @@ class Metrics:
         self._set(declared.EPOCH, epoch)
         self._set(declared.LEASE_LEFT, left_s)
 
+    def agents_clock(self, offset_s: float | None) -> None:
+        """None: too few agents are heard."""
+        self._set(declared.AGENTS_CLOCK, offset_s)
+
     def paused(self, paused: bool) -> None:
         self._set(declared.PAUSED, int(paused))
 

@@ -5,7 +5,7 @@ What has failed is not tried again here: whoever wanted it decides anew, after a
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Awaitable, Callable, Iterator, Set
 
 import structlog
 from msgspec import Struct
@@ -18,9 +18,21 @@ AT_ONCE = 16
 LATER_AT_ONCE = 8  # of what is not urgent, so that it leaves room for what is
 REST_S, MAX_REST_S = 0.5, 30.0
 REMEMBERED = 10_000  # failures
+FAILS_S = 2 * MAX_REST_S  # what was not tried again for so long is wanted no more
+MAX_ERROR = 300  # characters
 
 # key, effect, what it failed of
 Ended = Callable[[str, str, Exception | None], None]
+
+
+class Failing(Struct, frozen=True):
+    """What failed `number` times in a row, the last time with this error. `at_s`: by the loop's clock."""
+
+    key: str
+    effect: str
+    number: int
+    error: str
+    at_s: float
 
 
 class _Work(Struct):
@@ -43,7 +55,7 @@ class Works:
         self._urgent: deque[_Work] = deque()
         self._later: deque[_Work] = deque()
         self._running = self._later_running = 0
-        self._failures: dict[tuple[str, str], int] = {}
+        self._failures: dict[tuple[str, str], Failing] = {}
         self._rests: dict[tuple[str, str], asyncio.TimerHandle] = {}
 
     @property
@@ -63,6 +75,12 @@ class Works:
     def resting(self, *effects: str) -> set[str]:
         """Keys of which one of these failed a short while ago."""
         return {key for key, effect in self._rests if effect in effects}
+
+    @property
+    def failing(self) -> Iterator[Failing]:
+        """What has failed last, and is still tried."""
+        now_s = asyncio.get_running_loop().time()
+        return (one for one in self._failures.values() if now_s - one.at_s < FAILS_S)
 
     def may(self, key: str, effect: str) -> bool:
         return key not in self._works and (key, effect) not in self._rests
@@ -89,15 +107,17 @@ class Works:
 
     def _failed(self, key: str, effect: str, error: Exception) -> None:
         """Let it rest: longer each time, until it has gone well once."""
-        number = self._failures.pop((key, effect), 0) + 1
+        before = self._failures.pop((key, effect), None)
+        number = 1 if before is None else before.number + 1
         while len(self._failures) >= REMEMBERED:
             del self._failures[next(iter(self._failures))]
-        self._failures[key, effect] = number
+        loop = asyncio.get_running_loop()
+        text = (str(error) or type(error).__name__)[:MAX_ERROR]
+        self._failures[key, effect] = Failing(key, effect, number, text, loop.time())
         rest_s = error.delay_s if isinstance(error, TemporaryError) else REST_S
         if number > 1:
             rest_s = max(rest_s, min(MAX_REST_S, REST_S * 2.0 ** min(number - 2, 10)))
         if rest_s > 0.0:
-            loop = asyncio.get_running_loop()
             self._rests[key, effect] = loop.call_later(rest_s, self._rest_over, key, effect)
 
     async def stop(self) -> None:

@@ -40,12 +40,14 @@ from sentinel.transport.auth import Authenticator
 from sentinel.transport.certs import Certificates, Conflict
 from sentinel.transport.server import Server
 from sentinel.transport.wire import Alive, Arrived
+from sentinel.troubles import Troubles
 
 log = structlog.get_logger(__name__)
 
 AUDIENCE = "sentinel-controller"
 AGENT = "sentinel-agent"  # the agents' service account
 LOOK_S = 0.5
+TROUBLES_S = 2.0
 BEGIN_AGAIN_S = 2.0
 SERVICE_PAUSE_S = 1.0
 MAIL_S = 3.0  # at the end, for a mail that is on its way, and again for its record
@@ -181,6 +183,7 @@ class Controlling:
             "certificates": certificates.run,
             "election": self._elect,
             "standby": self._follow_leader,
+            "troubles": self._tell_of_troubles,
         }
         tasks = [asyncio.create_task(self._kept(name, work), name=name) for name, work in services.items()]
         try:
@@ -306,6 +309,12 @@ class Controlling:
                 log.info("stands_by", leader=address)
                 self._server.stand_by(address)
             await asyncio.sleep(LOOK_S)
+
+    async def _tell_of_troubles(self) -> None:
+        troubles = Troubles(self._say, system_now)
+        while True:
+            await asyncio.sleep(TROUBLES_S)
+            troubles.look(self._pages.troubles())
 
     # ------------------------------------------------------------ what the parts ask of each other
 

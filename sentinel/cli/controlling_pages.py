@@ -18,6 +18,7 @@ from sentinel.effects.notify_nodes import NodeNotifier
 from sentinel.errors import PermanentError
 from sentinel.exposition import CONTENT_TYPE
 from sentinel.fleet_controller import FleetController
+from sentinel.fleet_troubles import NOT_READY
 from sentinel.metrics import Metrics
 from sentinel.transport.certs import Certificates
 from sentinel.transport.server import Server
@@ -143,15 +144,29 @@ class Pages:
 
     def missing(self) -> list[str]:
         """Why it could not lead now, or does not do it well; of a standby too."""
+        return [*self._missing().values()]
+
+    def troubles(self) -> dict[str, str]:
+        """By name: what is missing, and of the leader also what it cannot do."""
+        return self._missing() | self._of_leader()
+
+    def _missing(self) -> dict[str, str]:
         if self.parts is None:
-            return ["the API server has not answered yet"]
-        found = self.parts.fleet.problems
-        election, controller = self.parts.election, self.parts.controller
-        if election.leading and controller.turned_mono_s is None:
-            found.append("it leads and has not read everything yet")
-        if not election.leading and not election.leader.identity:
-            found.append("nobody leads")
+            return {"API server": "the API server has not answered yet"}
+        found = {text.partition(":")[0]: text for text in self.parts.fleet.problems}
+        election = self.parts.election
+        if election.leading:
+            troubles = self._of_leader()
+            if self.parts.controller.turned_mono_s is None:
+                found["take-over"] = "it leads and has not read everything yet"
+            found |= {name: troubles[name] for name in NOT_READY if name in troubles}
+        elif not election.leader.identity:
+            found["leader"] = "nobody leads"
         return found
+
+    def _of_leader(self) -> dict[str, str]:
+        leads = self.parts is not None and self.parts.election.leading
+        return self.parts.controller.troubles() if leads and self.parts is not None else {}
 
 
 def _told(problems: Iterable[str]) -> Answer:

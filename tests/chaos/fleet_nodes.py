@@ -44,7 +44,16 @@ BEAT = Finding(
 class SimNode:
     """`found` is what its checks see now. `heard` is false while its agent and kubelet are silent."""
 
-    def __init__(self, name: str, pool: str, folder: Path, addresses: tuple[str, ...], bundle: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        pool: str,
+        folder: Path,
+        addresses: tuple[str, ...],
+        bundle: str,
+        *,
+        skew_s: float | None = None,
+    ) -> None:
         self.name, self.pool = name, pool
         self.folder, self.bundle, self.addresses = folder, bundle, addresses
         self.machine = 0
@@ -58,7 +67,8 @@ class SimNode:
         self.client: Client | None = None
         self._running: asyncio.Task[None] | None = None
         self._booted_s = time.monotonic() - 1000.0
-        self._skew_s = (sum(map(ord, name)) % 7 - 3) * 3600.0  # of its wall clock
+        # Of its wall clock: by the hour, and each another.
+        self._skew_s = (sum(map(ord, name)) % 7 - 3) * 3600.0 if skew_s is None else skew_s
         self._number = 0
 
     @property

@@ -113,6 +113,14 @@ def fleet(plane: "ControlPlane", tmp_path: Path) -> "Iterator[Fleet]":
 
 
 @pytest.fixture
+def behind(fleet: "Fleet") -> "Iterator[Proxy]":
+    """A way to the API server for controllers of the fleet that go through it."""
+    made = Proxy(fleet.plane.url, fleet.plane.identities.ca)
+    yield made
+    made.close()
+
+
+@pytest.fixture
 def admin(installed: "ControlPlane") -> "Api":
     return installed.admin
 

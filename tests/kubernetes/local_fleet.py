@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.agent_node import Node
 from tests.e2e.box import Box, Running
 from tests.kubernetes.conftest import LEADER, NAMESPACE, NODES, QUARANTINES, kubeconfig
+from tests.kubernetes.proxy import Proxy
 from tests.waits import until
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ class Fleet:
         running.said("serves agents on port")
         self.ports[running.pid] = int(running.err.partition("on port ")[2].partition(",")[0])
         return running
+
+    def goes_through(self, proxy: Proxy) -> None:
+        """The next controllers reach the API server by it."""
+        token = self.plane.token(NAMESPACE, "sentinel-controller")
+        self.kubeconfig = kubeconfig(self.folder / "proxied", proxy.url, token)
 
     def agent(self, name: str, *controllers: Running) -> Node:
         """A node, and its agent with what a DaemonSet's pod there would hold."""

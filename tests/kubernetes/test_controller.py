@@ -2,34 +2,19 @@
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from sentinel.cli.replay_fleet import entries
 from sentinel.core.fleet_replay import Replay
 from tests.e2e.agent_node import XID_79
-from tests.kubernetes.conftest import NAMESPACE, kubeconfig, protect_all, with_job
+from tests.kubernetes.conftest import NAMESPACE, protect_all, with_job
 from tests.kubernetes.flood import Hose
 from tests.kubernetes.local_fleet import AUDIENCE, Fleet, Page
 from tests.kubernetes.people import Person, bind
 from tests.kubernetes.proxy import Fault, Proxy
 
 WIDE = {"atATime": {"atLeast": 100}, "perWindow": {"atLeast": 100}}
-
-
-@pytest.fixture
-def behind(fleet: Fleet) -> Iterator[Proxy]:
-    made = Proxy(fleet.plane.url, fleet.plane.identities.ca)
-    yield made
-    made.close()
-
-
-def through(fleet: Fleet, proxy: Proxy) -> Path:
-    """What the next controllers reach the API server by."""
-    token = fleet.plane.token(NAMESPACE, "sentinel-controller")
-    return kubeconfig(fleet.folder / "proxied", proxy.url, token)
 
 
 def test_in_observe_mode_everything_is_recorded_and_nothing_touched(fleet: Fleet) -> None:
@@ -150,7 +135,7 @@ def test_what_the_api_server_does_not_write_of_one_node_holds_up_no_other_and_no
         Fault(method="PATCH", path="/nodes/wr-hang", times=10_000, hang=True),
         Fault(method="PATCH", path="/nodes/wr-new", times=10_000, hang=True),
     ]
-    fleet.kubeconfig = through(fleet, behind)
+    fleet.goes_through(behind)
     leader = fleet.controller("later")
     leader.said("leads, epoch")
     hanging, other = fleet.agent("wr-new", leader), fleet.agent("wr-other", leader)
@@ -178,7 +163,7 @@ def test_an_agent_that_knows_only_the_standby_reaches_the_leader_whichever_way_t
 ) -> None:
     """The cluster's published keys judge them, or else its TokenReview: here one of both does not answer."""
     behind.faults.append(Fault(path=away, times=10_000, answer=503))
-    fleet.kubeconfig = through(fleet, behind)
+    fleet.goes_through(behind)
     first = fleet.controller("judge-one")
     first.said("leads, epoch")
     second = fleet.controller("judge-two")

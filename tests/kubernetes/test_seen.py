@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from email.message import EmailMessage
 from typing import Any
@@ -10,13 +11,16 @@ import pytest
 
 from sentinel.cluster.kubernetes.events import PER_OBJECT
 from sentinel.web.page import MOST_FINDINGS
+from tests.chaos.fleet_nodes import XID_48, SimNode
 from tests.e2e.agent_node import XID_79
-from tests.kubernetes.conftest import NAMESPACE
+from tests.kubernetes.conftest import NAMESPACE, run
 from tests.kubernetes.flood import EACH, REPORTS, Flood
 from tests.kubernetes.local_fleet import AUDIENCE, Fleet, Page
 from tests.kubernetes.people import Person, bind
+from tests.kubernetes.proxy import Fault, Proxy
 from tests.notify.mail_world import MailServer, closed_port
 from tests.notify.test_webhooks import Hook
+from tests.waits import eventually
 
 
 @pytest.fixture
@@ -98,6 +102,55 @@ def test_a_controller_whose_api_server_is_away_lives_and_is_not_ready(fleet: Fle
     fleet.until(lambda: page.number("api_request_seconds_count", method="GET", outcome="Unavailable"))
     running.send(signal.SIGTERM)
     assert running.code() == 0
+
+
+def test_what_keeps_a_leader_from_its_work_is_said_measured_and_said_to_be_over(
+    fleet: Fleet, behind: Proxy
+) -> None:
+    """A right that is missing, a node that cannot be marked, and a clock that is an hour behind those of the nodes."""
+    fleet.goes_through(behind)
+    leader = fleet.controller("troubled")
+    leader.said("leads, epoch")
+    page = Page(leader)
+    fleet.until(lambda: page.get("/readyz") == (200, "ok\n"))
+    behind.faults = [
+        Fault(method="PATCH", path="/nodes/late-0", times=10_000, answer=500),
+        Fault(method="GET", path="/quarantines", times=10_000, answer=403),
+        Fault(method="WATCH", path="/quarantines", times=10_000, answer=403),
+    ]
+    behind.cut_watches()
+    names = [f"late-{number}" for number in range(3)]
+    for name in names:
+        fleet.plane.node(name)
+    told = (
+        "in trouble for 20 s: quarantines: ",
+        "in trouble for 20 s: the mark of late-0 cannot be written: ",
+        "in trouble for 20 s: this controller's clock is 3600 s behind those of 3 of 3 nodes",
+    )
+
+    async def story() -> None:
+        bundle = str(fleet.bundle(fleet.folder / "ca.crt"))
+        address = f"127.0.0.1:{fleet.ports[leader.pid]}"
+        nodes = [SimNode(name, "", fleet.folder, (address,), bundle, skew_s=3600.0) for name in names]
+        for node in nodes:
+            node.start(fleet.plane.node_token(NAMESPACE, "sentinel-agent", node.name, audience=AUDIENCE))
+        nodes[0].breaks(XID_48)
+        for text in told:
+            await eventually(lambda text=text: text in leader.err, lambda: leader.err)
+        status, ready = page.get("/readyz")
+        assert status == 503
+        assert "quarantines: " in ready
+        assert "this controller's clock" in ready
+        assert abs((page.number("agents_clock_offset_seconds") or 0.0) - 3600.0) < 10.0
+        behind.faults = []
+        for node in nodes:
+            await node.stop()
+
+    run(story())
+    for text in told:
+        over = text.partition(": ")[2]
+        fleet.until(lambda over=over: re.search(rf"over after \d+ s: {re.escape(over)}", leader.err))
+    fleet.until(lambda: page.get("/readyz") == (200, "ok\n"))
 
 
 # ---------------------------------------------------------------- mail

@@ -80,6 +80,7 @@ HEALTHY: Series = {
     f'sentinel_fence_calls_total{{{LEADER},outcome="failed"}}': "2x3000",
     f"sentinel_network_incidents{{{LEADER}}}": "0x3000",
     f'sentinel_fleet_unjudged{{{LEADER},why="mass-silence"}}': "0x3000",
+    f"sentinel_agents_clock_offset_seconds{{{LEADER}}}": "-1x3000",
     f"sentinel_jobs_held_back{{{LEADER}}}": "0x3000",
     f'sentinel_job_state{{{LEADER},job_name="{JOB}",state="running"}}': "1x3000",
     f'sentinel_job_last_iteration_timestamp_seconds{{{LEADER},job_name="{JOB}"}}': "0+60x3000",
@@ -233,6 +234,11 @@ FAULTS: dict[str, Fault] = {
         {f'sentinel_watch_synced{{{LEADER},kind="nodes"}}': "1x1990 0x100"},
         {"kind": "nodes"},
         "The leader does not follow nodes of the API server: it decides by what was known before",
+    ),
+    "SentinelClockWrong": Fault(
+        {f"sentinel_agents_clock_offset_seconds{{{LEADER}}}": "1x1980 -7200x100"},
+        {"instance": "one"},
+        "The clock of the leader one is -7.2k s away from those of the nodes",
     ),
     "SentinelRecordsNotSaved": Fault(
         {f"sentinel_record_save_failures_total{{{LEADER}}}": "2x1980 2+2x100"},

@@ -1,0 +1,43 @@
+"""What the leader of the fleet cannot do, in sentences: of its works those that fail again and again."""
+
+from collections.abc import Iterable, Mapping
+
+from sentinel.works import Failing
+
+NAMED = 3  # nodes; of the others the number is told
+TRIES = 3  # what fails less often in a row is tried again, and nobody need know
+
+# effect -> what it means for these nodes that it fails
+SENTENCES = {
+    "claim": "nothing is decided about {nodes}, for what an earlier leader may still write there cannot be fenced off",
+    "isolate": "{nodes} cannot be taken out of service, for that cannot be saved",
+    "save": "what was decided about {nodes} cannot be saved, and is not done",
+    "settle": "nothing is decided about {nodes}, for what became of the last save cannot be read",
+    "show": "the mark of {nodes} cannot be written",
+    "condition": "the conditions of {nodes} cannot be written",
+    "record-status": "the status of the records of {nodes} cannot be written",
+    "mail-record": "what became of the mails about {nodes} cannot be saved: another leader would send them again",
+    "remove": "pods on {nodes} cannot be removed",
+    "fence": "{nodes} cannot be fenced",
+    "order": "what was ordered about {nodes} cannot be taken up",
+    "answer": "what was ordered about {nodes} cannot be answered",
+    "prune": "old records of {nodes} cannot be deleted",
+}
+# Without these it does not do its work, or not as it should.
+NOT_READY = ("take-over", "clock", "claim", "isolate", "save", "settle")
+
+
+def of_works(failing: Iterable[Failing]) -> Mapping[str, str]:
+    """Effect -> sentence."""
+    found: dict[str, list[Failing]] = {}
+    for one in failing:
+        if one.number >= TRIES:
+            found.setdefault(one.effect, []).append(one)
+    return {effect: _sentence(effect, sorted(own, key=lambda one: one.key)) for effect, own in found.items()}
+
+
+def _sentence(effect: str, failing: list[Failing]) -> str:
+    nodes = ", ".join(one.key for one in failing[:NAMED])
+    if (more := len(failing) - NAMED) > 0:
+        nodes += f" and {more} more {'node' if more == 1 else 'nodes'}"
+    return f"{SENTENCES[effect].format(nodes=nodes)}: {failing[0].error}"
