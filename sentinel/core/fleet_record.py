@@ -57,6 +57,7 @@ from sentinel.core.now import Now
 __all__ = ["MAX_STORY", "TRANSITIONS", "Result", "UnexpectedEvent", "step"]
 
 MAX_STORY = 100  # lines: a node that goes on and off for months must not grow its record without end
+MAX_LINE = 500  # characters of each
 
 Result: TypeAlias = tuple[NodeQuarantine, tuple[Effect, ...]]
 
@@ -70,7 +71,8 @@ def _told(record: NodeQuarantine, event: Said, now: Now, state: State, **changes
     story = record.story
     if len(story) >= MAX_STORY:
         story = story[: MAX_STORY // 2] + story[-(MAX_STORY // 2) + 1 :]
-    line = StoryLine(now.wall_s, state, event.reason.value, event.sentence)
+    said = event.sentence if len(event.sentence) <= MAX_LINE else f"{event.sentence[: MAX_LINE - 1]}…"
+    line = StoryLine(now.wall_s, state, event.reason.value, said)
     return structs.replace(
         record,
         state=state,

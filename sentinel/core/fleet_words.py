@@ -6,6 +6,7 @@ from sentinel.core.fleet_model import Brake, Mode, NodePicture, Repair
 from sentinel.core.health import Finding
 
 MAX_NAMED = 3
+MAX_RUNNING = 100  # pods that a record names
 
 BRAKES = {
     Brake.NONE: "it is held back",  # a person wrote so
@@ -60,7 +61,12 @@ def held(node: str, found: Sequence[Finding], brake: Brake) -> str:
 def running_there(node: NodePicture) -> tuple[str, ...]:
     """What a person will ask first: whose work is on this node."""
     pods = sorted(node.pods, key=lambda pod: (pod.job == "", pod.job, pod.namespace, pod.name))
-    return tuple(f"pod {pod.namespace}/{pod.name}" + (f" of {pod.job}" if pod.job else "") for pod in pods)
+    named = [
+        f"pod {pod.namespace}/{pod.name}" + (f" of {pod.job}" if pod.job else "")
+        for pod in pods[:MAX_RUNNING]
+    ]
+    more = len(pods) - MAX_RUNNING
+    return (*named, f"{more} more {'pod' if more == 1 else 'pods'}") if more > 0 else (*named,)
 
 
 def pods(count: int) -> str:

@@ -13,7 +13,9 @@ from sentinel.core.fleet_model import (
     Repair,
     State,
 )
+from sentinel.core.fleet_record import MAX_LINE
 from sentinel.core.fleet_settings import Allowance, Limit, pool_of
+from sentinel.core.fleet_words import MAX_RUNNING
 from sentinel.core.health import CheckState, Severity
 from sentinel.core.now import Now
 from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_nic_finding, a_pod, an_isolated_node
@@ -42,6 +44,18 @@ def test_a_fatal_finding_isolates_its_node_at_once_with_its_story() -> None:
     assert world.node("n1").unschedulable
     assert world.node("n1").pods == (a_pod(),), "no running pod is touched"
     assert world.out() == {"n1"}
+
+
+def test_a_record_of_a_node_with_hundreds_of_pods_and_long_findings_stays_small() -> None:
+    world = World(["n1"])
+    world.change("n1", pods=tuple(a_pod(f"worker-{number:03}") for number in range(500)))
+    world.shows("n1", *(a_finding(f"XID {number}", summary="x" * 500) for number in range(60, 63)))
+    world.decide()
+    record = world.of("n1")
+    assert len(record.running_there) == MAX_RUNNING + 1
+    assert record.running_there[-1] == "400 more pods"
+    assert len(record.sentence) > MAX_LINE
+    assert [len(line.sentence) for line in record.story] == [MAX_LINE]
 
 
 @pytest.mark.parametrize("severity", [Severity.INFO, Severity.WARNING, Severity.DEGRADED])
