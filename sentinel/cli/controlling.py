@@ -297,11 +297,6 @@ class Controlling:
         """The standby tells agents where the leader is."""
         told = ""
         while True:
-            if self._leading is not None and self._epochs.top > self._election.leader.epoch:
-                # Of a leader after us, or the Lease began at 1 again, or a person wrote it: nothing may be written, and
-                # no agent be commanded, below it.
-                self._lost(f"{self._epochs.where} bears a later epoch, {self._epochs.top}")
-                self._election.take_anew()
             leader = self._election.leader
             address = "" if leader.identity == self._election.identity else leader.address
             if self._leading is None and address != told:

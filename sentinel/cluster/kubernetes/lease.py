@@ -57,7 +57,8 @@ class Election:
     """`run` takes part until it is cancelled; then `release` lets another one follow at once.
 
     `identity` must be this process's own and nobody else's, not even that of its predecessor in the same pod.
-    `epochs` is where this process notes whatever epochs it meets: a Lease that a person deleted does not begin at 1.
+    `epochs` is where this process notes whatever epochs it meets: it leads by none below, and a Lease that a person
+    deleted does not begin at 1.
     `notes` are annotations that the leader keeps on the Lease (None: taken away).
     """
 
@@ -89,7 +90,6 @@ class Election:
         self._asked: _Asked | None = None
         self._version = ""
         self._until_mono_s: float | None = None  # None: not leading
-        self._anew = False  # the Lease is to be taken anew
 
     @property
     def leading(self) -> bool:
@@ -98,8 +98,10 @@ class Election:
 
     @property
     def left_s(self) -> float:
-        """For how long that is sure. 0 when not leading."""
-        return 0.0 if self._anew else max(0.0, (self._until_mono_s or 0.0) - self._clock().mono_s)
+        """For how long that is sure. 0 when not leading, nor below an epoch that was met."""
+        if self._epochs.top > self.leader.epoch:
+            return 0.0
+        return max(0.0, (self._until_mono_s or 0.0) - self._clock().mono_s)
 
     def epoch(self) -> int:
         """Ours, for a write that is sent at once. Raises NotLeading."""
@@ -123,7 +125,9 @@ class Election:
                     _log.warning("lease_request_failed", leading=self.leading, why=str(error))
                 why = str(error)
             if led and not self.leading:
-                self._until_mono_s, self._anew = None, False
+                self._until_mono_s = None
+                if self._epochs.top > self.leader.epoch:
+                    why = f"{self._epochs.where} bears a later epoch, {self._epochs.top}"
                 on_lost(why or "another one leads")
                 continue
             if not led and self.leading:
@@ -131,11 +135,6 @@ class Election:
                 on_lead(self.leader.epoch)
             pause_s = self._pace.renew_s if self.leading else self._pace.look_s
             await asyncio.sleep(min(pause_s * random.uniform(0.9, 1.1), self.left_s or pause_s))
-
-    def take_anew(self) -> None:
-        """From now on not leading. Where nobody else has the Lease it is taken again, above all epochs that were
-        met."""
-        self._anew = self._until_mono_s is not None
 
     async def release(self) -> None:
         """After the last write. Not leading any more whether or not it is answered."""
