@@ -238,7 +238,7 @@ FAULTS: dict[str, Fault] = {
     "SentinelClockWrong": Fault(
         {f"sentinel_agents_clock_offset_seconds{{{LEADER}}}": "1x1980 -7200x100"},
         {"instance": "one"},
-        "The clock of the leader one is -7.2k s away from those of the nodes",
+        "The clock of the leader one is 7.2k s away from those of the nodes",
     ),
     "SentinelRecordsNotSaved": Fault(
         {f"sentinel_record_save_failures_total{{{LEADER}}}": "2x1980 2+2x100"},
