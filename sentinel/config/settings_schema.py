@@ -274,7 +274,7 @@ class FleetSpec(Section):
         "networkNodes", "So many nodes with one network finding are one network incident: none is isolated."
     )
     network_window_s: PositiveDuration = written(
-        "networkWindow", "Nodes that were isolated for it longer ago do not count."
+        "networkWindow", "So near to each other they must have been found with it."
     )
     network_settle_s: Duration = written(
         "networkSettle", "So long a node with only network findings waits, to see whether others have them."

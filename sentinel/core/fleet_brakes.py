@@ -185,28 +185,38 @@ def network_incidents(
 ) -> tuple[NetworkIncident, ...]:
     """`nodes`: those that are to be isolated now, with their network codes (see network_codes).
 
-    Nodes that are held back for their network count however long ago; nodes that were isolated for it count for
-    `network_window_s`: those that wait for a new card since last week are no part of it.
+    Nodes that were found with one code within `network_window_s` of each other are one incident, for as long as so many
+    of them have it; what is found hours later is another matter.
     """
-    having: dict[str, set[str]] = {}
+    found: dict[str, dict[str, float]] = {}  # code -> node -> when it was found
+    for record in records:
+        if record.kind is Kind.FAULT and record.state in (State.HELD, State.ACTIVE):
+            for code in network_codes(record.findings):
+                found.setdefault(code, {})[record.node] = record.since_wall_s
     for node, codes in nodes.items():
         for code in codes:
-            having.setdefault(code, set()).add(node)
-    for record in records:
-        recent = abs(now.wall_s - record.since_wall_s) <= settings.network_window_s
-        if record.kind is Kind.FAULT and (
-            record.state is State.HELD or (record.state is State.ACTIVE and recent)
-        ):
-            for code in network_codes(record.findings):
-                having.setdefault(code, set()).add(record.node)
+            found.setdefault(code, {}).setdefault(node, now.wall_s)
+    together = {code: _together(times, settings) for code, times in found.items()}
     return tuple(
-        NetworkIncident(code, tuple(sorted(names)))
-        for code, names in sorted(having.items())
-        if len(names) >= settings.network_nodes
+        NetworkIncident(code, tuple(sorted(names))) for code, names in sorted(together.items()) if names
     )
 
 
+def _together(times: Mapping[str, float], settings: FleetSettings) -> set[str]:
+    """The nodes that are in some window together with enough others."""
+    names = sorted(times, key=lambda name: times[name])
+    together: set[str] = set()
+    first = 0
+    for last, name in enumerate(names):
+        while times[name] - times[names[first]] > settings.network_window_s:
+            first += 1
+        if last - first + 1 >= settings.network_nodes:
+            together.update(names[first : last + 1])
+    return together
+
+
 def network_brake(
+    node: str,
     codes: frozenset[str],
     since_wall_s: float,
     incidents: Iterable[NetworkIncident],
@@ -216,7 +226,7 @@ def network_brake(
     """What holds a node back that has only network findings."""
     if not codes:
         return Brake.NONE
-    if any(incident.code in codes for incident in incidents):
+    if any(node in incident.nodes for incident in incidents if incident.code in codes):
         return Brake.NETWORK_INCIDENT
     waited_s = now.wall_s - since_wall_s  # negative: the clock was set back, which must not hold it for hours
     return Brake.NETWORK_SETTLING if 0 <= waited_s < settings.network_settle_s else Brake.NONE

@@ -48,7 +48,7 @@ def isolate(desk: Desk, candidates: list[Candidate]) -> None:
         if not brake and one.kind is Kind.FAULT:
             since_wall_s = one.record.since_wall_s if one.record is not None else desk.now.wall_s
             codes = by_network[one.node.name]
-            brake = brakes.network_brake(codes, since_wall_s, found, desk.settings, desk.now)
+            brake = brakes.network_brake(one.node.name, codes, since_wall_s, found, desk.settings, desk.now)
         if brake:
             _hold_back(desk, one, mode, brake)
         elif desk.isolations(one.kind).brake(one.node.pool, mode):

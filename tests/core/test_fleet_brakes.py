@@ -275,6 +275,36 @@ def test_nodes_that_wait_for_a_new_card_are_no_incident() -> None:
     assert world.out() == set(NAMES[:5])
 
 
+def test_what_is_found_days_apart_is_no_incident_though_it_is_held_back() -> None:
+    """For want of room: each waits for its own repair, and they have nothing to do with each other."""
+    world = a_world(isolations=allowing(1))
+    for name in NAMES[:6]:
+        world.shows(name, a_nic_finding())
+        world.settle()
+        world.passes(5 * 86_400.0)
+        world.settle()
+    assert world.out() == {"n0"}
+    assert held(world) == dict.fromkeys(NAMES[1:6], Brake.AT_A_TIME)
+    assert not fleet.incidents(world.records, world.settings, world.now)
+
+
+def test_an_incident_lasts_and_what_is_found_hours_after_it_is_another_matter() -> None:
+    world = a_world()
+    for name in NAMES[:5]:
+        world.shows(name, a_nic_finding())
+        world.settle()
+        world.passes(1.0)
+    world.passes(6 * 3600.0)
+    world.settle()
+    assert held(world) == dict.fromkeys(NAMES[:5], Brake.NETWORK_INCIDENT)
+    world.shows("n7", a_nic_finding())
+    world.settle()
+    world.passes(OPEN.network_settle_s)
+    world.settle()
+    assert world.out() == {"n7"}
+    assert held(world) == dict.fromkeys(NAMES[:5], Brake.NETWORK_INCIDENT)
+
+
 def test_a_node_whose_gpu_fails_too_is_isolated_during_the_incident() -> None:
     world = a_world()
     for name in NAMES[:6]:
