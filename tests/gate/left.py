@@ -3,9 +3,13 @@
 A plugin that `tests/conftest.py` names. Processes are known by a mark in the environment that they inherit, wherever
 they hang by then; mounts, control groups and loop devices by the folder of the test or the number of its process. A
 network namespace lives no longer than its processes. What fixtures of many tests start is theirs and not looked for.
+
+The tests that run beside see none of a test's mounts: a namespace that one of them makes for long would keep a copy,
+and with it the disk behind the mount.
 """
 
 import contextlib
+import ctypes
 import itertools
 import os
 import signal
@@ -21,6 +25,8 @@ PATIENCE_S = 60.0  # for what is about to end
 # Only what starts programs can leave some: most tests start none.
 STARTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system", "os.exec"}
 
+NEW_MOUNTS, RECURSIVELY, AS_SLAVE = 0x20000, 0x4000, 0x80000  # CLONE_NEWNS, MS_REC, MS_SLAVE
+
 MARKED = pytest.StashKey[str]()
 _numbers = itertools.count(1)
 _started: list[str] = []
@@ -32,6 +38,13 @@ def _note(event: str, _: object) -> None:
 
 
 sys.addaudithook(_note)
+
+
+def pytest_configure() -> None:
+    """Mounts of this process and its children are theirs alone, and end with them. Without the right: as they were."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if os.geteuid() == 0 and libc.unshare(NEW_MOUNTS) == 0:
+        libc.mount(None, b"/", None, RECURSIVELY | AS_SLAVE, None)
 
 
 @pytest.fixture(autouse=True)

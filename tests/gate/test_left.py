@@ -33,8 +33,11 @@ def test_leaves_a_program(): subprocess.Popen(["sleep", "601"])
 def test_leaves_an_orphan():
     subprocess.run(["setsid", "sh", "-c", "setsid sleep 602 & exit 0"])
 def test_forks():
+    begun, program = os.pipe()
     if os.fork() == 0:
         os.execvp("sleep", ["sleep", "603"])
+    os.close(program)
+    os.read(begun, 1)  # until the program has begun: only then it carries the mark
 def test_still_shares(shared): assert shared.poll() is None
 """
 MOUNTS = """
@@ -100,9 +103,9 @@ def test_mounts_and_control_groups_that_a_test_leaves_fail_it(tmp_path: Path, re
     try:
         told = run(tmp_path, repo, plugin + MOUNTS)
     finally:
-        for mount in re.findall(r"^mount: \S+ \S+ \S+ \S+ (\S+)", told, re.MULTILINE):
-            subprocess.run(["umount", mount], check=True)
         for group in re.findall(r"^control group: (\S+)", told, re.MULTILINE):
             Path(group).rmdir()
     assert re.findall(r"^(mount|control group): ", told, re.MULTILINE) == ["mount", "control group"], told
+    (mount,) = re.findall(r"^mount: \S+ \S+ \S+ \S+ (\S+)", told, re.MULTILINE)
+    assert not Path(mount).is_mount()  # that of its process alone
     assert re.search("2 passed.* 2 errors", told)

@@ -101,7 +101,11 @@ class Held:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train"}, "spec": spec}
         plane.admin.apply([pod], namespace=self.space)
         self.path = f"/api/v1/namespaces/{self.space}/pods/train"
-        until(lambda: "ready" in self.log(), lambda: f"{self.now()}\n{kubelet.rig.story()}")
+        # The kubelet says a container's state up to a second after what the container said first.
+        until(
+            lambda: "ready" in self.log() and self.state().get("running"),
+            lambda: f"{self.now()}\n{kubelet.rig.story()}",
+        )
 
     def now(self) -> "Object":
         found: Object = self.plane.admin.get(self.path)
@@ -128,9 +132,13 @@ class Held:
             hold=hold.wraps(pod["spec"]["containers"][0]),
         )
 
+    def state(self) -> "Object":
+        statuses = self.now()["status"].get("containerStatuses", [])
+        found: Object = statuses[0]["state"] if statuses else {}
+        return found
+
     def ended(self) -> int | None:
-        (status,) = self.now()["status"]["containerStatuses"]
-        code: int | None = status["state"].get("terminated", {}).get("exitCode")
+        code: int | None = self.state().get("terminated", {}).get("exitCode")
         return code
 
 
