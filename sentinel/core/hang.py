@@ -131,6 +131,10 @@ class Liveness:
     def stopped(self, ranks: Collection[int]) -> dict[int, str]:
         return {r: why for r in ranks if (why := _STOPPED.get(self.states.get(r, "")))}
 
+    def halted(self, rank: int) -> bool:
+        """A signal has stopped it: until somebody lets it go on it does nothing at all."""
+        return self.states.get(rank) == "T"
+
     def words(self, ranks: Collection[int], since_s: float) -> list[str]:
         said = []
         flat = [r for r in ranks if r in self.io and self.io[r][1] < self.io[r][2]]

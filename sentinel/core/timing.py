@@ -409,7 +409,10 @@ class JobTiming:
 
         if not self._exited:
             return allowed_s(ending=False)
-        # Who hung while those that have ended since still made iterations was not through, and saves nothing.
+        # Who is stopped, or hung while those that have ended since still made iterations, was not through and saves
+        # nothing. A log that a new agent reads does not tell when it was written: then only the former is known.
+        if self._liveness.halted(rank.rank):
+            return allowed_s(ending=False)
         silent_then_s = self._exited_went_on_s() - self._silent_since_s(rank)
         return allowed_s(ending=silent_then_s < allowed_s(ending=False))
 

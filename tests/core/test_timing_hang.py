@@ -292,6 +292,19 @@ def test_a_rank_that_hung_while_the_others_went_on_to_their_end_is_told_as_soon_
     assert hang(timing, last + 599 - (last - stopped)) is None, "it may have been about to save"
 
 
+@pytest.mark.parametrize(("state", "told"), [("T", True), ("t", False), ("D", False), ("S", False), ("", False)])
+def test_a_rank_that_a_signal_has_stopped_saves_no_last_checkpoint(state: str, told: bool) -> None:
+    """A new agent reads its log only after the others have ended: all that it tells is as of then."""
+    timing = job(2, after_s=5.0)
+    last = feed(timing, 0)
+    timing.exited(0)
+    read = feed(timing, 1, start_s=last + 3.0, count=20, every_s=0.0)
+    timing.observe_state(1, state)
+    assert hang(timing, read + 4.9) is None
+    assert (hang(timing, read + 5.0) is not None) is told
+    assert hang(timing, read + 600.0) is not None
+
+
 def test_silence_at_the_same_place_after_a_restart_is_given_twice_the_time() -> None:
     timing = job()
     last = feed(timing)
