@@ -24,6 +24,10 @@ COMMANDS = {
         "sentinel.cli.release",
         "bring a node back; let a held job go; say that a GPU or a disk is well",
     ),
+    "acknowledge": (
+        "sentinel.cli.acknowledge",
+        "say that the isolation of a node of a cluster is right: it takes no room from others",
+    ),
     "hold": ("sentinel.cli.hold", "keep a node of a cluster out of service until it is released"),
     "drain": (
         "sentinel.cli.drain",

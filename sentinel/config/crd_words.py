@@ -138,6 +138,7 @@ _QUARANTINE_WORDS = {
     "wellFrom": "The first sample after that which shows none of them.",
     "wrote": "What Sentinel itself set on the node: only that is taken back.",
     "repeats": "Earlier isolations of this node within the window of repeat offenders.",
+    "acknowledged": "A person has seen the isolation and lets it stand.",
     "orders": "Orders of persons that it has followed.",
     "by": "The person who gave the last of them.",
     "ignored": "Findings that a person chose to live with.",

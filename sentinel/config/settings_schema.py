@@ -229,7 +229,7 @@ class WindowSpec(Section):
 
 
 class AllowanceSpec(WindowSpec):
-    at_a_time: Limit = written("atATime", "At most so many at a time.")
+    at_a_time: Limit = written("atATime", "At most so many at a time, of those younger than provenAfter that nobody has acknowledged.")
 
 
 class FenceSpec(Section):
@@ -259,6 +259,10 @@ class FleetSpec(Section):
     )
     isolations: AllowanceSpec = written("isolations", "Nodes isolated for fatal findings, in all.")
     pool_isolations: AllowanceSpec = written("poolIsolations", "The same, in each pool.")
+    proven_after_s: PositiveDuration = written(
+        "provenAfter",
+        "An isolation that stood so long, or that a person has acknowledged, does not count at a time any more.",
+    )
     disks: AllowanceSpec = written("disks", "Nodes isolated for full disks, in all.")
     pool_disks: AllowanceSpec = written("poolDisks", "The same, in each pool.")
     removals: WindowSpec = written("removals", "Nodes whose pods are removed by force, in all.")

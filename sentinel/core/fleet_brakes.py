@@ -16,7 +16,7 @@ from sentinel.core.now import Now
 
 
 class Act(Struct, frozen=True):
-    """Something that counts. `standing`: it lasts (an isolation), so it also counts at a time."""
+    """Something that counts. `standing`: it lasts (an isolation that is not `proven`), so it also counts at a time."""
 
     pool: str
     at_wall_s: float  # when it was begun; 0: not by us
@@ -120,11 +120,20 @@ def isolations(
     )
     since_wall_s = now.wall_s - max(whole.window_s, per_pool.window_s)
     acts = (
-        Act(record.pool, record.acted_wall_s, record.mode, record.state is State.ACTIVE)
+        Act(record.pool, record.acted_wall_s, record.mode, unproven(record, settings, now))
         for record in records
         if record.kind is kind and (record.acted_wall_s > since_wall_s or record.state is State.ACTIVE)
     )
     return Tally(whole, per_pool, sizes(picture), acts, now)
+
+
+def unproven(record: NodeQuarantine, settings: FleetSettings, now: Now) -> bool:
+    """Does this isolation count at a time? A repair takes days: what stood for hours, and nobody took back, is no mistake
+    that a brake could still bound, and neither is what a person has acknowledged."""
+    if record.state is not State.ACTIVE or record.acknowledged:
+        return False
+    stood_s = now.wall_s - (record.acted_wall_s or record.since_wall_s)
+    return stood_s < settings.proven_after_s  # a time to come is of a clock that was set back: it counts
 
 
 def removals(

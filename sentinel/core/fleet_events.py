@@ -44,6 +44,7 @@ class Reason(StrEnum):
     FINDINGS_GONE = "FindingsGone"
     RELEASED = "Released"
     NOT_NEEDED = "NotNeeded"  # what was held back ended by itself
+    ACKNOWLEDGED = "Acknowledged"
     RELEASED_BY_PERSON = "ReleasedByPerson"
     UNCORDONED = "Uncordoned"
     TAINT_REMOVED = "TaintRemoved"
@@ -150,6 +151,13 @@ class Noted(Said, frozen=True, kw_only=True, tag=True):
     by: str = ""
 
 
+class Acknowledged(Said, frozen=True, kw_only=True, tag=True):
+    """A person has seen the isolation and lets it stand."""
+
+    order: str
+    by: str
+
+
 class Draining(Said, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     """The node is to be drained, or not any more, or other jobs than before are left on it."""
 
@@ -210,6 +218,7 @@ Event: TypeAlias = (
     | Marked
     | Moved
     | Noted
+    | Acknowledged
     | Draining
     | Removed
     | FenceBegun

@@ -222,6 +222,7 @@ class NodePicture(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
 class OrderKind(StrEnum):
     RELEASE = "release"
+    ACKNOWLEDGE = "acknowledge"
     HOLD = "hold"
     CONFIRM_DEAD = "confirm-dead"
     DRAIN = "drain"
@@ -366,6 +367,7 @@ class NodeQuarantine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampled: Mark = Mark("", 0.0)  # the newest sample that showed its findings
     well_from: Mark | None = None  # the first sample since then that shows none of them
     wrote: Wrote = Wrote()
+    acknowledged: bool = False  # a person has seen it and lets it stand
     repeats: int = 0  # earlier isolations of this node within the window of repeat offenders
     orders: tuple[str, ...] = ()  # ids of the persons' orders that this record has followed
     by: str = ""  # the person who ordered the last of them

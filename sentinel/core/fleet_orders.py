@@ -1,9 +1,9 @@
-"""What people order: release, hold, drain, confirm-dead. Pure.
+"""What people order: release, acknowledge, hold, drain, confirm-dead. Pure.
 
 An order stands in the picture until it was followed; its id in a record keeps it from being followed twice.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -11,15 +11,17 @@ from sentinel.core import fleet_drain as drain
 from sentinel.core import fleet_fence as fence
 from sentinel.core import fleet_words as words
 from sentinel.core.fleet_desk import Desk
-from sentinel.core.fleet_events import Reason
+from sentinel.core.fleet_events import Acknowledged, Reason
 from sentinel.core.fleet_isolate import Candidate, end, opening
-from sentinel.core.fleet_model import EndedBy, FleetPicture, Kind, NodeQuarantine, Order, OrderKind
+from sentinel.core.fleet_model import EndedBy, FleetPicture, Kind, NodeQuarantine, Order, OrderKind, State
+from sentinel.core.fleet_node import FOR_FINDINGS
 from sentinel.core.fleet_settings import FleetSettings
 from sentinel.core.fleet_silence import Silence, raw
 from sentinel.core.now import Now
 
 _FOLLOWED = {
     OrderKind.RELEASE: Reason.RELEASED_BY_PERSON,
+    OrderKind.ACKNOWLEDGE: Reason.ACKNOWLEDGED,
     OrderKind.HOLD: Reason.HELD_BY_PERSON,
     OrderKind.CONFIRM_DEAD: Reason.UNREACHABLE,
     OrderKind.DRAIN: Reason.DRAIN_ORDERED,
@@ -34,12 +36,18 @@ def obey(desk: Desk, name: str) -> None:
         who = order.by or "a person"
         if order.kind is OrderKind.RELEASE:
             for record in desk.of(name):
-                later = order.seen_wall_s is not None and record.since_wall_s > order.seen_wall_s
-                if record.state.open and record.kind.isolates and not later:
+                if record.state.open and record.kind.isolates and not _later(record, order):
                     sentence = f"Node {name} was released by {who}{_why(order)}."
                     if record.findings:
                         sentence += " What isolated it acts again only when it occurs anew."
                     end(desk, record, Reason.RELEASED_BY_PERSON, sentence, EndedBy.PERSON, order)
+        elif order.kind is OrderKind.ACKNOWLEDGE:
+            for record in _to_acknowledge(desk.of(name), order):
+                sentence = f"The isolation of node {name} was acknowledged by {who}{_why(order)}."
+                event = Acknowledged(
+                    reason=Reason.ACKNOWLEDGED, sentence=sentence, order=order.id, by=order.by
+                )
+                desk.put(name, record.id, event)
         elif order.kind is OrderKind.HOLD:
             node = desk.picture.nodes.get(name)
             if node is not None and desk.open(name, Kind.HOLD) is None:
@@ -56,6 +64,22 @@ def obey(desk: Desk, name: str) -> None:
             drain.take_back(desk, name, order, f"by {who}{_why(order)}")
         else:
             fence.confirm_dead(desk, name, order.id, order.by, _why(order))
+
+
+def _later(record: NodeQuarantine, order: Order) -> bool:
+    """It was decided after the order was given, which did not mean it."""
+    return order.seen_wall_s is not None and record.since_wall_s > order.seen_wall_s
+
+
+def _to_acknowledge(records: Iterable[NodeQuarantine], order: Order) -> list[NodeQuarantine]:
+    return [
+        record
+        for record in records
+        if record.state is State.ACTIVE
+        and record.kind in FOR_FINDINGS
+        and not record.acknowledged
+        and not _later(record, order)
+    ]
 
 
 def _why(order: Order) -> str:
@@ -82,6 +106,10 @@ def answers(
             found.append(Answer(order, True, _followed(order, followed[-1])))
         elif order.kind is OrderKind.RELEASE:
             found.append(Answer(order, False, f"Node {order.node} is not isolated by Sentinel."))
+        elif order.kind is OrderKind.ACKNOWLEDGE:
+            known = any(one.node == order.node and one.acknowledged and one.state.open for one in records.values())
+            what = "acknowledged already" if known else "not isolated by Sentinel for a finding"
+            found.append(Answer(order, False, f"Node {order.node} is {what}."))
         elif order.kind is OrderKind.HOLD:
             there = order.node in picture.nodes
             what = f"is held already (`sentinel status {order.node}`)" if there else "is not in the cluster"

@@ -15,6 +15,7 @@ from typing import TypeAlias
 from msgspec import structs
 
 from sentinel.core.fleet_events import (
+    Acknowledged,
     DoConditions,
     DoEvent,
     DoMark,
@@ -210,6 +211,12 @@ def _noted(record: NodeQuarantine, event: Noted, now: Now) -> Result:
     return record, (*_changing(record), *_saying(record, event))
 
 
+def _acknowledged(record: NodeQuarantine, event: Acknowledged, now: Now) -> Result:
+    followed = {"acknowledged": True, "orders": (*record.orders, event.order), "by": event.by}
+    record = _told(record, event, now, record.state, **followed)
+    return record, _saying(record, event, tell=False, warning=False)
+
+
 def _draining(record: NodeQuarantine, event: Draining, now: Now) -> Result:
     changes: dict[str, object] = {"drain": event.drain, "jobs_left": event.jobs_left}
     if event.order:
@@ -298,6 +305,7 @@ TRANSITIONS: dict[tuple[State | None, type], tuple[Handler, tuple[State, ...]]] 
     (S.ACTIVE, HeldBack): (_held_back, (S.HELD,)),
     (S.ACTIVE, Moved): (_moved, (S.ACTIVE,)),
     (S.ACTIVE, Noted): (_noted, (S.ACTIVE,)),
+    (S.ACTIVE, Acknowledged): (_acknowledged, (S.ACTIVE,)),
     (S.ACTIVE, Draining): (_draining, (S.ACTIVE,)),
     (S.ACTIVE, Removed): (_removed, (S.ACTIVE,)),
     (S.ACTIVE, FenceBegun): (_fence_begun, (S.ACTIVE,)),

@@ -23,7 +23,7 @@ class Limit(Struct, frozen=True):
 
 
 class Allowance(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How much may be done: standing at a time (None: not counted), and begun within the window."""
+    """How much may be done: standing at a time and not proven (None: not counted), and begun within the window."""
 
     at_a_time: Limit | None = None
     per_window: Limit
@@ -54,6 +54,7 @@ class FleetSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pool_label: str = "sentinel.dev/pool"  # nodes with the same value of this label are one pool
     isolations: Allowance = Allowance(at_a_time=Limit(2, 0.05), per_window=Limit(3, 0.1))
     pool_isolations: Allowance = Allowance(at_a_time=Limit(2, 0.1), per_window=Limit(3, 0.2))
+    proven_after_s: float = 6 * 3600.0  # an isolation that stood so long counts at a time no more
     disks: Allowance = Allowance(at_a_time=Limit(4, 0.2), per_window=Limit(6, 0.4))
     pool_disks: Allowance = Allowance(at_a_time=Limit(4, 0.25), per_window=Limit(6, 0.5))
     removals: Allowance = Allowance(per_window=Limit(1, 0.02))  # nodes whose pods are removed by force

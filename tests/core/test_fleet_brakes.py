@@ -1,5 +1,7 @@
 """The brakes: never too many at once, by severity, counted from the records."""
 
+import math
+
 import pytest
 from msgspec import structs
 
@@ -46,6 +48,67 @@ def test_more_than_allowed_at_a_time_are_held_back_said_and_go_on_by_themselves(
     world.settle()
     assert world.out() == {"n1", "n2"}, "who waits longest goes first"
     assert world.of("n2").story[-1].reason == Reason.ROOM_AGAIN
+
+
+def test_an_isolation_that_stood_for_hours_takes_no_room_from_others() -> None:
+    """A repair takes days. What is wrong is taken back within hours."""
+    world = a_world(isolations=allowing(1))
+    for name in NAMES[:3]:
+        world.shows(name, a_finding())
+    world.settle()
+    assert world.out() == {"n0"}
+    world.passes(OPEN.proven_after_s - 1.0)
+    world.settle()
+    assert world.out() == {"n0"}
+    world.passes(1.0)
+    world.settle()
+    assert world.out() == {"n0", "n1"}, "n1 is young itself"
+    tally = fleet_brakes.isolations(
+        Kind.FAULT, world.records.values(), world.picture, world.settings, world.now
+    )
+    assert [one.used for one in tally.uses() if one.window == "at-a-time"] == [1]
+
+
+def test_a_clock_that_was_set_back_makes_nothing_older() -> None:
+    world = a_world(isolations=allowing(1))
+    for name in NAMES[:2]:
+        world.shows(name, a_finding())
+    world.settle()
+    world.now = Now(world.now.mono_s, world.now.wall_s - 30 * 86_400.0)
+    world.settle()
+    assert world.out() == {"n0"}
+
+
+def test_a_record_made_anew_of_a_marked_node_is_as_old_as_it_is_known() -> None:
+    world = a_world(isolations=allowing(1))
+    world.shows("n0", a_finding())
+    world.settle()
+    world.records.clear()
+    world.settle()
+    assert world.of("n0").acted_wall_s == 0.0
+    world.shows("n1", a_finding())
+    world.settle()
+    assert world.out() == {"n0"}
+    world.passes(OPEN.proven_after_s)
+    world.settle()
+    assert world.out() == {"n0", "n1"}
+
+
+def test_what_a_person_has_acknowledged_takes_no_room_from_others() -> None:
+    world = a_world(isolations=allowing(1))
+    for name in NAMES[:3]:
+        world.shows(name, a_finding())
+    world.settle()
+    world.order(OrderKind.ACKNOWLEDGE, "n0", "it is at the vendor's")
+    world.settle()
+    assert world.out() == {"n0", "n1"}
+    record = world.of("n0")
+    assert (record.state, record.acknowledged, record.by) == (State.ACTIVE, True, "anna")
+    assert record.sentence == "The isolation of node n0 was acknowledged by anna: it is at the vendor's."
+    assert not [one for one in world.effects if isinstance(one, DoTell) and "acknowledged by" in one.sentence]
+    heal(world, "n0")
+    world.settle()
+    assert "n0" not in world.out(), "it comes back as any other"
 
 
 def test_the_window_counts_what_was_begun_within_it() -> None:
@@ -277,7 +340,7 @@ def test_nodes_that_wait_for_a_new_card_are_no_incident() -> None:
 
 def test_what_is_found_days_apart_is_no_incident_though_it_is_held_back() -> None:
     """For want of room: each waits for its own repair, and they have nothing to do with each other."""
-    world = a_world(isolations=allowing(1))
+    world = World(NAMES, structs.replace(OPEN, isolations=allowing(1), proven_after_s=math.inf))
     for name in NAMES[:6]:
         world.shows(name, a_nic_finding())
         world.settle()

@@ -425,7 +425,13 @@ class Fleet(RuleBasedStateMachine):
             for one in self.world.records.values()
             if one.kind is record.kind and (one.mode is Mode.ENFORCE or record.mode is Mode.OBSERVE)
         ]
-        stand = [one for one in counted if one.state is State.ACTIVE]
+        stand = [
+            one
+            for one in counted
+            if one.state is State.ACTIVE
+            and not one.acknowledged
+            and self.world.now.wall_s - (one.acted_wall_s or one.since_wall_s) < SETTINGS.proven_after_s
+        ]
         begun = [one for one in counted if one.acted_wall_s > self.world.now.wall_s - 3600.0]
         assert len(stand) <= most[0]
         assert len([one for one in stand if one.pool == record.pool]) <= most[1]

@@ -15,6 +15,7 @@ from sentinel.core.fleet_model import (
     State,
     Taint,
 )
+from sentinel.core.fleet_settings import Allowance, Limit
 from sentinel.core.health import Severity
 from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_pod, an_isolated_node
 
@@ -66,6 +67,37 @@ def test_a_person_releases_a_node_and_the_same_finding_acts_only_when_it_occurs_
     world.shows("n1", a_finding(count=2))
     world.settle()
     assert world.out() == {"n1"}
+
+
+def test_an_acknowledgement_is_answered_and_means_what_was_seen() -> None:
+    world = World(["n1", "n2"], replace(OPEN, isolations=Allowance(at_a_time=Limit(1), per_window=Limit(9))))
+    world.shows("n1", a_finding())
+    world.shows("n2", a_finding())
+
+    def answered(name: str) -> tuple[bool, str]:
+        world.order(OrderKind.ACKNOWLEDGE, name)
+        world.decide()
+        (answer,) = fleet.answers(world.picture, world.records, world.settings, world.now)
+        world.picture = replace(world.picture, orders=())
+        return answer.done, answer.sentence
+
+    world.order(OrderKind.ACKNOWLEDGE, "n1")
+    (early,) = world.picture.orders
+    world.picture = replace(world.picture, orders=())
+    world.passes(5.0)
+    world.decide()
+    world.picture = replace(world.picture, orders=(early,))
+    world.decide()
+    world.picture = replace(world.picture, orders=())
+    assert not world.of("n1").acknowledged, "it was isolated after the order was given"
+    assert answered("n2") == (False, "Node n2 is not isolated by Sentinel for a finding."), "a brake holds it"
+    assert answered("n1") == (True, "The isolation of node n1 was acknowledged by anna.")
+    assert answered("n1") == (False, "Node n1 is acknowledged already.")
+    assert answered("n3") == (False, "Node n3 is not isolated by Sentinel for a finding.")
+    world.order(OrderKind.HOLD, "n3")
+    world.join("n3")
+    world.settle()
+    assert answered("n3")[0] is False, "a person holds it"
 
 
 def test_a_person_who_uncordons_a_node_overrides_the_isolation() -> None:
