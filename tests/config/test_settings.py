@@ -124,7 +124,7 @@ def test_the_brakes_that_are_written_are_those_of_the_controller() -> None:
     assert made == FleetSettings(
         mode=Mode.OBSERVE,
         pool_label="example.com/pool",
-        isolations=Allowance(at_a_time=Limit(1), per_window=Limit(3, 0.1), window_s=7200.0),
+        isolations=Allowance(at_a_time=Limit(1), per_window=Limit(3, 0.05), window_s=7200.0),
         removals=Allowance(per_window=Limit(0)),
         release_after_s=300.0,
     )

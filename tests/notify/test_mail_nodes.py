@@ -144,7 +144,7 @@ def test_what_is_only_observed_says_that_nothing_was_touched() -> None:
 def test_every_reason_that_is_told_has_words_of_its_own() -> None:
     """Those that are only for the books never reach DoTell."""
     quiet = {Reason.FOUND_MORE, Reason.FOUND_AGAIN, Reason.MARK_SEEN, Reason.FINDINGS_GONE}
-    quiet |= {Reason.OCCURRENCES, Reason.TOLD, Reason.JOBS_LEFT}
+    quiet |= {Reason.OCCURRENCES, Reason.TOLD, Reason.JOBS_LEFT, Reason.ACKNOWLEDGED}
     assert set(WORDS) == set(Reason) - quiet
 
 
