@@ -17,7 +17,7 @@ import structlog
 
 from sentinel import fleet_mail, fleet_numbers, fleet_troubles
 from sentinel.clock import Clock
-from sentinel.core import fleet, fleet_conditions, fleet_fence, fleet_marks
+from sentinel.core import fleet, fleet_conditions, fleet_fence, fleet_hook, fleet_marks
 from sentinel.core.fleet_brakes import Use
 from sentinel.core.fleet_events import (
     Decision,
@@ -456,7 +456,7 @@ class FleetController:
 
     def _fence(self, picture: FleetPicture, now: Now) -> None:
         records = self._cluster.records
-        for one in fleet.fence_calls(picture, records, self.settings, now, self.nodes.quiet):
+        for one in fleet_hook.calls(picture, records, self.settings, now, self.nodes.quiet):
             if self._fencer.may_call(one) and one.node not in picture.busy:
                 self._works.go(one.node, "fence", partial(self._call, one, picture))
 

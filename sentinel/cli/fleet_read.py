@@ -203,6 +203,7 @@ def _of_record(record: NodeQuarantine, node: Node | None) -> Row:
         why=_why(record),
         waits_for=record.needs.sentence if record.state is State.ACTIVE else "",
         by=record.by,
+        acknowledged=record.acknowledged,
         held_by=record.held_by.value,
         unschedulable=node is not None and node.spec.unschedulable,
         node_gone=node is None,

@@ -28,7 +28,7 @@ AT_ONCE = 4  # people who are looked up together
 WAIT_S = 8.0  # for what becomes of an order: no connection lives longer than 10 s
 LOOK_S = 0.2
 TRIES = 5  # where the object is changed just then
-_NODE_ORDERS = {"release": OrderKind.RELEASE, "hold": OrderKind.HOLD}
+_NODE_ORDERS = {kind.value: kind for kind in (OrderKind.RELEASE, OrderKind.ACKNOWLEDGE, OrderKind.HOLD)}
 _PAUSES = frozenset({"pause", "unpause"})
 IN_THE_CLEAR = (
     "Nobody signs in over a connection that others may read: use `kubectl port-forward`, or a proxy with TLS that sets "

@@ -229,7 +229,10 @@ class WindowSpec(Section):
 
 
 class AllowanceSpec(WindowSpec):
-    at_a_time: Limit = written("atATime", "At most so many at a time, of those younger than provenAfter that nobody has acknowledged.")
+    at_a_time: Limit = written(
+        "atATime",
+        "At most so many at a time, of those younger than provenAfter that nobody has acknowledged.",
+    )
 
 
 class FenceSpec(Section):

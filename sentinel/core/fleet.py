@@ -16,7 +16,6 @@ from sentinel.core import fleet_node as one_node
 from sentinel.core.fleet_brakes import NetworkIncident
 from sentinel.core.fleet_desk import Desk
 from sentinel.core.fleet_events import Decision
-from sentinel.core.fleet_hook import FenceCall, calls
 from sentinel.core.fleet_isolate import Candidate, isolate
 from sentinel.core.fleet_model import FleetPicture, NodeQuarantine
 from sentinel.core.fleet_orders import Answer, answers, obey
@@ -30,7 +29,6 @@ __all__ = [
     "Decision",
     "answers",
     "decide",
-    "fence_calls",
     "incidents",
     "prunable",
     "pruned",
@@ -85,19 +83,8 @@ def decide(
     return tuple(desk.decisions)
 
 
-def fence_calls(
-    picture: FleetPicture,
-    records: Mapping[str, NodeQuarantine],
-    settings: FleetSettings,
-    now: Now,
-    quiet: Set[str] = frozenset(),
-) -> tuple[FenceCall, ...]:
-    """The calls of the fencing program that must be under way, as the saved records say."""
-    return calls(picture, records, settings, now, quiet)
-
-
 def incidents(
     records: Mapping[str, NodeQuarantine], settings: FleetSettings, now: Now
 ) -> tuple[NetworkIncident, ...]:
-    """The network incidents that the records show: starts of jobs wait while there is one."""
+    """The network incidents that the records show."""
     return brakes.network_incidents({}, records.values(), settings, now)

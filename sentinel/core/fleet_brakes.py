@@ -128,8 +128,8 @@ def isolations(
 
 
 def unproven(record: NodeQuarantine, settings: FleetSettings, now: Now) -> bool:
-    """Does this isolation count at a time? A repair takes days: what stood for hours, and nobody took back, is no mistake
-    that a brake could still bound, and neither is what a person has acknowledged."""
+    """Does this isolation count at a time? A repair takes days: what stood for hours, and nobody took back, is no
+    mistake that a brake could still bound, and neither is what a person has acknowledged."""
     if record.state is not State.ACTIVE or record.acknowledged:
         return False
     stood_s = now.wall_s - (record.acted_wall_s or record.since_wall_s)
@@ -163,11 +163,6 @@ def _newest_force(record: NodeQuarantine, mode: Mode) -> float:
     return max(times, default=0.0)
 
 
-def stops(acts: Iterable[Act], picture: FleetPicture, settings: FleetSettings, now: Now) -> Tally:
-    """Stops of jobs that still step. `acts`: those stops, from the records of jobs."""
-    return Tally(settings.stops, settings.pool_stops, sizes(picture), acts, now)
-
-
 # ---------------------------------------------------------------- network incidents
 
 
@@ -180,7 +175,7 @@ def network_codes(findings: Iterable[Finding]) -> frozenset[str]:
 
 
 class NetworkIncident(Struct, frozen=True):
-    """Many nodes with one network finding: one incident. Starts of jobs wait while it lasts."""
+    """Many nodes with one network finding: one incident."""
 
     code: str
     nodes: tuple[str, ...]

@@ -3,7 +3,7 @@
 An order stands in the picture until it was followed; its id in a record keeps it from being followed twice.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -42,12 +42,7 @@ def obey(desk: Desk, name: str) -> None:
                         sentence += " What isolated it acts again only when it occurs anew."
                     end(desk, record, Reason.RELEASED_BY_PERSON, sentence, EndedBy.PERSON, order)
         elif order.kind is OrderKind.ACKNOWLEDGE:
-            for record in _to_acknowledge(desk.of(name), order):
-                sentence = f"The isolation of node {name} was acknowledged by {who}{_why(order)}."
-                event = Acknowledged(
-                    reason=Reason.ACKNOWLEDGED, sentence=sentence, order=order.id, by=order.by
-                )
-                desk.put(name, record.id, event)
+            _acknowledge(desk, name, order, who)
         elif order.kind is OrderKind.HOLD:
             node = desk.picture.nodes.get(name)
             if node is not None and desk.open(name, Kind.HOLD) is None:
@@ -71,15 +66,13 @@ def _later(record: NodeQuarantine, order: Order) -> bool:
     return order.seen_wall_s is not None and record.since_wall_s > order.seen_wall_s
 
 
-def _to_acknowledge(records: Iterable[NodeQuarantine], order: Order) -> list[NodeQuarantine]:
-    return [
-        record
-        for record in records
-        if record.state is State.ACTIVE
-        and record.kind in FOR_FINDINGS
-        and not record.acknowledged
-        and not _later(record, order)
-    ]
+def _acknowledge(desk: Desk, name: str, order: Order, who: str) -> None:
+    sentence = f"The isolation of node {name} was acknowledged by {who}{_why(order)}."
+    event = Acknowledged(reason=Reason.ACKNOWLEDGED, sentence=sentence, order=order.id, by=order.by)
+    for record in desk.of(name):
+        isolated = record.state is State.ACTIVE and record.kind in FOR_FINDINGS
+        if isolated and not record.acknowledged and not _later(record, order):
+            desk.put(name, record.id, event)
 
 
 def _why(order: Order) -> str:
@@ -107,7 +100,9 @@ def answers(
         elif order.kind is OrderKind.RELEASE:
             found.append(Answer(order, False, f"Node {order.node} is not isolated by Sentinel."))
         elif order.kind is OrderKind.ACKNOWLEDGE:
-            known = any(one.node == order.node and one.acknowledged and one.state.open for one in records.values())
+            known = any(
+                one.node == order.node and one.acknowledged and one.state.open for one in records.values()
+            )
             what = "acknowledged already" if known else "not isolated by Sentinel for a finding"
             found.append(Answer(order, False, f"Node {order.node} is {what}."))
         elif order.kind is OrderKind.HOLD:

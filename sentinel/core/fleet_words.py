@@ -10,9 +10,9 @@ MAX_RUNNING = 100  # pods that a record names
 
 BRAKES = {
     Brake.NONE: "it is held back",  # a person wrote so
-    Brake.AT_A_TIME: "as many nodes as are allowed at a time went out of service, and nobody has acknowledged it yet",
+    Brake.AT_A_TIME: "as many nodes as are allowed at a time are out of service, and nobody acknowledged them yet",
     Brake.PER_WINDOW: "as many nodes as are allowed within the window were taken out of service already",
-    Brake.POOL_AT_A_TIME: "as many nodes of its pool as are allowed at a time went out, and nobody has acknowledged it yet",
+    Brake.POOL_AT_A_TIME: "as many of its pool as are allowed at a time are out, and nobody acknowledged them yet",
     Brake.POOL_PER_WINDOW: "as many nodes of its pool as are allowed within the window were taken out already",
     Brake.NETWORK_SETTLING: "a moment's wait shows whether other nodes have the same network finding",
     Brake.NETWORK_INCIDENT: "many nodes have the same network finding, so it is the network and not the nodes",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from sentinel.core.fleet_events import Reason
-from sentinel.core.fleet_model import FenceState, Kind, Mode, NodeMail, NodeQuarantine, Repair, State
+from sentinel.core.fleet_model import Brake, FenceState, Kind, Mode, NodeMail, NodeQuarantine, Repair, State
 from sentinel.core.health import Finding
 from sentinel.notify.compose import (
     MAX_DIGEST,
@@ -243,6 +243,8 @@ def _commands(record: NodeQuarantine, stage: str) -> tuple[tuple[str, str], ...]
             return tuple(rows)
         return (*rows, ("it is off", f"sentinel confirm-dead {node}"))
     if record.state is State.HELD:
+        if record.held_by in (Brake.AT_A_TIME, Brake.POOL_AT_A_TIME):
+            rows.append(("make room", "sentinel acknowledge NODE, of each that is out rightly"))
         return (*rows, ("take out", f"sentinel hold {node}"), ("let it be", f"sentinel release {node}"))
     rows += [("give back", f"sentinel release {node}"), ("likewise", f"kubectl uncordon {node}")]
     if record.kind is not Kind.HOLD:

@@ -265,6 +265,9 @@ def _orders(view: NodeView, standing: Standing) -> str:
     if kept:
         what = f"Brings {view.node} back. Its findings act again only when they occur anew."
         shown += _button("release", view.node, "Release", what)
+    if any(row.state in ("isolated", "disk full") and not row.acknowledged for row in view.rows):
+        what = f"Says that {view.node} is out rightly: it takes no room of the brake from other nodes."
+        shown += _button("acknowledge", view.node, "Acknowledge", what)
     if view.there and not held:
         what = f"Keeps {view.node} out of service until somebody releases it. No running pod is touched."
         shown += _button("hold", view.node, "Hold", what)

@@ -38,6 +38,7 @@ class Row(Struct, kw_only=True, omit_defaults=True):
     why: str = ""
     waits_for: str = ""  # what must hold before it ends
     by: str = ""
+    acknowledged: bool = False  # a person lets the isolation stand
     held_by: str = ""  # the brake
     unschedulable: bool = False
     node_gone: bool = False

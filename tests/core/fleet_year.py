@@ -94,7 +94,6 @@ class Year:
 
     # ------------------------------------------------------------ what happens
 
-
     def _break(self, time_s: float, node: str, planned: bool) -> None:
         fault = Fault(node, time_s, planned)
         self.faults.append(fault)
@@ -131,7 +130,9 @@ class Year:
         world = self.world
         if node:
             world.report(node)
-        decisions = fleet.decide(world.picture, world.records, world.settings, world.now, {node} if node else ())
+        decisions = fleet.decide(
+            world.picture, world.records, world.settings, world.now, {node} if node else ()
+        )
         for decision in decisions:
             record, effects = step(world.records.get(decision.record), decision.event, world.now, 1)
             world.records[record.id] = record
@@ -142,7 +143,9 @@ class Year:
             fault = self.standing.get(decision.node)
             if fault is not None and fault.isolated_s is None and record.isolating:
                 fault.isolated_s = time_s
-                repair_s = self.chance.lognormvariate(math.log(REPAIR_S), math.log(REPAIR_P90_S / REPAIR_S) / P90)
+                repair_s = self.chance.lognormvariate(
+                    math.log(REPAIR_S), math.log(REPAIR_P90_S / REPAIR_S) / P90
+                )
                 self._at(time_s + min(repair_s, LONGEST_REPAIR_S), "is repaired", decision.node)
         if any(fault.isolated_s is None for fault in self.standing.values()):
             settling_s = world.settings.network_settle_s
@@ -157,6 +160,8 @@ class Year:
 
 
 def fault_of(chance: random.Random, boot: str) -> Finding:
-    """What is found is of many kinds. Shares: of the unexpected interruptions of a published training run of 54 days."""
-    code = chance.choices(["XID 79", "XID 48", "XID 95", "XID 63", "XID 119", "link"], [40, 10, 15, 10, 15, 10])[0]
+    """What is found is of many kinds. Shares: of the interruptions of a published training run of 54 days."""
+    code = chance.choices(
+        ["XID 79", "XID 48", "XID 95", "XID 63", "XID 119", "link"], [40, 10, 15, 10, 15, 10]
+    )[0]
     return a_nic_finding(boot_id=boot) if code == "link" else a_finding(code, boot_id=boot)

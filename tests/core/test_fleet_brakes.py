@@ -6,12 +6,11 @@ import pytest
 from msgspec import structs
 
 from sentinel.core import fleet, fleet_brakes
-from sentinel.core.fleet_brakes import Act
 from sentinel.core.fleet_events import DoTell, Reason
 from sentinel.core.fleet_model import Brake, EndedBy, Kind, Mode, OrderKind, State
-from sentinel.core.fleet_settings import Allowance, FleetSettings, Limit
+from sentinel.core.fleet_settings import Allowance, Limit
 from sentinel.core.now import Now
-from tests.core.fleet_world import OPEN, WIDE, World, a_finding, a_full_disk, a_nic_finding
+from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_nic_finding
 
 NAMES = [f"n{number}" for number in range(10)]
 
@@ -384,19 +383,6 @@ def test_a_clock_that_was_set_back_does_not_hold_a_network_finding_for_hours() -
     world.now = Now(world.now.mono_s + 1, world.now.wall_s - 7200.0)
     world.settle()
     assert world.out() == {"n0"}
-
-
-# ---------------------------------------------------------------- stops
-
-
-def test_stops_of_stepping_jobs_are_counted_by_the_same_brakes() -> None:
-    settings = FleetSettings(stops=Allowance(per_window=Limit(2), window_s=600.0), pool_stops=WIDE)
-    world = World(NAMES, settings)
-    acts = [Act("", world.now.wall_s - 700.0), Act("", world.now.wall_s - 10.0)]
-    tally = fleet_brakes.stops(acts, world.picture, settings, world.now)
-    assert tally.brake("", Mode.ENFORCE) is Brake.NONE
-    tally.add(Act("", world.now.wall_s))
-    assert tally.brake("", Mode.ENFORCE) is Brake.PER_WINDOW
 
 
 def test_a_round_over_few_nodes_serves_those_that_were_held_back_too() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from sentinel.core import fleet
+from sentinel.core import fleet_hook
 from sentinel.core.fleet_events import DoRemove, DoTell, Reason
 from sentinel.core.fleet_hook import AGAIN_S, FenceCall
 from sentinel.core.fleet_model import (
@@ -82,7 +82,7 @@ def fence(world: World, node: str = "n0") -> Fence:
 
 
 def calls(world: World) -> tuple[FenceCall, ...]:
-    return fleet.fence_calls(world.picture, world.records, world.settings, world.now)
+    return fleet_hook.calls(world.picture, world.records, world.settings, world.now)
 
 
 def removed(world: World) -> list[DoRemove]:

@@ -9,7 +9,9 @@ from tests.core.fleet_year import AGAIN, AGAIN_S, DAY_S, FAULT_EVERY_S, HOUR_S, 
 DEFAULTS = FleetSettings()
 
 
-def a_year(nodes: int, settings: FleetSettings = DEFAULTS, *, days: float = 365.0, test: bool = False) -> Year:
+def a_year(
+    nodes: int, settings: FleetSettings = DEFAULTS, *, days: float = 365.0, test: bool = False
+) -> Year:
     year = Year(nodes, settings, days=days, test=test)
     year.run()
     return year

@@ -292,7 +292,9 @@ def test_a_rank_that_hung_while_the_others_went_on_to_their_end_is_told_as_soon_
     assert hang(timing, last + 599 - (last - stopped)) is None, "it may have been about to save"
 
 
-@pytest.mark.parametrize(("state", "told"), [("T", True), ("t", False), ("D", False), ("S", False), ("", False)])
+@pytest.mark.parametrize(
+    ("state", "told"), [("T", True), ("t", False), ("D", False), ("S", False), ("", False)]
+)
 def test_a_rank_that_a_signal_has_stopped_saves_no_last_checkpoint(state: str, told: bool) -> None:
     """A new agent reads its log only after the others have ended: all that it tells is as of then."""
     timing = job(2, after_s=5.0)

@@ -126,7 +126,7 @@ def test_brakes_from_the_settings_hold_a_node_back_until_a_person_makes_room(fle
     assert " leads (epoch " in lines[0]
     assert lines[2] == "No job is protected.", "jobs are told before the table of nodes"
     assert [line.split()[0] for line in lines if line.startswith("ord-")] == ["ord-b2", "ord-b1"]
-    assert "as many nodes as are allowed at a time are out of service already" in shown.stdout
+    assert "as many nodes as are allowed at a time are out of service, and nobody" in shown.stdout
     assert "back when: the node must be restarted" in shown.stdout
     assert "XID 79" in shown.stdout
     assert not fleet.isolated("ord-b2")
@@ -144,6 +144,41 @@ def test_brakes_from_the_settings_hold_a_node_back_until_a_person_makes_room(fle
 
     again = anna.says("release", "ord-b1")
     assert (again.returncode, again.stderr) == (1, "sentinel: Node ord-b1 is not isolated by Sentinel.\n")
+
+
+def test_an_isolation_that_a_person_acknowledges_takes_no_room_from_the_next(fleet: People) -> None:
+    fleet.settings["fleet"] = {"isolations": ONE, "poolIsolations": ONE}
+    controller = fleet.controller("one")
+    controller.said("leads, epoch")
+    anna, rita = fleet.person("anna"), fleet.person("rita", "sentinel-reader")
+    fleet.broken("ord-k1", controller)
+    fleet.until(lambda: fleet.isolated("ord-k1"))
+    fleet.broken("ord-k2", controller)
+    fleet.until(lambda: [one.get("heldBy") for one in fleet.open("ord-k2")] == ["at-a-time"])
+    assert rita.says("acknowledge", "ord-k1").returncode == 77, "she may not"
+
+    said = anna.says("acknowledge", "ord-k1", "--why", "it is at the vendor's")
+    sentence = "The isolation of node ord-k1 was acknowledged by anna: it is at the vendor's."
+    assert (said.returncode, said.stdout, said.stderr) == (0, f"{sentence}\n", "")
+    fleet.until(lambda: fleet.isolated("ord-k2"))
+    assert fleet.isolated("ord-k1")
+    (record,) = fleet.records("ord-k1")
+    assert (record["acknowledged"], record["by"]) == (True, "anna")
+    assert sentence in rita.says("status", "ord-k1").stdout
+    again = anna.says("acknowledge", "ord-k1")
+    assert (again.returncode, again.stderr) == (1, "sentinel: Node ord-k1 is acknowledged already.\n")
+
+    # The same with kubectl, and by a leader who did not hear it.
+    anna.did("annotate", "node", "ord-k2", "sentinel.dev/acknowledge=")
+    assert fleet.answered("ord-k2", "was acknowledged by a person with kubectl-annotate")["done"]
+    controller.kill()
+    later = fleet.controller("two")
+    later.said("leads, epoch")
+    fleet.broken("ord-k3", later)
+    fleet.until(lambda: fleet.isolated("ord-k3"))
+    assert fleet.isolated("ord-k1")
+    assert fleet.isolated("ord-k2")
+    assert "Traceback" not in controller.err + later.err
 
 
 def test_pause_stops_what_is_new_and_releases_go_on(fleet: People) -> None:

@@ -112,6 +112,9 @@ def test_people_hold_release_and_pause_with_the_rights_that_the_cluster_gives_th
 
     sign_in(browser, operator)
     browser.until("document.getElementById('sign').textContent.endsWith('otto')")
+    order(browser, "acknowledge", "it is at the vendor's")
+    done(browser, "was acknowledged by system:serviceaccount:sentinel-system:otto: it is at the vendor's")
+    browser.until("document.querySelector('[data-order=acknowledge]') === null")
     order(browser, "release", "reseated")
     done(browser, "was released by system:serviceaccount:sentinel-system:otto: reseated")
     site.until(lambda: not site.taints("gpu-1"))
@@ -147,6 +150,7 @@ def test_people_hold_release_and_pause_with_the_rights_that_the_cluster_gives_th
         if one["event"] == "page_order"
     ]
     assert orders == [
+        ("acknowledge", "otto", "it is at the vendor's"),
         ("release", "otto", "reseated"),
         ("hold", "otto", "new NIC"),
         ("pause", "otto", "upgrade"),

@@ -281,6 +281,7 @@ def test_what_a_brake_holds_back_is_told_with_the_brake() -> None:
     assert "stays in service" in text
     assert "as many nodes as are allowed" in " ".join(text.split())
     assert "sentinel hold " in text
+    assert "sentinel acknowledge NODE" in text, "how room is made"
 
 
 def test_a_server_that_is_away_keeps_the_mail_and_is_counted() -> None:

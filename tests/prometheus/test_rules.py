@@ -168,7 +168,7 @@ FAULTS: dict[str, Fault] = {
     "SentinelNetworkIncident": Fault(
         {f"sentinel_network_incidents{{{LEADER}}}": "0x1990 1x100"},
         {},
-        "Many nodes have one network fault together: no node is isolated for it, and starts of jobs wait",
+        "Many nodes have one network fault together: no node is isolated for it alone",
     ),
     "SentinelNotJudging": Fault(
         {f'sentinel_fleet_unjudged{{{LEADER},why="mass-silence"}}': "0x1980 1x100"},

@@ -59,7 +59,7 @@ def test_the_fleet_is_seen_at_a_glance_and_each_thing_leads_to_its_page(
         "by anna@example.com",
     ):
         assert told in shown, told
-    assert "as many nodes as are allowed at a time are out of service already" in shown
+    assert "as many nodes as are allowed at a time are out of service, and nobody" in shown
     assert "research/llama-70b" in shown
     assert "5 of 4" in shown, "the brake"
     browser.click("a[href='/nodes/gpu-00003']")
@@ -310,7 +310,7 @@ def test_who_is_not_signed_in_sees_no_buttons_and_who_is_is_asked_again(
     browser.type("secret")
     browser.press("Enter")
     browser.until("!document.getElementById('signing').open")
-    assert browser.run(visible) == 2
+    assert browser.run(visible) == 3
     assert "secret" not in browser.run(
         "document.documentElement.innerHTML + JSON.stringify({...localStorage, ...sessionStorage}) + document.cookie"
     )
@@ -318,7 +318,7 @@ def test_who_is_not_signed_in_sees_no_buttons_and_who_is_is_asked_again(
     browser.until("location.pathname === '/nodes'")
     browser.run("history.back()")
     browser.until("document.querySelector('#node') !== null")
-    assert browser.run(visible) == 2, "who signed in stays so on all pages"
+    assert browser.run(visible) == 3, "who signed in stays so on all pages"
     browser.click("[data-order=release]")
     assert browser.run("document.querySelector('#ordering h2').textContent") == "Release gpu-00003"
     browser.press("Escape")
