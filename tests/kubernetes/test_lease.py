@@ -21,7 +21,7 @@ from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import NotLeading
 from sentinel.cluster.kubernetes.lease import LONGEST_S, Election, Pace
 from sentinel.core.epochs import Epochs
-from tests.kubernetes.conftest import LEADER, new_lease, run
+from tests.kubernetes.conftest import LEADER, QUARANTINES, new_lease, run
 from tests.kubernetes.proxy import Fault, Proxy
 from tests.waits import eventually
 
@@ -71,7 +71,9 @@ class Controller:
 
 @pytest.fixture
 def nobody_leads(admin: "Api") -> None:
-    """A Lease that its last holder let go, so that nobody has to wait."""
+    """A Lease that its last holder let go, so that nobody has to wait, and no record of a later epoch."""
+    for record in admin.items(QUARANTINES):
+        admin.delete(f"{QUARANTINES}/{record['metadata']['name']}")
     new_lease(admin, leaseDurationSeconds=1, leaseTransitions=0)
 
 
