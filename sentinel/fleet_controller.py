@@ -17,7 +17,7 @@ import structlog
 
 from sentinel import fleet_mail, fleet_numbers, fleet_troubles
 from sentinel.clock import Clock
-from sentinel.core import fleet, fleet_conditions, fleet_fence, fleet_hook, fleet_marks
+from sentinel.core import fleet, fleet_causes, fleet_conditions, fleet_fence, fleet_hook, fleet_marks
 from sentinel.core.fleet_brakes import Use
 from sentinel.core.fleet_events import (
     Decision,
@@ -33,6 +33,7 @@ from sentinel.core.fleet_events import (
 )
 from sentinel.core.fleet_hook import FenceCall
 from sentinel.core.fleet_model import (
+    Brake,
     FleetPicture,
     Kind,
     NodeCondition,
@@ -105,6 +106,7 @@ class FleetController:
         self._lived_with: dict[
             str, list[NodeQuarantine]
         ] = {}  # by node: ended records with findings that stay
+        self._many_have: set[str] = set()  # nodes that are held back for a common cause
         self._status = RecordStatus(cluster, clock)
         self._works = Works(self._ended, self.changed)
         self._showing = Showing(cluster, self.nodes, self._works, self._conditions)
@@ -128,8 +130,16 @@ class FleetController:
             self.changed(arrived.node)
 
     def findings(self, node: str) -> tuple[str, list[Finding]]:
-        """The boot that its agent told of last, and what its checks find in it; without what people live with."""
+        """The boot that its agent told of last, and what its checks find in it but what people live with or ignore.
+
+        What holds the node back because many have it is a warning: no job leaves its nodes for a rule gone wrong.
+        """
         boot_id, found = self.nodes.findings(node)
+        if words := self._cluster.codes:
+            out = fleet_causes.ignored(words)
+            found = tuple(one for one in found if one.code not in out)
+        if node in self._many_have:
+            found = tuple(map(fleet_causes.as_warning, found))
         lived_with, picture = self._lived_with.get(node), self.nodes.pictures.get(node)
         if lived_with and picture is not None:
             found = acting(found, picture, lived_with)
@@ -169,6 +179,7 @@ class FleetController:
             watching_since_mono_s=max(self._led_mono_s, self._cluster.watching_since_mono_s),
             leases_mono_s=self._cluster.leases_mono_s,
             paused=self._cluster.paused,
+            codes=self._cluster.codes,
             orders=self._cluster.orders,
             fenced=self._fencer.outcomes,
             busy=self._busy(),
@@ -193,6 +204,8 @@ class FleetController:
         found = dict(fleet_troubles.of_works(self._works.failing))
         if not self.lead_began.is_set() and self._not_begun:
             found["take-over"] = f"it leads and cannot begin: {self._not_begun}"
+        if problem := self._cluster.codes_problem:
+            found["codes"] = problem
         if (off := self.nodes.clocks.off(self._clock().mono_s)) is not None:
             found["clock"] = off.sentence
         return found
@@ -355,6 +368,7 @@ class FleetController:
         self._missed |= (changed | {order.node for order in picture.orders}) & picture.busy
         if only is None:
             self._lived_with = {}
+            self._many_have = {one.node for one in records.values() if one.held_by is Brake.COMMON_CAUSE}
             for one in records.values():
                 if one.ignored and not one.state.open:
                     self._lived_with.setdefault(one.node, []).append(one)
@@ -506,6 +520,9 @@ class FleetController:
             before = moved.get(decision.record) or records.get(decision.record)
             record, follows = step(before, decision.event, now, epoch)
             moved[record.id] = record
+            if record.kind is Kind.FAULT:
+                many = record.held_by is Brake.COMMON_CAUSE
+                (self._many_have.add if many else self._many_have.discard)(record.node)
             effects.setdefault(record.id, []).extend(follows)
             if _takes(decision) and taking.get(record.node, Kind.SILENCE) is Kind.SILENCE:
                 taking[record.node] = record.kind

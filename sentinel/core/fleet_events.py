@@ -36,6 +36,8 @@ class Reason(StrEnum):
     BRAKED = "Braked"
     NETWORK_INCIDENT = "NetworkIncident"
     NETWORK_SETTLING = "NetworkSettling"
+    COMMON_CAUSE = "CommonCause"  # more nodes have it than chance gives
+    CODE_IGNORED = "CodeIgnored"  # a person says that it isolates nobody
     PAUSED = "Paused"
     ROOM_AGAIN = "RoomAgain"
     FOUND_MORE = "FoundMore"

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from sentinel.core import fleet_brakes as brakes
+from sentinel.core import fleet_causes as causes
 from sentinel.core import fleet_release as release
 from sentinel.core import fleet_words as words
 from sentinel.core.fleet_brakes import Act
@@ -19,6 +19,7 @@ _REASONS = {
     Brake.PAUSED: Reason.PAUSED,
     Brake.NETWORK_INCIDENT: Reason.NETWORK_INCIDENT,
     Brake.NETWORK_SETTLING: Reason.NETWORK_SETTLING,
+    Brake.COMMON_CAUSE: Reason.COMMON_CAUSE,
 }
 
 
@@ -37,28 +38,57 @@ class Candidate(Struct, frozen=True):
 
 
 def isolate(desk: Desk, candidates: list[Candidate]) -> None:
-    by_network = {
-        one.node.name: brakes.network_codes(one.findings) for one in candidates if one.kind is Kind.FAULT
-    }
-    found = brakes.network_incidents(by_network, desk.records.values(), desk.settings, desk.now)
+    together = _Together(desk, [one for one in candidates if one.kind is Kind.FAULT])
     full: list[Candidate] = []
     for one in sorted(candidates, key=Candidate.order):
         mode = desk.mode(one.node.pool)
         brake = Brake.PAUSED if desk.picture.paused else Brake.NONE
         if not brake and one.kind is Kind.FAULT:
-            since_wall_s = one.record.since_wall_s if one.record is not None else desk.now.wall_s
-            codes = by_network[one.node.name]
-            brake = brakes.network_brake(one.node.name, codes, since_wall_s, found, desk.settings, desk.now)
+            brake = together.brake(one)
         if brake:
             _hold_back(desk, one, mode, brake)
         elif desk.isolations(one.kind).brake(one.node.pool, mode):
             full.append(one)
         else:
             desk.isolations(one.kind).add(Act(one.node.pool, desk.now.wall_s, mode, standing=True))
+            together.taken(one)
             _take_out(desk, one, mode)
     for one in full:  # which brake it is stands fast when everything is counted
         mode = desk.mode(one.node.pool)
         _hold_back(desk, one, mode, desk.isolations(one.kind).brake(one.node.pool, mode))
+
+
+class _Together:
+    """What many of the candidates for a fault have at once. What a person lets go on is left out."""
+
+    def __init__(self, desk: Desk, candidates: list[Candidate]) -> None:
+        self._desk = desk
+        records, settings, now = desk.records.values(), desk.settings, desk.now
+        go_on = causes.going_on(desk.picture.codes, now)
+        self._since = {
+            one.node.name: one.record.since_wall_s if one.record is not None else now.wall_s
+            for one in candidates
+        }
+        self._network, self._codes = dict[str, frozenset[str]](), dict[str, frozenset[str]]()
+        for one in candidates:
+            name, fatal = one.node.name, causes.fatal_codes(one.findings)
+            waits = not fatal & go_on
+            self._network[name] = causes.network_codes(one.findings) if waits else frozenset()
+            self._codes[name] = causes.cause_codes(one.findings) if waits else frozenset()
+        self._incidents = causes.network_incidents(self._network, records, settings, now)
+        many = causes.by_chance(len(desk.picture.nodes), settings)
+        asked = {name: (codes, self._since[name]) for name, codes in self._codes.items() if codes}
+        self._causes = causes.Causes(asked, records, many, settings)
+
+    def brake(self, one: Candidate) -> Brake:
+        name, now, settings = one.node.name, self._desk.now, self._desk.settings
+        codes, since_wall_s = self._network[name], self._since[name]
+        brake = causes.network_brake(name, codes, since_wall_s, self._incidents, settings, now)
+        return brake or self._causes.brake(name, self._codes[name])
+
+    def taken(self, one: Candidate) -> None:
+        if one.kind is Kind.FAULT:
+            self._causes.taken(one.node.name, self._codes[one.node.name])
 
 
 def _hold_back(desk: Desk, one: Candidate, mode: Mode, brake: Brake) -> None:
@@ -153,9 +183,12 @@ def end(
 
 
 def standing(records: Iterable[NodeQuarantine]) -> dict[str, list[Finding]]:
-    """Nodes that are isolated, or held back by a brake -> what was found there."""
+    """Nodes that are isolated, or held back by a brake -> what was found there.
+
+    Not what many nodes have at once: jobs do not leave their nodes for a rule or a driver that went wrong.
+    """
     found: dict[str, list[Finding]] = {}
     for record in records:
-        if record.state.open and record.findings:
+        if record.state.open and record.findings and record.held_by is not Brake.COMMON_CAUSE:
             found.setdefault(record.node, []).extend(record.findings)
     return found

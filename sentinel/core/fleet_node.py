@@ -2,10 +2,21 @@
 
 from sentinel.core import fleet_release as release
 from sentinel.core import fleet_words as words
+from sentinel.core.fleet_causes import fatal_codes
 from sentinel.core.fleet_desk import Desk
-from sentinel.core.fleet_events import Found, Isolate, Marked, Moved, Reason, Remember
+from sentinel.core.fleet_events import End, Found, Isolate, Marked, Moved, Reason, Remember
 from sentinel.core.fleet_isolate import MAX_FINDINGS, Candidate, end, opening, worst
-from sentinel.core.fleet_model import EndedBy, Kind, Mark, Mode, NodePicture, NodeQuarantine, State, Wrote
+from sentinel.core.fleet_model import (
+    EndedBy,
+    Kind,
+    Mark,
+    Mode,
+    NodePicture,
+    NodeQuarantine,
+    Say,
+    State,
+    Wrote,
+)
 from sentinel.core.health import Finding
 
 FOR_FINDINGS = (Kind.FAULT, Kind.DISK)
@@ -159,9 +170,12 @@ def findings(desk: Desk, node: NodePicture) -> list[Candidate]:
         _live_with(desk, ended, node)
     candidates: list[Candidate] = []
     for kind in FOR_FINDINGS:
-        found = release.acting(release.standing(node, kind), node, desk.of(node.name))
+        standing = release.standing(node, kind, desk.ignored)
+        found = release.acting(standing, node, desk.of(node.name))
         record = desk.open(node.name, kind)
-        if record is None:
+        if record is not None and not found and _only_ignored(desk, record):
+            _let_go(desk, record)
+        elif record is None:
             if found:
                 candidates.append(Candidate(kind, node, found, None))
         elif record.node_uid == node.uid:
@@ -172,6 +186,23 @@ def findings(desk: Desk, node: NodePicture) -> list[Candidate]:
             if found and record.state.open and waits:
                 candidates.append(Candidate(kind, node, found, record))
     return candidates
+
+
+def _only_ignored(desk: Desk, record: NodeQuarantine) -> bool:
+    """Is it for nothing but what people ignore?"""
+    return bool(desk.ignored) and bool(codes := fatal_codes(record.findings)) and codes <= desk.ignored
+
+
+def _let_go(desk: Desk, record: NodeQuarantine) -> None:
+    """Nothing is kept of what it ignores: the findings act again when the word is taken back."""
+    codes = fatal_codes(record.findings)
+    word = next(one for one in desk.picture.codes if one.say is Say.IGNORE and one.code in codes)
+    back = "is back in service" if record.isolating else "stays in service"
+    sentence = f"Node {record.node} {back}: {', '.join(sorted(codes))} is ignored, by {word.who}."
+    ended = EndedBy.PERSON
+    desk.put(
+        record.node, record.id, End(reason=Reason.CODE_IGNORED, sentence=sentence, ended_by=ended, by=word.by)
+    )
 
 
 def _live_with(desk: Desk, ended: NodeQuarantine, node: NodePicture) -> None:

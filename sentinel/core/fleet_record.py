@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from msgspec import structs
 
+from sentinel.core.fleet_causes import main_code
 from sentinel.core.fleet_events import (
     Acknowledged,
     DoConditions,
@@ -87,7 +88,7 @@ def _told(record: NodeQuarantine, event: Said, now: Now, state: State, **changes
 def _saying(
     record: NodeQuarantine, event: Said, *, tell: bool = True, warning: bool = True
 ) -> tuple[Effect, ...]:
-    """A node event, and a message. All nodes of one network incident share one message."""
+    """A node event, and a message. All nodes of one network incident, or of one common cause, share one message."""
     effects: list[Effect] = [
         DoEvent(record.node, record.node_uid, event.reason.value, event.sentence, warning)
     ]
@@ -99,6 +100,8 @@ def _saying(
 def _key(record: NodeQuarantine, event: Said) -> str:
     if event.reason is Reason.NETWORK_INCIDENT:
         return f"network-incident/{','.join(sorted({finding.code for finding in record.findings}))}"
+    if event.reason is Reason.COMMON_CAUSE:
+        return f"common-cause/{main_code(record.findings)}"
     again = ""
     if isinstance(event, Removed):  # each of them is told
         again = f"/{len(record.removals)}"
@@ -250,7 +253,10 @@ def _fence_ended(record: NodeQuarantine, event: FenceEnded, now: Now) -> Result:
 
 def _end(record: NodeQuarantine, event: End, now: Now) -> Result:
     overridden = event.ended_by is EndedBy.UNCORDONED
-    quiet = record.held_by is Brake.NETWORK_SETTLING  # nothing was said of it
+    # Nothing was said of it; or who ignores its code has said so of all nodes that were held back for it.
+    quiet = record.held_by is Brake.NETWORK_SETTLING or (
+        record.held_by is Brake.COMMON_CAUSE and event.reason is Reason.CODE_IGNORED
+    )
     record = _told(
         record,
         event,

@@ -3,7 +3,7 @@
 Silence is not health: only samples that are newer than the isolation count, ordered by the node's own clock.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from msgspec import Struct
 
@@ -30,8 +30,11 @@ _REPAIR_ORDER = (Repair.NONE, Repair.RESET, Repair.REBOOT, Repair.PERSON)
 _LOOKED = (CheckState.OK, CheckState.FOUND)  # absent is no health either: the card may have left the bus
 
 
-def standing(node: NodePicture, kind: Kind) -> tuple[Finding, ...]:
-    """The findings for which this node is isolated: fatal ones, or disks over the administrator's threshold."""
+def standing(node: NodePicture, kind: Kind, ignored: Set[str] = frozenset()) -> tuple[Finding, ...]:
+    """The findings for which this node is isolated: fatal ones, or disks over the administrator's threshold.
+
+    `ignored`: codes for which a person lets no node be isolated.
+    """
     if kind is Kind.FAULT:
         found = [finding for finding in node.findings if finding.severity is Severity.FATAL]
     elif kind is Kind.DISK:
@@ -42,6 +45,8 @@ def standing(node: NodePicture, kind: Kind) -> tuple[Finding, ...]:
         ]
     else:
         found = []
+    if ignored:
+        found = [finding for finding in found if finding.code not in ignored]
     return tuple(sorted(found, key=lambda finding: (finding.first_seen_wall_s, finding.key)))
 
 
