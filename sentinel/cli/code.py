@@ -2,6 +2,8 @@
 
 import argparse
 import asyncio
+import contextlib
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sentinel.cli import reach
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from sentinel.cluster.kubernetes.objects import ConfigMap
     from sentinel.core.fleet_model import NodeQuarantine
 
+MAX_CODE = 300  # characters
 GOES_ON = "Goes on: for a day no node is held back because many have {code}."
 IGNORED = "Ignored: no node is isolated for {code}, and those that were for it alone are given back."
 TAKEN_BACK = "Taken back: {code} counts as any other finding again."
@@ -35,9 +38,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """0: done; 2: the arguments do not fit; 1, 69, 75, 77: see docs/exit-codes.md."""
     says = args.go_on or args.ignore or args.off
-    if not args.code or not says:
+    if not args.code.strip() or not says or len(args.code) > MAX_CODE:
         complain(
             "a code and one of --go-on, --ignore, --off belong together" if args.code or says else _NOTHING
+        )
+        return 2
+    from sentinel.core.fleet_release import DISK_CODES
+
+    if args.code in DISK_CODES and not args.off:
+        complain(
+            f"{args.code} is no fault: full disks have an allowance of their own, `fleet.disks` of the settings"
         )
         return 2
 
@@ -51,8 +61,6 @@ _NOTHING = "which code, and one of --go-on, --ignore, --off? `sentinel status` n
 
 
 async def _say(client: "Client", args: argparse.Namespace) -> int:
-    from datetime import UTC, datetime
-
     from sentinel.cluster.kubernetes import codes
     from sentinel.cluster.kubernetes.errors import AlreadyExists, NotFound
     from sentinel.cluster.kubernetes.objects import CONFIG_MAPS, ConfigMap
@@ -69,8 +77,15 @@ async def _say(client: "Client", args: argparse.Namespace) -> int:
         made = await client.patch(path, {"data": dict.fromkeys(before)}, ConfigMap)
         return await _follows(client, args, made, TAKEN_BACK.format(code=args.code))
     say = Say.GO_ON if args.go_on else Say.IGNORE
-    value = codes.written(args.code, say, await reach.who_am_i(client), args.why, datetime.now(UTC))
-    data = {**dict.fromkeys(before), codes.key_of(args.code): value}
+    now = await _now(client, namespace)
+    value = codes.written(args.code, say, await reach.who_am_i(client), args.why, now)
+    gone = before | codes.stale(there, now.timestamp()) if there is not None else set()
+    if there is not None and len(there.data.keys() - gone) >= codes.MAX_WORDS:
+        complain(
+            f"the ConfigMap {codes.NAME} names {codes.MAX_WORDS} codes, and more do not count: take some back"
+        )
+        return reach.EXIT_NOT_DONE
+    data = {**dict.fromkeys(gone), codes.key_of(args.code): value}
     try:
         made = await client.patch(path, {"data": data}, ConfigMap)
     except NotFound:
@@ -83,6 +98,17 @@ async def _say(client: "Client", args: argparse.Namespace) -> int:
     nodes = "1 node has" if named == 1 else f"{named} nodes have"
     known = f"{nodes} an open quarantine that names it." if named else "No open quarantine names it now."
     return await _follows(client, args, made, f"{done} {known}")
+
+
+async def _now(client: "Client", namespace: str) -> datetime:
+    """By the controllers' clock, by which the word is to hold, where that is ahead of this machine's."""
+    from sentinel.documents import time_of
+
+    now, lease = datetime.now(UTC), await reach.lease(client, namespace)
+    with contextlib.suppress(ValueError):
+        if lease is not None and lease.spec.renew_time:
+            return max(now, datetime.fromtimestamp(time_of(lease.spec.renew_time), UTC))
+    return now
 
 
 async def said(client: "Client", namespace: str) -> "ConfigMap | None":

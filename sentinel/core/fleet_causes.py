@@ -5,11 +5,12 @@ gives is a common cause until a person says what it is: `fleet_model.CodeWord`.
 """
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct, structs
 
-from sentinel.core.fleet_model import Brake, CodeWord, EndedBy, Kind, NodeQuarantine, Say, State
+from sentinel.core.fleet_model import Brake, CodeWord, EndedBy, Kind, Mode, NodeQuarantine, Say, State
 from sentinel.core.fleet_settings import FleetSettings
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.now import Now
@@ -37,10 +38,10 @@ def ignored(words: Iterable[CodeWord]) -> frozenset[str]:
     return frozenset(word.code for word in words if word.say is Say.IGNORE)
 
 
-def going_on(words: Iterable[CodeWord], now: Now) -> frozenset[str]:
-    """Codes that hold nobody back for being many. A time to come is of another clock, or of one that was set back."""
+def going_on(words: Iterable[CodeWord], since_wall_s: float) -> frozenset[str]:
+    """Codes that hold no node back for being many that was found then: before the word, or within a day of it."""
     return frozenset(
-        word.code for word in words if word.say is Say.GO_ON and now.wall_s - word.at_wall_s < GO_ON_S
+        word.code for word in words if word.say is Say.GO_ON and since_wall_s - word.at_wall_s < GO_ON_S
     )
 
 
@@ -53,11 +54,6 @@ def as_warning(finding: Finding) -> Finding:
     return (
         structs.replace(finding, severity=Severity.WARNING) if finding.severity is Severity.FATAL else finding
     )
-
-
-def main_code(findings: Iterable[Finding]) -> str:
-    """The one under which nodes with several are told together."""
-    return min(cause_codes(findings), default="")
 
 
 # ---------------------------------------------------------------- common causes
@@ -81,57 +77,89 @@ def by_chance(nodes: int, settings: FleetSettings) -> int:
     in_a_year = YEAR_S / every_s
     count, term = 1, math.exp(-others)
     beyond = 1.0 - term  # the chance that at least `count` others follow
-    while count + 1 < settings.cause_nodes or in_a_year * beyond >= 1.0:
+    while in_a_year * beyond >= 1.0:
         term *= others / count
         beyond -= term
         count += 1
-    return count + 1
+    return max(settings.cause_nodes, count + 1)
+
+
+class Asked(Struct, frozen=True):
+    """A node that is to be isolated. `codes`: cause_codes; `since_wall_s`: when that was found."""
+
+    codes: frozenset[str]
+    since_wall_s: float
+    mode: Mode
 
 
 class Causes:
-    """Of one round. `nodes`: those that are to be isolated now -> their cause_codes, and since when (Unix time)."""
+    """Of one round. What is only observed takes none of the few from what is enforced."""
 
     def __init__(
         self,
-        nodes: Mapping[str, tuple[frozenset[str], float]],
+        nodes: Mapping[str, Asked],
         records: Iterable[NodeQuarantine],
         many: int,
         settings: FleetSettings,
     ) -> None:
-        self._settings = settings
-        self._together: dict[str, frozenset[str]] = {}  # code -> nodes
-        self._acted: dict[str, set[str]] = {}  # code -> nodes of those that were isolated
-        wanted = {code for codes, _ in nodes.values() for code in codes}
+        self._nodes, self._worst = nodes, settings.cause_worst
+        self._together: dict[str, frozenset[str]] = {}  # code -> nodes that were found with it within minutes
+        # code -> node -> mode: those that are or were isolated, and those that wait for a person's word
+        self._acted: dict[str, dict[str, Mode]] = {}
+        self._waiting: dict[str, dict[str, Mode]] = {}
+        wanted = {code for one in nodes.values() for code in one.codes}
         if not wanted:
             return
-        since_wall_s = min(since for _, since in nodes.values()) - settings.cause_window_s
+        since_wall_s = min(one.since_wall_s for one in nodes.values()) - settings.cause_window_s
         found: dict[str, dict[str, float]] = {code: {} for code in wanted}
-        acted: dict[str, dict[str, float]] = {code: {} for code in wanted}
+        self._acted, self._waiting = {code: {} for code in wanted}, {code: {} for code in wanted}
         for record in records:
-            if record.since_wall_s >= since_wall_s and record.kind is Kind.FAULT and _counts(record):
-                for code in cause_codes(record.findings) & wanted:
-                    found[code][record.node] = record.since_wall_s
-                    if record.acted_wall_s or record.state is State.ACTIVE:
-                        acted[code][record.node] = record.since_wall_s
-        for node, (codes, node_since_s) in nodes.items():
-            for code in codes:
-                found[code][node] = node_since_s
+            if record.since_wall_s < since_wall_s or record.kind is not Kind.FAULT or not _counts(record):
+                continue
+            for code in cause_codes(record.findings) & wanted:
+                found[code][record.node] = record.since_wall_s
+                if record.acted_wall_s or record.state is State.ACTIVE:
+                    self._acted[code][record.node] = record.mode
+            if waits(record):
+                for code in wanted.intersection(record.cause):
+                    self._waiting[code][record.node] = record.mode
+        for node, one in nodes.items():
+            for code in one.codes:
+                found[code][node] = one.since_wall_s
         for code, times in found.items():
-            self._together[code] = together(times, many, settings.cause_window_s)
-            self._acted[code] = acted[code].keys() & self._together[code]
+            self._together[code] = shared = together(times, many, settings.cause_window_s)
+            self._acted[code] = {node: mode for node, mode in self._acted[code].items() if node in shared}
 
-    def brake(self, node: str, codes: frozenset[str]) -> Brake:
-        """Holds a node back all of whose codes many nodes have, but for the first few. Ask for the worst first."""
-        shared = [code for code in codes if node in self._together.get(code, ())]
-        if not codes or len(shared) < len(codes):
+    def brake(self, node: str) -> Brake:
+        """Holds a node back all of whose codes many nodes have, but for the first few. Ask for the worst first.
+
+        Where others wait already for a person's word, it waits with them, however late it comes.
+        """
+        one = self._nodes.get(node)
+        if one is None or not one.codes:
             return Brake.NONE
-        full = any(len(self._acted[code] - {node}) >= self._settings.cause_worst for code in shared)
+        waiting = {code: _others(self._waiting[code], node, one.mode) for code in one.codes}
+        if not all(waiting[code] or node in self._together[code] for code in one.codes):
+            return Brake.NONE
+        full = any(
+            waiting[code] or _others(self._acted[code], node, one.mode) >= self._worst for code in one.codes
+        )
         return Brake.COMMON_CAUSE if full else Brake.NONE
 
-    def taken(self, node: str, codes: frozenset[str]) -> None:
-        """It is isolated now."""
-        for code in codes & self._acted.keys():
-            self._acted[code].add(node)
+    def taken(self, node: str) -> None:
+        """It is isolated now, or is to be when there is room."""
+        if (one := self._nodes.get(node)) is not None:
+            for code in one.codes:
+                self._acted[code][node] = one.mode
+
+
+def _others(nodes: Mapping[str, Mode], node: str, mode: Mode) -> int:
+    return sum(name != node and (mode is Mode.OBSERVE or its is Mode.ENFORCE) for name, its in nodes.items())
+
+
+def waits(record: NodeQuarantine) -> bool:
+    """For a person's word about its codes."""
+    return record.state is State.HELD and record.held_by is Brake.COMMON_CAUSE
 
 
 def _counts(record: NodeQuarantine) -> bool:
@@ -144,12 +172,13 @@ def together(times: Mapping[str, float], many: int, window_s: float) -> frozense
     """The nodes that are in some window together with enough others. `times`: when each was found."""
     names = sorted(times, key=lambda name: times[name])
     found: set[str] = set()
-    first = 0
+    first = new = 0
     for last, name in enumerate(names):
         while times[name] - times[names[first]] > window_s:
             first += 1
         if last - first + 1 >= many:
-            found.update(names[first : last + 1])
+            found.update(names[max(first, new) : last + 1])
+            new = last + 1
     return frozenset(found)
 
 
@@ -157,10 +186,16 @@ def standing_causes(records: Iterable[NodeQuarantine]) -> tuple[Incident, ...]:
     """Those that hold nodes back now: one for each code, with all nodes that wait for a word about it."""
     found: dict[str, set[str]] = {}
     for record in records:
-        if record.state is State.HELD and record.held_by is Brake.COMMON_CAUSE:
-            for code in cause_codes(record.findings):
+        if waits(record):
+            for code in record.cause:
                 found.setdefault(code, set()).add(record.node)
     return tuple(Incident(code, tuple(sorted(names))) for code, names in sorted(found.items()))
+
+
+def command(code: str, option: str) -> str:
+    """What a person types to say something of this code."""
+    named = shlex.quote(code)
+    return f"sentinel code {option} -- {named}" if code.startswith("-") else f"sentinel code {named} {option}"
 
 
 def told(records: Iterable[NodeQuarantine], words: Iterable[CodeWord], now: Now) -> list[str]:
@@ -169,14 +204,15 @@ def told(records: Iterable[NodeQuarantine], words: Iterable[CodeWord], now: Now)
     for one in standing_causes(records):
         nodes = "1 node waits" if len(one.nodes) == 1 else f"{len(one.nodes)} nodes wait"
         said.append(
-            f"COMMON CAUSE: more nodes have {one.code} than chance gives. {nodes} for a word: "
-            f"`sentinel code '{one.code}' --go-on` if it is real, `--ignore` if it is a mistake."
+            f"COMMON CAUSE: more nodes have {one.code} than chance gives. {nodes} for a person's word: "
+            f"`{command(one.code, '--go-on')}` if it is real, `--ignore` if it is a mistake."
         )
     for word in words:
+        back = f"`{command(word.code, '--off')}` takes it back."
         if word.say is Say.IGNORE:
-            said.append(f"No node is isolated for {word.code}: ignored by {word.who}. `--off` takes it back.")
-        elif word.code in going_on((word,), now):
-            said.append(f"{word.code} is real on however many nodes, says {word.who}: for a day.")
+            said.append(f"No node is isolated for {word.code}: ignored by {word.who}. {back}")
+        elif word.code in going_on((word,), now.wall_s):
+            said.append(f"{word.code} is real on however many nodes, for a day, by {word.who}. {back}")
     return said
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sentinel.core import fleet_causes as causes
 from sentinel.core import fleet_release as release
@@ -42,16 +42,18 @@ def isolate(desk: Desk, candidates: list[Candidate]) -> None:
     full: list[Candidate] = []
     for one in sorted(candidates, key=Candidate.order):
         mode = desk.mode(one.node.pool)
-        brake = Brake.PAUSED if desk.picture.paused else Brake.NONE
-        if not brake and one.kind is Kind.FAULT:
-            brake = together.brake(one)
+        brake = together.brake(one) if one.kind is Kind.FAULT else Brake.NONE
+        if desk.picture.paused and brake is not Brake.COMMON_CAUSE:
+            brake = Brake.PAUSED
+        if one.kind is Kind.FAULT and brake in (Brake.NONE, Brake.PAUSED):
+            together.taken(one)
         if brake:
-            _hold_back(desk, one, mode, brake)
+            cause = tuple(sorted(together.codes(one))) if brake is Brake.COMMON_CAUSE else ()
+            _hold_back(desk, one, mode, brake, cause)
         elif desk.isolations(one.kind).brake(one.node.pool, mode):
             full.append(one)
         else:
             desk.isolations(one.kind).add(Act(one.node.pool, desk.now.wall_s, mode, standing=True))
-            together.taken(one)
             _take_out(desk, one, mode)
     for one in full:  # which brake it is stands fast when everything is counted
         mode = desk.mode(one.node.pool)
@@ -64,42 +66,52 @@ class _Together:
     def __init__(self, desk: Desk, candidates: list[Candidate]) -> None:
         self._desk = desk
         records, settings, now = desk.records.values(), desk.settings, desk.now
-        go_on = causes.going_on(desk.picture.codes, now)
+        self._network, self._asked = dict[str, frozenset[str]](), dict[str, causes.Asked]()
         self._since = {
             one.node.name: one.record.since_wall_s if one.record is not None else now.wall_s
             for one in candidates
         }
-        self._network, self._codes = dict[str, frozenset[str]](), dict[str, frozenset[str]]()
         for one in candidates:
-            name, fatal = one.node.name, causes.fatal_codes(one.findings)
-            waits = not fatal & go_on
-            self._network[name] = causes.network_codes(one.findings) if waits else frozenset()
-            self._codes[name] = causes.cause_codes(one.findings) if waits else frozenset()
+            name, found = one.node.name, kept(one.findings)
+            since_wall_s = self._since[name]
+            if not causes.fatal_codes(found) & causes.going_on(desk.picture.codes, since_wall_s):
+                self._network[name] = causes.network_codes(found)
+                self._asked[name] = causes.Asked(
+                    causes.cause_codes(found), since_wall_s, desk.mode(one.node.pool)
+                )
         self._incidents = causes.network_incidents(self._network, records, settings, now)
+        # What the network gives many nodes is no fault of a node that has something else too.
+        network = {incident.code for incident in self._incidents}
+        self._asked = {
+            name: structs.replace(one, codes=one.codes - network)
+            for name, one in self._asked.items()
+            if one.codes
+        }
         many = causes.by_chance(len(desk.picture.nodes), settings)
-        asked = {name: (codes, self._since[name]) for name, codes in self._codes.items() if codes}
-        self._causes = causes.Causes(asked, records, many, settings)
+        self._causes = causes.Causes(self._asked, records, many, settings)
 
     def brake(self, one: Candidate) -> Brake:
         name, now, settings = one.node.name, self._desk.now, self._desk.settings
-        codes, since_wall_s = self._network[name], self._since[name]
+        codes, since_wall_s = self._network.get(name, frozenset()), self._since[name]
         brake = causes.network_brake(name, codes, since_wall_s, self._incidents, settings, now)
-        return brake or self._causes.brake(name, self._codes[name])
+        return brake or self._causes.brake(name)
+
+    def codes(self, one: Candidate) -> frozenset[str]:
+        return self._asked[one.node.name].codes
 
     def taken(self, one: Candidate) -> None:
-        if one.kind is Kind.FAULT:
-            self._causes.taken(one.node.name, self._codes[one.node.name])
+        self._causes.taken(one.node.name)
 
 
-def _hold_back(desk: Desk, one: Candidate, mode: Mode, brake: Brake) -> None:
+def _hold_back(desk: Desk, one: Candidate, mode: Mode, brake: Brake, cause: tuple[str, ...] = ()) -> None:
     record = one.record
     reason = _REASONS.get(brake, Reason.BRAKED)
     sentence = words.held(one.node.name, one.findings, brake)
     if record is None:
-        new = opening(desk, one, mode, reason, sentence, held_by=brake)
+        new = opening(desk, one, mode, reason, sentence, held_by=brake, cause=cause)
         desk.put(one.node.name, new.id, new)
-    elif (record.held_by, record.mode) != (brake, mode):
-        event = HeldBack(reason=reason, sentence=sentence, brake=brake, mode=mode)
+    elif (record.held_by, record.mode) != (brake, mode) or (cause and record.cause != cause):
+        event = HeldBack(reason=reason, sentence=sentence, brake=brake, mode=mode, cause=cause)
         desk.put(one.node.name, record.id, event)
 
 
@@ -125,6 +137,7 @@ def opening(
     sentence: str,
     *,
     held_by: Brake = Brake.NONE,
+    cause: tuple[str, ...] = (),
     id: str = "",
     adopted: bool = False,
     order: str = "",
@@ -144,8 +157,9 @@ def opening(
         pool=node.pool,
         mode=mode,
         held_by=held_by,
+        cause=cause,
         severity=worst(one.findings),
-        findings=one.findings[:MAX_FINDINGS],
+        findings=kept(one.findings),
         needs=release.needs(one.kind, one.findings, repeats, desk.settings),
         running_there=words.running_there(node),
         boot_id=node.boot_id or node.api_boot_id,
@@ -156,6 +170,17 @@ def opening(
         adopted=adopted,
         drain=drain,
     )
+
+
+def kept(found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Those that a record has: of each code one, and of the rest the first."""
+    if len(found) <= MAX_FINDINGS:
+        return found
+    first: dict[str, Finding] = {}
+    for one in found:
+        first.setdefault(one.code, one)
+    named = {one.key for one in first.values()}
+    return (*first.values(), *(one for one in found if one.key not in named))[:MAX_FINDINGS]
 
 
 def worst(found: tuple[Finding, ...]) -> Severity:

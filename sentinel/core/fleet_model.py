@@ -380,6 +380,7 @@ class NodeQuarantine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     mode: Mode = Mode.ENFORCE
     state: State
     held_by: Brake = Brake.NONE
+    cause: tuple[str, ...] = ()  # codes that many nodes have: those for which it was held back last
     reason: str = ""  # of the present state: a Reason
     sentence: str = ""
     severity: Severity = Severity.INFO

@@ -5,7 +5,7 @@ from sentinel.core import fleet_words as words
 from sentinel.core.fleet_causes import fatal_codes
 from sentinel.core.fleet_desk import Desk
 from sentinel.core.fleet_events import End, Found, Isolate, Marked, Moved, Reason, Remember
-from sentinel.core.fleet_isolate import MAX_FINDINGS, Candidate, end, opening, worst
+from sentinel.core.fleet_isolate import MAX_FINDINGS, Candidate, end, kept, opening, worst
 from sentinel.core.fleet_model import (
     EndedBy,
     Kind,
@@ -136,7 +136,7 @@ def _adopt(desk: Desk, node: NodePicture, number: int) -> None:
     """The node's mark names a record that is missing: it was deleted. What stands keeps the node out."""
     if any(record.isolating and record.node_uid == node.uid for record in desk.of(node.name)):
         return  # another record keeps it out, and replaces the mark
-    faults = release.standing(node, Kind.FAULT)
+    faults = release.standing(node, Kind.FAULT, desk.ignored)
     kind = Kind.DISK if not faults and release.standing(node, Kind.DISK) else Kind.FAULT
     sentence = (
         f"Node {node.name} has Sentinel's taint, and its record was deleted: it was made anew. "
@@ -173,7 +173,7 @@ def findings(desk: Desk, node: NodePicture) -> list[Candidate]:
         standing = release.standing(node, kind, desk.ignored)
         found = release.acting(standing, node, desk.of(node.name))
         record = desk.open(node.name, kind)
-        if record is not None and not found and _only_ignored(desk, record):
+        if record is not None and not found and node.boot_id and _only_ignored(desk, record):
             _let_go(desk, record)
         elif record is None:
             if found:
@@ -239,11 +239,15 @@ def _go_on(
         return record if follows is None else desk.put(node.name, record.id, follows)
     known = {finding.key for finding in record.findings}
     fresh = [finding for finding in found if finding.key not in known]
-    fresh = fresh[: max(0, MAX_FINDINGS - len(known))]  # of thousands the record names the first
+    if len(known) >= MAX_FINDINGS:  # of thousands the record names the first, and each code
+        codes = {finding.code for finding in record.findings}
+        fresh = (
+            [finding for finding in fresh if finding.code not in codes] if len(codes) < MAX_FINDINGS else []
+        )
     if not fresh and record.well_from is None:
         return record
     now_there = {finding.key for finding in found}
-    every = (*found, *(finding for finding in record.findings if finding.key not in now_there))[:MAX_FINDINGS]
+    every = kept((*found, *(finding for finding in record.findings if finding.key not in now_there)))
     needs = release.needs(record.kind, every, record.repeats, desk.settings)
     again = "" if fresh else " again"
     sentence = f"Node {node.name} has {words.findings(fresh or found)}{again}."

@@ -14,7 +14,6 @@ from typing import TypeAlias
 
 from msgspec import structs
 
-from sentinel.core.fleet_causes import main_code
 from sentinel.core.fleet_events import (
     Acknowledged,
     DoConditions,
@@ -101,7 +100,7 @@ def _key(record: NodeQuarantine, event: Said) -> str:
     if event.reason is Reason.NETWORK_INCIDENT:
         return f"network-incident/{','.join(sorted({finding.code for finding in record.findings}))}"
     if event.reason is Reason.COMMON_CAUSE:
-        return f"common-cause/{main_code(record.findings)}"
+        return f"common-cause/{record.cause[0]}/{record.since_wall_s // 3600:.0f}"  # another day again
     again = ""
     if isinstance(event, Removed):  # each of them is told
         again = f"/{len(record.removals)}"
@@ -135,6 +134,7 @@ def _open(record: None, event: Open, now: Now) -> Result:
         mode=event.mode,
         state=state,
         held_by=event.held_by,
+        cause=event.cause,
         severity=event.severity,
         findings=event.findings,
         needs=event.needs,
@@ -158,7 +158,8 @@ def _open(record: None, event: Open, now: Now) -> Result:
 
 def _held_back(record: NodeQuarantine, event: HeldBack, now: Now) -> Result:
     """Also from active: what was observed is to be enforced now, and there is no room."""
-    record = _told(record, event, now, State.HELD, held_by=event.brake, mode=event.mode, acted_wall_s=0.0)
+    changes = {"held_by": event.brake, "mode": event.mode, "cause": event.cause or record.cause}
+    record = _told(record, event, now, State.HELD, acted_wall_s=0.0, **changes)
     return record, (*_changing(record), *_saying(record, event))
 
 
@@ -253,9 +254,9 @@ def _fence_ended(record: NodeQuarantine, event: FenceEnded, now: Now) -> Result:
 
 def _end(record: NodeQuarantine, event: End, now: Now) -> Result:
     overridden = event.ended_by is EndedBy.UNCORDONED
-    # Nothing was said of it; or who ignores its code has said so of all nodes that were held back for it.
-    quiet = record.held_by is Brake.NETWORK_SETTLING or (
-        record.held_by is Brake.COMMON_CAUSE and event.reason is Reason.CODE_IGNORED
+    # Nothing was said of it; or of all nodes that were held back for it together; or a person has said it of all.
+    quiet = record.held_by in (Brake.NETWORK_SETTLING, Brake.COMMON_CAUSE) or (
+        record.state is State.HELD and event.reason is Reason.CODE_IGNORED
     )
     record = _told(
         record,

@@ -33,10 +33,14 @@ _LOOKED = (CheckState.OK, CheckState.FOUND)  # absent is no health either: the c
 def standing(node: NodePicture, kind: Kind, ignored: Set[str] = frozenset()) -> tuple[Finding, ...]:
     """The findings for which this node is isolated: fatal ones, or disks over the administrator's threshold.
 
-    `ignored`: codes for which a person lets no node be isolated.
+    `ignored`: codes for whose faults a person lets no node be isolated.
     """
     if kind is Kind.FAULT:
-        found = [finding for finding in node.findings if finding.severity is Severity.FATAL]
+        found = [
+            finding
+            for finding in node.findings
+            if finding.severity is Severity.FATAL and finding.code not in ignored
+        ]
     elif kind is Kind.DISK:
         found = [
             finding
@@ -45,8 +49,6 @@ def standing(node: NodePicture, kind: Kind, ignored: Set[str] = frozenset()) -> 
         ]
     else:
         found = []
-    if ignored:
-        found = [finding for finding in found if finding.code not in ignored]
     return tuple(sorted(found, key=lambda finding: (finding.first_seen_wall_s, finding.key)))
 
 

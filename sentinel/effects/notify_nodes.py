@@ -12,7 +12,7 @@ from functools import partial
 
 from msgspec import structs
 
-from sentinel.core.fleet_causes import main_code, network_codes
+from sentinel.core.fleet_causes import network_codes
 from sentinel.core.fleet_events import Reason
 from sentinel.core.fleet_model import Brake, NodeMail, NodeQuarantine
 from sentinel.core.now import Now
@@ -108,6 +108,4 @@ class NodeNotifier(Notifier):
 
 def _about(record: NodeQuarantine, brake: Brake) -> frozenset[str]:
     """Codes of which there is one mail."""
-    if brake is Brake.NETWORK_INCIDENT:
-        return network_codes(record.findings)
-    return frozenset({main_code(record.findings)})
+    return network_codes(record.findings) if brake is Brake.NETWORK_INCIDENT else frozenset(record.cause[:1])

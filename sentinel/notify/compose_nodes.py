@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from sentinel.core.fleet_causes import main_code
+from sentinel.core.fleet_causes import command
 from sentinel.core.fleet_events import Reason
 from sentinel.core.fleet_model import Brake, FenceState, Kind, Mode, NodeMail, NodeQuarantine, Repair, State
 from sentinel.core.health import Finding
@@ -354,9 +354,11 @@ def cause_request(
 ) -> MailRequest:
     """One mail for all nodes that are held back for one common cause. As network_request."""
     oldest, stage = records[0], Reason.COMMON_CAUSE.value
-    main = main_code(oldest.findings)
+    main = next(iter(oldest.cause), "")
     code, many = clean(main, 60), count(len(records), "node")
     every = [one for record in records for one in record.findings]
+    found = [_finding(one, over=False) for one in every if one.code == main][:1]
+    others = sorted({one.code for one in every} - {main})
     return _request(
         settings,
         place,
@@ -373,8 +375,8 @@ def cause_request(
         "a person says what it is.",
         facts=(
             ("nodes", _named([record.node for record in records])),
-            ("found", _finding(next(one for one in every if one.code == main), over=False)),
-            ("beside it", _named(sorted({one.code for one in every} - {main}))),
+            *(("found", text) for text in found),
+            *((("beside it", _named(others)),) if others else ()),
             ("since", stamp(oldest.since_wall_s, with_date=True)),
             ("done", "nothing to these; the first few with it were taken out of service before"),
         ),
@@ -382,8 +384,8 @@ def cause_request(
         "rule or a driver is wrong, let it ignore the code: what is out for it alone comes back at once.",
         evidence=_evidence(every),
         look=(
-            ("it is real", f"sentinel code '{code}' --go-on"),
-            ("a mistake", f"sentinel code '{code}' --ignore --why TEXT"),
+            ("it is real", clean(command(main, "--go-on"), 300)),
+            ("a mistake", clean(command(main, "--ignore --why TEXT"), 300)),
             ("all nodes", "sentinel status"),
         ),
         footer="",

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from msgspec import Struct, structs
 
 from sentinel.core import fleet
-from sentinel.core.fleet_causes import main_code
 from sentinel.core.fleet_events import DoTell
 from sentinel.core.fleet_marks import write
 from sentinel.core.fleet_model import Brake, NodePicture, OrderKind, Repair, Say
@@ -145,7 +144,7 @@ class Year:
             self.messages += sum(isinstance(effect, DoTell) for effect in effects)
             if record.held_by is Brake.COMMON_CAUSE:
                 self.asked.append(decision.node)
-                self._at(time_s + ANSWER_S, "is answered", main_code(record.findings))
+                self._at(time_s + ANSWER_S, "is answered", record.cause[0])
             own = [one for one in world.records.values() if one.node == decision.node]
             if (wanted := write(world.node(decision.node), own)) is not None:
                 world.write(wanted)

@@ -31,8 +31,11 @@ def held(world: World) -> dict[str, Brake]:
 
 
 def told(world: World) -> list[str]:
-    """Messages: of equal keys there is one."""
-    return [*dict.fromkeys(one.key for one in world.effects if isinstance(one, DoTell))]
+    """Messages: of equal keys there is one. That of a common cause names the hour."""
+    keys = (one.key for one in world.effects if isinstance(one, DoTell))
+    return [
+        *dict.fromkeys(key.rpartition("/")[0] if key.startswith("common-cause/") else key for key in keys)
+    ]
 
 
 # ---------------------------------------------------------------- one cause
@@ -104,26 +107,107 @@ def test_full_disks_have_an_allowance_of_their_own_and_the_network_its_own_rule(
     assert world.out() == set(NAMES[:9])
 
 
-def test_when_it_ends_by_itself_nobody_was_isolated_and_who_still_has_it_is() -> None:
-    """The rule was taken back: of the two that are out, and of the one that really has it, nothing is held back."""
+def test_when_it_ends_by_itself_nothing_more_is_told_and_who_is_left_alone_with_it_is_isolated() -> None:
     world = a_world()
     breaks(world, *NAMES[:8])
-    world.passes(60.0)
+    before = len(told(world))
+    world.passes(SETTINGS.cause_window_s + 1.0)
     for name in NAMES[2:7]:
         world.shows(name)
-    world.shows("n000")
-    world.shows("n001")
-    world.settle()
-    world.passes(SETTINGS.release_after_s)
-    world.settle()
-    assert held(world) == {"n007": Brake.COMMON_CAUSE}, "n000 and n001 have not been repaired: three have it"
-    for name in ("n000", "n001"):
+    for name in NAMES[:2]:
         world.reboot(name, "boot-2")
     world.settle()
+    assert len(told(world)) == before
     world.passes(SETTINGS.release_after_s)
     world.settle()
-    assert world.out() == set()
-    assert [one.ended_by for one in world.records.values() if not one.state.open] == [EndedBy.WELL] * 7
+    assert {world.of(name).ended_by for name in NAMES[:7]} == {EndedBy.WELL}
+    world.records = {id: one for id, one in world.records.items() if one.state.open}  # after a week
+    world.settle()
+    assert world.out() == {"n007"}
+
+
+def test_who_follows_later_waits_with_the_others() -> None:
+    world = a_world()
+    breaks(world, *NAMES[:5])
+    for name in NAMES[5:9]:
+        world.passes(SETTINGS.cause_window_s + 60.0)
+        breaks(world, name)
+    assert world.out() == {"n000", "n001"}
+    assert set(held(world)) == set(NAMES[2:9])
+
+
+def test_nobody_takes_the_place_of_the_few_when_they_are_replaced_or_their_records_are_gone() -> None:
+    world = a_world()
+    breaks(world, *NAMES[:6])
+    world.leave("n000")
+    world.leave("n001")
+    world.settle()
+    world.join("n000", uid="uid-new", boot="boot-new")
+    world.shows("n000")
+    world.settle()
+    assert not world.out()
+    world.records = {id: one for id, one in world.records.items() if one.state.open}
+    world.settle()
+    assert not world.out()
+    assert set(held(world)) == set(NAMES[2:6])
+
+
+def test_a_brake_that_is_full_hides_no_common_cause() -> None:
+    world = a_world(40, structs.replace(FleetSettings(), cause_nodes=3))
+    breaks(world, "n000", "n001", code="XID 79")
+    world.passes(1800.0)
+    for name in NAMES[2:40]:
+        world.shows(name, a_finding(XID))
+    world.settle()
+    assert set(held(world).values()) == {Brake.COMMON_CAUSE}
+    assert world.out() == {"n000", "n001"}
+    assert len(told(world)) <= 5
+
+
+def test_a_pause_changes_nothing_for_those_that_wait() -> None:
+    world = a_world()
+    breaks(world, *NAMES[:6])
+    before = dict(world.records)
+    for paused in ("anna", ""):
+        world.picture = structs.replace(world.picture, paused=paused)
+        world.settle()
+        assert world.records == before
+
+
+def test_the_network_of_nodes_that_have_a_common_cause_too_takes_none_of_them_out() -> None:
+    world = a_world()
+    for name in NAMES[:6]:
+        world.shows(name, a_nic_finding())
+    breaks(world, *NAMES[6:12])
+    world.shows("n010", a_finding(XID), a_nic_finding())
+    world.settle()
+    assert world.out() == {"n006", "n007"}
+
+
+def test_what_is_observed_takes_none_of_the_few_from_what_is_enforced() -> None:
+    world = a_world(0, structs.replace(SETTINGS, observe_pools=frozenset({"lab"})))
+    for name in NAMES[:2]:
+        world.join(name, pool="lab")
+    for name in NAMES[2:10]:
+        world.join(name, pool="prod")
+    breaks(world, *NAMES[:10])
+    assert world.out() == {"n002", "n003"}
+
+
+def test_a_node_with_more_findings_than_a_record_holds_is_judged_by_all_its_codes() -> None:
+    world = a_world()
+    for name in NAMES[:8]:
+        found = [a_finding(f"XID {code}", entity=f"GPU {gpu}") for gpu in range(40) for code in (31, 45)]
+        world.shows(name, *found)
+        world.settle()
+        world.shows(name, *found, a_finding("XID 13"))
+        world.settle()
+    assert world.out() == {"n000", "n001"}
+    assert {one.code for one in world.of("n005").findings} == {"XID 31", "XID 45", "XID 13"}
+    world.say("XID 31", Say.IGNORE)
+    world.say("XID 45", Say.IGNORE)
+    world.settle()
+    assert world.out() == {"n000", "n001"}, "there is one more"
 
 
 def test_a_person_who_gives_back_the_few_does_not_make_sentinel_take_others() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
+from sentinel.cluster.kubernetes.codes import key_of
 from tests.e2e.box import Running
 from tests.kubernetes.conftest import CODES, NAMESPACE
 from tests.kubernetes.local_fleet import AUDIENCE, Fleet, Page
@@ -77,7 +78,9 @@ def test_a_rule_gone_wrong_isolates_two_nodes_tells_once_and_is_ignored_on_a_per
         outbox = fleet.folder / "rule-one" / "outbox"
         await machines.until(lambda: [*outbox.glob("*CommonCause*")])
         text = (await cause.says(cause.rita, "status")).stdout
-        assert "COMMON CAUSE: more nodes have XID 31 than chance gives. 7 nodes wait for a word" in text
+        assert (
+            "COMMON CAUSE: more nodes have XID 31 than chance gives. 7 nodes wait for a person's word" in text
+        )
         assert page.get("/")[1].count("COMMON CAUSE") >= 1
 
         refused = await cause.says(cause.rita, "code", "XID 31", "--ignore")
@@ -95,7 +98,7 @@ def test_a_rule_gone_wrong_isolates_two_nodes_tells_once_and_is_ignored_on_a_per
             assert reasons(record)[-1] == "CodeIgnored"
         text = (await cause.says(cause.rita, "status")).stdout
         assert (
-            "No node is isolated for XID 31: ignored by anna: the new rule is wrong. `--off` takes it back."
+            "No node is isolated for XID 31: ignored by anna: the new rule is wrong. `sentinel code 'XID 31' --off`"
             in text
         )
         assert len([*outbox.glob("*CommonCause*")]) == 1, "one message"
@@ -144,7 +147,7 @@ def test_real_faults_of_many_nodes_wait_across_a_killed_leader_until_a_person_le
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("Goes on: for a day no node is held back because many have XID 31. ")
         await machines.until(lambda: len(cause.out()) == NODES)
-        said = json.loads(fleet.found(CODES)["data"]["XID-31"])
+        said = json.loads(fleet.found(CODES)["data"][key_of("XID 31")])
         assert (said["say"], said["who"], said["why"]) == ("go-on", "anna", "the cooling failed")
 
     machines.run(story)

@@ -6,6 +6,7 @@ Each of its values is JSON, `{"code": "XID 31", "say": "ignore", "who": "anna", 
 
 import asyncio
 import contextlib
+import hashlib
 import re
 from datetime import UTC, datetime
 
@@ -23,6 +24,7 @@ FOLLOWED = "sentinel.dev/codes"  # annotation of the Lease: the resourceVersion 
 WAIT_S = 10.0
 MAX_WORDS = 100
 MAX_TEXT = 300
+KEPT_S = 30 * 86_400.0  # a go-on counts for what was found before its day was over
 
 
 class _Word(Struct, forbid_unknown_fields=True):
@@ -84,7 +86,9 @@ class Codes:
 
 
 def key_of(code: str) -> str:
-    return re.sub(r"[^-._a-zA-Z0-9]+", "-", code)[:200] or "-"
+    """Readable, and another one for each code."""
+    unique = hashlib.blake2b(code.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    return f"{re.sub(r'[^a-zA-Z0-9]+', '-', code)[:100].strip('-')}.{unique}".lstrip(".")
 
 
 def keys_of(found: ConfigMap, code: str) -> set[str]:
@@ -95,6 +99,17 @@ def keys_of(found: ConfigMap, code: str) -> set[str]:
             if _word(text).code == code:
                 keys.add(key)
     return keys | ({key_of(code)} & found.data.keys())
+
+
+def stale(found: ConfigMap, now_wall_s: float) -> set[str]:
+    """Keys of words that hold no more."""
+    keys = set()
+    for key, text in found.data.items():
+        with contextlib.suppress(ValueError):
+            word = _word(text)
+            if word.say is Say.GO_ON and now_wall_s - word.at_wall_s > KEPT_S:
+                keys.add(key)
+    return keys
 
 
 def written(code: str, say: Say, who: str, why: str, now: datetime) -> str:
@@ -120,8 +135,8 @@ def read(found: ConfigMap) -> Said:
 def _word(text: str) -> CodeWord:
     """Raises ValueError."""
     one = msgspec.json.decode(text, type=_Word)
-    if not one.code.strip():
-        raise ValueError("it names no code")
+    if not one.code.strip() or len(one.code) > MAX_TEXT:
+        raise ValueError(f"a code has 1 to {MAX_TEXT} characters")
     if one.say is Say.GO_ON and (one.at is None or one.at.tzinfo is None):
         raise ValueError('go-on holds for a day: "at" must say from when, as 2026-11-24T13:00:00Z')
     at_wall_s = one.at.timestamp() if one.at is not None else 0.0
