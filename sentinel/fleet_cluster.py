@@ -5,7 +5,7 @@ from typing import Protocol
 
 from sentinel.core.fleet_events import DoEvent
 from sentinel.core.fleet_marks import MarkWrite
-from sentinel.core.fleet_model import NodeCondition, NodeQuarantine, PodPicture
+from sentinel.core.fleet_model import CodeWord, NodeCondition, NodeQuarantine, PodPicture
 from sentinel.core.fleet_orders import Answer
 from sentinel.fleet_nodes import Shown
 
@@ -41,6 +41,14 @@ class FleetCluster(Shown, Protocol):
     @property
     def paused(self) -> str:
         """By whom or why; "": not paused."""
+
+    @property
+    def codes(self) -> tuple[CodeWord, ...]:
+        """What people say of findings' codes."""
+
+    @property
+    def codes_problem(self) -> str:
+        """What of that cannot be read, in a sentence; "": nothing."""
 
     def take_orders(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """By node, where people ordered something about it since: what makes it stand in `orders`."""

@@ -17,7 +17,7 @@ import structlog
 
 from sentinel import fleet_mail, fleet_numbers, fleet_troubles
 from sentinel.clock import Clock
-from sentinel.core import fleet, fleet_conditions, fleet_fence, fleet_hook, fleet_marks
+from sentinel.core import fleet, fleet_causes, fleet_conditions, fleet_fence, fleet_hook, fleet_marks
 from sentinel.core.fleet_brakes import Use
 from sentinel.core.fleet_events import (
     Decision,
@@ -45,7 +45,7 @@ from sentinel.core.fleet_record import step
 from sentinel.core.fleet_release import acting
 from sentinel.core.fleet_settings import FleetSettings
 from sentinel.core.fleet_silence import unreachable
-from sentinel.core.health import Finding
+from sentinel.core.health import Finding, Severity
 from sentinel.core.now import Now
 from sentinel.effects.fence import Fencer
 from sentinel.errors import PermanentError, TemporaryError
@@ -105,6 +105,7 @@ class FleetController:
         self._lived_with: dict[
             str, list[NodeQuarantine]
         ] = {}  # by node: ended records with findings that stay
+        self._faults: dict[str, NodeQuarantine] = {}  # by node: its open record for a fault
         self._status = RecordStatus(cluster, clock)
         self._works = Works(self._ended, self.changed)
         self._showing = Showing(cluster, self.nodes, self._works, self._conditions)
@@ -128,12 +129,29 @@ class FleetController:
             self.changed(arrived.node)
 
     def findings(self, node: str) -> tuple[str, list[Finding]]:
-        """The boot that its agent told of last, and what its checks find in it; without what people live with."""
+        """The boot that its agent told of last, and what its checks find in it but what people live with or ignore.
+
+        What many nodes have is a warning until a person says what it is: no job leaves its nodes for a rule gone wrong.
+        """
         boot_id, found = self.nodes.findings(node)
+        if words := self._cluster.codes:
+            out = fleet_causes.ignored(words)
+            found = tuple(one for one in found if one.code not in out)
+        found = tuple(fleet_causes.as_warning(one) if self._undecided(node, one) else one for one in found)
         lived_with, picture = self._lived_with.get(node), self.nodes.pictures.get(node)
         if lived_with and picture is not None:
             found = acting(found, picture, lived_with)
         return boot_id, list(found)
+
+    def _undecided(self, node: str, one: Finding) -> bool:
+        """Is it held back since many nodes have it, or may it be in a moment?"""
+        if one.severity is not Severity.FATAL:
+            return False
+        record = self._faults.get(node)
+        if record is not None and fleet_causes.waits(record):
+            return True
+        known = record is not None and any(finding.key == one.key for finding in record.findings)
+        return not known and len(self.nodes.fatal.get(one.code, ())) >= self.settings.cause_nodes
 
     def lost(self, pod: str) -> str:
         """Why the pod with this uid was removed by force from a node that was lost; "": it was not."""
@@ -169,6 +187,7 @@ class FleetController:
             watching_since_mono_s=max(self._led_mono_s, self._cluster.watching_since_mono_s),
             leases_mono_s=self._cluster.leases_mono_s,
             paused=self._cluster.paused,
+            codes=self._cluster.codes,
             orders=self._cluster.orders,
             fenced=self._fencer.outcomes,
             busy=self._busy(),
@@ -193,6 +212,8 @@ class FleetController:
         found = dict(fleet_troubles.of_works(self._works.failing))
         if not self.lead_began.is_set() and self._not_begun:
             found["take-over"] = f"it leads and cannot begin: {self._not_begun}"
+        if problem := self._cluster.codes_problem:
+            found["codes"] = problem
         if (off := self.nodes.clocks.off(self._clock().mono_s)) is not None:
             found["clock"] = off.sentence
         return found
@@ -210,7 +231,14 @@ class FleetController:
     def forget(self) -> None:
         """What was heard and told under another leadership."""
         self.nodes.forget()
-        for kept in (self._pending, self._telling, self._showing, self._unclaimed, self._missed):
+        for kept in (
+            self._pending,
+            self._telling,
+            self._showing,
+            self._unclaimed,
+            self._missed,
+            self._faults,
+        ):
             kept.clear()
         for told in (self.mails, self.notes):
             told.clear()
@@ -251,6 +279,7 @@ class FleetController:
         self.lead_began.clear()
         while not await self._took_over():
             pass
+        self._faults = _faults(self._cluster.records.values())
         self._unclaimed = {one.node: None for one in self._cluster.records.values() if one.state.open}
         self.lead_began.set()
         whole_mono_s = 0.0
@@ -355,6 +384,7 @@ class FleetController:
         self._missed |= (changed | {order.node for order in picture.orders}) & picture.busy
         if only is None:
             self._lived_with = {}
+            self._faults = _faults(records.values())
             for one in records.values():
                 if one.ignored and not one.state.open:
                     self._lived_with.setdefault(one.node, []).append(one)
@@ -506,6 +536,10 @@ class FleetController:
             before = moved.get(decision.record) or records.get(decision.record)
             record, follows = step(before, decision.event, now, epoch)
             moved[record.id] = record
+            if record.kind is Kind.FAULT:
+                self._faults |= _faults((record,))
+                if not record.state.open:
+                    self._faults.pop(record.node, None)
             effects.setdefault(record.id, []).extend(follows)
             if _takes(decision) and taking.get(record.node, Kind.SILENCE) is Kind.SILENCE:
                 taking[record.node] = record.kind
@@ -522,6 +556,10 @@ class FleetController:
 
     def _conditions(self, node: NodePicture, own: list[NodeQuarantine]) -> tuple[NodeCondition, ...]:
         return fleet_conditions.writes(node, own, self.settings, self._clock(), paused=bool(self._paused))
+
+
+def _faults(records: Iterable[NodeQuarantine]) -> dict[str, NodeQuarantine]:
+    return {one.node: one for one in records if one.kind is Kind.FAULT and one.state.open}
 
 
 def _takes(decision: Decision) -> bool:

@@ -12,6 +12,7 @@ from sentinel.core.fleet_record import step
 from sentinel.core.now import Now
 
 AT_ONCE = 8  # records that are written for mails
+SHARED = (Brake.NETWORK_INCIDENT, Brake.COMMON_CAUSE)  # one message for all nodes that are held back for it
 
 
 class MailBook:
@@ -35,10 +36,10 @@ class MailBook:
         return bool(self._unsaved)
 
     def to_tell(self, records: Mapping[str, NodeQuarantine]) -> Iterator[NodeQuarantine]:
-        """The records of which something is not told yet, and those of a network incident."""
+        """The records of which something is not told yet, and those that share a message with others."""
         for record in records.values():
             mails = tuple(self._mails.get((record.id, mail.stage), mail) for mail in record.mails)
-            if record.held_by is Brake.NETWORK_INCIDENT or any(mail.state == "waiting" for mail in mails):
+            if record.held_by in SHARED or any(mail.state == "waiting" for mail in mails):
                 yield structs.replace(record, mails=mails)
 
     def record(self, record: str, mail: NodeMail) -> None:

@@ -4,13 +4,14 @@ Of ten thousand nodes nearly all are plain and speak: they are looked at again o
 look is so old that it no longer shows that they speak.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Set
 from typing import Protocol
 
 from msgspec import structs
 
 from sentinel.clock import Clock
 from sentinel.core.fleet_bounds import bounded, is_mono
+from sentinel.core.fleet_causes import fatal_codes
 from sentinel.core.fleet_clock import AgentClocks
 from sentinel.core.fleet_fold import hear, present
 from sentinel.core.fleet_model import NodePicture, NodeQuarantine, Order
@@ -60,6 +61,7 @@ class FleetNodes:
         self.quiet: set[str] = set()  # and which were heard just now, in the last round about all nodes
         self.changed: set[str] = set()  # since they were looked at
         self.ailing: set[str] = set()  # whose agents' checks find anything, in the boot that was heard last
+        self.fatal: dict[str, set[str]] = {}  # code -> nodes whose agents tell of such a fatal finding
         self.looked: dict[str, None] = {}  # at these, since the last round that was recorded
         # By name: what its agent told in each boot, in pictures without an object. The last that was heard is first.
         self._heard: dict[str, tuple[NodePicture, ...]] = {}
@@ -74,6 +76,7 @@ class FleetNodes:
         self._heard.clear()
         self.clocks.forget()
         self.ailing.clear()
+        self.fatal.clear()
         self.pictures = {}
         self.plain.clear()
         self.quiet.clear()
@@ -113,6 +116,15 @@ class FleetNodes:
         if last is None or last.checks is not heard[0].checks:
             finds = any(check.findings for check in heard[0].checks.values())
             (self.ailing.add if finds else self.ailing.discard)(name)
+            self._note_fatal(name, fatal_codes(heard[0].findings) if finds else frozenset())
+
+    def _note_fatal(self, name: str, codes: Set[str]) -> None:
+        for code in [code for code, nodes in self.fatal.items() if name in nodes and code not in codes]:
+            self.fatal[code].discard(name)
+            if not self.fatal[code]:
+                del self.fatal[code]
+        for code in codes:
+            self.fatal.setdefault(code, set()).add(name)
 
     @property
     def heard(self) -> Mapping[str, tuple[NodePicture, ...]]:
@@ -222,6 +234,7 @@ class FleetNodes:
             if all((one.agent_mono_s or 0.0) < before_mono_s for one in self._heard[name]):
                 del self._heard[name]
                 self.ailing.discard(name)
+                self._note_fatal(name, frozenset())
 
 
 def _promised(arrived: Arrived, report: Report) -> Report:

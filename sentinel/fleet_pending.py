@@ -89,15 +89,14 @@ class Telling:
         for effect in effects:
             if isinstance(effect, DoEvent):
                 self._cluster.event(effect)
-            elif isinstance(effect, DoTell) and self._once(effect.key, effect.sentence):
+            elif isinstance(effect, DoTell):
+                self._once(effect.key, effect.sentence)
                 self._mail_waits()
 
-    def _once(self, key: str, sentence: str) -> bool:
-        if key in self._told:
-            return False
-        self._told.add(key)
-        self._tell(sentence)
-        return True
+    def _once(self, key: str, sentence: str) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            self._tell(sentence)
 
 
 def without_a_flood_of_silences(

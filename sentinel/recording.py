@@ -112,6 +112,7 @@ class Recorder:
                 leases_mono_s=picture.leases_mono_s,
                 paused=picture.paused,
                 orders=picture.orders,
+                codes=picture.codes,
                 fenced=picture.fenced,
                 orphans=picture.orphans,
                 busy=tuple(sorted(picture.busy)),

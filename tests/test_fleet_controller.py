@@ -18,6 +18,7 @@ from sentinel.core.fleet_events import DoEvent
 from sentinel.core.fleet_isolate import MAX_FINDINGS
 from sentinel.core.fleet_marks import MarkWrite
 from sentinel.core.fleet_model import (
+    CodeWord,
     FleetPicture,
     Kind,
     Mode,
@@ -28,12 +29,13 @@ from sentinel.core.fleet_model import (
     Order,
     OrderKind,
     PodPicture,
+    Say,
     State,
 )
 from sentinel.core.fleet_orders import Answer
 from sentinel.core.fleet_recording import FRESH_S
 from sentinel.core.fleet_settings import Allowance, FleetSettings, Limit
-from sentinel.core.health import CheckResult, CheckState, Finding
+from sentinel.core.health import CheckResult, CheckState, Finding, Severity
 from sentinel.core.now import Now
 from sentinel.core.reports import Report
 from sentinel.documents import from_document, to_document
@@ -59,6 +61,8 @@ class Cluster:
         self.events: list[str] = []
         self.orders: tuple[Order, ...] = ()
         self.paused = ""
+        self.codes: tuple[CodeWord, ...] = ()
+        self.codes_problem = ""
         self.saved: list[NodeQuarantine] = []
         self.shown: list[NodeQuarantine] = []  # as their status says them
         self.refuse_status = False
@@ -1126,3 +1130,40 @@ def test_nodes_that_a_whole_round_need_not_look_at_would_have_given_it_nothing()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fleet, "decide", decide)
         asyncio.run(story())
+
+
+# ---------------------------------------------------------------- many nodes with one finding
+
+
+def test_jobs_hear_of_what_many_nodes_have_as_a_warning_until_a_person_says_what_it_is() -> None:
+    async def test(fleet: Led) -> None:
+        names = [f"n{number}" for number in range(5)]
+        for name in names:
+            fleet.join(name, f"uid-{name}", "boot-1")
+            fleet.hears(name, f"uid-{name}", "boot-1", a_finding("XID 31"))
+        await eventually(lambda: sum(one == "fault held" for one in fleet.states().values()) == 3)
+        held = {one.node for one in fleet.cluster.records.values() if one.state is State.HELD}
+
+        def severity(name: str) -> list[Severity]:
+            return [one.severity for one in fleet.controller.findings(name)[1]]
+
+        for name in names:
+            assert severity(name) == [Severity.WARNING if name in held else Severity.FATAL]
+        fleet.cluster.codes = (CodeWord(code="XID 31", say=Say.GO_ON, at_wall_s=fleet.now.wall_s),)
+        await fleet.rounds()
+        assert set(fleet.states().values()) == {"fault active"}
+        assert {one for name in names for one in severity(name)} == {Severity.FATAL}
+        fleet.cluster.codes = (CodeWord(code="XID 31", say=Say.IGNORE),)
+        await fleet.rounds()
+        assert set(fleet.states().values()) == {"fault released"}
+        assert not [one for name in names for one in severity(name)]
+
+    led(test, structs.replace(OPEN, cause_nodes=3))
+
+
+def test_words_that_cannot_be_read_are_a_trouble_of_the_leader() -> None:
+    async def test(fleet: Led) -> None:
+        fleet.cluster.codes_problem = "the ConfigMap sentinel-codes says nothing readable in a: no JSON"
+        assert fleet.controller.troubles()["codes"] == fleet.cluster.codes_problem
+
+    led(test)

@@ -35,6 +35,7 @@ COMMANDS = {
     ),
     "confirm-dead": ("sentinel.cli.confirm_dead", "say that a silent node is off: its pods may go"),
     "pause": ("sentinel.cli.pause", "let nothing new be done to the nodes of a cluster, or go on"),
+    "code": ("sentinel.cli.code", "say of what many nodes have at once whether it is real or a mistake"),
     "check": ("sentinel.cli.check", "look at the health of this machine"),
     "agent": ("sentinel.cli.agent", "watch the health of this node, and serve it as metrics and JSON"),
     "controller": ("sentinel.cli.controller", "take bad nodes of a Kubernetes cluster out of service"),

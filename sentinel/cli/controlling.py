@@ -22,6 +22,7 @@ from sentinel.cli.page_orders import PageOrders
 from sentinel.clock import system_now
 from sentinel.cluster.kubernetes import identity
 from sentinel.cluster.kubernetes.client import Client
+from sentinel.cluster.kubernetes.codes import FOLLOWED as CODES
 from sentinel.cluster.kubernetes.fleet import KubernetesFleet
 from sentinel.cluster.kubernetes.lease import UNHEARD, Election
 from sentinel.cluster.kubernetes.pause import PAUSED
@@ -165,7 +166,11 @@ class Controlling:
             identity=f"{self._name}-{secrets.token_hex(4)}",
             namespace=self._namespace,
             address=address,
-            notes=lambda: {PAUSED: self._fleet.paused or None, UNHEARD: str(self._controller.nodes.unheard)},
+            notes=lambda: {
+                PAUSED: self._fleet.paused or None,
+                CODES: self._fleet.codes_version or None,
+                UNHEARD: str(self._controller.nodes.unheard),
+            },
         )
         self._pages.parts = Parts(
             self._fleet,

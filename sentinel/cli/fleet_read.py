@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from msgspec import Struct, structs
 
-from sentinel.cli import pause, reach
+from sentinel.cli import code, pause, reach
+from sentinel.cluster.kubernetes import codes
 from sentinel.cluster.kubernetes.client import Client, Resource, decoded
 from sentinel.cluster.kubernetes.errors import Expired, Forbidden, NotFound
 from sentinel.cluster.kubernetes.lease import ADDRESS, UNHEARD
 from sentinel.cluster.kubernetes.objects import NODES, QUARANTINES, Custom, Node
 from sentinel.cluster.kubernetes.orders import ASKS
 from sentinel.cluster.kubernetes.pause import PAUSED, told
+from sentinel.core import fleet_causes
 from sentinel.core.fleet_marks import CLAIM_TAINTS, claims_of
-from sentinel.core.fleet_model import QUARANTINE_TAINT, Kind, Mode, NodeQuarantine, State
+from sentinel.core.fleet_model import QUARANTINE_TAINT, CodeWord, Kind, Mode, NodeQuarantine, State
 from sentinel.core.health import Finding
+from sentinel.core.now import Now
 from sentinel.documents import from_document, time_of, time_text, to_document
 from sentinel.errors import PermanentError
 from sentinel.web.fleet_view import STATES, FleetView, LeaderView, Row
@@ -82,19 +85,26 @@ async def view(client: Client, namespace: str, now_wall_s: float, only: str = ""
     found, troubles = await records(client)
     nodes = {one.metadata.name: one for one in await _nodes(client, only)}
     leader, paused = None, ""
+    words: tuple[CodeWord, ...] = ()
     try:
         leader = await leader_of(client, namespace, now_wall_s)
         config = await pause.paused(client, namespace)
         paused = told(config) if config is not None else ""
+        if (words_there := await code.said(client, namespace)) is not None:
+            words, unreadable = (said := codes.read(words_there)).words, said.troubles
+            troubles += unreadable
     except Forbidden as error:
-        troubles.append(f"who leads, and whether it is paused, may not be read: {error}")
+        troubles.append(
+            f"who leads, whether it is paused, or what is said of codes, may not be read: {error}"
+        )
+    notes = fleet_causes.told(found.values(), words, Now(0.0, now_wall_s))
     if only:
         if only not in nodes and all(one.node != only for one in found.values()):
             return None
         found = {name: one for name, one in found.items() if one.node == only}
         nodes = {name: one for name, one in nodes.items() if name == only}
     read = joined(nodes, found, every=bool(only))
-    return structs.replace(read, leader=leader, paused=paused, troubles=troubles)
+    return structs.replace(read, leader=leader, paused=paused, notes=notes, troubles=troubles)
 
 
 def joined(

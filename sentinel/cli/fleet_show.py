@@ -62,6 +62,7 @@ def _head(view: FleetView) -> list[str]:
         )
     elif view.leader and view.leader.leads and view.leader.paused:
         lines.append(f"The leader still goes by a pause: {printable(view.leader.paused)}")
+    lines += [printable(note) for note in view.notes]
     return lines
 
 

@@ -18,6 +18,7 @@ from sentinel.clock import Clock
 from sentinel.cluster.kubernetes.fleet import KubernetesFleet
 from sentinel.cluster.kubernetes.lease import Election
 from sentinel.cluster.kubernetes.objects import Node
+from sentinel.core import fleet_causes
 from sentinel.core.fleet_settings import pool_of
 from sentinel.core.now import Now
 from sentinel.fleet_controller import FleetController
@@ -113,6 +114,7 @@ class FleetSite:
                 fleet_read.joined(seen.sources.fleet.nodes(), seen.sources.fleet.records),
                 leader=seen.standing.leader,
                 paused=seen.standing.paused,
+                notes=seen.standing.notes,
                 troubles=seen.standing.troubles,
             )
             told = {**msgspec.to_builtins(shown), "jobs": msgspec.to_builtins(seen.jobs)}
@@ -160,11 +162,19 @@ class FleetSite:
             counts=fleet.counts,
             jobs=jobs.counts,
             paused=sources.fleet.paused,
+            notes=_notes(sources, now),
             troubles=self._troubles(),
             at_wall_s=now.wall_s,
         )
         self._seen = Seen(now, sources, standing, fleet, jobs)
         return self._seen
+
+
+def _notes(sources: Sources, now: Now) -> list[str]:
+    """What many nodes have at once, and what people say of it."""
+    fleet = sources.fleet
+    problem = fleet.codes_problem
+    return [*fleet_causes.told(fleet.records.values(), fleet.codes, now), *([problem] if problem else [])]
 
 
 def _told(render: Render, seen: Seen, asked: Asked, *, whole: bool) -> Told:

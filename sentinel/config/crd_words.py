@@ -128,6 +128,7 @@ _QUARANTINE_WORDS = {
     "sentence": "The state in words.",
     "severity": "Of the worst finding.",
     "findings": "What was found.",
+    "cause": "Codes that many nodes have: those for which it was held back last.",
     "needs": "What must hold before the node comes back.",
     "runningThere": "What was running on the node.",
     "pods": "Of a silent node: its protected pods when it went silent.",

@@ -286,6 +286,17 @@ class FleetSpec(Section):
     network_settle_s: Duration = written(
         "networkSettle", "So long a node with only network findings waits, to see whether others have them."
     )
+    cause_nodes: Annotated[int, whole(2, 100_000), Meaning("whole number, at least 2")] = written(
+        "causeNodes",
+        "So many nodes with one fatal finding, or more where chance alone brings that in a fleet of this size, are one "
+        "common cause: the rest of them wait for a person's word.",
+    )
+    cause_window_s: Annotated[float, duration(1.0, 86_400.0), Meaning("duration, 1s to 1d", "duration")] = (
+        written("causeWindow", "So near to each other they must have been found with it.")
+    )
+    cause_worst: Annotated[int, whole(0, 100_000), Meaning("whole number")] = written(
+        "causeWorst", "So many of them are isolated all the same: the first, and of many at once the worst."
+    )
     release_after_s: PositiveDuration = written(
         "releaseAfter", "Findings must be gone for so long before a node comes back."
     )

@@ -9,11 +9,11 @@ gives nothing new.
 
 from collections.abc import Collection, Mapping, Set
 
-from sentinel.core import fleet_brakes as brakes
+from sentinel.core import fleet_causes as causes
 from sentinel.core import fleet_drain as drain
 from sentinel.core import fleet_fence as fence
 from sentinel.core import fleet_node as one_node
-from sentinel.core.fleet_brakes import NetworkIncident
+from sentinel.core.fleet_causes import Incident, standing_causes
 from sentinel.core.fleet_desk import Desk
 from sentinel.core.fleet_events import Decision
 from sentinel.core.fleet_isolate import Candidate, isolate
@@ -32,6 +32,7 @@ __all__ = [
     "incidents",
     "prunable",
     "pruned",
+    "standing_causes",
 ]
 
 
@@ -85,6 +86,6 @@ def decide(
 
 def incidents(
     records: Mapping[str, NodeQuarantine], settings: FleetSettings, now: Now
-) -> tuple[NetworkIncident, ...]:
+) -> tuple[Incident, ...]:
     """The network incidents that the records show."""
-    return brakes.network_incidents({}, records.values(), settings, now)
+    return causes.network_incidents({}, records.values(), settings, now)

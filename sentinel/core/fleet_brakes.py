@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from sentinel.core.fleet_model import Brake, FleetPicture, Kind, Mode, NodeQuarantine, State
 from sentinel.core.fleet_settings import Allowance, FleetSettings
-from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.now import Now
 
 
@@ -161,76 +160,3 @@ def _newest_force(record: NodeQuarantine, mode: Mode) -> float:
     if record.fence is not None and record.fence.mode is mode:
         times.append(record.fence.begun_wall_s)
     return max(times, default=0.0)
-
-
-# ---------------------------------------------------------------- network incidents
-
-
-def network_codes(findings: Iterable[Finding]) -> frozenset[str]:
-    """The codes of a node that is to be isolated for its network alone; empty: for something else too."""
-    worst = [finding for finding in findings if finding.severity is Severity.FATAL]
-    if any(finding.component is not Component.NIC for finding in worst):
-        return frozenset()
-    return frozenset(finding.code for finding in worst)
-
-
-class NetworkIncident(Struct, frozen=True):
-    """Many nodes with one network finding: one incident."""
-
-    code: str
-    nodes: tuple[str, ...]
-
-
-def network_incidents(
-    nodes: Mapping[str, frozenset[str]],
-    records: Iterable[NodeQuarantine],
-    settings: FleetSettings,
-    now: Now,
-) -> tuple[NetworkIncident, ...]:
-    """`nodes`: those that are to be isolated now, with their network codes (see network_codes).
-
-    Nodes that were found with one code within `network_window_s` of each other are one incident, for as long as so many
-    of them have it; what is found hours later is another matter.
-    """
-    found: dict[str, dict[str, float]] = {}  # code -> node -> when it was found
-    for record in records:
-        if record.kind is Kind.FAULT and record.state in (State.HELD, State.ACTIVE):
-            for code in network_codes(record.findings):
-                found.setdefault(code, {})[record.node] = record.since_wall_s
-    for node, codes in nodes.items():
-        for code in codes:
-            found.setdefault(code, {}).setdefault(node, now.wall_s)
-    together = {code: _together(times, settings) for code, times in found.items()}
-    return tuple(
-        NetworkIncident(code, tuple(sorted(names))) for code, names in sorted(together.items()) if names
-    )
-
-
-def _together(times: Mapping[str, float], settings: FleetSettings) -> set[str]:
-    """The nodes that are in some window together with enough others."""
-    names = sorted(times, key=lambda name: times[name])
-    together: set[str] = set()
-    first = 0
-    for last, name in enumerate(names):
-        while times[name] - times[names[first]] > settings.network_window_s:
-            first += 1
-        if last - first + 1 >= settings.network_nodes:
-            together.update(names[first : last + 1])
-    return together
-
-
-def network_brake(
-    node: str,
-    codes: frozenset[str],
-    since_wall_s: float,
-    incidents: Iterable[NetworkIncident],
-    settings: FleetSettings,
-    now: Now,
-) -> Brake:
-    """What holds a node back that has only network findings."""
-    if not codes:
-        return Brake.NONE
-    if any(node in incident.nodes for incident in incidents if incident.code in codes):
-        return Brake.NETWORK_INCIDENT
-    waited_s = now.wall_s - since_wall_s  # negative: the clock was set back, which must not hold it for hours
-    return Brake.NETWORK_SETTLING if 0 <= waited_s < settings.network_settle_s else Brake.NONE

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from sentinel.core import fleet_brakes as brakes
 from sentinel.core.fleet_brakes import Tally
+from sentinel.core.fleet_causes import ignored
 from sentinel.core.fleet_events import Decision, Event
 from sentinel.core.fleet_marks import by_node
 from sentinel.core.fleet_model import FleetPicture, Kind, Mode, NodeQuarantine, State
@@ -27,6 +28,7 @@ class Desk:
         self.now = now
         self.records = dict(records)
         self.decisions: list[Decision] = []
+        self.ignored = ignored(picture.codes)
         self._of = by_node(records.values())
         self._tallies: dict[str, Tally] = {}
 

@@ -36,6 +36,8 @@ class Reason(StrEnum):
     BRAKED = "Braked"
     NETWORK_INCIDENT = "NetworkIncident"
     NETWORK_SETTLING = "NetworkSettling"
+    COMMON_CAUSE = "CommonCause"  # more nodes have it than chance gives
+    CODE_IGNORED = "CodeIgnored"  # a person says that it isolates nobody
     PAUSED = "Paused"
     ROOM_AGAIN = "RoomAgain"
     FOUND_MORE = "FoundMore"
@@ -87,6 +89,7 @@ class Open(Said, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     mode: Mode
     needs: Needs
     held_by: Brake = Brake.NONE
+    cause: tuple[str, ...] = ()
     severity: Severity = Severity.INFO
     findings: tuple[Finding, ...] = ()
     running_there: tuple[str, ...] = ()
@@ -101,11 +104,12 @@ class Open(Said, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     drain: tuple[str, ...] | None = None  # it is to be drained of these jobs; None: it is not
 
 
-class HeldBack(Said, frozen=True, kw_only=True, tag=True):
+class HeldBack(Said, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     """A brake, or another one than before, holds it back."""
 
     brake: Brake
     mode: Mode
+    cause: tuple[str, ...] = ()  # codes that many nodes have
 
 
 class Isolate(Said, frozen=True, kw_only=True, tag=True):

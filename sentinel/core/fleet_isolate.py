@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from sentinel.core import fleet_brakes as brakes
+from sentinel.core import fleet_causes as causes
 from sentinel.core import fleet_release as release
 from sentinel.core import fleet_words as words
 from sentinel.core.fleet_brakes import Act
@@ -19,6 +19,7 @@ _REASONS = {
     Brake.PAUSED: Reason.PAUSED,
     Brake.NETWORK_INCIDENT: Reason.NETWORK_INCIDENT,
     Brake.NETWORK_SETTLING: Reason.NETWORK_SETTLING,
+    Brake.COMMON_CAUSE: Reason.COMMON_CAUSE,
 }
 
 
@@ -37,20 +38,18 @@ class Candidate(Struct, frozen=True):
 
 
 def isolate(desk: Desk, candidates: list[Candidate]) -> None:
-    by_network = {
-        one.node.name: brakes.network_codes(one.findings) for one in candidates if one.kind is Kind.FAULT
-    }
-    found = brakes.network_incidents(by_network, desk.records.values(), desk.settings, desk.now)
+    together = _Together(desk, [one for one in candidates if one.kind is Kind.FAULT])
     full: list[Candidate] = []
     for one in sorted(candidates, key=Candidate.order):
         mode = desk.mode(one.node.pool)
-        brake = Brake.PAUSED if desk.picture.paused else Brake.NONE
-        if not brake and one.kind is Kind.FAULT:
-            since_wall_s = one.record.since_wall_s if one.record is not None else desk.now.wall_s
-            codes = by_network[one.node.name]
-            brake = brakes.network_brake(one.node.name, codes, since_wall_s, found, desk.settings, desk.now)
+        brake = together.brake(one) if one.kind is Kind.FAULT else Brake.NONE
+        if desk.picture.paused and brake is not Brake.COMMON_CAUSE:
+            brake = Brake.PAUSED
+        if one.kind is Kind.FAULT and brake in (Brake.NONE, Brake.PAUSED):
+            together.taken(one)
         if brake:
-            _hold_back(desk, one, mode, brake)
+            cause = tuple(sorted(together.codes(one))) if brake is Brake.COMMON_CAUSE else ()
+            _hold_back(desk, one, mode, brake, cause)
         elif desk.isolations(one.kind).brake(one.node.pool, mode):
             full.append(one)
         else:
@@ -61,15 +60,58 @@ def isolate(desk: Desk, candidates: list[Candidate]) -> None:
         _hold_back(desk, one, mode, desk.isolations(one.kind).brake(one.node.pool, mode))
 
 
-def _hold_back(desk: Desk, one: Candidate, mode: Mode, brake: Brake) -> None:
+class _Together:
+    """What many of the candidates for a fault have at once. What a person lets go on is left out."""
+
+    def __init__(self, desk: Desk, candidates: list[Candidate]) -> None:
+        self._desk = desk
+        records, settings, now = desk.records.values(), desk.settings, desk.now
+        self._network, self._asked = dict[str, frozenset[str]](), dict[str, causes.Asked]()
+        self._since = {
+            one.node.name: one.record.since_wall_s if one.record is not None else now.wall_s
+            for one in candidates
+        }
+        for one in candidates:
+            name, found = one.node.name, kept(one.findings)
+            since_wall_s = self._since[name]
+            if not causes.fatal_codes(found) & causes.going_on(desk.picture.codes, since_wall_s):
+                self._network[name] = causes.network_codes(found)
+                self._asked[name] = causes.Asked(
+                    causes.cause_codes(found), since_wall_s, desk.mode(one.node.pool)
+                )
+        self._incidents = causes.network_incidents(self._network, records, settings, now)
+        # What the network gives many nodes is no fault of a node that has something else too.
+        network = {incident.code for incident in self._incidents}
+        self._asked = {
+            name: structs.replace(one, codes=one.codes - network)
+            for name, one in self._asked.items()
+            if one.codes
+        }
+        many = causes.by_chance(len(desk.picture.nodes), settings)
+        self._causes = causes.Causes(self._asked, records, many, settings)
+
+    def brake(self, one: Candidate) -> Brake:
+        name, now, settings = one.node.name, self._desk.now, self._desk.settings
+        codes, since_wall_s = self._network.get(name, frozenset()), self._since[name]
+        brake = causes.network_brake(name, codes, since_wall_s, self._incidents, settings, now)
+        return brake or self._causes.brake(name)
+
+    def codes(self, one: Candidate) -> frozenset[str]:
+        return self._asked[one.node.name].codes
+
+    def taken(self, one: Candidate) -> None:
+        self._causes.taken(one.node.name)
+
+
+def _hold_back(desk: Desk, one: Candidate, mode: Mode, brake: Brake, cause: tuple[str, ...] = ()) -> None:
     record = one.record
     reason = _REASONS.get(brake, Reason.BRAKED)
     sentence = words.held(one.node.name, one.findings, brake)
     if record is None:
-        new = opening(desk, one, mode, reason, sentence, held_by=brake)
+        new = opening(desk, one, mode, reason, sentence, held_by=brake, cause=cause)
         desk.put(one.node.name, new.id, new)
-    elif (record.held_by, record.mode) != (brake, mode):
-        event = HeldBack(reason=reason, sentence=sentence, brake=brake, mode=mode)
+    elif (record.held_by, record.mode) != (brake, mode) or (cause and record.cause != cause):
+        event = HeldBack(reason=reason, sentence=sentence, brake=brake, mode=mode, cause=cause)
         desk.put(one.node.name, record.id, event)
 
 
@@ -95,6 +137,7 @@ def opening(
     sentence: str,
     *,
     held_by: Brake = Brake.NONE,
+    cause: tuple[str, ...] = (),
     id: str = "",
     adopted: bool = False,
     order: str = "",
@@ -114,8 +157,9 @@ def opening(
         pool=node.pool,
         mode=mode,
         held_by=held_by,
+        cause=cause,
         severity=worst(one.findings),
-        findings=one.findings[:MAX_FINDINGS],
+        findings=kept(one.findings),
         needs=release.needs(one.kind, one.findings, repeats, desk.settings),
         running_there=words.running_there(node),
         boot_id=node.boot_id or node.api_boot_id,
@@ -126,6 +170,17 @@ def opening(
         adopted=adopted,
         drain=drain,
     )
+
+
+def kept(found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Those that a record has: of each code one, and of the rest the first."""
+    if len(found) <= MAX_FINDINGS:
+        return found
+    first: dict[str, Finding] = {}
+    for one in found:
+        first.setdefault(one.code, one)
+    named = {one.key for one in first.values()}
+    return (*first.values(), *(one for one in found if one.key not in named))[:MAX_FINDINGS]
 
 
 def worst(found: tuple[Finding, ...]) -> Severity:
@@ -153,9 +208,12 @@ def end(
 
 
 def standing(records: Iterable[NodeQuarantine]) -> dict[str, list[Finding]]:
-    """Nodes that are isolated, or held back by a brake -> what was found there."""
+    """Nodes that are isolated, or held back by a brake -> what was found there.
+
+    Not what many nodes have at once: jobs do not leave their nodes for a rule or a driver that went wrong.
+    """
     found: dict[str, list[Finding]] = {}
     for record in records:
-        if record.state.open and record.findings:
+        if record.state.open and record.findings and record.held_by is not Brake.COMMON_CAUSE:
             found.setdefault(record.node, []).extend(record.findings)
     return found

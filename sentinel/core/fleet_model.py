@@ -58,6 +58,9 @@ class Brake(StrEnum):
     POOL_PER_WINDOW = "pool-per-window"
     NETWORK_SETTLING = "network-settling"  # a moment, to see whether many nodes have it
     NETWORK_INCIDENT = "network-incident"  # many nodes have it: one incident, not many isolations
+    COMMON_CAUSE = (
+        "common-cause"  # more nodes have one code than chance gives: until a person says what it is
+    )
     PAUSED = "paused"  # `sentinel pause`
 
 
@@ -240,6 +243,29 @@ class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seen_wall_s: float | None = None  # when this leader first saw it: what is isolated later is not meant
 
 
+class Say(StrEnum):
+    """What a person says of a finding's code, for all nodes."""
+
+    GO_ON = "go-on"  # the faults are real: many at once are no reason to hold them back
+    IGNORE = "ignore"  # no node is isolated for it
+
+
+class CodeWord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A person's word about one code. It stands until it is taken back; GO_ON for a day at most."""
+
+    code: str
+    say: Say
+    by: str = ""
+    why: str = ""
+    at_wall_s: float = 0.0  # when it was said, by the clock of whoever said it
+
+    @property
+    def who(self) -> str:
+        """By whom and why, for a sentence that ends behind it."""
+        by = self.by or "a person"
+        return f"{by}: {self.why.rstrip('. ')}" if self.why else by
+
+
 class FenceOutcome(Struct, frozen=True):
     """How a call of the fencing program ended. It stands in the picture until its record says so."""
 
@@ -259,6 +285,7 @@ class FleetPicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
     leases_mono_s: float | None = None  # up to when leases are known; None: to now
     paused: str = ""  # by whom or why; "": not paused
     orders: tuple[Order, ...] = ()
+    codes: tuple[CodeWord, ...] = ()  # what people say of codes
     fenced: tuple[FenceOutcome, ...] = ()
     # Pods that are bound to nodes that are not there.
     orphans: dict[str, tuple[PodPicture, ...]] = field(default_factory=dict)
@@ -353,6 +380,7 @@ class NodeQuarantine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     mode: Mode = Mode.ENFORCE
     state: State
     held_by: Brake = Brake.NONE
+    cause: tuple[str, ...] = ()  # codes that many nodes have: those for which it was held back last
     reason: str = ""  # of the present state: a Reason
     sentence: str = ""
     severity: Severity = Severity.INFO

@@ -2,10 +2,21 @@
 
 from sentinel.core import fleet_release as release
 from sentinel.core import fleet_words as words
+from sentinel.core.fleet_causes import fatal_codes
 from sentinel.core.fleet_desk import Desk
-from sentinel.core.fleet_events import Found, Isolate, Marked, Moved, Reason, Remember
-from sentinel.core.fleet_isolate import MAX_FINDINGS, Candidate, end, opening, worst
-from sentinel.core.fleet_model import EndedBy, Kind, Mark, Mode, NodePicture, NodeQuarantine, State, Wrote
+from sentinel.core.fleet_events import End, Found, Isolate, Marked, Moved, Reason, Remember
+from sentinel.core.fleet_isolate import MAX_FINDINGS, Candidate, end, kept, opening, worst
+from sentinel.core.fleet_model import (
+    EndedBy,
+    Kind,
+    Mark,
+    Mode,
+    NodePicture,
+    NodeQuarantine,
+    Say,
+    State,
+    Wrote,
+)
 from sentinel.core.health import Finding
 
 FOR_FINDINGS = (Kind.FAULT, Kind.DISK)
@@ -125,7 +136,7 @@ def _adopt(desk: Desk, node: NodePicture, number: int) -> None:
     """The node's mark names a record that is missing: it was deleted. What stands keeps the node out."""
     if any(record.isolating and record.node_uid == node.uid for record in desk.of(node.name)):
         return  # another record keeps it out, and replaces the mark
-    faults = release.standing(node, Kind.FAULT)
+    faults = release.standing(node, Kind.FAULT, desk.ignored)
     kind = Kind.DISK if not faults and release.standing(node, Kind.DISK) else Kind.FAULT
     sentence = (
         f"Node {node.name} has Sentinel's taint, and its record was deleted: it was made anew. "
@@ -159,9 +170,12 @@ def findings(desk: Desk, node: NodePicture) -> list[Candidate]:
         _live_with(desk, ended, node)
     candidates: list[Candidate] = []
     for kind in FOR_FINDINGS:
-        found = release.acting(release.standing(node, kind), node, desk.of(node.name))
+        standing = release.standing(node, kind, desk.ignored)
+        found = release.acting(standing, node, desk.of(node.name))
         record = desk.open(node.name, kind)
-        if record is None:
+        if record is not None and not found and node.boot_id and _only_ignored(desk, record):
+            _let_go(desk, record)
+        elif record is None:
             if found:
                 candidates.append(Candidate(kind, node, found, None))
         elif record.node_uid == node.uid:
@@ -172,6 +186,23 @@ def findings(desk: Desk, node: NodePicture) -> list[Candidate]:
             if found and record.state.open and waits:
                 candidates.append(Candidate(kind, node, found, record))
     return candidates
+
+
+def _only_ignored(desk: Desk, record: NodeQuarantine) -> bool:
+    """Is it for nothing but what people ignore?"""
+    return bool(desk.ignored) and bool(codes := fatal_codes(record.findings)) and codes <= desk.ignored
+
+
+def _let_go(desk: Desk, record: NodeQuarantine) -> None:
+    """Nothing is kept of what it ignores: the findings act again when the word is taken back."""
+    codes = fatal_codes(record.findings)
+    word = next(one for one in desk.picture.codes if one.say is Say.IGNORE and one.code in codes)
+    back = "is back in service" if record.isolating else "stays in service"
+    sentence = f"Node {record.node} {back}: {', '.join(sorted(codes))} is ignored, by {word.who}."
+    ended = EndedBy.PERSON
+    desk.put(
+        record.node, record.id, End(reason=Reason.CODE_IGNORED, sentence=sentence, ended_by=ended, by=word.by)
+    )
 
 
 def _live_with(desk: Desk, ended: NodeQuarantine, node: NodePicture) -> None:
@@ -208,11 +239,15 @@ def _go_on(
         return record if follows is None else desk.put(node.name, record.id, follows)
     known = {finding.key for finding in record.findings}
     fresh = [finding for finding in found if finding.key not in known]
-    fresh = fresh[: max(0, MAX_FINDINGS - len(known))]  # of thousands the record names the first
+    if len(known) >= MAX_FINDINGS:  # of thousands the record names the first, and each code
+        codes = {finding.code for finding in record.findings}
+        fresh = (
+            [finding for finding in fresh if finding.code not in codes] if len(codes) < MAX_FINDINGS else []
+        )
     if not fresh and record.well_from is None:
         return record
     now_there = {finding.key for finding in found}
-    every = (*found, *(finding for finding in record.findings if finding.key not in now_there))[:MAX_FINDINGS]
+    every = kept((*found, *(finding for finding in record.findings if finding.key not in now_there)))
     needs = release.needs(record.kind, every, record.repeats, desk.settings)
     again = "" if fresh else " again"
     sentence = f"Node {node.name} has {words.findings(fresh or found)}{again}."

@@ -87,7 +87,7 @@ def _told(record: NodeQuarantine, event: Said, now: Now, state: State, **changes
 def _saying(
     record: NodeQuarantine, event: Said, *, tell: bool = True, warning: bool = True
 ) -> tuple[Effect, ...]:
-    """A node event, and a message. All nodes of one network incident share one message."""
+    """A node event, and a message. All nodes of one network incident, or of one common cause, share one message."""
     effects: list[Effect] = [
         DoEvent(record.node, record.node_uid, event.reason.value, event.sentence, warning)
     ]
@@ -99,6 +99,8 @@ def _saying(
 def _key(record: NodeQuarantine, event: Said) -> str:
     if event.reason is Reason.NETWORK_INCIDENT:
         return f"network-incident/{','.join(sorted({finding.code for finding in record.findings}))}"
+    if event.reason is Reason.COMMON_CAUSE:
+        return f"common-cause/{record.cause[0]}/{record.since_wall_s // 3600:.0f}"  # another day again
     again = ""
     if isinstance(event, Removed):  # each of them is told
         again = f"/{len(record.removals)}"
@@ -132,6 +134,7 @@ def _open(record: None, event: Open, now: Now) -> Result:
         mode=event.mode,
         state=state,
         held_by=event.held_by,
+        cause=event.cause,
         severity=event.severity,
         findings=event.findings,
         needs=event.needs,
@@ -155,7 +158,8 @@ def _open(record: None, event: Open, now: Now) -> Result:
 
 def _held_back(record: NodeQuarantine, event: HeldBack, now: Now) -> Result:
     """Also from active: what was observed is to be enforced now, and there is no room."""
-    record = _told(record, event, now, State.HELD, held_by=event.brake, mode=event.mode, acted_wall_s=0.0)
+    changes = {"held_by": event.brake, "mode": event.mode, "cause": event.cause or record.cause}
+    record = _told(record, event, now, State.HELD, acted_wall_s=0.0, **changes)
     return record, (*_changing(record), *_saying(record, event))
 
 
@@ -250,7 +254,10 @@ def _fence_ended(record: NodeQuarantine, event: FenceEnded, now: Now) -> Result:
 
 def _end(record: NodeQuarantine, event: End, now: Now) -> Result:
     overridden = event.ended_by is EndedBy.UNCORDONED
-    quiet = record.held_by is Brake.NETWORK_SETTLING  # nothing was said of it
+    # Nothing was said of it; or of all nodes that were held back for it together; or a person has said it of all.
+    quiet = record.held_by in (Brake.NETWORK_SETTLING, Brake.COMMON_CAUSE) or (
+        record.state is State.HELD and event.reason is Reason.CODE_IGNORED
+    )
     record = _told(
         record,
         event,

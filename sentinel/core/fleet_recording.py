@@ -10,7 +10,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from sentinel.core.fleet_events import Decision
-from sentinel.core.fleet_model import FenceOutcome, NodePicture, NodeQuarantine, Order, PodPicture
+from sentinel.core.fleet_model import CodeWord, FenceOutcome, NodePicture, NodeQuarantine, Order, PodPicture
 from sentinel.core.fleet_settings import FleetSettings
 from sentinel.core.now import Now
 from sentinel.core.reports import Report
@@ -85,6 +85,7 @@ class Round(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="round"):
     leases_mono_s: float | None = None
     paused: str = ""
     orders: tuple[Order, ...] = ()
+    codes: tuple[CodeWord, ...] = ()
     fenced: tuple[FenceOutcome, ...] = ()
     orphans: dict[str, tuple[PodPicture, ...]] = {}
     busy: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 Silence is not health: only samples that are newer than the isolation count, ordered by the node's own clock.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from msgspec import Struct
 
@@ -30,10 +30,17 @@ _REPAIR_ORDER = (Repair.NONE, Repair.RESET, Repair.REBOOT, Repair.PERSON)
 _LOOKED = (CheckState.OK, CheckState.FOUND)  # absent is no health either: the card may have left the bus
 
 
-def standing(node: NodePicture, kind: Kind) -> tuple[Finding, ...]:
-    """The findings for which this node is isolated: fatal ones, or disks over the administrator's threshold."""
+def standing(node: NodePicture, kind: Kind, ignored: Set[str] = frozenset()) -> tuple[Finding, ...]:
+    """The findings for which this node is isolated: fatal ones, or disks over the administrator's threshold.
+
+    `ignored`: codes for whose faults a person lets no node be isolated.
+    """
     if kind is Kind.FAULT:
-        found = [finding for finding in node.findings if finding.severity is Severity.FATAL]
+        found = [
+            finding
+            for finding in node.findings
+            if finding.severity is Severity.FATAL and finding.code not in ignored
+        ]
     elif kind is Kind.DISK:
         found = [
             finding

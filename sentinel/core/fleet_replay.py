@@ -114,6 +114,7 @@ class Replay:
             leases_mono_s=entry.leases_mono_s,
             paused=entry.paused,
             orders=entry.orders,
+            codes=entry.codes,
             fenced=entry.fenced,
             orphans=entry.orphans,
             # What is decided with other settings is written at once.

@@ -66,6 +66,10 @@ class FleetSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     network_nodes: int = 4  # so many nodes with one network finding are one network incident
     network_window_s: float = 300.0
     network_settle_s: float = 10.0
+    # So many nodes with one code, or more where chance alone brings that (fleet_causes), are one cause.
+    cause_nodes: int = 3
+    cause_window_s: float = 600.0
+    cause_worst: int = 2  # of them so many are isolated all the same
     release_after_s: float = 600.0
     disk_release_after_s: float = 120.0
     repeat_limit: int = 3  # isolations of one node within the window: then a person releases it
@@ -97,7 +101,8 @@ class FleetSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def brakes_s(self) -> float:
         """The longest window of a brake."""
         windows = (self.isolations, self.pool_isolations, self.disks, self.pool_disks, self.removals)
-        return max(self.network_window_s, self.pool_removals.window_s, *(one.window_s for one in windows))
+        together = (self.network_window_s, self.cause_window_s)
+        return max(*together, self.pool_removals.window_s, *(one.window_s for one in windows))
 
     @property
     def keep_s(self) -> float:

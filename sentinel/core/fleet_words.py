@@ -16,6 +16,7 @@ BRAKES = {
     Brake.POOL_PER_WINDOW: "as many nodes of its pool as are allowed within the window were taken out already",
     Brake.NETWORK_SETTLING: "a moment's wait shows whether other nodes have the same network finding",
     Brake.NETWORK_INCIDENT: "many nodes have the same network finding, so it is the network and not the nodes",
+    Brake.COMMON_CAUSE: "many nodes have the same at once, so a rule or a driver may be wrong; a person must say which",
     Brake.PAUSED: "Sentinel is paused",
 }
 _REPAIRS = {

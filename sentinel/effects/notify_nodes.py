@@ -12,18 +12,29 @@ from functools import partial
 
 from msgspec import structs
 
-from sentinel.core.fleet_brakes import network_codes
+from sentinel.core.fleet_causes import network_codes
 from sentinel.core.fleet_events import Reason
 from sentinel.core.fleet_model import Brake, NodeMail, NodeQuarantine
 from sentinel.core.now import Now
 from sentinel.effects.notify import TOGETHER, Notifier, Record, Waiting
 from sentinel.notify.compose import MailRequest
-from sentinel.notify.compose_nodes import Place, network_request, node_request, nodes_digest, notice_request
+from sentinel.notify.compose_nodes import (
+    Place,
+    cause_request,
+    network_request,
+    node_request,
+    nodes_digest,
+    notice_request,
+)
 from sentinel.settings import Settings
 
 QUIET_S = 2.0
 LONGEST_S = 10.0
 NETWORK = Reason.NETWORK_INCIDENT.value
+SHARED = {
+    NETWORK: Brake.NETWORK_INCIDENT,
+    Reason.COMMON_CAUSE.value: Brake.COMMON_CAUSE,
+}  # stage -> while it lasts
 
 
 class NodeNotifier(Notifier):
@@ -54,21 +65,20 @@ class NodeNotifier(Notifier):
                     await self._wake.wait()
 
     def _requests(self, now: Now) -> Iterable[Waiting]:
-        network: dict[frozenset[str], list[NodeQuarantine]] = {}
+        shared: dict[tuple[str, frozenset[str]], list[NodeQuarantine]] = {}
         for record in sorted(self._records(), key=lambda one: (one.since_wall_s, one.id)):
             stages = {mail.stage for mail in record.mails if mail.state == "waiting"}
             for mail in record.mails:
-                if mail.stage == NETWORK and (
-                    mail.state == "waiting" or record.held_by is Brake.NETWORK_INCIDENT
-                ):
-                    network.setdefault(network_codes(record.findings), []).append(record)
-                elif mail.state == "waiting":
+                waits = mail.state == "waiting"
+                if (brake := SHARED.get(mail.stage)) and (waits or record.held_by is brake):
+                    shared.setdefault((mail.stage, _about(record, brake)), []).append(record)
+                elif waits:
                     yield self._of_node(record, mail, stages, now)
         for id, sentence, mail in self._notices():
             request = notice_request(id, sentence, mail, self._settings, self._place(), now.wall_s)
             yield Waiting(id, mail.stage, mail, request)
-        for members in network.values():
-            yield from self._of_incident(members, now)
+        for (stage, _), members in shared.items():
+            yield from self._of_many(stage, members, now)
 
     def _of_node(self, record: NodeQuarantine, mail: NodeMail, stages: set[str], now: Now) -> Waiting:
         about = mail
@@ -78,21 +88,24 @@ class NodeNotifier(Notifier):
         make = partial(node_request, record, about, self._settings, self._place(), now.wall_s)
         return Waiting(record.id, mail.stage, mail, make(brief=True), make)
 
-    def _of_incident(self, members: list[NodeQuarantine], now: Now) -> Iterable[Waiting]:
-        """One mail for all. Who joins an incident that was told is told by that."""
-        mails = {one.id: next(mail for mail in one.mails if mail.stage == NETWORK) for one in members}
+    def _of_many(self, stage: str, members: list[NodeQuarantine], now: Now) -> Iterable[Waiting]:
+        """One mail for all. Who joins what was told is told by that."""
+        mails = {one.id: next(mail for mail in one.mails if mail.stage == stage) for one in members}
         waiting = [one for one in members if mails[one.id].state == "waiting"]
-        told = any(
-            mails[one.id].state != "waiting" and one.held_by is Brake.NETWORK_INCIDENT for one in members
-        )
+        told = any(mails[one.id].state != "waiting" and one.held_by is SHARED[stage] for one in members)
         if told:
             for one in waiting:
-                self._save(one.id, NETWORK, structs.replace(mails[one.id], state="digested"))
+                self._save(one.id, stage, structs.replace(mails[one.id], state="digested"))
         elif waiting:
-            mail = mails[waiting[0].id]
-            request = network_request(waiting, mail, self._settings, self._place(), now.wall_s)
+            mail, make = mails[waiting[0].id], network_request if stage == NETWORK else cause_request
+            request = make(waiting, mail, self._settings, self._place(), now.wall_s)
             for one in waiting:
-                yield Waiting(one.id, NETWORK, mails[one.id], request)
+                yield Waiting(one.id, stage, mails[one.id], request)
 
     def _digest(self, mails: Sequence[MailRequest], now: Now) -> MailRequest:
         return nodes_digest(mails, self._settings, self._place(), now.wall_s)
+
+
+def _about(record: NodeQuarantine, brake: Brake) -> frozenset[str]:
+    """Codes of which there is one mail."""
+    return network_codes(record.findings) if brake is Brake.NETWORK_INCIDENT else frozenset(record.cause[:1])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from sentinel.core.fleet_causes import command
 from sentinel.core.fleet_events import Reason
 from sentinel.core.fleet_model import Brake, FenceState, Kind, Mode, NodeMail, NodeQuarantine, Repair, State
 from sentinel.core.health import Finding
@@ -61,6 +62,10 @@ WORDS: dict[Reason, _Words] = {
     Reason.PAUSED: _HELD,
     Reason.NETWORK_SETTLING: _HELD,
     Reason.NETWORK_INCIDENT: _Words("bad", "Network incident", "network incident", urgent=True),
+    Reason.COMMON_CAUSE: _Words(
+        "bad", "Common cause", "stays in service, many nodes have the same", urgent=True
+    ),
+    Reason.CODE_IGNORED: _Words("info", "Ignored", "back in service, its finding is ignored"),
     Reason.RELEASED: _BACK,
     Reason.RELEASED_BY_PERSON: _BACK,
     Reason.NOT_NEEDED: _Words("good", "Over", "well again, it was never taken out"),
@@ -289,7 +294,7 @@ def node_request(
     words, headline = words_of(stage), _headline(record, stage)
     line = next((one for one in record.story if (one.wall_s, one.reason) == (mail.wall_s, stage)), None)
     first = record.mails[0].stage if record.mails else stage
-    threaded = first not in (stage, Reason.NETWORK_INCIDENT.value)
+    threaded = first not in (stage, Reason.NETWORK_INCIDENT.value, Reason.COMMON_CAUSE.value)
     return _request(
         settings,
         place,
@@ -340,6 +345,49 @@ def network_request(
         advice=_advice(oldest, stage),
         evidence=_evidence([one for record in records for one in record.findings]),
         look=_commands(oldest, stage),
+        footer="",
+    )
+
+
+def cause_request(
+    records: Sequence[NodeQuarantine], mail: NodeMail, settings: Settings, place: Place, now_wall_s: float
+) -> MailRequest:
+    """One mail for all nodes that are held back for one common cause. As network_request."""
+    oldest, stage = records[0], Reason.COMMON_CAUSE.value
+    main = next(iter(oldest.cause), "")
+    code, many = clean(main, 60), count(len(records), "node")
+    every = [one for record in records for one in record.findings]
+    found = [_finding(one, over=False) for one in every if one.code == main][:1]
+    others = sorted({one.code for one in every} - {main})
+    return _request(
+        settings,
+        place,
+        now_wall_s,
+        mail=mail,
+        message_id=message_id(oldest, stage, place),
+        subject=clean(f"[sentinel] {code} on many nodes at once: real, or a mistake?", 200),
+        headers=_headers(place, f"{len(records)} nodes", oldest.id, stage, urgent=True),
+        tone="bad",
+        label=WORDS[Reason.COMMON_CAUSE].label,
+        title=f"{code} on many nodes at once",
+        sentence=f"More nodes have {code} within minutes than chance gives, so it may be a rule, a driver or a change "
+        f"that went wrong and not the nodes. {many} and all that follow stay in service, and their jobs run on, until "
+        "a person says what it is.",
+        facts=(
+            ("nodes", _named([record.node for record in records])),
+            *(("found", text) for text in found),
+            *((("beside it", _named(others)),) if others else ()),
+            ("since", stamp(oldest.since_wall_s, with_date=True)),
+            ("done", "nothing to these; the first few with it were taken out of service before"),
+        ),
+        advice="Look at one of the nodes that are out for it. If the fault is real there, let Sentinel go on. If a "
+        "rule or a driver is wrong, let it ignore the code: what is out for it alone comes back at once.",
+        evidence=_evidence(every),
+        look=(
+            ("it is real", clean(command(main, "--go-on"), 300)),
+            ("a mistake", clean(command(main, "--ignore --why TEXT"), 300)),
+            ("all nodes", "sentinel status"),
+        ),
         footer="",
     )
 

@@ -171,6 +171,7 @@ def _warnings(standing: Standing) -> list[tuple[str, str]]:
         told.append(
             ("busy", f"PAUSED by {standing.paused}. New isolations and removals wait, releases go on.")
         )
+    told += [("busy", note) for note in standing.notes[:MOST_TROUBLES]]
     if standing.leads and leader.unheard:
         count = "1 node" if leader.unheard == 1 else f"{leader.unheard} nodes"
         told.append(

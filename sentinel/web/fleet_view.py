@@ -61,6 +61,7 @@ class FleetView(Struct, kw_only=True):
     nodes: int
     counts: dict[str, int]  # by state; "in service" are those without a row
     rows: list[Row]
+    notes: list[str] = []  # what many nodes have at once, and what people say of it
     troubles: list[str] = []
     quarantines: list[dict[str, Any]]  # the open ones; of one node all of them
 
@@ -119,6 +120,7 @@ class Standing(Struct, kw_only=True):
     counts: dict[str, int]  # of nodes, by state
     jobs: dict[str, int]  # by state
     paused: str = ""
+    notes: list[str] = []  # FleetView.notes
     troubles: list[str] = []  # why less is known or decided than could be
     at_wall_s: float = 0.0
     version: str = __version__

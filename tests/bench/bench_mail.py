@@ -179,7 +179,7 @@ def run(quick: bool = False) -> list[Row]:
         fleet.settings |= {
             "listen": "127.0.0.1:0",
             "mail": {**mail, "admins": [ADMIN]},
-            "fleet": {"isolations": MANY, "poolIsolations": MANY},
+            "fleet": {"isolations": MANY, "poolIsolations": MANY, "causeNodes": 100_000},
         }
         storm = Storm(fleet, Kwok(plane), owned(quick))
         try:

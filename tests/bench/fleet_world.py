@@ -35,7 +35,12 @@ class Controller:
         folder = world.rig.folder / name
         folder.mkdir()
         self.log = folder / "controller.log"
-        fleet = {"isolations": _ALLOWED, "poolIsolations": _ALLOWED, "agentSilent": agent_silent}
+        fleet = {
+            "isolations": _ALLOWED,
+            "poolIsolations": _ALLOWED,
+            "causeNodes": 100_000,
+            "agentSilent": agent_silent,
+        }
         head = {"apiVersion": "sentinel.dev/v1alpha1", "kind": "Settings", "listen": "127.0.0.1:0"}
         document = {**head, "stateDir": str(folder), "fleet": fleet}
         (folder / "settings.yaml").write_text(json.dumps(document))

@@ -29,6 +29,7 @@ def settings(folder: Path, limits: Limits) -> Path:
         "poolDisks": allowance(limits.disks, 100),
         "removals": {"perWindow": {"atLeast": 1000, "share": 0.5}},
         "poolRemovals": {"perWindow": {"atLeast": 1000, "share": 0.5}},
+        "causeNodes": 100_000,  # its faults are many and of few kinds
         "releaseAfter": "1s",
         "diskReleaseAfter": "1s",
         "repeatLimit": 6,

@@ -9,6 +9,7 @@ from sentinel.core.fleet_events import Decision, DoRemove, Effect, Reason
 from sentinel.core.fleet_fold import fold
 from sentinel.core.fleet_model import (
     QUARANTINE_TAINT,
+    CodeWord,
     FleetPicture,
     Kind,
     Mode,
@@ -17,6 +18,7 @@ from sentinel.core.fleet_model import (
     Order,
     OrderKind,
     PodPicture,
+    Say,
 )
 from sentinel.core.fleet_record import step
 from sentinel.core.fleet_settings import Allowance, FleetSettings, Limit
@@ -27,7 +29,13 @@ from sentinel.core.reports import Report
 WIDE = Allowance(at_a_time=Limit(1000), per_window=Limit(1000))
 # Brakes that hold nothing back, for tests of something else.
 OPEN = FleetSettings(
-    isolations=WIDE, pool_isolations=WIDE, disks=WIDE, pool_disks=WIDE, removals=WIDE, pool_removals=WIDE
+    isolations=WIDE,
+    pool_isolations=WIDE,
+    disks=WIDE,
+    pool_disks=WIDE,
+    removals=WIDE,
+    pool_removals=WIDE,
+    cause_nodes=100_000,
 )
 
 
@@ -170,6 +178,16 @@ class World:
         id, seen_wall_s = f"order-{self.numbers}", self.now.wall_s
         order = Order(id=id, kind=kind, node=node, by="anna", why=why, seen_wall_s=seen_wall_s)
         self.picture = structs.replace(self.picture, orders=(*self.picture.orders, order))
+
+    def say(self, code: str, say: Say | None, why: str = "") -> None:
+        """A person's word about a code; None: taken back."""
+        word = (
+            ()
+            if say is None
+            else (CodeWord(code=code, say=say, by="anna", why=why, at_wall_s=self.now.wall_s),)
+        )
+        others = tuple(one for one in self.picture.codes if one.code != code)
+        self.picture = structs.replace(self.picture, codes=(*others, *word))
 
     # ------------------------------------------------------------ the controller
 

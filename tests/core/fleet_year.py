@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 from sentinel.core import fleet
 from sentinel.core.fleet_events import DoTell
 from sentinel.core.fleet_marks import write
-from sentinel.core.fleet_model import NodePicture, OrderKind, Repair
+from sentinel.core.fleet_model import Brake, NodePicture, OrderKind, Repair, Say
 from sentinel.core.fleet_record import step
 from sentinel.core.fleet_settings import FleetSettings
 from sentinel.core.health import Finding
@@ -31,6 +31,7 @@ TEST_NODES, TEST_S = 14, 300.0
 P90 = 1.2816  # standard deviations of a normal distribution
 LOOK_S = 600.0  # between two rounds while something is held back
 LONGEST_REPAIR_S = 120 * DAY_S
+ANSWER_S = 1800.0  # after which a person has read a mail and says that the faults of many nodes are real
 
 
 class Fault(Struct):
@@ -59,6 +60,7 @@ class Year:
         )
         self.faults: list[Fault] = []
         self.messages = 0
+        self.asked: list[str] = []  # nodes that waited for a person's word
         self.standing: dict[str, Fault] = {}  # found, and not repaired yet
         self.returns: list[tuple[float, str]] = []
         self.most_down = 0
@@ -89,6 +91,9 @@ class Year:
                     self._break(time_s, node, what == "is found")
             elif what == "is repaired":
                 self._repair(time_s, node)
+            elif what == "is answered":
+                self.world.say(node, Say.GO_ON)
+                self._round(time_s, "")
             else:
                 self._round(time_s, node)
 
@@ -137,6 +142,9 @@ class Year:
             record, effects = step(world.records.get(decision.record), decision.event, world.now, 1)
             world.records[record.id] = record
             self.messages += sum(isinstance(effect, DoTell) for effect in effects)
+            if record.held_by is Brake.COMMON_CAUSE:
+                self.asked.append(decision.node)
+                self._at(time_s + ANSWER_S, "is answered", record.cause[0])
             own = [one for one in world.records.values() if one.node == decision.node]
             if (wanted := write(world.node(decision.node), own)) is not None:
                 world.write(wanted)

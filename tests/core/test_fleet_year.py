@@ -42,6 +42,7 @@ def test_no_fault_waits_for_room_and_none_is_told_more_than_twice(nodes: int, ye
     assert len(year.faults) > 200
     assert late(year) == 0
     assert year.messages <= 2 * len(year.faults)
+    assert len(year.asked) <= years, "chance makes people be asked once in a year"
 
 
 @pytest.mark.parametrize("nodes", [400, 1000])

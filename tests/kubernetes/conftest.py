@@ -26,6 +26,7 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces"
 NODE_LEASES = f"{LEASES}/kube-node-lease/leases"
 LEADER = f"{LEASES}/{NAMESPACE}/leases/sentinel-controller"
 PAUSE = f"/api/v1/namespaces/{NAMESPACE}/configmaps/sentinel-pause"
+CODES = f"/api/v1/namespaces/{NAMESPACE}/configmaps/sentinel-codes"
 
 
 def manifests(pattern: str) -> list[dict[str, Any]]:
@@ -93,8 +94,9 @@ def plane(own_plane: "ControlPlane") -> "ControlPlane":
     for one in admin.items("/api/v1/pods"):
         meta = one["metadata"]
         admin.delete(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}", gracePeriodSeconds=0)
-    if admin.find(PAUSE):
-        admin.delete(PAUSE)
+    for path in (PAUSE, CODES):
+        if admin.find(path):
+            admin.delete(path)
     if admin.find(LEADER):
         admin.patch(LEADER, {"spec": {"holderIdentity": None}})
     else:

@@ -38,7 +38,10 @@ class Fleet:
         words = ["controller", "--kubeconfig", str(self.kubeconfig), "--agents", "127.0.0.1:0", *options]
         settings = self.folder / f"{name}.yaml"
         head = {"apiVersion": "sentinel.dev/v1alpha1", "kind": "Settings"}
-        settings.write_text(json.dumps({**head, "stateDir": str(self.folder / name), **self.settings}))
+        # Tests of other things break as many nodes in one way as they like.
+        fleet = {"causeNodes": 100_000, **self.settings.get("fleet", {})}
+        state = {"stateDir": str(self.folder / name)}
+        settings.write_text(json.dumps({**head, **state, **self.settings, "fleet": fleet}))
         running = self.box.start(*words, "--settings", str(settings))
         running.said("serves agents on port")
         self.ports[running.pid] = int(running.err.partition("on port ")[2].partition(",")[0])

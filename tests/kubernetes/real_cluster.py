@@ -23,7 +23,7 @@ DEADLINE_S = 120.0
 # As administrators may set them: the shortest times, and room for all that these tests break on a handful of nodes.
 MANY = {"atATime": {"atLeast": 50}, "perWindow": {"atLeast": 50}}
 FLEET = {
-    "agentSilent": "30s", "lease": "20s", "diskReleaseAfter": "3s", "repeatLimit": 50,
+    "agentSilent": "30s", "lease": "20s", "diskReleaseAfter": "3s", "repeatLimit": 50, "causeNodes": 50,
     "isolations": MANY, "poolIsolations": MANY, "disks": MANY, "poolDisks": MANY,
     "stops": {"perWindow": {"atLeast": 50}}, "poolStops": {"perWindow": {"atLeast": 50}},
     "removals": {"perWindow": {"atLeast": 50}}, "poolRemovals": {"perWindow": {"atLeast": 50}},

@@ -18,7 +18,7 @@ def replay(fleet: Fleet, controller: str, code: int = 0, **settings: Any) -> dic
     if settings:
         file = fleet.folder / "other.yaml"
         head = {"apiVersion": "sentinel.dev/v1alpha1", "kind": "Settings"}
-        file.write_text(json.dumps({**head, "fleet": settings}))
+        file.write_text(json.dumps({**head, "fleet": {"causeNodes": 100_000, **settings}}))
         options = ["--settings", str(file)]
     folder = str(fleet.folder / controller / "recording")
     ended = fleet.box.sentinel("replay", "--fleet", folder, *options, "-o", "json")

@@ -11,7 +11,16 @@ from msgspec import structs
 
 from sentinel import fleet_numbers
 from sentinel.core.fleet_events import Reason
-from sentinel.core.fleet_model import Brake, FenceOutcome, Kind, Mode, NodeMail, NodeQuarantine, OrderKind
+from sentinel.core.fleet_model import (
+    Brake,
+    FenceOutcome,
+    Kind,
+    Mode,
+    NodeMail,
+    NodeQuarantine,
+    OrderKind,
+    Say,
+)
 from sentinel.core.fleet_settings import Allowance, FenceHook, Limit
 from sentinel.effects import notify_nodes
 from sentinel.effects.notify_nodes import NodeNotifier
@@ -269,6 +278,48 @@ def test_a_network_incident_is_one_mail_and_who_joins_it_later_is_told_by_that()
             assert len(world.records) == 9
             await Told(world, settings_for(server.port)).send()
             assert len(server.mails) == 1
+
+    asyncio.run(scenario())
+
+
+def test_one_code_on_many_nodes_is_one_mail_that_asks_whether_it_is_real() -> None:
+    async def scenario() -> None:
+        names = [f"gpu-{number}" for number in range(9)]
+        world = World(names, structs.replace(OPEN, cause_nodes=3))
+        for name in names[:7]:
+            also = (a_finding("XID 45"),) if name == "gpu-5" else ()
+            world.shows(name, a_finding("XID 31", evidence=(f"{name}: page fault",)), *also)
+        world.decide()
+        with MailServer() as server:
+            told = Told(world, settings_for(server.port))
+            await told.send()
+            subjects = {mail["Subject"]: mail for _, mail in server.mails}
+            assert len(subjects) == 3, (
+                "the worst and another one are out for it, and the mail about all others"
+            )
+            mail = subjects["[sentinel] XID 31 on many nodes at once: real, or a mistake?"]
+            assert mail["Importance"] == "high"
+            text = " ".join(mail.get_body(("plain",)).get_content().split())
+            assert "gpu-1, gpu-2, gpu-3, gpu-4, gpu-6" in text
+            assert "5 nodes and all that follow stay in service" in text
+            assert "sentinel code 'XID 31' --go-on" in text
+            assert "sentinel code 'XID 31' --ignore --why TEXT" in text
+            assert "gpu-2: page fault" in text
+            told.write()
+            for name in names[7:]:
+                world.shows(name, a_finding("XID 31"))
+            world.decide()
+            await told.send()
+            told.write()
+            assert len(server.mails) == 3
+            world.say("XID 31", Say.IGNORE, "the rule is wrong")
+            world.settle()
+            await told.send()
+            ((_, mail),) = server.mails[3:]
+            assert mail["Subject"].startswith(
+                "[sentinel] gpu-0: back in service, its finding is ignored - was XID 31"
+            )
+            assert world.out() == {"gpu-5"}
 
     asyncio.run(scenario())
 

@@ -170,6 +170,11 @@ FAULTS: dict[str, Fault] = {
         {},
         "Many nodes have one network fault together: no node is isolated for it alone",
     ),
+    "SentinelCommonCause": Fault(
+        {f'sentinel_brake_held_back{{{LEADER},brake="common-cause"}}': "0x1990 40x100"},
+        {},
+        "40 nodes have one fatal finding at once and wait for a word: is it real, or a rule or a driver gone wrong?",
+    ),
     "SentinelNotJudging": Fault(
         {f'sentinel_fleet_unjudged{{{LEADER},why="mass-silence"}}': "0x1980 1x100"},
         {"why": "mass-silence"},

@@ -59,7 +59,9 @@ class World:
                 identity="sentinel-controller-7c9-x2-1f", epoch=4, address="10.0.3.7:8443"
             ),
         )
-        self.fleet = SimpleNamespace(nodes=lambda: self.nodes, records=self.records, paused="")
+        self.fleet = SimpleNamespace(
+            nodes=lambda: self.nodes, records=self.records, paused="", codes=(), codes_problem=""
+        )
         self.controller = SimpleNamespace(
             settings=FleetSettings(),
             nodes=SimpleNamespace(unheard=0, last_heard=self._heard),

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from sentinel.core.fleet_model import Brake, CodeWord, Say, State
 from sentinel.web.server import Asked, Place, Told
 from tests.web import samples
 from tests.web.browser import Browser
@@ -84,6 +85,31 @@ def test_the_fleet_is_seen_at_a_glance_and_each_thing_leads_to_its_page(
     browser.open(f"{site.url}/nodes/nobody")
     assert "There is no node nobody" in text(browser)
     assert not browser.problems
+
+
+def test_what_many_nodes_have_and_what_people_say_of_it_stands_at_the_top(
+    browser: Browser, sites: list[Site]
+) -> None:
+    world = troubled()
+    (found,) = world.isolate("gpu-00020").findings
+    found = structs.replace(found, code=f"XID 31 {HOSTILE}")
+    for name in ("gpu-00021", "gpu-00022"):
+        world.isolate(name, state=State.HELD, held_by=Brake.COMMON_CAUSE, findings=(found,))
+    word = CodeWord(code="XID 45", say=Say.IGNORE, by="anna", why=HOSTILE)
+    world.fleet.codes, world.fleet.codes_problem = (word,), "what is said of XID 9 cannot be read"
+    site = serve(sites, world)
+    for path in ("/", "/nodes"):
+        browser.open(site.url + path)
+        shown = text(browser)
+        assert "COMMON CAUSE: more nodes have XID 31" in shown
+        assert "2 nodes wait for a person's word" in shown
+        assert "No node is isolated for XID 45: ignored by anna" in shown
+        assert "what is said of XID 9 cannot be read" in shown
+        assert browser.run("window.hit === undefined")
+    connection = http.client.HTTPConnection(site.url.removeprefix("http://"), timeout=20)
+    connection.request("GET", "/api/v1/status")
+    assert len(msgspec.json.decode(connection.getresponse().read())["notes"]) == 3
+    connection.close()
 
 
 def test_what_logs_and_names_say_is_text_and_nothing_else(browser: Browser, sites: list[Site]) -> None:

@@ -12,6 +12,7 @@ from sentinel import declared
 from sentinel.clock import Clock
 from sentinel.cluster.kubernetes import kept, nodes
 from sentinel.cluster.kubernetes.client import Client
+from sentinel.cluster.kubernetes.codes import Codes
 from sentinel.cluster.kubernetes.errors import Conflict, Forbidden, NotFound, Refused, Unavailable
 from sentinel.cluster.kubernetes.events import About, Events
 from sentinel.cluster.kubernetes.names import object_name
@@ -37,6 +38,7 @@ from sentinel.core.fleet_conditions import OWN
 from sentinel.core.fleet_events import DoEvent
 from sentinel.core.fleet_marks import MarkWrite
 from sentinel.core.fleet_model import (
+    CodeWord,
     Kind,
     NodeCondition,
     NodePicture,
@@ -104,7 +106,8 @@ class KubernetesFleet:
         self._events = Events(client, instance, clock)
         self._orders = node_orders(client, epoch, clock, self._order_wrote)
         self._pause = Pause(client, namespace, clock)
-        self._watched = (*self._followed, self._pause.reflector)
+        self._codes = Codes(client, namespace, clock)
+        self._watched = (*self._followed, self._pause.reflector, self._codes.reflector)
 
     async def run(self) -> None:
         services = (
@@ -113,6 +116,7 @@ class KubernetesFleet:
             self._quarantines,
             self._pods,
             self._pause.reflector,
+            self._codes.reflector,
             self._events,
         )
         async with asyncio.TaskGroup() as group:
@@ -179,7 +183,20 @@ class KubernetesFleet:
 
     @property
     def paused(self) -> str:
-        return self._pause.text
+        return self._pause.text or self._codes.unread
+
+    @property
+    def codes(self) -> tuple[CodeWord, ...]:
+        return self._codes.said.words
+
+    @property
+    def codes_problem(self) -> str:
+        return "; ".join(self._codes.said.troubles)
+
+    @property
+    def codes_version(self) -> str:
+        """Of the ConfigMap that `codes` was read from; "": there is none."""
+        return self._codes.version
 
     def names(self) -> Collection[str]:
         return self._nodes.objects.keys()
@@ -299,6 +316,7 @@ class KubernetesFleet:
                 why = one.problem or "no answer"
                 raise Unavailable(f"{one.resource.plural} cannot be followed: {why}") from None
         await self._pause.known()
+        await self._codes.known()
         await self._store.load()
 
     async def claim(self, node: str) -> None:
