@@ -94,7 +94,9 @@ def test_what_many_nodes_have_and_what_people_say_of_it_stands_at_the_top(
     (found,) = world.isolate("gpu-00020").findings
     found = structs.replace(found, code=f"XID 31 {HOSTILE}")
     for name in ("gpu-00021", "gpu-00022"):
-        world.isolate(name, state=State.HELD, held_by=Brake.COMMON_CAUSE, findings=(found,))
+        world.isolate(
+            name, state=State.HELD, held_by=Brake.COMMON_CAUSE, cause=(found.code,), findings=(found,)
+        )
     word = CodeWord(code="XID 45", say=Say.IGNORE, by="anna", why=HOSTILE)
     world.fleet.codes, world.fleet.codes_problem = (word,), "what is said of XID 9 cannot be read"
     site = serve(sites, world)
