@@ -239,10 +239,14 @@ class Audit:
             return  # out of service already: its record was made anew
         if not -0.5 <= write.at_s - record.acted_wall_s <= 30.0:
             self._wrong(f"{write.name} says that it was isolated at another time than it was", write.name)
+        # Who deletes a record makes room, also where it is made anew at once: another node may have taken it meanwhile.
         standing = [
             one
             for one in self.records.values()
-            if one.kind is record.kind and one.state is State.ACTIVE and one.mode is Mode.ENFORCE
+            if one.kind is record.kind
+            and one.state is State.ACTIVE
+            and one.mode is Mode.ENFORCE
+            and one.acted_wall_s
         ]
         own = [one for one in standing if one.pool == record.pool]
         limits = self.limits
