@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.e2e.held import hold_script
 from tests.waits import until
 
 SHELLS = ("dash", "bash", "busybox")  # as an image's /bin/sh
+BURSTS = 5000  # under bash one in some hundred ended it once
 PASSED = ("HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM")
 LISTENS = """
 import os, signal, sys
@@ -144,6 +146,28 @@ def test_an_error_is_held_shown_and_let_go_with_its_own_code(wrapped: Wrapped) -
     assert wrapped.held() == 3
     wrapped.send("TERM")
     assert wrapped.code() == 3
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held", "running"])
+def test_signals_that_come_close_together_end_nothing(wrapped: Wrapped, held: bool) -> None:
+    """A shell may say of one that came just before it waits that it came while it waited."""
+    ignores = "import signal; [signal.signal(s, signal.SIG_IGN) for s in (1, 10, 12, 14)]; "
+    lives = f"{ignores}print('ready', flush=True); signal.pause()"
+    wrapped.start(*(("sh", "-c", "exit 3") if held else (sys.executable, "-ISc", lives)))
+    if held:
+        wrapped.until_held(3)
+    else:
+        until(lambda: "ready" in wrapped.out)
+    assert wrapped.process is not None
+    for count in range(BURSTS):
+        for name in ("HUP", "USR1", "USR2", "ALRM"):
+            wrapped.send(name)
+        if count % 20 == 0:
+            time.sleep(0.001)  # so that it waits again in between
+        assert wrapped.process.poll() is None, f"after {count} bursts"
+    assert wrapped.held() == (3 if held else None)
+    wrapped.send("TERM")
+    assert wrapped.code() == (3 if held else 128 + signal.SIGTERM)
 
 
 def test_a_death_by_signal_is_told_as_shells_tell_it(wrapped: Wrapped) -> None:
