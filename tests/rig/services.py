@@ -10,9 +10,9 @@ import contextlib
 import random
 import subprocess
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 
 from tests.rig.api import Api, ApiError, Object
@@ -35,16 +35,12 @@ class Services:
     async def run(self, ca: Path, files: tuple[Path, Path]) -> None:
         client = Api(f"https://{KUBERNETES}", ca, files=files)
         while True:
-            try:
+            with contextlib.suppress(OSError, ApiError, HTTPException, ValueError):  # tried again: see LOOK_S
                 if not self._servers:
                     await self._show(self._api, "")
                 services = await asyncio.to_thread(client.items, "/api/v1/services")
                 slices = await asyncio.to_thread(client.items, "/apis/discovery.k8s.io/v1/endpointslices")
                 await self._show({**targets(services, slices), **self._api}, names(services))
-            except (OSError, ApiError):
-                pass
-            except Exception:  # as an answer that broke off: the node has no services without this program
-                traceback.print_exc()
             await asyncio.sleep(LOOK_S)
 
     async def _show(self, found: Mapping[Target, Sequence[Target]], lines: str) -> None:
