@@ -18,14 +18,8 @@ from sentinel.core.fleet_model import Brake, NodeMail, NodeQuarantine
 from sentinel.core.now import Now
 from sentinel.effects.notify import TOGETHER, Notifier, Record, Waiting
 from sentinel.notify.compose import MailRequest
-from sentinel.notify.compose_nodes import (
-    Place,
-    cause_request,
-    network_request,
-    node_request,
-    nodes_digest,
-    notice_request,
-)
+from sentinel.notify.compose_many import cause_request, network_request, nodes_digest, notice_request
+from sentinel.notify.compose_nodes import Place, node_request
 from sentinel.settings import Settings
 
 QUIET_S = 2.0

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from sentinel.core.fleet_causes import command
 from sentinel.core.fleet_events import Reason
 from sentinel.core.fleet_model import Brake, FenceState, Kind, Mode, NodeMail, NodeQuarantine, Repair, State
 from sentinel.core.health import Finding
 from sentinel.notify.compose import (
-    MAX_DIGEST,
     MAX_EVIDENCE,
     MAX_STEPS,
     MailRequest,
@@ -102,10 +100,10 @@ def words_of(stage: str) -> _Words:
 def message_id(record: NodeQuarantine, stage: str, place: Place) -> str:
     """The same for every attempt of every controller; never the same for two records."""
     unique = hashed(record.id, record.node_uid, repr(record.since_wall_s))
-    return f"<{slug(record.id, 60)}.{slug(stage, 30)}.{unique}@{_domain(place)}>"
+    return f"<{slug(record.id, 60)}.{slug(stage, 30)}.{unique}@{domain(place)}>"
 
 
-def _domain(place: Place) -> str:
+def domain(place: Place) -> str:
     return f"nodes.{host_name(place.name)}"
 
 
@@ -139,7 +137,7 @@ def _only_observed(record: NodeQuarantine) -> bool:
     return record.fence is not None and record.fence.mode is Mode.OBSERVE
 
 
-def _finding(one: Finding, *, over: bool) -> str:
+def finding_line(one: Finding, *, over: bool) -> str:
     times = f", {one.count:,} times" if one.count > 1 else ""
     seen = (
         f"first seen {stamp(one.first_seen_wall_s, with_date=True)}{times}" if one.first_seen_wall_s else ""
@@ -170,7 +168,7 @@ def _done(record: NodeQuarantine) -> str:
     return f"unschedulable and tainted (NoSchedule){when}; no running pod was touched"
 
 
-def _named(names: Sequence[str]) -> str:
+def named(names: Sequence[str]) -> str:
     shown = ", ".join(clean(name, 120) for name in names[:MAX_NAMED])
     return shown + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
 
@@ -178,12 +176,12 @@ def _named(names: Sequence[str]) -> str:
 def _facts(record: NodeQuarantine) -> tuple[tuple[str, str], ...]:
     rows = [("node", clean(record.node, 120)), ("pool", clean(record.pool, 80))]
     over = not record.state.open
-    rows += [("found", _finding(one, over=over)) for one in record.findings[:MAX_NAMED]]
+    rows += [("found", finding_line(one, over=over)) for one in record.findings[:MAX_NAMED]]
     rows += [
         ("since", stamp(record.since_wall_s, with_date=True) if record.since_wall_s else ""),
         ("done", _done(record)),
         ("held by", record.held_by.value if record.state.open else ""),
-        ("ran there", _named(record.running_there) or ("no pods" if record.state.open else "")),
+        ("ran there", named(record.running_there) or ("no pods" if record.state.open else "")),
         (
             "over when" if record.state is State.HELD else "comes back",
             clean(record.needs.sentence, 300) if record.state.open else "",
@@ -223,8 +221,6 @@ def _advice(record: NodeQuarantine, stage: str) -> str:
             )
         case Reason.PAUSED.value:
             return "Sentinel is paused: cordon the node yourself if it must not take new pods now."
-        case Reason.NETWORK_INCIDENT.value:
-            return "Look at the switch or the fabric: none of these nodes is isolated for it while it lasts."
     if not record.state.open:
         return ""  # the sentence says what will be
     if record.kind is Kind.HOLD:
@@ -239,8 +235,6 @@ def _advice(record: NodeQuarantine, stage: str) -> str:
 def _commands(record: NodeQuarantine, stage: str) -> tuple[tuple[str, str], ...]:
     node = clean(record.node, 120)
     rows = [("story", f"kubectl describe quarantine {clean(record.id, 140)}")]
-    if stage == Reason.NETWORK_INCIDENT.value:
-        return (("all nodes", "sentinel status"),)
     if not record.state.open:
         return tuple(rows)
     if record.kind is Kind.SILENCE:
@@ -271,7 +265,7 @@ def _story(record: NodeQuarantine) -> tuple[Moment, ...]:
     return tuple(shown)
 
 
-def _evidence(found: Sequence[Finding]) -> tuple[str, ...]:
+def evidence_of(found: Sequence[Finding]) -> tuple[str, ...]:
     lines = [clean(line) for one in found for line in one.evidence]
     more = [f"({len(lines) - MAX_EVIDENCE} more lines)"] if len(lines) > MAX_EVIDENCE else []
     return (*lines[:MAX_EVIDENCE], *more)
@@ -295,7 +289,7 @@ def node_request(
     line = next((one for one in record.story if (one.wall_s, one.reason) == (mail.wall_s, stage)), None)
     first = record.mails[0].stage if record.mails else stage
     threaded = first not in (stage, Reason.NETWORK_INCIDENT.value, Reason.COMMON_CAUSE.value)
-    return _request(
+    return request_of(
         settings,
         place,
         now_wall_s,
@@ -303,7 +297,7 @@ def node_request(
         message_id=message_id(record, stage, place),
         references=message_id(record, first, place) if threaded else "",
         subject=clean(f"[sentinel] {node}: {headline}", 200),
-        headers=_headers(place, node, record.id, stage, urgent=words.urgent),
+        headers=headers_of(place, node, record.id, stage, urgent=words.urgent),
         tone="info" if record.mode is Mode.OBSERVE and words.tone == "bad" else words.tone,
         label=words.label,
         title=f"{node}: {headline}",
@@ -311,158 +305,14 @@ def node_request(
         facts=() if brief else _facts(record),
         advice="" if brief else _advice(record, stage),
         story=() if brief else _story(record),
-        evidence=() if brief else _evidence(record.findings),
+        evidence=() if brief else evidence_of(record.findings),
         look=() if brief else _commands(record, stage),
         node=record.node,
         footer=f"Quarantine {clean(record.id, 140)}.",
     )
 
 
-def network_request(
-    records: Sequence[NodeQuarantine], mail: NodeMail, settings: Settings, place: Place, now_wall_s: float
-) -> MailRequest:
-    """One mail for all nodes of a network incident. `records`: not empty, the oldest first; `mail`: that one's."""
-    oldest, stage = records[0], Reason.NETWORK_INCIDENT.value
-    codes = _named(sorted({one.code for record in records for one in record.findings}))
-    many = count(len(records), "node")
-    return _request(
-        settings,
-        place,
-        now_wall_s,
-        mail=mail,
-        message_id=message_id(oldest, stage, place),
-        subject=clean(f"[sentinel] network incident: {codes} on {many}", 200),
-        headers=_headers(place, f"{len(records)} nodes", oldest.id, stage, urgent=True),
-        tone="bad",
-        label=WORDS[Reason.NETWORK_INCIDENT].label,
-        title=f"{codes} on {many} at once",
-        sentence=f"{many} have the same network finding, so it is the network and not the nodes.",
-        facts=(
-            ("nodes", _named([record.node for record in records])),
-            ("since", stamp(oldest.since_wall_s, with_date=True)),
-            ("done", "nothing: none of them is taken out of service for it"),
-        ),
-        advice=_advice(oldest, stage),
-        evidence=_evidence([one for record in records for one in record.findings]),
-        look=_commands(oldest, stage),
-        footer="",
-    )
-
-
-def cause_request(
-    records: Sequence[NodeQuarantine], mail: NodeMail, settings: Settings, place: Place, now_wall_s: float
-) -> MailRequest:
-    """One mail for all nodes that are held back for one common cause. As network_request."""
-    oldest, stage = records[0], Reason.COMMON_CAUSE.value
-    main = next(iter(oldest.cause), "")
-    code, many = clean(main, 60), count(len(records), "node")
-    every = [one for record in records for one in record.findings]
-    found = [_finding(one, over=False) for one in every if one.code == main][:1]
-    others = sorted({one.code for one in every} - {main})
-    return _request(
-        settings,
-        place,
-        now_wall_s,
-        mail=mail,
-        message_id=message_id(oldest, stage, place),
-        subject=clean(f"[sentinel] {code} on many nodes at once: real, or a mistake?", 200),
-        headers=_headers(place, f"{len(records)} nodes", oldest.id, stage, urgent=True),
-        tone="bad",
-        label=WORDS[Reason.COMMON_CAUSE].label,
-        title=f"{code} on many nodes at once",
-        sentence=f"More nodes have {code} within minutes than chance gives, so it may be a rule, a driver or a change "
-        f"that went wrong and not the nodes. {many} and all that follow stay in service, and their jobs run on, until "
-        "a person says what it is.",
-        facts=(
-            ("nodes", _named([record.node for record in records])),
-            *(("found", text) for text in found),
-            *((("beside it", _named(others)),) if others else ()),
-            ("since", stamp(oldest.since_wall_s, with_date=True)),
-            ("done", "nothing to these; the first few with it were taken out of service before"),
-        ),
-        advice="Look at one of the nodes that are out for it. If the fault is real there, let Sentinel go on. If a "
-        "rule or a driver is wrong, let it ignore the code: what is out for it alone comes back at once.",
-        evidence=_evidence(every),
-        look=(
-            ("it is real", clean(command(main, "--go-on"), 300)),
-            ("a mistake", clean(command(main, "--ignore --why TEXT"), 300)),
-            ("all nodes", "sentinel status"),
-        ),
-        footer="",
-    )
-
-
-def notice_request(
-    id: str, sentence: str, mail: NodeMail, settings: Settings, place: Place, now_wall_s: float
-) -> MailRequest:
-    """So many nodes went silent together that none of them is judged. `id`: of this time."""
-    headline = "many nodes are silent together"
-    return _request(
-        settings,
-        place,
-        now_wall_s,
-        mail=mail,
-        message_id=f"<{slug(id, 60)}@{_domain(place)}>",
-        subject=f"[sentinel] {headline}",
-        headers=_headers(place, "several", "", mail.stage, urgent=True),
-        tone="bad",
-        label="Many silent",
-        title=headline[0].upper() + headline[1:],
-        sentence=clean(sentence, 600),
-        facts=(("since", stamp(mail.wall_s, with_date=True)), ("done", "nothing was touched")),
-        advice="Look at the network between them and the controller, and at the power. Each is judged again when "
-        "fewer are silent.",
-        evidence=(),
-        look=(("all nodes", "sentinel status"),),
-        footer="",
-    )
-
-
-def _time(wall_s: float, now_wall_s: float) -> str:
-    """With the date where it was on another day: a server that was away gets mails late."""
-    day = slice(10)
-    dated = stamp(wall_s, with_date=True)
-    return dated if dated[day] != stamp(now_wall_s, with_date=True)[day] else stamp(wall_s, with_date=False)
-
-
-def nodes_digest(
-    mails: Sequence[MailRequest], settings: Settings, place: Place, now_wall_s: float
-) -> MailRequest:
-    """One mail instead of many to the same addresses. Its id follows from what it holds. `mails`: not empty."""
-    ids = sorted(one.message_id for one in mails)
-    recipients = mails[0].recipients
-    labels: dict[str, int] = {}
-    for one in mails:
-        labels[one.label] = labels.get(one.label, 0) + 1
-    said = ", ".join(
-        f"{number:,} {label.lower()}" for label, number in sorted(labels.items(), key=lambda row: -row[1])
-    )
-    story = [Moment(_time(one.at_wall_s, now_wall_s), "", one.title) for one in mails[:MAX_DIGEST]]
-    if len(mails) > MAX_DIGEST:
-        story.append(Moment("", "", f"({len(mails) - MAX_DIGEST:,} more: see `kubectl get quarantines`)"))
-    return MailRequest(
-        message_id=f"<digest.{hashed(*ids, *recipients, size=16)}@{_domain(place)}>",
-        sender=mails[0].sender,
-        recipients=recipients,
-        to=recipients,
-        subject=clean(f"[sentinel] {len(mails):,} events of nodes: {said}", 200),
-        headers=_headers(place, f"digest of {len(mails)}", "", "digest"),
-        date_wall_s=now_wall_s,
-        tone="bad" if any(one.tone == "bad" for one in mails) else "info",
-        label="Digest",
-        title=f"{len(mails):,} events of nodes: {said}",
-        sentence="So much happened at once, or so many mails had gone to this address within the hour, that it "
-        "comes together: one line for each.",
-        advice="Many nodes at once are often one cause: power, cooling, a switch, a driver.",
-        story=tuple(story),
-        look=(("all nodes", "sentinel status"), ("records", "kubectl get quarantines")),
-        page_url=clean(settings.page_url),
-        look_title="What to use",
-        footer=_footer("", place),
-    )
-
-
-def _request(
+def request_of(
     settings: Settings,
     place: Place,
     now_wall_s: float,
@@ -507,16 +357,16 @@ def _request(
         look_title="What to use",
         page_url=page_of(settings, "nodes", node) if node else clean(settings.page_url),
         dashboard_url=dashboard_of(settings, "nodes", node) if node else "",
-        footer=_footer(footer, place),
+        footer=footer_of(footer, place),
     )
 
 
-def _footer(what: str, place: Place) -> str:
+def footer_of(what: str, place: Place) -> str:
     cluster = f"Cluster {clean(place.cluster, 200)}." if place.cluster else ""
     return " ".join(part for part in (what, cluster, "Times are those of the controller.") if part)
 
 
-def _headers(
+def headers_of(
     place: Place, node: str, record: str, stage: str, *, urgent: bool = False
 ) -> tuple[tuple[str, str], ...]:
     rows = [

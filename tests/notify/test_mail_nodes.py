@@ -28,7 +28,8 @@ from sentinel.fleet_mail import MailBook
 from sentinel.fleet_notes import Notes
 from sentinel.metrics import Metrics
 from sentinel.notify import sender
-from sentinel.notify.compose_nodes import WORDS, Place, message_id, node_request, nodes_digest
+from sentinel.notify.compose_many import nodes_digest
+from sentinel.notify.compose_nodes import WORDS, Place, message_id, node_request
 from sentinel.notify.message import Renderer
 from sentinel.notify.text import stamp
 from sentinel.notify.webhook import message

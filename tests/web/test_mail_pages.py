@@ -8,7 +8,8 @@ from msgspec import structs
 
 from sentinel.core.model import Pace, Stage
 from sentinel.notify.compose import MailRequest, digest_request, mail_request
-from sentinel.notify.compose_nodes import node_request, nodes_digest
+from sentinel.notify.compose_many import nodes_digest
+from sentinel.notify.compose_nodes import node_request
 from sentinel.notify.message import Renderer
 from sentinel.settings import Settings
 from tests.notify.mail_world import HOST, OPENED_WALL_S, a_job, an_incident
