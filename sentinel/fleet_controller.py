@@ -17,7 +17,7 @@ import structlog
 
 from sentinel import fleet_mail, fleet_numbers, fleet_troubles
 from sentinel.clock import Clock
-from sentinel.core import fleet, fleet_causes, fleet_conditions, fleet_fence, fleet_hook, fleet_marks
+from sentinel.core import fleet, fleet_conditions, fleet_hook, fleet_marks
 from sentinel.core.fleet_brakes import Use
 from sentinel.core.fleet_events import (
     Decision,
@@ -28,7 +28,6 @@ from sentinel.core.fleet_events import (
     HeldBack,
     Isolate,
     Open,
-    Reason,
     Removed,
 )
 from sentinel.core.fleet_hook import FenceCall
@@ -42,14 +41,13 @@ from sentinel.core.fleet_model import (
 )
 from sentinel.core.fleet_orders import Answer
 from sentinel.core.fleet_record import step
-from sentinel.core.fleet_release import acting
 from sentinel.core.fleet_settings import FleetSettings
 from sentinel.core.fleet_silence import unreachable
-from sentinel.core.health import Finding, Severity
 from sentinel.core.now import Now
 from sentinel.effects.fence import Fencer
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.fleet_cluster import FleetCluster
+from sentinel.fleet_for_jobs import ForJobs
 from sentinel.fleet_mail import MailBook
 from sentinel.fleet_nodes import FleetNodes
 from sentinel.fleet_notes import Notes
@@ -94,18 +92,14 @@ class FleetController:
         self._cluster = cluster
         self._clock = clock
         self._tell = tell
-        self._paused = ""
         self.nodes = FleetNodes(cluster, clock, lambda node: bool(self._conditions(node, [])), recorder)
+        self.for_jobs = ForJobs(cluster, self.nodes, settings.cause_nodes)
         self._led_mono_s = 0.0
         self._not_begun = ""  # why it has not read everything yet
         self._pending = Pending(cluster)
         self._telling = Telling(cluster, tell, lambda: self.mail_waits())
         self._unclaimed: dict[str, None] = {}  # nodes to which an earlier leader may still write
         self._missed: set[str] = set()  # nodes that changed while something was written
-        self._lived_with: dict[
-            str, list[NodeQuarantine]
-        ] = {}  # by node: ended records with findings that stay
-        self._faults: dict[str, NodeQuarantine] = {}  # by node: its open record for a fault
         self._status = RecordStatus(cluster, clock)
         self._works = Works(self._ended, self.changed)
         self._showing = Showing(cluster, self.nodes, self._works, self._conditions)
@@ -128,48 +122,10 @@ class FleetController:
         if self.nodes.arrived(arrived):
             self.changed(arrived.node)
 
-    def findings(self, node: str) -> tuple[str, list[Finding]]:
-        """The boot that its agent told of last, and what its checks find in it but what people live with or ignore.
-
-        What many nodes have is a warning until a person says what it is: no job leaves its nodes for a rule gone wrong.
-        """
-        boot_id, found = self.nodes.findings(node)
-        if words := self._cluster.codes:
-            out = fleet_causes.ignored(words)
-            found = tuple(one for one in found if one.code not in out)
-        found = tuple(fleet_causes.as_warning(one) if self._undecided(node, one) else one for one in found)
-        lived_with, picture = self._lived_with.get(node), self.nodes.pictures.get(node)
-        if lived_with and picture is not None:
-            found = acting(found, picture, lived_with)
-        return boot_id, list(found)
-
-    def _undecided(self, node: str, one: Finding) -> bool:
-        """Is it held back since many nodes have it, or may it be in a moment?"""
-        if one.severity is not Severity.FATAL:
-            return False
-        record = self._faults.get(node)
-        if record is not None and fleet_causes.waits(record):
-            return True
-        known = record is not None and any(finding.key == one.key for finding in record.findings)
-        return not known and len(self.nodes.fatal.get(one.code, ())) >= self.settings.cause_nodes
-
-    def lost(self, pod: str) -> str:
-        """Why the pod with this uid was removed by force from a node that was lost; "": it was not."""
-        return fleet_fence.removed(self._cluster.records.values(), pod)
-
     def brake_uses(self) -> list[tuple[str, Use]]:
         """How much of each brake is used, of those nodes that were looked at."""
         picture = FleetPicture(nodes=self.nodes.pictures)
         return fleet_numbers.brake_uses(picture, self._cluster.records.values(), self.settings, self._clock())
-
-    def draining(self) -> dict[str, str]:
-        """Nodes from which protected jobs are to move -> who ordered that and why, in a sentence."""
-        found = {}
-        for record in self._cluster.records.values():
-            if record.drain and record.isolating:
-                asked = [line.sentence for line in record.story if line.reason == Reason.DRAIN_ORDERED.value]
-                found[record.node] = asked[-1] if asked else record.sentence
-        return found
 
     def _picture(
         self, epoch: int, records: Mapping[str, NodeQuarantine], only: Collection[str] | None
@@ -231,17 +187,11 @@ class FleetController:
     def forget(self) -> None:
         """What was heard and told under another leadership."""
         self.nodes.forget()
-        for kept in (
-            self._pending,
-            self._telling,
-            self._showing,
-            self._unclaimed,
-            self._missed,
-            self._faults,
-        ):
+        self.for_jobs.look_over(())
+        for kept in (self._pending, self._telling, self._showing, self._unclaimed, self._missed):
             kept.clear()
-        for told in (self.mails, self.notes):
-            told.clear()
+        self.mails.clear()
+        self.notes.clear()
         self._status.forget()
 
     def to_tell(self) -> Iterator[NodeQuarantine]:
@@ -279,7 +229,7 @@ class FleetController:
         self.lead_began.clear()
         while not await self._took_over():
             pass
-        self._faults = _faults(self._cluster.records.values())
+        self.for_jobs.look_over(self._cluster.records.values())
         self._unclaimed = {one.node: None for one in self._cluster.records.values() if one.state.open}
         self.lead_began.set()
         whole_mono_s = 0.0
@@ -383,12 +333,8 @@ class FleetController:
         self.nodes.changed.clear()
         self._missed |= (changed | {order.node for order in picture.orders}) & picture.busy
         if only is None:
-            self._lived_with = {}
-            self._faults = _faults(records.values())
-            for one in records.values():
-                if one.ignored and not one.state.open:
-                    self._lived_with.setdefault(one.node, []).append(one)
-        self._note_pause(picture.paused)
+            self.for_jobs.look_over(records.values())
+        self.notes.pause(picture.paused)
         decisions = fleet.decide(picture, records, self.settings, now, only, self.nodes.quiet)
         if self._recorder is not None:
             self._recorder.round(picture, self.nodes.heard, records, now, only, decisions, self.nodes.looked)
@@ -517,12 +463,6 @@ class FleetController:
         if not self.notes.record(record, mail):
             self.mails.record(record, mail)
 
-    def _note_pause(self, paused: str) -> None:
-        if paused != self._paused:
-            self._paused = paused
-            log.info("fleet_paused", why=paused)
-            self._tell(f"is paused: {paused}" if paused else "is not paused any more")
-
     def _stepped(
         self, decisions: Iterable[Decision], records: Mapping[str, NodeQuarantine], now: Now, epoch: int
     ) -> tuple[dict[str, NodeQuarantine], dict[str, list[Effect]], dict[str, Kind]]:
@@ -536,10 +476,7 @@ class FleetController:
             before = moved.get(decision.record) or records.get(decision.record)
             record, follows = step(before, decision.event, now, epoch)
             moved[record.id] = record
-            if record.kind is Kind.FAULT:
-                self._faults |= _faults((record,))
-                if not record.state.open:
-                    self._faults.pop(record.node, None)
+            self.for_jobs.moved(record)
             effects.setdefault(record.id, []).extend(follows)
             if _takes(decision) and taking.get(record.node, Kind.SILENCE) is Kind.SILENCE:
                 taking[record.node] = record.kind
@@ -555,11 +492,9 @@ class FleetController:
         self._metrics.records_saved()
 
     def _conditions(self, node: NodePicture, own: list[NodeQuarantine]) -> tuple[NodeCondition, ...]:
-        return fleet_conditions.writes(node, own, self.settings, self._clock(), paused=bool(self._paused))
-
-
-def _faults(records: Iterable[NodeQuarantine]) -> dict[str, NodeQuarantine]:
-    return {one.node: one for one in records if one.kind is Kind.FAULT and one.state.open}
+        return fleet_conditions.writes(
+            node, own, self.settings, self._clock(), paused=bool(self.notes.paused)
+        )
 
 
 def _takes(decision: Decision) -> bool:

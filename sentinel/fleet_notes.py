@@ -29,6 +29,14 @@ class Notes:
         self._metrics, self._tell = metrics, tell
         self._standing: dict[str, str] = {}
         self._notices: dict[str, Notice] = {}
+        self.paused = ""  # by whom or why
+
+    def pause(self, why: str) -> None:
+        """`why`: "" where it is not paused."""
+        if why != self.paused:
+            self.paused = why
+            log.info("fleet_paused", why=why)
+            self._tell(f"is paused: {why}" if why else "is not paused any more")
 
     def clear(self) -> None:
         self._standing, self._notices = {}, {}

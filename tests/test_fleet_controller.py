@@ -1027,7 +1027,7 @@ def test_who_moves_jobs_is_told_which_nodes_are_drained_and_why() -> None:
     def told(world: World) -> dict[str, str]:
         one = Led()
         one.cluster.records = dict(world.records)
-        return one.controller.draining()
+        return one.controller.for_jobs.draining()
 
     world = World()
     world.order(OrderKind.HOLD, "n2")
@@ -1145,7 +1145,7 @@ def test_jobs_hear_of_what_many_nodes_have_as_a_warning_until_a_person_says_what
         held = {one.node for one in fleet.cluster.records.values() if one.state is State.HELD}
 
         def severity(name: str) -> list[Severity]:
-            return [one.severity for one in fleet.controller.findings(name)[1]]
+            return [one.severity for one in fleet.controller.for_jobs.findings(name)[1]]
 
         for name in names:
             assert severity(name) == [Severity.WARNING if name in held else Severity.FATAL]
@@ -1157,6 +1157,22 @@ def test_jobs_hear_of_what_many_nodes_have_as_a_warning_until_a_person_says_what
         await fleet.rounds()
         assert set(fleet.states().values()) == {"fault released"}
         assert not [one for name in names for one in severity(name)]
+
+    led(test, structs.replace(OPEN, cause_nodes=3))
+
+
+def test_a_finding_that_is_too_many_for_its_record_is_decided_about_with_the_others_of_its_code() -> None:
+    async def test(fleet: Led) -> None:
+        names = [f"n{number}" for number in range(3)]
+        fleet.cluster.codes = (CodeWord(code="XID 31", say=Say.GO_ON, at_wall_s=fleet.now.wall_s),)
+        many = [a_finding("XID 31", entity=f"GPU {number}") for number in range(MAX_FINDINGS + 8)]
+        for name in names:
+            fleet.join(name, f"uid-{name}", "boot-1")
+            fleet.hears(name, f"uid-{name}", "boot-1", *many)
+        await eventually(lambda: [*fleet.states().values()] == ["fault active"] * 3)
+        for name in names:
+            found = fleet.controller.for_jobs.findings(name)[1]
+            assert [one.severity for one in found] == [Severity.FATAL] * len(many)
 
     led(test, structs.replace(OPEN, cause_nodes=3))
 

@@ -226,7 +226,7 @@ def _nodes(seen: Seen, asked: Asked) -> tuple[int, str, str]:
                 state=row.state if row is not None else "in service",
                 pool=pool(name),
                 heard_s=None if at_s is None else max(0.0, seen.now.mono_s - at_s),
-                findings=len(seen.sources.controller.findings(name)[1]),
+                findings=len(seen.sources.controller.for_jobs.findings(name)[1]),
                 why=row.why if row is not None else "",
                 gone=name not in nodes,
             )
@@ -262,7 +262,7 @@ def _node(seen: Seen, asked: Asked) -> tuple[int, str, str]:
     if object_ is None and not records:
         return 404, name, fleet_page.missing(seen.standing, f"node {name}")
     heard = sources.controller.nodes.last_heard(name)
-    boot_id, found = sources.controller.findings(name)
+    boot_id, found = sources.controller.for_jobs.findings(name)
     at_s = None if heard is None else heard.agent_mono_s
     view = NodeView(
         node=name,

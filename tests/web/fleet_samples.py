@@ -65,7 +65,7 @@ class World:
         self.controller = SimpleNamespace(
             settings=FleetSettings(),
             nodes=SimpleNamespace(unheard=0, last_heard=self._heard),
-            findings=lambda name: ("boot-4f1a", self.found.get(name, [])),
+            for_jobs=SimpleNamespace(findings=lambda name: ("boot-4f1a", self.found.get(name, []))),
             brake_uses=lambda: [
                 ("isolations", Use("at-a-time", "", len(self.records), 4)),
                 ("isolations", Use("per-window", "", len(self.records), 8)),
