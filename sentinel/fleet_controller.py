@@ -219,6 +219,7 @@ class FleetController:
         finally:
             self._fencer.stop()
             await self._works.stop()
+            self._telling.turn(last=True)
 
     async def _lead(self, epoch: int) -> None:
         self._led_mono_s = self._clock().mono_s
@@ -351,6 +352,8 @@ class FleetController:
         self._showing.begin(names)
         if only is None:
             self._look_after_the_rest(picture, epoch, now)
+            if not self._silences_wait:
+                self._telling.turn()
         self._answer(picture, later, now)
         for node, take in self._cluster.take_orders().items():
             self._works.go(node, "order", take)

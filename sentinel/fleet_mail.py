@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from msgspec import structs
 
 from sentinel.core.fleet_events import Reason, Told
-from sentinel.core.fleet_model import Brake, NodeMail, NodeQuarantine
+from sentinel.core.fleet_model import Brake, Kind, NodeMail, NodeQuarantine
 from sentinel.core.fleet_record import step
 from sentinel.core.now import Now
 
@@ -36,10 +36,11 @@ class MailBook:
         return bool(self._unsaved)
 
     def to_tell(self, records: Mapping[str, NodeQuarantine]) -> Iterator[NodeQuarantine]:
-        """The records of which something is not told yet, and those that share a message with others."""
+        """The records of which something is not told yet, and those that may share a message with others."""
         for record in records.values():
             mails = tuple(self._mails.get((record.id, mail.stage), mail) for mail in record.mails)
-            if record.held_by in SHARED or any(mail.state == "waiting" for mail in mails):
+            shares = record.held_by in SHARED or record.kind is Kind.SILENCE
+            if shares or any(mail.state == "waiting" for mail in mails):
                 yield structs.replace(record, mails=mails)
 
     def record(self, record: str, mail: NodeMail) -> None:

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from sentinel.core.fleet_events import Decision, DoEvent, DoTell, Effect, Open
+from sentinel.core import fleet_lost
+from sentinel.core.fleet_events import Decision, DoEvent, DoTell, Effect, Open, Reason
 from sentinel.core.fleet_model import Kind, NodePicture, NodeQuarantine, State
 from sentinel.fleet_cluster import FleetCluster
+
+TURNS = 4  # whole rounds for which a line about silent nodes waits at most
 
 
 class Pending:
@@ -50,7 +53,8 @@ def _taking_more(before: NodeQuarantine | None, after: NodeQuarantine) -> NodeQu
 class Telling:
     """What was decided is told once it is saved, and that a node is out of service once the node shows that.
 
-    `tell` writes a line for people; `mail_waits` is called when something new is to be told by mail.
+    What falls silent together is told in one line: silences wait for the next turns. `tell` writes a line for people;
+    `mail_waits` is called when something new is to be told by mail.
     """
 
     def __init__(
@@ -59,10 +63,32 @@ class Telling:
         self._cluster, self._tell, self._mail_waits = cluster, tell, mail_waits
         self._told: set[str] = set()
         self._unsaid: dict[str, dict[str, list[Effect]]] = {}  # by node and record
+        # What is to be told of silent nodes, by what it is about: the record and its own line.
+        self._silences: dict[Reason, list[tuple[NodeQuarantine, DoTell]]] = {}
+        self._turns = 0  # for which they wait
+        self._grew = False  # since the last turn
 
     def clear(self) -> None:
+        self.turn(last=True)
         self._told.clear()
         self._unsaid.clear()
+
+    def turn(self, *, last: bool = False) -> None:
+        """A whole round has ended: silences are told if it brought no further one, or after TURNS of them."""
+        self._turns += 1
+        if last or not self._grew or self._turns >= TURNS:
+            silences, self._silences, self._turns = self._silences, {}, 0
+            for about, rows in silences.items():
+                self._say_of_many(about, rows)
+        self._grew = False
+
+    def _say_of_many(self, about: Reason, rows: list[tuple[NodeQuarantine, DoTell]]) -> None:
+        records = [*{record.id: record for record, _ in rows}.values()]
+        if len(fleet_lost.nodes_of(records)) >= fleet_lost.MANY:
+            self._tell(fleet_lost.line(about, records))
+            return
+        for _, one in rows:
+            self._tell(one.sentence)
 
     def saved(self, record: NodeQuarantine, effects: Iterable[Effect]) -> None:
         """Of what never came to be shown nothing is told when it is over."""
@@ -76,7 +102,7 @@ class Telling:
         for id, effects in self._unsaid.pop(name, {}).items():
             record = self._cluster.record(id)
             if record is None or not record.isolating or node is None or node.mark is not None:
-                self._say(effects)
+                self._say(effects, record)
                 continue
             left[id] = effects
             if error is not None:
@@ -85,13 +111,32 @@ class Telling:
         if left:
             self._unsaid[name] = left
 
-    def _say(self, effects: Iterable[Effect]) -> None:
+    def _say(self, effects: Iterable[Effect], record: NodeQuarantine | None) -> None:
         for effect in effects:
             if isinstance(effect, DoEvent):
                 self._cluster.event(effect)
             elif isinstance(effect, DoTell):
-                self._once(effect.key, effect.sentence)
+                about = fleet_lost.TOGETHER.get(effect.reason)
+                if about is not None and record is not None and record.kind is Kind.SILENCE:
+                    self._later(about, record, effect)
+                else:
+                    if record is not None:
+                        self._now(record.id)
+                    self._once(effect.key, effect.sentence)
                 self._mail_waits()
+
+    def _later(self, about: Reason, record: NodeQuarantine, one: DoTell) -> None:
+        if one.key not in self._told:
+            self._told.add(one.key)
+            self._turns = self._turns if self._silences else 0
+            self._silences.setdefault(about, []).append((record, one))
+            self._grew = True
+
+    def _now(self, id: str) -> None:
+        """What waits to be told of this record comes before what is told of it next."""
+        for about, rows in self._silences.items():
+            self._silences[about] = [row for row in rows if row[0].id != id]
+            self._say_of_many(about, [row for row in rows if row[0].id == id])
 
     def _once(self, key: str, sentence: str) -> None:
         if key not in self._told:

@@ -430,6 +430,57 @@ def test_a_flood_of_silent_nodes_holds_up_no_cordon() -> None:
     led(test)
 
 
+def test_what_falls_silent_together_is_one_line() -> None:
+    async def test(fleet: Led) -> None:
+        names = [f"n{number}" for number in range(40)]
+        for name in names:
+            fleet.join(name, "uid", "boot-1", pods=(a_pod(f"worker-{name}"),))
+            fleet.hears(name, "uid", "boot-1")
+        fleet.passes(50.0)
+        for name in names[9:]:
+            fleet.hears(name, "uid", "boot-1", at_s=150.0)
+        await fleet.rounds(9)
+        lost = [text for text in fleet.told if "cannot be reached" in text]
+        assert len(fleet.cluster.records) == 9
+        assert lost == [
+            "9 nodes cannot be reached: agents and kubelets are silent. They may still run. Protected jobs have 9 pods "
+            "there, which stay: nothing proves that the nodes are dead. They are: n0, n1, n2, n3, n4, n5, n6, n7, n8."
+        ]
+        for name in names[:2]:
+            fleet.hears(name, "uid", "boot-1", at_s=300.0)
+        await fleet.rounds(5)
+        assert [text for text in fleet.told if "heard again" in text] == [
+            "Node n0 is heard again; its kubelet is still silent.",
+            "Node n1 is heard again; its kubelet is still silent.",
+        ]
+        for name in names[2:9]:
+            fleet.hears(name, "uid", "boot-1", at_s=300.0)
+        await eventually(lambda: "silence active" not in fleet.states().values())
+
+    led(test)
+
+
+def test_what_was_to_be_told_of_silent_nodes_is_told_when_the_leader_ends() -> None:
+    fleet = Led()
+
+    async def story() -> None:
+        async with leading(fleet):
+            for name in ("n0", "n1", "n2", "n3"):
+                fleet.join(name, "uid", "boot-1")
+                fleet.hears(name, "uid", "boot-1")
+            fleet.passes(50.0)
+            for name in ("n1", "n2", "n3"):
+                fleet.hears(name, "uid", "boot-1", at_s=150.0)
+            fleet.passes(11.0)
+            fleet.controller.changed("nobody")
+            await eventually(lambda: bool(fleet.cluster.events))
+
+    asyncio.run(story())
+    assert [text for text in fleet.told if "cannot be reached" in text] == [
+        "Node n0 cannot be reached: its agent and its kubelet are silent. It may still run."
+    ]
+
+
 def test_book_keeping_is_saved_after_what_takes_a_node_out_of_service() -> None:
     async def test(fleet: Led) -> None:
         for name in ("n1", "n2"):

@@ -15,7 +15,7 @@ from sentinel.cluster.kubernetes.lease import ADDRESS, UNHEARD
 from sentinel.cluster.kubernetes.objects import NODES, QUARANTINES, Custom, Node
 from sentinel.cluster.kubernetes.orders import ASKS
 from sentinel.cluster.kubernetes.pause import PAUSED, told
-from sentinel.core import fleet_causes
+from sentinel.core import fleet_causes, fleet_lost
 from sentinel.core.fleet_marks import CLAIM_TAINTS, claims_of
 from sentinel.core.fleet_model import QUARANTINE_TAINT, CodeWord, Kind, Mode, NodeQuarantine, State
 from sentinel.core.health import Finding
@@ -97,7 +97,10 @@ async def view(client: Client, namespace: str, now_wall_s: float, only: str = ""
         troubles.append(
             f"who leads, whether it is paused, or what is said of codes, may not be read: {error}"
         )
-    notes = fleet_causes.told(found.values(), words, Now(0.0, now_wall_s))
+    notes = [
+        *fleet_lost.told(found.values()),
+        *fleet_causes.told(found.values(), words, Now(0.0, now_wall_s)),
+    ]
     if only:
         if only not in nodes and all(one.node != only for one in found.values()):
             return None

@@ -18,7 +18,7 @@ from sentinel.clock import Clock
 from sentinel.cluster.kubernetes.fleet import KubernetesFleet
 from sentinel.cluster.kubernetes.lease import Election
 from sentinel.cluster.kubernetes.objects import Node
-from sentinel.core import fleet_causes
+from sentinel.core import fleet_causes, fleet_lost
 from sentinel.core.fleet_settings import pool_of
 from sentinel.core.now import Now
 from sentinel.fleet_controller import FleetController
@@ -171,10 +171,12 @@ class FleetSite:
 
 
 def _notes(sources: Sources, now: Now) -> list[str]:
-    """What many nodes have at once, and what people say of it."""
+    """What many nodes have or lack at once, and what people say of it."""
     fleet = sources.fleet
     problem = fleet.codes_problem
-    return [*fleet_causes.told(fleet.records.values(), fleet.codes, now), *([problem] if problem else [])]
+    records = fleet.records.values()
+    causes = fleet_causes.told(records, fleet.codes, now)
+    return [*fleet_lost.told(records), *causes, *([problem] if problem else [])]
 
 
 def _told(render: Render, seen: Seen, asked: Asked, *, whole: bool) -> Told:

@@ -279,6 +279,7 @@ class DoTell(Struct, frozen=True, tag=True):
 
     key: str
     sentence: str
+    reason: Reason
 
 
 class DoRemove(Struct, frozen=True, tag=True):

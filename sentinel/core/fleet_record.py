@@ -92,7 +92,7 @@ def _saying(
         DoEvent(record.node, record.node_uid, event.reason.value, event.sentence, warning)
     ]
     if tell:
-        effects.append(DoTell(_key(record, event), event.sentence))
+        effects.append(DoTell(_key(record, event), event.sentence, event.reason))
     return tuple(effects)
 
 

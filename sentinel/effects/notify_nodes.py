@@ -1,7 +1,7 @@
 """Mails to administrators about nodes, from what their records say is not told yet.
 
 What happens together comes together: after the first news it is waited until nothing more has come for a moment. The
-nodes of one network incident are one mail, and a storm is one digest.
+nodes of one network incident are one mail, nodes that fell silent together are one, and a storm is one digest.
 """
 
 import asyncio
@@ -12,13 +12,21 @@ from functools import partial
 
 from msgspec import structs
 
+from sentinel.core import fleet_lost
 from sentinel.core.fleet_causes import network_codes
 from sentinel.core.fleet_events import Reason
-from sentinel.core.fleet_model import Brake, NodeMail, NodeQuarantine
+from sentinel.core.fleet_lost import Loss
+from sentinel.core.fleet_model import Brake, Kind, NodeMail, NodeQuarantine
 from sentinel.core.now import Now
 from sentinel.effects.notify import TOGETHER, Notifier, Record, Waiting
 from sentinel.notify.compose import MailRequest
-from sentinel.notify.compose_many import cause_request, network_request, nodes_digest, notice_request
+from sentinel.notify.compose_many import (
+    cause_request,
+    lost_request,
+    network_request,
+    nodes_digest,
+    notice_request,
+)
 from sentinel.notify.compose_nodes import Place, node_request
 from sentinel.settings import Settings
 
@@ -32,7 +40,7 @@ SHARED = {
 
 
 class NodeNotifier(Notifier):
-    """`records`: those with mails that wait, and all of network incidents. `record` writes down what became of a mail.
+    """`records`: those with mails that wait, and all that may share one. `record` writes down what became of a mail.
 
     `notices`: what belongs to no record, as (id, sentence, mail).
     """
@@ -60,9 +68,14 @@ class NodeNotifier(Notifier):
 
     def _requests(self, now: Now) -> Iterable[Waiting]:
         shared: dict[tuple[str, frozenset[str]], list[NodeQuarantine]] = {}
-        for record in sorted(self._records(), key=lambda one: (one.since_wall_s, one.id)):
+        records = sorted(self._records(), key=lambda one: (one.since_wall_s, one.id))
+        for loss in fleet_lost.losses(records):
+            yield from self._of_loss(loss, now)
+        for record in records:
             stages = {mail.stage for mail in record.mails if mail.state == "waiting"}
             for mail in record.mails:
+                if record.kind is Kind.SILENCE and mail.stage in fleet_lost.TOGETHER:
+                    continue
                 waits = mail.state == "waiting"
                 if (brake := SHARED.get(mail.stage)) and (waits or record.held_by is brake):
                     shared.setdefault((mail.stage, _about(record, brake)), []).append(record)
@@ -73,6 +86,47 @@ class NodeNotifier(Notifier):
             yield Waiting(id, mail.stage, mail, request)
         for (stage, _), members in shared.items():
             yield from self._of_many(stage, members, now)
+
+    def _of_loss(self, loss: Loss, now: Now) -> Iterable[Waiting]:
+        """What is told together of nodes that fell silent together; of few of them, a mail for each."""
+        about: dict[Reason, list[tuple[NodeQuarantine, NodeMail]]] = {}
+        told: set[Reason] = set()
+        for record in loss.records:
+            for mail in record.mails:
+                if (reason := fleet_lost.TOGETHER.get(mail.stage)) is None:
+                    continue
+                if mail.state == "waiting":
+                    about.setdefault(reason, []).append((record, mail))
+                else:
+                    told.add(reason)
+        for reason, rows in about.items():
+            mails = [mail for _, mail in rows]
+            due_wall_s = min(fleet_lost.due_wall_s(loss, reason, mails), now.wall_s + fleet_lost.RETURN_S)
+            due_wall_s = max(due_wall_s, *(mail.next_wall_s for mail in mails))  # none of them goes twice
+            request = self._of_lost(loss, reason, rows, now, more=reason in told)
+            for record, mail in rows:
+                waits = structs.replace(mail, next_wall_s=due_wall_s)
+                if request is not None:
+                    yield Waiting(record.id, mail.stage, waits, request)
+                else:
+                    stages = {one.stage for own, one in rows if own is record}
+                    yield self._of_node(record, waits, stages, now)
+
+    def _of_lost(
+        self,
+        loss: Loss,
+        about: Reason,
+        rows: Sequence[tuple[NodeQuarantine, NodeMail]],
+        now: Now,
+        *,
+        more: bool,
+    ) -> MailRequest | None:
+        """None: it is told of each node by itself."""
+        records = [*{record.id: record for record, _ in rows}.values()]
+        if not loss.many or len(fleet_lost.nodes_of(records)) == 1:
+            return None
+        mail, place = rows[0][1], self._place()
+        return lost_request(loss, about, records, mail, self._settings, place, now.wall_s, more=more)
 
     def _of_node(self, record: NodeQuarantine, mail: NodeMail, stages: set[str], now: Now) -> Waiting:
         about = mail

@@ -1,12 +1,18 @@
-"""Mails about many nodes at once: a network incident, a common cause, silence of all, a digest. See compose_nodes."""
+"""Mails about many nodes at once: a network incident, a common cause, a loss, silence of all, a digest.
+
+See compose_nodes.
+"""
 
 from collections.abc import Sequence
 
+from sentinel.core import fleet_lost as lost
 from sentinel.core.fleet_causes import command
 from sentinel.core.fleet_events import Reason
+from sentinel.core.fleet_lost import Loss
 from sentinel.core.fleet_model import NodeMail, NodeQuarantine
 from sentinel.notify.compose import MAX_DIGEST, MailRequest, Moment, hashed, slug
 from sentinel.notify.compose_nodes import (
+    MAX_NAMED,
     WORDS,
     Place,
     domain,
@@ -17,6 +23,7 @@ from sentinel.notify.compose_nodes import (
     message_id,
     named,
     request_of,
+    words_of,
 )
 from sentinel.notify.text import clean, count, stamp
 from sentinel.settings import Settings
@@ -94,6 +101,89 @@ def cause_request(
         ),
         footer="",
     )
+
+
+_HEADLINES = {
+    Reason.UNREACHABLE: "unreachable",
+    Reason.AGENT_SILENT: "agents are silent",
+    Reason.REMOVAL_BRAKED: "removal of pods is held back",
+}
+_LOST = {
+    Reason.UNREACHABLE: "Find out whether the machines are off, and what they share: power, a switch, a rack. Their "
+    "ranks may still run and write, so their pods stay where they are until a node is heard again or somebody says "
+    "that it is dead.",
+    Reason.AGENT_SILENT: "Look at Sentinel's agent there; the nodes themselves live. Their faults are not seen "
+    "meanwhile.",
+    Reason.REMOVAL_BRAKED: "It goes on by itself when there is room; look first whether so many machines are really "
+    "dead.",
+}
+
+
+def lost_request(
+    loss: Loss,
+    about: Reason,
+    records: Sequence[NodeQuarantine],
+    mail: NodeMail,
+    settings: Settings,
+    place: Place,
+    now_wall_s: float,
+    *,
+    more: bool,
+) -> MailRequest:
+    """One mail for what happened to nodes that fell silent together. `about`: a value of fleet_lost.TOGETHER.
+
+    `records`: those of the loss of which it is not told yet, not empty; `more`: of others it is told; `mail`: the first
+    one's.
+    """
+    words, stage = words_of(about.value), about.value
+    over = [one for one in records if not one.state.open]
+    silent = lost.nodes_of(loss.silent)
+    nodes = lost.nodes_of(records)
+    titled = f"{count(len(nodes), 'more node' if more else 'node')}: {_HEADLINES.get(about, words.headline)}"
+    ran = dict.fromkeys(pod for one in records for pod in one.running_there)
+    return request_of(
+        settings,
+        place,
+        now_wall_s,
+        mail=mail,
+        message_id=message_id(records[0], stage, place),
+        subject=clean(f"[sentinel] {titled}", 200),
+        headers=headers_of(place, count(len(nodes), "node"), records[0].id, stage, urgent=words.urgent),
+        tone=words.tone,
+        label=words.label,
+        title=titled,
+        sentence=lost.sentence(about, records, more=more),
+        facts=tuple(
+            (name, value)
+            for name, value in (
+                ("nodes", named(nodes)),
+                ("pools", named(sorted({one.pool for one in records if one.pool}))),
+                ("silent since", stamp(loss.records[0].since_wall_s, with_date=True)),
+                ("fell silent", f"within {max(1.0, lost.within_s(loss.records)):.0f} s of each other"),
+                ("ran there", named([*ran]) if about is not Reason.DEAD else ""),
+                ("still silent", named(silent) if over else ""),
+            )
+            if value
+        ),
+        advice=_LOST.get(
+            about, "Look for what they share before jobs go there again: power, a switch, a rack."
+        ),
+        evidence=(),
+        look=(
+            *((("it is off", "sentinel confirm-dead NODE"),) if about is Reason.UNREACHABLE else ()),
+            ("all nodes", "sentinel status"),
+        ),
+        story=_ends(over, now_wall_s),
+        footer="",
+    )
+
+
+def _ends(records: Sequence[NodeQuarantine], now_wall_s: float) -> tuple[Moment, ...]:
+    """What was said last of each node, in the order of time: when it came back, and what its agent did meanwhile."""
+    lines = sorted((one.ended_wall_s or 0.0, one.node, one.sentence) for one in records)
+    shown = [Moment(_time(wall_s, now_wall_s), "", clean(said, 400)) for wall_s, _, said in lines[:MAX_NAMED]]
+    more = [Moment("", "", f"({len(lines) - MAX_NAMED} more)")] if len(lines) > MAX_NAMED else []
+    return (*shown, *more)
 
 
 def notice_request(

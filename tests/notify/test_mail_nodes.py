@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from email.headerregistry import Address
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from msgspec import structs
 
 from sentinel import fleet_numbers
 from sentinel.core.fleet_events import Reason
+from sentinel.core.fleet_lost import SETTLE_S
 from sentinel.core.fleet_model import (
     Brake,
     FenceOutcome,
@@ -321,6 +323,150 @@ def test_one_code_on_many_nodes_is_one_mail_that_asks_whether_it_is_real() -> No
                 "[sentinel] gpu-0: back in service, its finding is ignored - was XID 31"
             )
             assert world.out() == {"gpu-5"}
+
+    asyncio.run(scenario())
+
+
+def text_in(mail: object) -> str:
+    return " ".join(mail.get_body(("plain",)).get_content().split())  # type: ignore[attr-defined]
+
+
+def a_lost_rack(count: int = 30, others: int = 100) -> tuple[World, list[str]]:
+    """Nodes with a protected job, of which none is heard any more."""
+    names = [f"rack-{number:02}" for number in range(count)]
+    world = World([*names, *(f"other-{number}" for number in range(others))], OPEN, pool="a100")
+    for name in names:
+        world.change(name, pods=(a_pod(f"worker-{name}"),))
+    world.settle()
+    world.silent = set(names)
+    world.passes(OPEN.agent_silent_s + 1)
+    world.settle()
+    return world, names
+
+
+def test_a_lost_rack_is_one_mail_and_that_it_is_back_another() -> None:
+    async def scenario() -> None:
+        world, names = a_lost_rack()
+        with MailServer() as server:
+            told = Told(world, settings_for(server.port))
+            await told.send()
+            ((_, mail),) = server.mails
+            assert mail["Subject"] == "[sentinel] 30 nodes: unreachable"
+            assert mail["Importance"] == "high"
+            assert mail["X-Sentinel-Node"] == "30 nodes"
+            text = text_in(mail)
+            for said in (
+                "30 nodes cannot be reached: agents and kubelets are silent. They may still run.",
+                "Protected jobs have 30 pods there, which stay: nothing proves that the nodes are dead.",
+                "rack-00, rack-01, rack-02",
+                "and 18 more",
+                "a100",
+                "within 1 s of each other",
+                "pod research/worker-rack-00",
+                "sentinel confirm-dead NODE",
+                "what they share: power, a switch, a rack",
+            ):
+                assert said in text, f"{said!r} not in\n{text}"
+            told.write()
+            assert told.states() == {"digested"}
+            world.silent = {names[0]}
+            world.passes(5.0)
+            world.settle()
+            await told.send()
+            ((_, mail),) = server.mails[1:]
+            assert mail["Subject"] == "[sentinel] 29 nodes: heard again"
+            text = text_in(mail)
+            assert "still silent: rack-00" in text
+            assert "Node rack-01 is heard again." in text
+            assert "(17 more)" in text
+            told.write()
+            world.silent.clear()
+            world.passes(5.0)
+            world.settle()
+            await told.send()
+            ((_, mail),) = server.mails[2:]
+            assert mail["Subject"] == "[sentinel] rack-00: heard again"
+            told.write()
+            await Told(world, settings_for(server.port)).send()
+            assert len(server.mails) == 3
+            assert "waiting" not in told.states()
+
+    asyncio.run(scenario())
+
+
+def test_who_falls_silent_after_the_mail_is_told_by_another_one() -> None:
+    async def scenario() -> None:
+        world, _ = a_lost_rack(9)
+        with MailServer() as server:
+            told = Told(world, settings_for(server.port))
+            await told.send()
+            told.write()
+            world.silent |= {"other-0", "other-1"}
+            world.passes(OPEN.agent_silent_s + 1)
+            world.settle()
+            await told.send()
+            first, second = (mail for _, mail in server.mails)
+            assert second["Subject"] == "[sentinel] 2 more nodes: unreachable"
+            assert "rack-00" not in text_in(second)
+            assert first["Message-ID"] != second["Message-ID"]
+            told.write()
+            await told.send()
+            assert len(server.mails) == 2
+
+    asyncio.run(scenario())
+
+
+def test_few_silent_nodes_are_told_each_by_itself() -> None:
+    async def scenario() -> None:
+        world, _ = a_lost_rack(2)
+        with MailServer() as server:
+            await Told(world, settings_for(server.port)).send()
+            assert [mail["Subject"] for _, mail in server.mails] == [
+                "[sentinel] rack-00: unreachable, its pods are left alone",
+                "[sentinel] rack-01: unreachable, its pods are left alone",
+            ]
+
+    asyncio.run(scenario())
+
+
+def test_the_mail_about_a_loss_waits_until_it_has_come_to_rest() -> None:
+    """Here and now, not only by the records' own clock."""
+
+    async def scenario() -> None:
+        world, names = a_lost_rack(9)
+        behind_s = time.time() - world.now.wall_s  # the notifier reads this machine's clock
+        for id, record in world.records.items():
+            mails = tuple(structs.replace(one, wall_s=one.wall_s + behind_s) for one in record.mails)
+            world.records[id] = structs.replace(record, mails=mails)
+        with MailServer() as server:
+            told = Told(world, settings_for(server.port))
+            task = asyncio.create_task(told.notifier.run())
+            told.notifier.wake()
+            await eventually(lambda: told.notifier.waiting == 2 * len(names))
+            assert not server.mails
+            for id, record in [*world.records.items()]:  # as if that were over
+                mails = tuple(structs.replace(one, wall_s=one.wall_s - SETTLE_S) for one in record.mails)
+                world.records[id] = structs.replace(record, mails=mails)
+            told.notifier.wake()
+            await eventually(lambda: bool(server.mails))
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            ((_, mail),) = server.mails
+            assert mail["Subject"] == "[sentinel] 9 nodes: unreachable"
+
+    asyncio.run(scenario())
+
+
+def test_a_mail_server_that_was_away_gets_one_mail_of_a_loss() -> None:
+    async def scenario() -> None:
+        world, _ = a_lost_rack(9)
+        told = Told(world, settings_for(closed_port()))
+        await told.send()
+        assert told.states() == {"waiting"}
+        with MailServer() as server:
+            await Told(world, settings_for(server.port)).send()
+            ((_, mail),) = server.mails
+            assert mail["Subject"] == "[sentinel] 9 nodes: unreachable"
 
     asyncio.run(scenario())
 
