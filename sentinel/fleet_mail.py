@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 from msgspec import structs
 
+from sentinel.core import fleet_lost
 from sentinel.core.fleet_events import Reason, Told
 from sentinel.core.fleet_model import Brake, Kind, NodeMail, NodeQuarantine
 from sentinel.core.fleet_record import step
@@ -37,11 +39,25 @@ class MailBook:
 
     def to_tell(self, records: Mapping[str, NodeQuarantine]) -> Iterator[NodeQuarantine]:
         """The records of which something is not told yet, and those that may share a message with others."""
+        silent_wall_s = min(
+            (
+                one.since_wall_s
+                for one in records.values()
+                if one.kind is Kind.SILENCE and _waits(self._newest(one))
+            ),
+            default=math.inf,
+        )
         for record in records.values():
-            mails = tuple(self._mails.get((record.id, mail.stage), mail) for mail in record.mails)
-            shares = record.held_by in SHARED or record.kind is Kind.SILENCE
-            if shares or any(mail.state == "waiting" for mail in mails):
+            mails = self._newest(record)
+            if record.kind is Kind.SILENCE:
+                shares = record.since_wall_s >= silent_wall_s - fleet_lost.LONGEST_S
+            else:
+                shares = record.held_by in SHARED
+            if shares or _waits(mails):
                 yield structs.replace(record, mails=mails)
+
+    def _newest(self, record: NodeQuarantine) -> tuple[NodeMail, ...]:
+        return tuple(self._mails.get((record.id, mail.stage), mail) for mail in record.mails)
 
     def record(self, record: str, mail: NodeMail) -> None:
         """What became of a mail. How often it was tried is not written down: a successor counts anew."""
@@ -92,3 +108,7 @@ class MailBook:
             del self._mails[id, stage]
         if not self._unsaved:
             self._all_saved.set()
+
+
+def _waits(mails: tuple[NodeMail, ...]) -> bool:
+    return any(mail.state == "waiting" for mail in mails)

@@ -72,8 +72,8 @@ def losses(records: Iterable[NodeQuarantine]) -> tuple[Loss, ...]:
 
 
 def nodes_of(records: Iterable[NodeQuarantine]) -> tuple[str, ...]:
-    """One that fell silent twice is one node."""
-    return tuple(dict.fromkeys(one.node for one in records))
+    """By name; one that fell silent twice is one node."""
+    return tuple(sorted({one.node for one in records}))
 
 
 def due_wall_s(loss: Loss, about: Reason, mails: Sequence[NodeMail]) -> float:

@@ -386,7 +386,7 @@ class NodeQuarantine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     severity: Severity = Severity.INFO
     findings: tuple[Finding, ...] = ()
     needs: Needs
-    running_there: tuple[str, ...] = ()  # "job JOB, pod NAMESPACE/NAME"
+    running_there: tuple[str, ...] = ()  # "pod NAMESPACE/NAME of JOB"
     since_wall_s: float = 0.0  # when it was decided
     acted_wall_s: float = (
         0.0  # when the node was isolated; 0: not yet, or the record was made anew from the node

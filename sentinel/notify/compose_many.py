@@ -140,7 +140,7 @@ def lost_request(
     silent = lost.nodes_of(loss.silent)
     nodes = lost.nodes_of(records)
     titled = f"{count(len(nodes), 'more node' if more else 'node')}: {_HEADLINES.get(about, words.headline)}"
-    ran = dict.fromkeys(pod for one in records for pod in one.running_there)
+    jobs = {pod.partition(" of ")[2] for one in records for pod in one.running_there} - {""}
     return request_of(
         settings,
         place,
@@ -160,7 +160,7 @@ def lost_request(
                 ("pools", named(sorted({one.pool for one in records if one.pool}))),
                 ("silent since", stamp(loss.records[0].since_wall_s, with_date=True)),
                 ("fell silent", f"within {max(1.0, lost.within_s(loss.records)):.0f} s of each other"),
-                ("ran there", named([*ran]) if about is not Reason.DEAD else ""),
+                ("jobs there", named(sorted(jobs))),
                 ("still silent", named(silent) if over else ""),
             )
             if value

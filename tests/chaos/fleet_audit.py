@@ -81,6 +81,7 @@ class Audit:
         default_factory=dict
     )  # uid -> generation and epoch of the spec, status
     _highest: int = 0
+    _forgotten: int | None = None  # the version after which the API server shows no epoch of before
 
     async def follow(self) -> None:
         context = ssl.create_default_context(cafile=str(self.api.ca))
@@ -271,9 +272,16 @@ class Audit:
 
     # ------------------------------------------------------------ at rest
 
+    def forgotten(self) -> None:
+        """The test has just taken the last sign of an epoch from the API server: whoever leads next counts anew, until
+        an agent tells how far others had counted."""
+        self._forgotten = max(self.own)
+
     def check_epochs(self) -> None:
         """No write of an earlier leader came after one of a later leader, in the order of the API server's versions."""
         for write in sorted(self._writes, key=lambda one: one.version):
+            if self._forgotten is not None and write.version > self._forgotten:
+                self._highest, self._forgotten = 0, None
             if write.version in self.own or write.type == "DELETED":
                 continue
             if write.epoch < self._highest:

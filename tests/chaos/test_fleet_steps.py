@@ -185,6 +185,7 @@ def test_after_a_reinstall_agents_and_nodes_obey_the_new_leader(
             await world.delete_record(record)
         if whose == "agents":
             await world.patch(f"{NODES}/node-00", {"metadata": {"annotations": {"sentinel.dev/epoch": None}}})
+            world.audit.forgotten()
         await world.call("DELETE", LEADER)
         for one in world.controllers:
             one.start()

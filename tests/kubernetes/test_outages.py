@@ -2,10 +2,7 @@
 
 import os
 import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
-from http.client import HTTPException
 from typing import Any
 
 import pytest
@@ -13,6 +10,7 @@ import pytest
 from tests.e2e.agent_node import XID_79, Node
 from tests.e2e.box import Running
 from tests.kubernetes.conftest import protect_all, rank
+from tests.kubernetes.kubelets import Kubelets
 from tests.kubernetes.local_fleet import Fleet
 from tests.waits import until
 
@@ -34,52 +32,22 @@ class Outages:
         self.controllers: list[Running] = []
         self._ports = {name: free_port() for name in ("one", "two")}
         self.start("one", "two")
-        self.renewed: set[str] = set()  # nodes whose kubelets renew their leases
-        self.last_s, self.renewals = time.monotonic(), 0
-        self._ended = threading.Event()
-        self._kubelets = threading.Thread(target=self._renew)
         fleet.until(self.epochs)
         self.agents: dict[str, Node] = {}
-        self._kubelets.start()
+        self.kubelets = Kubelets(fleet.admin)
 
     def join(self, *names: str) -> None:
         self.agents |= {name: self.fleet.agent(name, *self.controllers) for name in names}
         self.beat()
 
     def beat(self) -> None:
-        self.renewed = set(self.agents)
-
-    def _renew(self) -> None:
-        from tests.rig.api import ApiError
-
-        while not self._ended.wait(1.0):
-            renewing = sorted(self.renewed)
-            for name in renewing:
-                now = time.time()
-                text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1e6):06d}Z"
-                head = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
-                meta = {"name": name, "namespace": "kube-node-lease"}
-                try:
-                    self.admin.apply([{**head, "metadata": meta, "spec": {"renewTime": text}}])
-                except (ApiError, OSError, HTTPException):
-                    break  # the API server is away
-                self.last_s = time.monotonic()
-            else:
-                self.renewals += bool(renewing)
-
-    def silence_s(self) -> float:
-        """How long no kubelet renewed its lease."""
-        return time.monotonic() - self.last_s
+        self.kubelets.renewed = set(self.agents)
 
     def protected_pod(self, node: str) -> None:
         """Without it nobody is told that the node is silent."""
         namespace = self.fleet.plane.namespace("outage")
         self.admin.create(rank("llama-0", namespace, node))
         self.admin.create(protect_all(namespace))
-
-    def close(self) -> None:
-        self._ended.set()
-        self._kubelets.join(180)
 
     # ------------------------------------------------------------ what is seen
 
@@ -122,7 +90,7 @@ class Outages:
 def outages(fleet: Fleet) -> Iterator[Outages]:
     made = Outages(fleet)
     yield made
-    made.close()
+    made.kubelets.close()
 
 
 def api_killed(outages: Outages) -> Callable[[], None]:
@@ -144,7 +112,7 @@ def api_frozen(outages: Outages) -> Callable[[], None]:
 
 
 def controllers_killed(outages: Outages) -> Callable[[], None]:
-    outages.renewed = set()  # else kubelets would go on
+    outages.kubelets.renewed = set()  # else kubelets would go on
     outages.kill(*outages.controllers)
     return lambda: outages.start("one", "two")
 
@@ -168,20 +136,20 @@ def test_after_outages_what_was_decided_stands_and_only_findings_act(outages: Ou
     for name, outage in OUTAGES.items():
         before = outages.epochs()
         ends = outage(outages)
-        fleet.until(lambda: outages.silence_s() > AWAY_S and outages.leads() is None)
+        fleet.until(lambda: outages.kubelets.silence_s() > AWAY_S and outages.leads() is None)
         outages.agents[name].machine.log(XID_79)
-        outages.renewed = set()  # kubelets come back later than controllers
+        outages.kubelets.renewed = set()  # kubelets come back later than controllers
         ends()
         fleet.plane.wait_ready()
         until(lambda before=before: outages.epochs()[len(before) :], fleet.story, TAKEN_OVER_S)  # type: ignore[misc]
-        outages.renewed = set(outages.agents) - {"deaf"}
-        back = outages.renewals
-        fleet.until(lambda back=back: outages.renewals >= back + LATER)  # type: ignore[misc]
+        outages.kubelets.renewed = set(outages.agents) - {"deaf"}
+        back = outages.kubelets.renewals
+        fleet.until(lambda back=back: outages.kubelets.renewals >= back + LATER)  # type: ignore[misc]
         outages.beat()
         fleet.until(lambda name=name: fleet.isolated(name))  # type: ignore[misc]
         assert "Unreachable" not in outages.told("deaf"), name
 
-    outages.renewed -= {"deaf"}
+    outages.kubelets.renewed -= {"deaf"}
     fleet.until(lambda: "Unreachable" in outages.told("deaf"))  # what was not judged before is now
     for name in ("found", *OUTAGES):
         record = outages.record(name)

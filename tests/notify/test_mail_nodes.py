@@ -362,7 +362,7 @@ def test_a_lost_rack_is_one_mail_and_that_it_is_back_another() -> None:
                 "and 18 more",
                 "a100",
                 "within 1 s of each other",
-                "pod research/worker-rack-00",
+                "jobs there: llama",
                 "sentinel confirm-dead NODE",
                 "what they share: power, a switch, a rack",
             ):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from sentinel.core.fleet_model import Brake, CodeWord, Say, State
+from sentinel.core.fleet_model import Brake, CodeWord, Kind, Say, State
 from sentinel.web.server import Asked, Place, Told
 from tests.web import samples
 from tests.web.browser import Browser
@@ -112,6 +112,16 @@ def test_what_many_nodes_have_and_what_people_say_of_it_stands_at_the_top(
     connection.request("GET", "/api/v1/status")
     assert len(msgspec.json.decode(connection.getresponse().read())["notes"]) == 3
     connection.close()
+
+
+def test_a_lost_rack_stands_at_the_top(browser: Browser, sites: list[Site]) -> None:
+    world = troubled()
+    for number in range(30, 34):
+        world.isolate(f"gpu-{number:05}", kind=Kind.SILENCE, reason="Unreachable", findings=())
+    site = serve(sites, world)
+    for path in ("/", "/nodes"):
+        browser.open(site.url + path)
+        assert "LOST TOGETHER: 4 nodes fell silent within" in text(browser)
 
 
 def test_what_logs_and_names_say_is_text_and_nothing_else(browser: Browser, sites: list[Site]) -> None:
