@@ -14,7 +14,7 @@ from sentinel.core.fleet_model import Brake, CodeWord, Kind, Say, State
 from sentinel.web.server import Asked, Place, Told
 from tests.web import samples
 from tests.web.browser import Browser
-from tests.web.fleet_samples import HOSTILE_NODE, JOB, Site, World, troubled
+from tests.web.fleet_samples import HOSTILE_NODE, JOB, WALL_S, Site, World, troubled
 
 HOSTILE = (
     "</td></table><script>window.hit=1</script><img src=x onerror='window.hit=1'>\x1b[2J\u202e"
@@ -117,7 +117,8 @@ def test_what_many_nodes_have_and_what_people_say_of_it_stands_at_the_top(
 def test_a_lost_rack_stands_at_the_top(browser: Browser, sites: list[Site]) -> None:
     world = troubled()
     for number in range(30, 34):
-        world.isolate(f"gpu-{number:05}", kind=Kind.SILENCE, reason="Unreachable", findings=())
+        since = {"reason": "Unreachable", "since_wall_s": WALL_S - 7200.0}
+        world.isolate(f"gpu-{number:05}", kind=Kind.SILENCE, findings=(), **since)
     site = serve(sites, world)
     for path in ("/", "/nodes"):
         browser.open(site.url + path)
