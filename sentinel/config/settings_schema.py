@@ -302,9 +302,13 @@ class FleetSpec(Section):
     )
     disk_release_after_s: PositiveDuration = written("diskReleaseAfter", "The same for a disk that was full.")
     repeat_limit: Annotated[int, whole(1, 1000), Meaning("whole number, at least 1")] = written(
-        "repeatLimit", "A node isolated so often within repeatWindow stays until a person releases it."
+        "repeatLimit",
+        "A node isolated so often, each time within repeatWindow of its return, stays until a person releases it.",
     )
-    repeat_window_s: PositiveDuration = written("repeatWindow", "Isolations longer ago do not count.")
+    repeat_window_s: PositiveDuration = written(
+        "repeatWindow",
+        "For so long a node that came back is on probation: a degraded finding of what failed before isolates it.",
+    )
     keep_records: Annotated[int, whole(100, 100_000), Meaning("whole number, at least 100")] = written(
         "keepRecords",
         "Ended quarantines are deleted when no rule reads them any more; of more than so many the oldest go before "

@@ -3,6 +3,7 @@
 Silence is not health: only samples that are newer than the isolation count, ordered by the node's own clock.
 """
 
+import math
 from collections.abc import Iterable, Sequence, Set
 
 from msgspec import Struct
@@ -21,11 +22,14 @@ from sentinel.core.fleet_model import (
     State,
 )
 from sentinel.core.fleet_settings import FleetSettings
-from sentinel.core.health import CheckState, Finding, Severity
+from sentinel.core.health import CheckState, Component, Finding, Severity
 from sentinel.core.now import Now
 
 # Full for this node alone; a full file server (network-disk-space) is full for every node.
 DISK_CODES = frozenset({"disk-space", "disk-inodes"})
+# Those of rules/severity.toml whose repeats on one card become fatal, whichever jobs met them.
+WEARING = frozenset({"XID 94"})
+_CAME_BACK = (EndedBy.WELL, EndedBy.PERSON, EndedBy.UNCORDONED)
 _REPAIR_ORDER = (Repair.NONE, Repair.RESET, Repair.REBOOT, Repair.PERSON)
 _LOOKED = (CheckState.OK, CheckState.FOUND)  # absent is no health either: the card may have left the bus
 
@@ -73,10 +77,11 @@ def needs(kind: Kind, found: Sequence[Finding], repeats: int, settings: FleetSet
         default=Repair.NONE,
     )
     if repeats + 1 >= settings.repeat_limit:
-        sentence = (
-            f"a person must release it: it was isolated {repeats + 1} times within "
-            f"{settings.repeat_window_s / 86400:g} days"
-        )
+        again = "again" if repeats == 1 else f"{repeats + 1} times, the last time"
+        within = words.minutes(settings.repeat_window_s)
+        sentence = f"a person must release it: it was isolated {again} within {within} of its return"
+        if not repeats:  # an administrator wants it so
+            sentence = "a person must release it"
         return Needs(sentence=sentence, repair=Repair.PERSON, well_for_s=settings.release_after_s)
     sentence = words.needs(repair, settings.release_after_s)
     return Needs(sentence=sentence, repair=repair, well_for_s=settings.release_after_s)
@@ -92,16 +97,50 @@ def same_machine(record: NodeQuarantine, node: NodePicture) -> bool:
     return record.node_uid == node.uid or (node.boot_id or node.api_boot_id) in boots
 
 
-def repeats(records: Iterable[NodeQuarantine], node: NodePicture, settings: FleetSettings, now: Now) -> int:
-    """How often this machine was isolated for findings within the window. `records`: of this node."""
+def returns(
+    records: Iterable[NodeQuarantine], node: NodePicture, settings: FleetSettings, now: Now
+) -> tuple[NodeQuarantine, ...]:
+    """The isolations for findings from which this machine came back within the window: it is on probation for them.
+
+    `records`: of this node. What ended since its code is ignored was no fault.
+    """
     since_wall_s = now.wall_s - settings.repeat_window_s
-    return sum(
-        record.kind is Kind.FAULT
-        and same_machine(record, node)
-        and record.acted_wall_s > since_wall_s
-        and record.ended_by is not EndedBy.DOUBLED
+    return tuple(
+        record
         for record in records
+        if record.kind is Kind.FAULT
+        and record.ended_by in _CAME_BACK
+        and record.acted_wall_s > 0
+        and (record.ended_wall_s or 0.0) > since_wall_s
+        and record.reason != Reason.CODE_IGNORED.value
+        and same_machine(record, node)
     )
+
+
+def on_probation(
+    came_back: Iterable[NodeQuarantine], node: NodePicture, ignored: Set[str] = frozenset()
+) -> tuple[Finding, ...]:
+    """Less than fatal, and yet enough: degraded findings of a component that failed before, or one of which a few more
+    would be fatal, that came after the return. `came_back`: see returns."""
+    since: dict[Component, float] = {}
+    for record in came_back:
+        for finding in record.findings:
+            ended_wall_s = record.ended_wall_s or 0.0
+            since[finding.component] = max(ended_wall_s, since.get(finding.component, 0.0))
+    return tuple(
+        finding
+        for finding in node.findings
+        if (finding.severity is Severity.DEGRADED or finding.code in WEARING)
+        and finding.severity is not Severity.FATAL
+        and finding.code not in DISK_CODES
+        and finding.code not in ignored
+        and _came_wall_s(finding) > since.get(finding.component, math.inf)
+    )
+
+
+def _came_wall_s(finding: Finding) -> float:
+    """By its node's clock: an event comes anew each time, what is so since it began."""
+    return finding.last_seen_wall_s if finding.event else finding.first_seen_wall_s
 
 
 # ---------------------------------------------------------------- is it well?
@@ -167,7 +206,7 @@ def ignoring(record: NodeQuarantine, node: NodePicture | None) -> tuple[Ignored,
     """What stands while a person ends this isolation: it acts again only when it occurs anew."""
     found = {finding.key: finding for finding in record.findings if not _reported(node, finding.check)}
     if node is not None:
-        found |= {finding.key: finding for finding in standing(node, record.kind)}
+        found |= {finding.key: finding for finding in (*standing(node, record.kind), *_lesser(record, node))}
     return tuple(
         Ignored(
             check=finding.check,
@@ -182,6 +221,12 @@ def ignoring(record: NodeQuarantine, node: NodePicture | None) -> tuple[Ignored,
 
 def _reported(node: NodePicture | None, check: str) -> bool:
     return node is not None and check in node.checks
+
+
+def _lesser(record: NodeQuarantine, node: NodePicture) -> list[Finding]:
+    """What isolated a node that was on probation, and is no fatal finding."""
+    keys = {one.key for one in record.findings if one.severity is not Severity.FATAL}
+    return [one for one in node.findings if one.key in keys] if record.kind is Kind.FAULT else []
 
 
 def acting(
@@ -207,7 +252,7 @@ def _same(ignored: Ignored, finding: Finding) -> bool:
 
 def remembered(record: NodeQuarantine, node: NodePicture) -> tuple[Ignored, ...]:
     """What is left of `record.ignored`: what was seen to be gone acts when it comes again."""
-    found = {finding.key: finding for finding in standing(node, record.kind)}
+    found = {finding.key: finding for finding in (*standing(node, record.kind), *_lesser(record, node))}
     left = []
     for one in record.ignored:
         check = node.checks.get(one.check)

@@ -41,6 +41,8 @@ def summary(one: Finding) -> str:
 
 
 def minutes(seconds: float) -> str:
+    if seconds >= 86_400:
+        return f"{seconds / 86_400:g} days"
     return f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"
 
 
@@ -50,9 +52,18 @@ def needs(repair: Repair, well_for_s: float) -> str:
     return f"{_REPAIRS[repair]}no such finding may stand for {minutes(well_for_s)}"
 
 
-def isolated(node: str, found: Sequence[Finding], mode: Mode) -> str:
+def isolated(node: str, found: Sequence[Finding], mode: Mode, after: str = "") -> str:
+    """`after`: a further sentence, with a space before it."""
     was = "was taken" if mode is Mode.ENFORCE else "would have been taken (observe mode)"
-    return f"Node {node} {was} out of service: {findings(found)}. No running pod was touched."
+    return f"Node {node} {was} out of service: {findings(found)}.{after} No running pod was touched."
+
+
+def ago(seconds: float) -> str:
+    """In the largest unit of which it is at least two."""
+    for unit, name in ((86_400, "days"), (3600, "hours"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds // unit:.0f} {name}"
+    return f"{max(0.0, seconds):.0f} s"
 
 
 def held(node: str, found: Sequence[Finding], brake: Brake) -> str:

@@ -272,7 +272,9 @@ def test_a_repeat_offender_stays_until_a_person_releases_it() -> None:
         world.settle()
     assert world.out() == {"n1"}
     assert world.of("n1").needs.repair is Repair.PERSON
-    assert "3 times" in world.of("n1").needs.sentence
+    assert world.of("n1").needs.sentence == (
+        "a person must release it: it was isolated again within 7 days of its return"
+    )
     world.order(OrderKind.RELEASE, "n1")
     world.settle()
     assert not world.out()

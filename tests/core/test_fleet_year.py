@@ -53,6 +53,25 @@ def test_a_planned_test_that_finds_many_at_once_passes_too(nodes: int) -> None:
     assert year.messages <= 2 * len(year.faults)
 
 
+def asked(year: Year) -> tuple[float, float]:
+    """Of those that came back without being repaired, and of the others: whose next fault asks for a person."""
+    left = [fault.asked for fault in year.faults if fault.left]
+    assert len(left) > 300
+    by_chance = sum(fault.asked for fault in year.faults if not fault.left)
+    return sum(left) / len(left), by_chance / year.repaired
+
+
+def test_a_person_is_asked_for_nearly_all_that_were_not_repaired_and_for_few_others() -> None:
+    not_repaired, repaired = asked(a_year(400, days=3 * 365.0))
+    assert not_repaired > 0.9
+    assert 0 < repaired < 0.05
+
+
+def test_three_isolations_would_catch_less_than_half_of_them() -> None:
+    not_repaired, _ = asked(a_year(400, structs.replace(DEFAULTS, repeat_limit=3), days=3 * 365.0))
+    assert not_repaired < 0.5
+
+
 def test_half_of_the_default_would_not_do() -> None:
     half = Allowance(at_a_time=Limit(2, 0.025), per_window=Limit(3, 0.05))
     assert late(a_year(400, structs.replace(DEFAULTS, isolations=half), test=True)) > 0
