@@ -93,7 +93,7 @@ class FleetController:
         self._clock = clock
         self._tell = tell
         self.nodes = FleetNodes(cluster, clock, lambda node: bool(self._conditions(node, [])), recorder)
-        self.for_jobs = ForJobs(cluster, self.nodes, settings.cause_nodes)
+        self.for_jobs = ForJobs(cluster, self.nodes, settings, clock)
         self._led_mono_s = 0.0
         self._not_begun = ""  # why it has not read everything yet
         self._pending = Pending(cluster)

@@ -5,31 +5,39 @@ Records count as they were decided, also while they are being saved.
 
 from collections.abc import Iterable
 
-from sentinel.core import fleet_causes, fleet_fence
+from sentinel.clock import Clock
+from sentinel.core import fleet_causes, fleet_fence, fleet_release
+from sentinel.core import fleet_words as words
 from sentinel.core.fleet_events import Reason
 from sentinel.core.fleet_model import Kind, NodeQuarantine
 from sentinel.core.fleet_release import acting
+from sentinel.core.fleet_settings import FleetSettings
 from sentinel.core.health import Finding, Severity
 from sentinel.fleet_cluster import FleetCluster
 from sentinel.fleet_nodes import FleetNodes
 
 
 class ForJobs:
-    """`cause_nodes`: so many nodes with one code may have a common cause."""
-
-    def __init__(self, cluster: FleetCluster, nodes: FleetNodes, cause_nodes: int) -> None:
-        self._cluster, self._nodes, self._cause_nodes = cluster, nodes, cause_nodes
+    def __init__(
+        self, cluster: FleetCluster, nodes: FleetNodes, settings: FleetSettings, clock: Clock
+    ) -> None:
+        self._cluster, self._nodes, self._settings, self._clock = cluster, nodes, settings, clock
         self._faults: dict[str, NodeQuarantine] = {}  # by node: its open record for a fault
-        # By node: ended records with findings that stay.
+        # By node: ended records with findings that stay, and all of faults that have ended.
         self._lived_with: dict[str, list[NodeQuarantine]] = {}
+        self._past: dict[str, list[NodeQuarantine]] = {}
 
     def look_over(self, records: Iterable[NodeQuarantine]) -> None:
         """All of them."""
-        self._faults, self._lived_with = {}, {}
+        self._faults, self._lived_with, self._past = {}, {}, {}
         for one in records:
-            if one.state.open and one.kind is Kind.FAULT:
-                self._faults[one.node] = one
-            elif one.ignored and not one.state.open:
+            if one.state.open:
+                if one.kind is Kind.FAULT:
+                    self._faults[one.node] = one
+                continue
+            if one.kind is Kind.FAULT:
+                self._past.setdefault(one.node, []).append(one)
+            if one.ignored:
                 self._lived_with.setdefault(one.node, []).append(one)
 
     def moved(self, record: NodeQuarantine) -> None:
@@ -45,8 +53,8 @@ class ForJobs:
         What many nodes have is a warning until a person says what it is: no job leaves its nodes for a rule gone wrong.
         """
         boot_id, found = self._nodes.findings(node)
-        if words := self._cluster.codes:
-            out = fleet_causes.ignored(words)
+        if said := self._cluster.codes:
+            out = fleet_causes.ignored(said)
             found = tuple(one for one in found if one.code not in out)
         found = tuple(fleet_causes.as_warning(one) if self._undecided(node, one) else one for one in found)
         lived_with, picture = self._lived_with.get(node), self._nodes.pictures.get(node)
@@ -63,11 +71,24 @@ class ForJobs:
             return True
         # By its code: of thousands of findings a record names some, and of each code one.
         known = record is not None and any(finding.code == one.code for finding in record.findings)
-        return not known and len(self._nodes.fatal.get(one.code, ())) >= self._cause_nodes
+        return not known and len(self._nodes.fatal.get(one.code, ())) >= self._settings.cause_nodes
 
     def lost(self, pod: str) -> str:
         """Why the pod with this uid was removed by force from a node that was lost; "": it was not."""
         return fleet_fence.removed(self._cluster.records.values(), pod)
+
+    def returned(self, node: str) -> str:
+        """When it came back and after what, for a sentence, if it is on probation; "": it is not."""
+        past, now = self._past.get(node), self._clock()
+        picture = self._nodes.joined(node) if past else None
+        if not past or picture is None:
+            return ""
+        found = fleet_release.returns(past, picture, self._settings, now)
+        if not found:
+            return ""
+        last = max(found, key=lambda one: one.ended_wall_s or 0.0)
+        ago = words.ago(now.wall_s - (last.ended_wall_s or 0.0))
+        return f"{ago} ago after {words.findings(last.findings)}"
 
     def draining(self) -> dict[str, str]:
         """Nodes from which protected jobs are to move -> who ordered that and why, in a sentence."""

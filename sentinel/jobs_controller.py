@@ -240,12 +240,15 @@ class JobsController(Controller):
         picture = self.pictures[name]
         picture.findings, picture.entities_back = findings, back
 
-    def placed(self, name: str, ranks: tuple[RankPlace, ...]) -> None:
-        """Where the ranks of the running incarnation are; saved for who takes over."""
+    def placed(self, name: str, ranks: tuple[RankPlace, ...], probation: str = "") -> None:
+        """Where the ranks of the running incarnation are; saved for who takes over. `probation`: which of those nodes
+        came back lately, in a sentence: told once of each incarnation."""
         picture = self.pictures[name]
-        placed = Placed(picture.job.incarnation, ranks)
-        if ranks and picture.job.placed != placed:
+        placed, before = Placed(picture.job.incarnation, ranks), picture.job.placed
+        if ranks and before != placed:
             self._save_job(picture, structs.replace(picture.job, placed=placed))
+            if probation and (before is None or before.incarnation != placed.incarnation):
+                self._event(picture.job, "NodesOnProbation", probation)
 
     def asks_for(self, name: str, gpus: int) -> None:
         """How many GPUs its pods ask for, on whatever nodes."""

@@ -1228,6 +1228,31 @@ def test_a_finding_that_is_too_many_for_its_record_is_decided_about_with_the_oth
     led(test, structs.replace(OPEN, cause_nodes=3))
 
 
+def test_jobs_are_told_of_nodes_that_came_back_lately() -> None:
+    async def test(fleet: Led) -> None:
+        returned = fleet.controller.for_jobs.returned
+        for name in ("n1", "n2"):
+            fleet.join(name, f"uid-{name}", "boot-1")
+            fleet.hears(name, f"uid-{name}", "boot-1", *[a_finding()] * (name == "n1"))
+        await fleet.rounds()
+        assert fleet.states() == {"n1-0001": "fault active"}
+        assert returned("n1") == ""
+        fleet.cluster.world.change("n1", unschedulable=False)
+        fleet.controller.changed("n1")
+        await eventually(lambda: fleet.states() == {"n1-0001": "fault overridden"})
+        fleet.passes(3 * 86_400.0)
+        await fleet.rounds()
+        assert (
+            returned("n1") == "3 days ago after XID 79 of GPU 0000:18:00.0 (the GPU has fallen off the bus)"
+        )
+        assert returned("n2") == returned("nobody") == ""
+        fleet.passes(5 * 86_400.0)
+        await fleet.rounds()
+        assert returned("n1") == ""
+
+    led(test)
+
+
 def test_words_that_cannot_be_read_are_a_trouble_of_the_leader() -> None:
     async def test(fleet: Led) -> None:
         fleet.cluster.codes_problem = "the ConfigMap sentinel-codes says nothing readable in a: no JSON"

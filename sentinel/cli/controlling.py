@@ -118,6 +118,7 @@ class Controlling:
                 self._controller.for_jobs.draining,
                 lambda: standing(self._fleet.records.values()),
                 self._controller.for_jobs.lost,
+                self._controller.for_jobs.returned,
                 system_now,
             ),
             lambda: self._election.epoch(),

@@ -12,13 +12,14 @@ from sentinel.core.reports import Report
 from sentinel.transport.wire import Alive, Arrived
 
 RECORDS_S = 1.0
+MOST_NAMED = 4  # nodes in one sentence
 
 
 class JobNodes:
     """`findings(node)`: the boot that its agent told of, and what its checks find in it. `ailing`: nodes of which they
     find anything, as it is now. `draining`: nodes that people want to have free of jobs, and what they said.
     `standing`: nodes that are isolated, or held back by a brake, and what was found there. `lost(uid)`: why a pod was
-    removed by force from a lost node."""
+    removed by force from a lost node. `returned(node)`: when it came back and after what, if it is on probation."""
 
     def __init__(
         self,
@@ -27,10 +28,11 @@ class JobNodes:
         draining: Callable[[], Mapping[str, str]],
         standing: Callable[[], Mapping[str, Collection[Finding]]],
         lost: Callable[[str], str],
+        returned: Callable[[str], str],
         clock: Clock,
     ) -> None:
         self._findings, self._ask_draining, self.lost, self._clock = findings, draining, lost, clock
-        self._ailing, self._ask_standing = ailing, standing
+        self._ailing, self._ask_standing, self._returned = ailing, standing, returned
         self._draining: Mapping[str, str] = {}
         self._standing: Mapping[str, Collection[Finding]] = {}
         self._asked_mono_s = float("-inf")  # when both were asked last
@@ -102,6 +104,16 @@ class JobNodes:
     def well(self, node: str) -> bool:
         """Is nothing bad known of it that people do not live with, and is it not to be drained?"""
         return not self._bad(node) and node not in self.draining
+
+    def on_probation(self, nodes: Iterable[str]) -> str:
+        """Which of these came back lately, in a sentence; "": none."""
+        told = [f"{node} came back {when}" for node in sorted(set(nodes)) if (when := self._returned(node))]
+        if not told:
+            return ""
+        more = f", and {len(told) - MOST_NAMED} more nodes did lately" if len(told) > MOST_NAMED else ""
+        return (
+            f"On probation: {'; '.join(told[:MOST_NAMED])}{more}. A repair that was none shows within days."
+        )
 
     def unfit(self, components: Collection[str]) -> list[str]:
         """Nodes of which something bad is known about one of these components."""

@@ -32,7 +32,8 @@ class JobsOnNodes:
         if (picture := self._controller.pictures.get(name)) is not None:
             picture.entities = nodes
             picture.known_until_s = self._nodes.known_until_mono_s(nodes.values())
-            self._controller.placed(name, self._cluster.places(name))
+            probation = self._nodes.on_probation(nodes.values())
+            self._controller.placed(name, self._cluster.places(name), probation)
             self._found(name)
 
     def heard(self, node: str) -> None:

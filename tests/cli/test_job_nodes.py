@@ -18,6 +18,7 @@ def test_what_is_recorded_of_a_node_counts_until_its_agent_is_heard_by_this_lead
         lambda: {},
         lambda: standing(records),
         lambda pod: "",
+        lambda node: "",
         lambda: now,
     )
     assert sorted(nodes.unfit(["gpu"])) == ["bad", "mended"]
@@ -29,6 +30,26 @@ def test_what_is_recorded_of_a_node_counts_until_its_agent_is_heard_by_this_lead
     told["mended"] = ("boot", [])
     assert nodes.unfit(["gpu"]) == ["bad"]
     assert nodes.well("mended")
+
+
+def test_which_nodes_of_a_job_came_back_lately_is_one_sentence() -> None:
+    came_back = {f"n{number}": f"{number} days ago after XID 79" for number in range(2, 8)}
+    nodes = JobNodes(
+        lambda node: ("", []),
+        set(),
+        lambda: {},
+        lambda: {},
+        lambda pod: "",
+        lambda node: came_back.get(node, ""),
+        lambda: Now(100.0, 1_700_000_000.0),
+    )
+    assert nodes.on_probation(["n0", "n1"]) == ""
+    assert nodes.on_probation(["n1", "n2", "n2"]) == (
+        "On probation: n2 came back 2 days ago after XID 79. A repair that was none shows within days."
+    )
+    told = nodes.on_probation([*came_back])
+    assert told.count("came back") == 4
+    assert told.endswith(", and 2 more nodes did lately. A repair that was none shows within days.")
 
 
 def record(node: str, state: State) -> NodeQuarantine:

@@ -1,0 +1,59 @@
+"""A node that came back, at a real API server: the job that gets it is told, and less takes it out again."""
+
+import time
+from typing import TYPE_CHECKING
+
+from sentinel.core.health import Severity
+from tests.kubernetes.jobs_site import NODES, Agents, JobSite
+from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, plane, site, uids
+from tests.samples import XID_79, lost_gpu
+
+if TYPE_CHECKING:
+    from tests.rig.api import Object
+
+__all__ = ["kwok", "plane", "site"]
+
+
+def events(site: JobSite, job: str) -> "list[Object]":
+    """What Sentinel tells of this job."""
+    found = site.admin.items(f"/apis/events.k8s.io/v1/namespaces/{site.space}/events")
+    return [one for one in found if one["regarding"].get("uid") == job]
+
+
+def test_a_job_is_told_of_a_node_on_probation_and_one_more_error_takes_it_out(site: JobSite) -> None:
+    controller = led(site)
+    agents = Agents(site, controller)
+    node = site.admin.items("/api/v1/nodes", labelSelector=f"rig={NODES}")[0]["metadata"]["name"]
+    agents.find(node, XID_79)
+    site.until(lambda: site.isolated(node))
+    agents.find(node, None)
+    site.admin.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": False}})
+    site.until(lambda: not site.taints(node))
+
+    site.protect(restart={"maxRestarts": 2})
+    path = site.create(gang(3))  # one of eight GPUs on each node
+    site.until(site.state("running"))
+    job = site.admin.get(path)["metadata"]["uid"]
+    site.until(lambda: [one for one in events(site, job) if one["reason"] == "NodesOnProbation"])
+    (told,) = [one for one in events(site, job) if one["reason"] == "NodesOnProbation"]
+    assert told["note"].startswith(f"On probation: {node} came back ")
+    assert "after XID 79 of " in told["note"]
+    assert told["type"] == "Normal"
+    before = uids(site.pods())
+
+    now_s = time.time() + 1.0  # the finding is of this machine's clock, as the return is
+    times = {"first_seen_wall_s": now_s, "last_seen_wall_s": now_s}
+    agents.find(node, lost_gpu(code="XID 94", summary="contained error", severity=Severity.WARNING, **times))
+    site.until(lambda: site.isolated(node))
+    *_, record = sorted(site.records(node), key=lambda one: one["id"])
+    assert record["story"][0]["reason"] == "OnProbation"
+    assert record["needs"]["repair"] == "person"
+    assert uids(site.pods()) == before
+    agents.find(node, None)
+    release = {"metadata": {"annotations": {"sentinel.dev/release": "reseated"}}}
+    site.admin.patch(f"/api/v1/nodes/{node}", release)
+    site.until(lambda: not site.taints(node))
+    site.finish()
+    site.until(site.state("succeeded"))
+    agents.close()
+    end(controller)
