@@ -15,6 +15,7 @@ from sentinel.core.fleet_model import (
     Ignored,
     Kind,
     Mark,
+    Mode,
     Needs,
     NodePicture,
     NodeQuarantine,
@@ -102,14 +103,16 @@ def returns(
 ) -> tuple[NodeQuarantine, ...]:
     """The isolations for findings from which this machine came back within the window: it is on probation for them.
 
-    `records`: of this node. What ended since its code is ignored was no fault.
+    `records`: of this node. What ended since its code is ignored was no fault, and who was only observed was never out.
     """
     since_wall_s = now.wall_s - settings.repeat_window_s
+    observed = settings.mode_of(node.pool) is Mode.OBSERVE
     return tuple(
         record
         for record in records
         if record.kind is Kind.FAULT
         and record.ended_by in _CAME_BACK
+        and (observed or record.mode is Mode.ENFORCE)
         and record.acted_wall_s > 0
         and (record.ended_wall_s or 0.0) > since_wall_s
         and record.reason != Reason.CODE_IGNORED.value

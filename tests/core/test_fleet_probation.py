@@ -8,7 +8,7 @@ from sentinel.core.fleet_conditions import OWN
 from sentinel.core.fleet_events import Reason
 from sentinel.core.fleet_model import Brake, EndedBy, Kind, Mode, OrderKind, Repair, Say, State
 from sentinel.core.fleet_release import WEARING
-from sentinel.core.fleet_settings import Allowance, Limit
+from sentinel.core.fleet_settings import Allowance, FleetSettings, Limit
 from sentinel.core.health import Component, Finding, Severity
 from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_nic_finding
 
@@ -28,18 +28,18 @@ def degraded(world: World, code: str = "XID 94", **changes: object) -> Finding:
     return a_finding(code, **(seen | {"boot_id": world.booted["n1"][0]} | changes))
 
 
-def came_back(settings: object = OPEN) -> World:
-    """Its GPU failed, and it was restarted and well for long enough."""
-    world = World(["n1", "n2"], settings)  # type: ignore[arg-type]
-    fails_and_returns(world)
+def came_back(settings: FleetSettings = OPEN, *, out: bool = True) -> World:
+    """Its GPU failed, and it was restarted and well for long enough. `out`: was it out of service?"""
+    world = World(["n1", "n2"], settings)
+    fails_and_returns(world, out=out)
     return world
 
 
-def fails_and_returns(world: World) -> None:
+def fails_and_returns(world: World, *, out: bool = True) -> None:
     boots = len(world.records)
     world.reboot("n1", f"boot-{boots}a", a_finding(boot_id=f"boot-{boots}a"))
     world.settle()
-    assert world.out() == {"n1"}
+    assert world.out() == ({"n1"} if out else set())
     world.reboot("n1", f"boot-{boots}b")
     world.settle()
     world.passes(OPEN.release_after_s + 1)
@@ -208,6 +208,17 @@ def test_brakes_pause_and_observe_mode_hold_as_for_any_isolation() -> None:
     world.shows("n1", degraded(world))
     world.settle()
     assert (world.of("n1").mode, world.out()) == (Mode.OBSERVE, set())
+
+
+def test_who_was_only_observed_was_never_out() -> None:
+    world = came_back(structs.replace(OPEN, mode=Mode.OBSERVE), out=False)
+    world.settings = OPEN
+    world.shows("n1", degraded(world))
+    world.settle()
+    assert not world.out()
+    world.shows("n1", a_finding(boot_id=world.booted["n1"][0]))
+    world.settle()
+    assert (world.out(), world.of("n1").needs.repair) == ({"n1"}, Repair.REBOOT)
 
 
 # ---------------------------------------------------------------- a second time is for a person
