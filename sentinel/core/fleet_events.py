@@ -26,7 +26,6 @@ class Reason(StrEnum):
     """Why something was decided: also the reason of node events and conditions."""
 
     FATAL_FINDING = "FatalFinding"
-    ON_PROBATION = "OnProbation"  # less than a fatal finding, on a node that came back lately
     DISK_FULL = "DiskFull"
     HELD_BY_PERSON = "HeldByPerson"
     DRAIN_ORDERED = "DrainOrdered"

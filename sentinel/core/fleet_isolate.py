@@ -31,11 +31,6 @@ class Candidate(Struct, frozen=True):
     findings: tuple[Finding, ...]
     record: NodeQuarantine | None
 
-    @property
-    def lesser(self) -> bool:
-        """Is it isolated for less than a fatal finding, since it is on probation?"""
-        return self.kind is Kind.FAULT and all(one.severity is not Severity.FATAL for one in self.findings)
-
     def order(self) -> tuple[int, float, str]:
         """The most severe first: who has most fatal findings, for no others isolate. Then who waits longest."""
         fatal = sum(finding.severity is Severity.FATAL for finding in self.findings)
@@ -122,10 +117,9 @@ def _hold_back(desk: Desk, one: Candidate, mode: Mode, brake: Brake, cause: tupl
 
 def _take_out(desk: Desk, one: Candidate, mode: Mode) -> None:
     node, record = one.node, one.record
-    sentence = words.isolated(node.name, one.findings, mode, after=_probation(desk, one))
+    sentence = words.isolated(node.name, one.findings, mode)
     if record is None:
         reason = Reason.FATAL_FINDING if one.kind is Kind.FAULT else Reason.DISK_FULL
-        reason = Reason.ON_PROBATION if one.lesser else reason
         new = opening(desk, one, mode, reason, sentence)
         desk.put(node.name, new.id, new)
     else:
@@ -133,18 +127,6 @@ def _take_out(desk: Desk, one: Candidate, mode: Mode) -> None:
             reason=Reason.ROOM_AGAIN, sentence=sentence, mode=mode, running_there=words.running_there(node)
         )
         desk.put(node.name, record.id, event)
-
-
-def _probation(desk: Desk, one: Candidate) -> str:
-    """Why less than a fatal finding is enough; "" where it is a fatal one."""
-    came_back = (
-        release.returns(desk.of(one.node.name), one.node, desk.settings, desk.now) if one.lesser else ()
-    )
-    if not came_back:
-        return ""
-    last = max(came_back, key=lambda record: record.ended_wall_s or 0.0)
-    ago = words.ago(desk.now.wall_s - (last.ended_wall_s or 0.0))
-    return f" It came back {ago} ago after {words.findings(last.findings)}: on probation this is enough."
 
 
 def opening(

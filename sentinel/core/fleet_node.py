@@ -136,7 +136,7 @@ def _adopt(desk: Desk, node: NodePicture, number: int) -> None:
     """The node's mark names a record that is missing: it was deleted. What stands keeps the node out."""
     if any(record.isolating and record.node_uid == node.uid for record in desk.of(node.name)):
         return  # another record keeps it out, and replaces the mark
-    faults = _standing(desk, node, Kind.FAULT)
+    faults = release.standing(node, Kind.FAULT, desk.ignored)
     kind = Kind.DISK if not faults and release.standing(node, Kind.DISK) else Kind.FAULT
     sentence = (
         f"Node {node.name} has Sentinel's taint, and its record was deleted: it was made anew. "
@@ -170,7 +170,8 @@ def findings(desk: Desk, node: NodePicture) -> list[Candidate]:
         _live_with(desk, ended, node)
     candidates: list[Candidate] = []
     for kind in FOR_FINDINGS:
-        found = release.acting(_standing(desk, node, kind), node, desk.of(node.name))
+        standing = release.standing(node, kind, desk.ignored)
+        found = release.acting(standing, node, desk.of(node.name))
         record = desk.open(node.name, kind)
         if record is not None and not found and node.boot_id and _only_ignored(desk, record):
             _let_go(desk, record)
@@ -187,28 +188,14 @@ def findings(desk: Desk, node: NodePicture) -> list[Candidate]:
     return candidates
 
 
-def _standing(desk: Desk, node: NodePicture, kind: Kind) -> tuple[Finding, ...]:
-    """What isolates this node: on probation less is enough than else."""
-    found = release.standing(node, kind, desk.ignored)
-    if kind is not Kind.FAULT:
-        return found
-    came_back = release.returns(desk.of(node.name), node, desk.settings, desk.now)
-    return (*found, *release.on_probation(came_back, node, desk.ignored))
-
-
-def _codes(record: NodeQuarantine) -> frozenset[str]:
-    """For which its node is isolated: fatal ones, or on probation lesser ones."""
-    return fatal_codes(record.findings) or frozenset(one.code for one in record.findings)
-
-
 def _only_ignored(desk: Desk, record: NodeQuarantine) -> bool:
     """Is it for nothing but what people ignore?"""
-    return bool(desk.ignored) and bool(codes := _codes(record)) and codes <= desk.ignored
+    return bool(desk.ignored) and bool(codes := fatal_codes(record.findings)) and codes <= desk.ignored
 
 
 def _let_go(desk: Desk, record: NodeQuarantine) -> None:
     """Nothing is kept of what it ignores: the findings act again when the word is taken back."""
-    codes = _codes(record)
+    codes = fatal_codes(record.findings)
     word = next(one for one in desk.picture.codes if one.say is Say.IGNORE and one.code in codes)
     back = "is back in service" if record.isolating else "stays in service"
     sentence = f"Node {record.node} {back}: {', '.join(sorted(codes))} is ignored, by {word.who}."

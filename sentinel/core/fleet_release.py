@@ -3,7 +3,6 @@
 Silence is not health: only samples that are newer than the isolation count, ordered by the node's own clock.
 """
 
-import math
 from collections.abc import Iterable, Sequence, Set
 
 from msgspec import Struct
@@ -23,13 +22,11 @@ from sentinel.core.fleet_model import (
     State,
 )
 from sentinel.core.fleet_settings import FleetSettings
-from sentinel.core.health import CheckState, Component, Finding, Severity
+from sentinel.core.health import CheckState, Finding, Severity
 from sentinel.core.now import Now
 
 # Full for this node alone; a full file server (network-disk-space) is full for every node.
 DISK_CODES = frozenset({"disk-space", "disk-inodes"})
-# Those of rules/severity.toml whose repeats on one card become fatal, whichever jobs met them.
-WEARING = frozenset({"XID 94"})
 _CAME_BACK = (EndedBy.WELL, EndedBy.PERSON, EndedBy.UNCORDONED)
 _REPAIR_ORDER = (Repair.NONE, Repair.RESET, Repair.REBOOT, Repair.PERSON)
 _LOOKED = (CheckState.OK, CheckState.FOUND)  # absent is no health either: the card may have left the bus
@@ -120,32 +117,6 @@ def returns(
     )
 
 
-def on_probation(
-    came_back: Iterable[NodeQuarantine], node: NodePicture, ignored: Set[str] = frozenset()
-) -> tuple[Finding, ...]:
-    """Less than fatal, and yet enough: degraded findings of a component that failed before, or one of which a few more
-    would be fatal, that came after the return. `came_back`: see returns."""
-    since: dict[Component, float] = {}
-    for record in came_back:
-        for finding in record.findings:
-            ended_wall_s = record.ended_wall_s or 0.0
-            since[finding.component] = max(ended_wall_s, since.get(finding.component, 0.0))
-    return tuple(
-        finding
-        for finding in node.findings
-        if (finding.severity is Severity.DEGRADED or finding.code in WEARING)
-        and finding.severity is not Severity.FATAL
-        and finding.code not in DISK_CODES
-        and finding.code not in ignored
-        and _came_wall_s(finding) > since.get(finding.component, math.inf)
-    )
-
-
-def _came_wall_s(finding: Finding) -> float:
-    """By its node's clock: an event comes anew each time, what is so since it began."""
-    return finding.last_seen_wall_s if finding.event else finding.first_seen_wall_s
-
-
 # ---------------------------------------------------------------- is it well?
 
 
@@ -209,7 +180,7 @@ def ignoring(record: NodeQuarantine, node: NodePicture | None) -> tuple[Ignored,
     """What stands while a person ends this isolation: it acts again only when it occurs anew."""
     found = {finding.key: finding for finding in record.findings if not _reported(node, finding.check)}
     if node is not None:
-        found |= {finding.key: finding for finding in (*standing(node, record.kind), *_lesser(record, node))}
+        found |= {finding.key: finding for finding in standing(node, record.kind)}
     return tuple(
         Ignored(
             check=finding.check,
@@ -224,12 +195,6 @@ def ignoring(record: NodeQuarantine, node: NodePicture | None) -> tuple[Ignored,
 
 def _reported(node: NodePicture | None, check: str) -> bool:
     return node is not None and check in node.checks
-
-
-def _lesser(record: NodeQuarantine, node: NodePicture) -> list[Finding]:
-    """What isolated a node that was on probation, and is no fatal finding."""
-    keys = {one.key for one in record.findings if one.severity is not Severity.FATAL}
-    return [one for one in node.findings if one.key in keys] if record.kind is Kind.FAULT else []
 
 
 def acting(
@@ -255,7 +220,7 @@ def _same(ignored: Ignored, finding: Finding) -> bool:
 
 def remembered(record: NodeQuarantine, node: NodePicture) -> tuple[Ignored, ...]:
     """What is left of `record.ignored`: what was seen to be gone acts when it comes again."""
-    found = {finding.key: finding for finding in (*standing(node, record.kind), *_lesser(record, node))}
+    found = {finding.key: finding for finding in standing(node, record.kind)}
     left = []
     for one in record.ignored:
         check = node.checks.get(one.check)

@@ -72,11 +72,9 @@ class FleetSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cause_worst: int = 2  # of them so many are isolated all the same
     release_after_s: float = 600.0
     disk_release_after_s: float = 120.0
-    # A node that came back is on probation for the window: it is eleven times as likely to fail as another one. By the
-    # year of tests/core/fleet_year.py the second isolation tells nearly all that were not repaired well.
-    repeat_limit: int = (
-        2  # isolations of one node, each within the window of its return: then a person releases it
-    )
+    # Isolations of one node, each within the window of its return: then a person releases it. By the year of
+    # tests/core/fleet_year.py the second tells nearly all of those that were not repaired.
+    repeat_limit: int = 2
     repeat_window_s: float = 7 * 86400.0
     keep_records: int = 5000  # ended ones; of more the oldest go before repeat_window_s has passed
     # The kubelet renews its lease every 10 s and calls it expired after 40 s (--node-lease-duration-seconds).

@@ -49,7 +49,6 @@ _HELD = _Words("busy", "Held back", "stays in service though it should not")
 _BACK = _Words("good", "Back", "back in service")
 WORDS: dict[Reason, _Words] = {
     Reason.FATAL_FINDING: _OUT,
-    Reason.ON_PROBATION: _OUT,
     Reason.DISK_FULL: _OUT,
     Reason.ROOM_AGAIN: _OUT,
     Reason.HELD_BY_PERSON: _Words("info", "Held", "held out of service"),
