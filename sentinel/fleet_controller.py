@@ -195,11 +195,14 @@ class FleetController:
         self._status.forget()
 
     def to_tell(self) -> Iterator[NodeQuarantine]:
-        """That a node is out of service is told when it shows that."""
+        """That a node is out of service is told when it shows that; of a record that is being saved nothing, but a
+        silence counts for what is told of others."""
         for one in self.mails.to_tell(self._cluster.records):
             node = self.nodes.joined(one.node) if one.isolating else None
             if one.id not in self._pending and (node is None or node.mark is not None):
                 yield one
+            elif one.kind is Kind.SILENCE:
+                yield fleet_mail.told_only(one)
 
     def _write_mails(self, epoch: int) -> None:
         records = self._cluster.records
@@ -219,7 +222,7 @@ class FleetController:
         finally:
             self._fencer.stop()
             await self._works.stop()
-            self._telling.turn(last=True)
+            self._telling.say()
 
     async def _lead(self, epoch: int) -> None:
         self._led_mono_s = self._clock().mono_s
@@ -352,8 +355,7 @@ class FleetController:
         self._showing.begin(names)
         if only is None:
             self._look_after_the_rest(picture, epoch, now)
-            if not self._silences_wait:
-                self._telling.turn()
+            self._telling.turn(now.mono_s, more=self._silences_wait)
         self._answer(picture, later, now)
         for node, take in self._cluster.take_orders().items():
             self._works.go(node, "order", take)

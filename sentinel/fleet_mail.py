@@ -112,3 +112,8 @@ class MailBook:
 
 def _waits(mails: tuple[NodeMail, ...]) -> bool:
     return any(mail.state == "waiting" for mail in mails)
+
+
+def told_only(record: NodeQuarantine) -> NodeQuarantine:
+    """Without the mails that wait."""
+    return structs.replace(record, mails=tuple(mail for mail in record.mails if mail.state != "waiting"))

@@ -7,7 +7,7 @@ from sentinel.core.fleet_events import Decision, DoEvent, DoTell, Effect, Open, 
 from sentinel.core.fleet_model import Kind, NodePicture, NodeQuarantine, State
 from sentinel.fleet_cluster import FleetCluster
 
-TURNS = 4  # whole rounds for which a line about silent nodes waits at most
+LINE_S = 12.0  # for which a line about silent nodes waits at most
 
 
 class Pending:
@@ -53,7 +53,7 @@ def _taking_more(before: NodeQuarantine | None, after: NodeQuarantine) -> NodeQu
 class Telling:
     """What was decided is told once it is saved, and that a node is out of service once the node shows that.
 
-    What falls silent together is told in one line: silences wait for the next turns. `tell` writes a line for people;
+    What falls silent together is told in one line: silences wait for the next turn. `tell` writes a line for people;
     `mail_waits` is called when something new is to be told by mail.
     """
 
@@ -65,22 +65,31 @@ class Telling:
         self._unsaid: dict[str, dict[str, list[Effect]]] = {}  # by node and record
         # What is to be told of silent nodes, by what it is about: the record and its own line.
         self._silences: dict[Reason, list[tuple[NodeQuarantine, DoTell]]] = {}
-        self._turns = 0  # for which they wait
+        self._waiting: dict[str, Reason] = {}  # record -> what of it is to be told there
+        self._since_mono_s: float | None = None  # since when they wait: the first turn that found them
         self._grew = False  # since the last turn
 
     def clear(self) -> None:
-        self.turn(last=True)
+        self.say()
         self._told.clear()
         self._unsaid.clear()
 
-    def turn(self, *, last: bool = False) -> None:
-        """A whole round has ended: silences are told if it brought no further one, or after TURNS of them."""
-        self._turns += 1
-        if last or not self._grew or self._turns >= TURNS:
-            silences, self._silences, self._turns = self._silences, {}, 0
-            for about, rows in silences.items():
-                self._say_of_many(about, rows)
+    def turn(self, mono_s: float, *, more: bool = False) -> None:
+        """A whole round has ended: silences are told if it brought no further one and left none (`more`), or after
+        LINE_S."""
+        if self._silences and self._since_mono_s is None:
+            self._since_mono_s = mono_s
+        since_mono_s = mono_s if self._since_mono_s is None else self._since_mono_s
+        if not (self._grew or more) or mono_s - since_mono_s >= LINE_S:
+            self.say()
         self._grew = False
+
+    def say(self) -> None:
+        """What waits to be told of silent nodes is told now."""
+        silences, self._silences, self._since_mono_s = self._silences, {}, None
+        self._waiting.clear()
+        for about, rows in silences.items():
+            self._say_of_many(about, rows)
 
     def _say_of_many(self, about: Reason, rows: list[tuple[NodeQuarantine, DoTell]]) -> None:
         records = [*{record.id: record for record, _ in rows}.values()]
@@ -120,23 +129,20 @@ class Telling:
                 if about is not None and record is not None and record.kind is Kind.SILENCE:
                     self._later(about, record, effect)
                 else:
-                    if record is not None:
-                        self._now(record.id)
+                    if record is not None and record.id in self._waiting:
+                        self.say()
                     self._once(effect.key, effect.sentence)
                 self._mail_waits()
 
     def _later(self, about: Reason, record: NodeQuarantine, one: DoTell) -> None:
-        if one.key not in self._told:
-            self._told.add(one.key)
-            self._turns = self._turns if self._silences else 0
-            self._silences.setdefault(about, []).append((record, one))
-            self._grew = True
-
-    def _now(self, id: str) -> None:
-        """What waits to be told of this record comes before what is told of it next."""
-        for about, rows in self._silences.items():
-            self._silences[about] = [row for row in rows if row[0].id != id]
-            self._say_of_many(about, [row for row in rows if row[0].id == id])
+        if one.key in self._told:
+            return
+        self._told.add(one.key)
+        if self._waiting.get(record.id, about) is not about:
+            self.say()  # what came before is told before
+        self._waiting[record.id] = about
+        self._silences.setdefault(about, []).append((record, one))
+        self._grew = True
 
     def _once(self, key: str, sentence: str) -> None:
         if key not in self._told:

@@ -460,6 +460,38 @@ def test_what_falls_silent_together_is_one_line() -> None:
     led(test)
 
 
+def test_of_a_silence_that_is_being_saved_nothing_is_told_and_it_counts_for_the_others() -> None:
+    async def test(fleet: Led) -> None:
+        names = [f"n{number}" for number in range(9)]
+        for name in names:
+            fleet.join(name, "uid", "boot-1")
+            fleet.hears(name, "uid", "boot-1")
+        fleet.passes(50.0)
+        for name in names[2:]:
+            fleet.hears(name, "uid", "boot-1", at_s=150.0)
+        await fleet.rounds(5)
+        assert set(fleet.states()) == {"n0-0001", "n1-0001"}
+        goes_on, save = asyncio.Event(), fleet.cluster.save
+
+        async def saved(record: NodeQuarantine) -> None:
+            if record.node == "n0":
+                await goes_on.wait()
+            await save(record)
+
+        fleet.cluster.save = saved  # type: ignore[method-assign]
+        for name in names[:2]:
+            fleet.hears(name, "uid", "boot-1", at_s=300.0)
+        await eventually(lambda: fleet.states()["n1-0001"] == "silence released")
+        told = {one.id: one for one in fleet.controller.to_tell()}
+        assert told["n0-0001"].state.open
+        assert not [mail for mail in told["n0-0001"].mails if mail.state == "waiting"]
+        assert [mail.stage for mail in told["n1-0001"].mails] == ["Unreachable", "SpeaksAgain"]
+        goes_on.set()
+        await eventually(lambda: "silence active" not in fleet.states().values())
+
+    led(test)
+
+
 def test_what_was_to_be_told_of_silent_nodes_is_told_when_the_leader_ends() -> None:
     fleet = Led()
 
@@ -859,6 +891,8 @@ def test_records_that_cannot_be_claimed_keep_nobody_from_leading(how: str) -> No
                 fleet.join(name, "uid", "boot-1")
                 fleet.hears(name, "uid", "boot-1", a_finding())
             await eventually(isolated(fleet, *out))
+            # Nothing is being saved when it ends: its successor settles that by and by, and this clock stands still.
+            await eventually(lambda: all(one.wrote.taint for one in fleet.cluster.records.values()))
         mark, claim = fleet.cluster.mark, fleet.cluster.claim
         fleet.cluster.claimed.clear()
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 from sentinel.core import fleet_words as words
 from sentinel.core.fleet_events import Reason
 from sentinel.core.fleet_model import Brake, Kind, NodeMail, NodeQuarantine
+from sentinel.core.now import Now
 
 MANY = 3  # so many nodes are told together
 GAP_S = 120.0  # who falls silent later than this after the one before is another matter
@@ -76,11 +77,15 @@ def nodes_of(records: Iterable[NodeQuarantine]) -> tuple[str, ...]:
     return tuple(sorted({one.node for one in records}))
 
 
-def due_wall_s(loss: Loss, about: Reason, mails: Sequence[NodeMail]) -> float:
-    """When the mail about this is to go, so that it tells of all of them. `about`: a value of TOGETHER; `mails`: those
-    of this loss that wait with it, not empty."""
+def due_wall_s(loss: Loss, about: Reason, mails: Sequence[NodeMail], now: Now) -> float:
+    """When a mail that was not tried yet is to go, so that it tells of all of them. `about`: a value of TOGETHER;
+    `mails`: those of this loss that wait with it, not empty."""
     first = min(mail.wall_s for mail in mails)
     last = max(mail.wall_s for mail in mails)
+    if (
+        last > now.wall_s
+    ):  # the clock was set back, or another controller's was ahead: this must not hold it for hours
+        return now.wall_s
     if about in _OVER:
         return first + RETURN_S if loss.many and loss.silent else first
     return min(last + SETTLE_S, first + SETTLED_S)

@@ -244,13 +244,14 @@ class Notifier:
         return digest_request(mails, self._settings, self._host, now.wall_s)
 
     def _due(self, waiting: Sequence[Waiting], now: Now) -> list[Waiting]:
-        """What may be tried now. The earlier mails of a thread go with a later one: they would be read after it."""
-        found, threads = [], set()
+        """What may be tried now. The earlier mails of a thread go with a later one: they would be read after it; and
+        who is told by the same mail as one that goes is told by it."""
+        threads, mails = set[str](), set[str]()
         for one in reversed(waiting):
             if one.record_id in threads or self._due_in_s(one.mail, now) <= 0:
                 threads.add(one.record_id)
-                found.append(one)
-        return found[::-1]
+                mails.add(one.request.message_id)
+        return [one for one in waiting if one.request.message_id in mails]
 
     @staticmethod
     def _due_in_s(mail: Mailing, now: Now) -> float:

@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TypeAlias
 
 from msgspec import structs
 
@@ -37,6 +38,11 @@ SHARED = {
     NETWORK: Brake.NETWORK_INCIDENT,
     Reason.COMMON_CAUSE.value: Brake.COMMON_CAUSE,
 }  # stage -> while it lasts
+
+_Row: TypeAlias = tuple[NodeQuarantine, NodeMail]
+# How often a mail was tried, when it is tried again, who has got it, and who refused it.
+_Tried: TypeAlias = tuple[int, float, tuple[str, ...], tuple[str, ...]]
+_UNTRIED: _Tried = (0, 0.0, (), ())
 
 
 class NodeNotifier(Notifier):
@@ -89,37 +95,34 @@ class NodeNotifier(Notifier):
 
     def _of_loss(self, loss: Loss, now: Now) -> Iterable[Waiting]:
         """What is told together of nodes that fell silent together; of few of them, a mail for each."""
-        about: dict[Reason, list[tuple[NodeQuarantine, NodeMail]]] = {}
+        waiting: dict[tuple[Reason, _Tried], list[_Row]] = {}
         told: set[Reason] = set()
         for record in loss.records:
             for mail in record.mails:
-                if (reason := fleet_lost.TOGETHER.get(mail.stage)) is None:
+                if (about := fleet_lost.TOGETHER.get(mail.stage)) is None:
                     continue
-                if mail.state == "waiting":
-                    about.setdefault(reason, []).append((record, mail))
-                else:
-                    told.add(reason)
-        for reason, rows in about.items():
-            mails = [mail for _, mail in rows]
-            due_wall_s = min(fleet_lost.due_wall_s(loss, reason, mails), now.wall_s + fleet_lost.RETURN_S)
-            due_wall_s = max(due_wall_s, *(mail.next_wall_s for mail in mails))  # none of them goes twice
-            request = self._of_lost(loss, reason, rows, now, more=reason in told)
+                if mail.state != "waiting":
+                    told.add(about)
+                    continue
+                # What was tried together stays one mail, without those who joined since: some may have got it.
+                tried = (mail.attempts, mail.next_wall_s, mail.done, mail.refused)
+                waiting.setdefault((about, tried), []).append((record, mail))
+        for about, tried in sorted(waiting, key=lambda key: -key[1][0]):
+            rows = waiting[about, tried]
+            if tried == _UNTRIED:
+                due_wall_s = fleet_lost.due_wall_s(loss, about, [mail for _, mail in rows], now)
+                rows = [(record, structs.replace(mail, next_wall_s=due_wall_s)) for record, mail in rows]
+            request = self._of_lost(loss, about, rows, now, more=about in told)
+            told.add(about)
             for record, mail in rows:
-                waits = structs.replace(mail, next_wall_s=due_wall_s)
                 if request is not None:
-                    yield Waiting(record.id, mail.stage, waits, request)
+                    yield Waiting(record.id, mail.stage, mail, request)
                 else:
                     stages = {one.stage for own, one in rows if own is record}
-                    yield self._of_node(record, waits, stages, now)
+                    yield self._of_node(record, mail, stages, now)
 
     def _of_lost(
-        self,
-        loss: Loss,
-        about: Reason,
-        rows: Sequence[tuple[NodeQuarantine, NodeMail]],
-        now: Now,
-        *,
-        more: bool,
+        self, loss: Loss, about: Reason, rows: Sequence[_Row], now: Now, *, more: bool
     ) -> MailRequest | None:
         """None: it is told of each node by itself."""
         records = [*{record.id: record for record, _ in rows}.values()]

@@ -16,6 +16,7 @@ from sentinel.core.fleet_lost import (
     told,
 )
 from sentinel.core.fleet_model import Kind, NodeMail, NodeQuarantine
+from sentinel.core.now import Now
 from tests.core.fleet_world import OPEN, World, a_finding, a_pod
 
 LONG_S = OPEN.agent_silent_s + 1
@@ -105,9 +106,20 @@ def test_a_mail_waits_until_nobody_else_falls_silent_but_not_for_ever() -> None:
     first = NodeMail(stage=Reason.UNREACHABLE, wall_s=now_s)
     second = NodeMail(stage=Reason.UNREACHABLE, wall_s=now_s + 9.0)
     late = NodeMail(stage=Reason.UNREACHABLE, wall_s=now_s + SETTLED_S)
-    assert due_wall_s(loss, Reason.UNREACHABLE, [first]) == now_s + SETTLE_S
-    assert due_wall_s(loss, Reason.UNREACHABLE, [first, second]) == now_s + 9.0 + SETTLE_S
-    assert due_wall_s(loss, Reason.UNREACHABLE, [first, second, late]) == now_s + SETTLED_S
+    world.passes(SETTLED_S)
+    now, about = world.now, Reason.UNREACHABLE
+    assert due_wall_s(loss, about, [first], now) == now_s + SETTLE_S
+    assert due_wall_s(loss, about, [first, second], now) == now_s + 9.0 + SETTLE_S
+    assert due_wall_s(loss, about, [first, second, late], now) == now_s + SETTLED_S
+
+
+def test_a_clock_that_was_set_back_holds_no_mail() -> None:
+    world = lost(*RACK)
+    (loss,) = losses(world.records.values())
+    mails = waiting(world, Reason.UNREACHABLE)
+    before = Now(world.now.mono_s, world.now.wall_s - 3600.0)
+    assert due_wall_s(loss, Reason.UNREACHABLE, mails, before) == before.wall_s
+    assert due_wall_s(loss, Reason.SPEAKS_AGAIN, mails, before) == before.wall_s
 
 
 def test_that_nodes_are_back_waits_for_the_last_of_them_but_not_for_ever() -> None:
@@ -115,10 +127,10 @@ def test_that_nodes_are_back_waits_for_the_last_of_them_but_not_for_ever() -> No
     heard(world, *RACK[1:])
     (loss,) = losses(world.records.values())
     mails = waiting(world, Reason.SPEAKS_AGAIN)
-    assert due_wall_s(loss, Reason.SPEAKS_AGAIN, mails) == mails[0].wall_s + RETURN_S
+    assert due_wall_s(loss, Reason.SPEAKS_AGAIN, mails, world.now) == mails[0].wall_s + RETURN_S
     heard(world, RACK[0])
     (loss,) = losses(world.records.values())
-    assert due_wall_s(loss, Reason.SPEAKS_AGAIN, mails) == mails[0].wall_s
+    assert due_wall_s(loss, Reason.SPEAKS_AGAIN, mails, world.now) == mails[0].wall_s
 
 
 def test_that_one_node_of_few_is_back_waits_for_nobody() -> None:
@@ -126,7 +138,7 @@ def test_that_one_node_of_few_is_back_waits_for_nobody() -> None:
     heard(world, "rack-0")
     (loss,) = losses(world.records.values())
     (mail,) = waiting(world, Reason.SPEAKS_AGAIN)
-    assert due_wall_s(loss, Reason.SPEAKS_AGAIN, [mail]) == mail.wall_s
+    assert due_wall_s(loss, Reason.SPEAKS_AGAIN, [mail], world.now) == mail.wall_s
 
 
 # ---------------------------------------------------------------- in words

@@ -416,6 +416,60 @@ def test_who_falls_silent_after_the_mail_is_told_by_another_one() -> None:
     asyncio.run(scenario())
 
 
+def test_who_joins_a_loss_that_an_address_did_not_get_yet_is_told_to_everybody() -> None:
+    async def scenario() -> None:
+        world, _ = a_lost_rack(9)
+        boss, late = "boss@example.com", {"boss@example.com"}
+        with MailServer(on_rcpt=lambda address: "450 later" if address in late else None) as server:
+            told = Told(world, settings_for(server.port, admins=(ADMIN, boss)))
+            await told.send()
+            told.write()
+            world.silent |= {"other-0", "other-1"}
+            world.passes(OPEN.agent_silent_s + 1)
+            world.settle()
+            late.clear()
+            await told.send()
+            got = {(str(mail["Subject"]), *to) for to, mail in server.mails}
+            assert got == {
+                ("[sentinel] 9 nodes: unreachable", ADMIN),
+                ("[sentinel] 9 nodes: unreachable", boss),
+                ("[sentinel] 2 more nodes: unreachable", ADMIN, boss),
+            }
+            assert len({mail["Message-ID"] for _, mail in server.mails}) == 2
+
+    asyncio.run(scenario())
+
+
+def as_if_now(world: World) -> None:
+    """The mails that wait were to be told now, by the clock of this machine, which the notifier reads."""
+    behind_s = time.time() - world.now.wall_s
+    for id, record in world.records.items():
+        mails = tuple(structs.replace(one, wall_s=one.wall_s + behind_s) for one in record.mails)
+        world.records[id] = structs.replace(record, mails=mails)
+
+
+def test_what_one_node_of_a_loss_is_told_of_next_takes_the_mail_about_all_with_it() -> None:
+    async def scenario() -> None:
+        world, names = a_lost_rack(9)
+        as_if_now(world)
+        world.order(OrderKind.CONFIRM_DEAD, names[0])
+        world.settle()  # long ago, by the clock of this machine
+        with MailServer() as server:
+            told = Told(world, settings_for(server.port))
+            task = asyncio.create_task(told.notifier.run())
+            told.notifier.wake()
+            await eventually(lambda: len(server.mails) >= 2)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await told.send()
+            assert sorted(str(mail["Subject"]) for _, mail in server.mails) == [
+                "[sentinel] 9 nodes: unreachable",
+                "[sentinel] rack-00: its pods are removed by force",
+            ]
+
+    asyncio.run(scenario())
+
+
 def test_few_silent_nodes_are_told_each_by_itself() -> None:
     async def scenario() -> None:
         world, _ = a_lost_rack(2)
@@ -434,10 +488,7 @@ def test_the_mail_about_a_loss_waits_until_it_has_come_to_rest() -> None:
 
     async def scenario() -> None:
         world, names = a_lost_rack(9)
-        behind_s = time.time() - world.now.wall_s  # the notifier reads this machine's clock
-        for id, record in world.records.items():
-            mails = tuple(structs.replace(one, wall_s=one.wall_s + behind_s) for one in record.mails)
-            world.records[id] = structs.replace(record, mails=mails)
+        as_if_now(world)
         with MailServer() as server:
             told = Told(world, settings_for(server.port))
             task = asyncio.create_task(told.notifier.run())
