@@ -46,6 +46,9 @@ class ForJobs:
             self._faults[record.node] = record
         elif (known := self._faults.get(record.node)) is not None and known.id == record.id:
             del self._faults[record.node]
+        if record.kind is Kind.FAULT and not record.state.open:
+            others = [one for one in self._past.get(record.node, ()) if one.id != record.id]
+            self._past[record.node] = [*others, record]
 
     def findings(self, node: str) -> tuple[str, list[Finding]]:
         """The boot that its agent told of last, and what its checks find in it but what people live with or ignore.

@@ -1274,6 +1274,7 @@ def test_jobs_are_told_of_nodes_that_came_back_lately() -> None:
         fleet.cluster.world.change("n1", unschedulable=False)
         fleet.controller.changed("n1")
         await eventually(lambda: fleet.states() == {"n1-0001": "fault overridden"})
+        assert returned("n1").startswith("0 s ago after XID 79 of ")
         fleet.passes(3 * 86_400.0)
         await fleet.rounds()
         assert (

@@ -18,6 +18,11 @@ def events(site: JobSite, job: str) -> "list[Object]":
     return [one for one in found if one["regarding"].get("uid") == job]
 
 
+def healthy(site: JobSite, node: str) -> bool:
+    conditions = {one["type"]: one["status"] for one in site.node(node)["status"]["conditions"]}
+    return conditions.get("SentinelHealthy") == "True"
+
+
 def test_a_job_is_told_of_a_node_on_probation_and_a_second_time_waits_for_a_person(site: JobSite) -> None:
     controller = led(site)
     agents = Agents(site, controller)
@@ -26,7 +31,7 @@ def test_a_job_is_told_of_a_node_on_probation_and_a_second_time_waits_for_a_pers
     site.until(lambda: site.isolated(node))
     agents.find(node, None)
     site.admin.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": False}})
-    site.until(lambda: not site.taints(node))
+    site.until(lambda: not site.taints(node) and healthy(site, node))
 
     site.protect(restart={"maxRestarts": 2})
     path = site.create(gang(3))  # one of eight GPUs on each node
