@@ -6,7 +6,7 @@ Records count as they were decided, also while they are being saved.
 from collections.abc import Iterable
 
 from sentinel.clock import Clock
-from sentinel.core import fleet_causes, fleet_fence, fleet_release
+from sentinel.core import fleet_causes, fleet_fence, fleet_probation
 from sentinel.core import fleet_words as words
 from sentinel.core.fleet_events import Reason
 from sentinel.core.fleet_model import Kind, NodeQuarantine
@@ -86,10 +86,10 @@ class ForJobs:
         picture = self._nodes.joined(node) if past else None
         if not past or picture is None:
             return ""
-        found = fleet_release.returns(past, picture, self._settings, now)
+        found = fleet_probation.returns(past, picture, self._settings, now)
         if not found:
             return ""
-        last = max(found, key=lambda one: one.ended_wall_s or 0.0)
+        last = fleet_probation.last(found)
         ago = words.ago(now.wall_s - (last.ended_wall_s or 0.0))
         return f"{ago} ago after {words.findings(last.findings)}"
 

@@ -116,6 +116,8 @@ class FleetNodes:
         if last is None or last.checks is not heard[0].checks:
             finds = any(check.findings for check in heard[0].checks.values())
             (self.ailing.add if finds else self.ailing.discard)(name)
+            if finds:
+                self.quiet.discard(name)
             self._note_fatal(name, fatal_codes(heard[0].findings) if finds else frozenset())
 
     def _note_fatal(self, name: str, codes: Set[str]) -> None:
@@ -179,7 +181,7 @@ class FleetNodes:
         last: no silence is judged so soon. Of ten thousand nodes that spares most."""
         self._let_go()
         must = {*self.changed, *(order.node for order in self._cluster.orders)}
-        must.update(record.node for record in records.values() if record.state.open or record.ignored)
+        must.update(record.node for record in records.values() if record.state.open or record.remembers)
         fresh_mono_s = self._clock().mono_s - FRESH_S
         quiet = set[str]()
         self.look_at(self.pictures.keys() - self._cluster.names())

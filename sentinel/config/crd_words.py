@@ -143,6 +143,7 @@ _QUARANTINE_WORDS = {
     "orders": "Orders of persons that it has followed.",
     "by": "The person who gave the last of them.",
     "ignored": "Findings that a person chose to live with.",
+    "baseline": "What stood when the node came back: on probation only what goes beyond it isolates it.",
     "selfFences": "Of a silent node: those of its pods that its agent had confirmed to end by itself.",
     "removals": "Pods that were removed by force, and with which proof.",
     "confirmedDead": "A person said that the node is dead.",
@@ -262,6 +263,10 @@ WORDS: dict[str, dict[str, str]] = {
         "event": "It happened once, and acts again when it happens again.",
         "count": "How often it had been seen.",
         "bootId": "The node's boot then.",
+    },
+    "Baseline": {
+        "checks": "Checks that had looked: of others nothing is known.",
+        "findings": "What they found.",
     },
     "Fence": {
         "tries": "How often it was called.",

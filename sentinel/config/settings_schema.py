@@ -307,7 +307,7 @@ class FleetSpec(Section):
     )
     repeat_window_s: PositiveDuration = written(
         "repeatWindow",
-        "For so long a node that came back is on probation: see repeatLimit.",
+        "For so long a node that came back is on probation: less isolates it, and see repeatLimit.",
     )
     keep_records: Annotated[int, whole(100, 100_000), Meaning("whole number, at least 100")] = written(
         "keepRecords",

@@ -50,7 +50,7 @@ def decide(
     The events are for `fleet_record.step`, in this order. What takes room of a brake was counted with what gives room
     here: it must not be performed before that is saved.
     """
-    desk = Desk(picture, records, settings, now)
+    desk = Desk(picture, records, settings, now, quiet)
     held = {record.node for record in desk.held()}
     names = {*only, *held} if only is not None else {*(picture.nodes.keys() - quiet), *desk.nodes()}
     candidates: list[Candidate] = []

@@ -49,6 +49,17 @@ def fatal_codes(findings: Iterable[Finding]) -> frozenset[str]:
     return frozenset(finding.code for finding in findings if finding.severity is Severity.FATAL)
 
 
+def isolating(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """For which of its findings a node is, or is to be, isolated: fatal ones. Without any it is on probation, where
+    less is enough."""
+    found = tuple(findings)
+    return tuple(finding for finding in found if finding.severity is Severity.FATAL) or found
+
+
+def isolating_codes(findings: Iterable[Finding]) -> frozenset[str]:
+    return frozenset(finding.code for finding in isolating(findings))
+
+
 def as_warning(finding: Finding) -> Finding:
     """A fatal one, where many nodes have it at once and no person has said yet what it is."""
     return (
@@ -62,7 +73,7 @@ def as_warning(finding: Finding) -> Finding:
 def cause_codes(findings: Iterable[Finding]) -> frozenset[str]:
     """The codes for which a node is to be isolated; empty: for its network alone (see network_codes)."""
     found = tuple(findings)
-    return frozenset() if network_codes(found) else fatal_codes(found)
+    return frozenset() if network_codes(found) else isolating_codes(found)
 
 
 def by_chance(nodes: int, settings: FleetSettings) -> int:
@@ -221,10 +232,10 @@ def told(records: Iterable[NodeQuarantine], words: Iterable[CodeWord], now: Now)
 
 def network_codes(findings: Iterable[Finding]) -> frozenset[str]:
     """The codes of a node that is to be isolated for its network alone; empty: for something else too."""
-    worst = [finding for finding in findings if finding.severity is Severity.FATAL]
-    if any(finding.component is not Component.NIC for finding in worst):
+    found = isolating(findings)
+    if any(finding.component is not Component.NIC for finding in found):
         return frozenset()
-    return frozenset(finding.code for finding in worst)
+    return frozenset(finding.code for finding in found)
 
 
 def network_incidents(

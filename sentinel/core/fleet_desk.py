@@ -1,10 +1,11 @@
 """What one round of decisions works on: the picture, the records as they will be, and the decisions so far. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from sentinel.core import fleet_brakes as brakes
+from sentinel.core import fleet_probation as probation
 from sentinel.core.fleet_brakes import Tally
-from sentinel.core.fleet_causes import ignored
+from sentinel.core.fleet_causes import by_chance, ignored
 from sentinel.core.fleet_events import Decision, Event
 from sentinel.core.fleet_marks import by_node
 from sentinel.core.fleet_model import FleetPicture, Kind, Mode, NodeQuarantine, State
@@ -22,6 +23,7 @@ class Desk:
         records: Mapping[str, NodeQuarantine],
         settings: FleetSettings,
         now: Now,
+        quiet: Set[str] = frozenset(),
     ) -> None:
         self.picture = picture
         self.settings = settings
@@ -29,6 +31,8 @@ class Desk:
         self.records = dict(records)
         self.decisions: list[Decision] = []
         self.ignored = ignored(picture.codes)
+        self._quiet = quiet
+        self._shown: dict[str, int] | None = None
         self._of = by_node(records.values())
         self._tallies: dict[str, Tally] = {}
 
@@ -82,6 +86,12 @@ class Desk:
                 self.records.values(), self.picture, self.settings, self.now
             )
         return self._tallies["removals"]
+
+    def many_show(self, code: str) -> bool:
+        """Do more nodes show it now than chance gives within minutes? Then it is no sign of one node's repair."""
+        if self._shown is None:
+            self._shown = probation.shown(self.picture, self._quiet)
+        return self._shown.get(code, 0) >= by_chance(len(self.picture.nodes), self.settings)
 
     def held(self) -> list[NodeQuarantine]:
         return [record for record in self.records.values() if record.state is State.HELD]

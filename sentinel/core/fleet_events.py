@@ -6,6 +6,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from sentinel.core.fleet_model import (
+    Baseline,
     Brake,
     EndedBy,
     Ignored,
@@ -26,6 +27,7 @@ class Reason(StrEnum):
     """Why something was decided: also the reason of node events and conditions."""
 
     FATAL_FINDING = "FatalFinding"
+    ON_PROBATION = "OnProbation"  # less than a fatal finding, on a node that came back lately
     DISK_FULL = "DiskFull"
     HELD_BY_PERSON = "HeldByPerson"
     DRAIN_ORDERED = "DrainOrdered"
@@ -45,7 +47,7 @@ class Reason(StrEnum):
     MARK_SEEN = "MarkSeen"
     FINDINGS_GONE = "FindingsGone"
     RELEASED = "Released"
-    NOT_NEEDED = "NotNeeded"  # what was held back ended by itself
+    NOT_NEEDED = "NotNeeded"  # what was held back ended by itself, or isolates no more
     ACKNOWLEDGED = "Acknowledged"
     RELEASED_BY_PERSON = "ReleasedByPerson"
     UNCORDONED = "Uncordoned"
@@ -195,6 +197,7 @@ class End(Said, frozen=True, kw_only=True, omit_defaults=True, tag=True):
 
     ended_by: EndedBy
     ignored: tuple[Ignored, ...] = ()
+    baseline: Baseline | None = None
     order: str = ""
     by: str = ""
 
@@ -206,9 +209,10 @@ class Told(Said, frozen=True, kw_only=True, tag=True):
 
 
 class Remember(Said, frozen=True, kw_only=True, tag=True):
-    """Which findings a person still lives with, on which object of the node and in which boot."""
+    """Which findings do not act still, on which object of the node and in which boot."""
 
     ignored: tuple[Ignored, ...]
+    baseline: Baseline | None
     node_uid: str
     boot_id: str
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from msgspec import Struct, structs
 
 from sentinel.core import fleet_causes as causes
+from sentinel.core import fleet_probation as probation
 from sentinel.core import fleet_release as release
 from sentinel.core import fleet_words as words
 from sentinel.core.fleet_brakes import Act
@@ -30,6 +31,11 @@ class Candidate(Struct, frozen=True):
     node: NodePicture
     findings: tuple[Finding, ...]
     record: NodeQuarantine | None
+
+    @property
+    def lesser(self) -> bool:
+        """Is it isolated for less than a fatal finding, since it is on probation?"""
+        return self.kind is Kind.FAULT and all(one.severity is not Severity.FATAL for one in self.findings)
 
     def order(self) -> tuple[int, float, str]:
         """The most severe first: who has most fatal findings, for no others isolate. Then who waits longest."""
@@ -74,7 +80,7 @@ class _Together:
         for one in candidates:
             name, found = one.node.name, kept(one.findings)
             since_wall_s = self._since[name]
-            if not causes.fatal_codes(found) & causes.going_on(desk.picture.codes, since_wall_s):
+            if not causes.isolating_codes(found) & causes.going_on(desk.picture.codes, since_wall_s):
                 self._network[name] = causes.network_codes(found)
                 self._asked[name] = causes.Asked(
                     causes.cause_codes(found), since_wall_s, desk.mode(one.node.pool)
@@ -117,9 +123,10 @@ def _hold_back(desk: Desk, one: Candidate, mode: Mode, brake: Brake, cause: tupl
 
 def _take_out(desk: Desk, one: Candidate, mode: Mode) -> None:
     node, record = one.node, one.record
-    sentence = words.isolated(node.name, one.findings, mode)
+    sentence = words.isolated(node.name, one.findings, mode, after=_came_back(desk, one))
     if record is None:
         reason = Reason.FATAL_FINDING if one.kind is Kind.FAULT else Reason.DISK_FULL
+        reason = Reason.ON_PROBATION if one.lesser else reason
         new = opening(desk, one, mode, reason, sentence)
         desk.put(node.name, new.id, new)
     else:
@@ -127,6 +134,16 @@ def _take_out(desk: Desk, one: Candidate, mode: Mode) -> None:
             reason=Reason.ROOM_AGAIN, sentence=sentence, mode=mode, running_there=words.running_there(node)
         )
         desk.put(node.name, record.id, event)
+
+
+def _came_back(desk: Desk, one: Candidate) -> str:
+    """Why less than a fatal finding is enough; "" where it is a fatal one."""
+    came_back = one.lesser and probation.returns(desk.of(one.node.name), one.node, desk.settings, desk.now)
+    if not came_back:
+        return ""
+    last = probation.last(came_back)
+    ago = words.ago(desk.now.wall_s - (last.ended_wall_s or 0.0))
+    return f" It came back {ago} ago after {words.findings(last.findings)}: on probation this is enough."
 
 
 def opening(
@@ -146,7 +163,7 @@ def opening(
 ) -> Open:
     node = one.node
     earlier = desk.of(node.name) if one.kind is Kind.FAULT else ()
-    repeats = len(release.returns(earlier, node, desk.settings, desk.now))
+    repeats = len(probation.returns(earlier, node, desk.settings, desk.now))
     return Open(
         reason=reason,
         sentence=sentence,
@@ -195,12 +212,13 @@ def end(
     by: EndedBy,
     order: Order | None = None,
 ) -> None:
-    person = by in (EndedBy.PERSON, EndedBy.UNCORDONED)
+    person, node = by in (EndedBy.PERSON, EndedBy.UNCORDONED), desk.picture.nodes.get(record.node)
     event = End(
         reason=reason,
         sentence=sentence,
         ended_by=by,
-        ignored=release.ignoring(record, desk.picture.nodes.get(record.node)) if person else (),
+        ignored=release.ignoring(record, node) if person else (),
+        baseline=probation.baseline(record, node) if person else None,
         order=order.id if order is not None else "",
         by=order.by if order is not None else "",
     )

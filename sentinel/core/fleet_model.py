@@ -316,13 +316,30 @@ class Wrote(Struct, frozen=True, omit_defaults=True):
 
 
 class Ignored(Struct, frozen=True, omit_defaults=True):
-    """A finding that a person chose to live with: it acts again only when it occurs anew."""
+    """A finding that does not act: it acts again only when it occurs anew."""
 
     check: str
     key: tuple[str, str, str]
     event: bool = False
     count: int = 1
     boot_id: str = ""
+
+    @classmethod
+    def of(cls, finding: Finding) -> "Ignored":
+        count, boot_id = finding.count, finding.boot_id
+        return cls(finding.check, finding.key, finding.event, count, boot_id)
+
+    def covers(self, finding: Finding) -> bool:
+        """Is this the same one, and has it not occurred anew? A sampled finding is until it was seen to be gone."""
+        same = finding.boot_id == self.boot_id and finding.count <= self.count
+        return self.key == finding.key and (not finding.event or same)
+
+
+class Baseline(Struct, frozen=True, omit_defaults=True):
+    """What was known of a node when it came back: on probation only what goes beyond it acts."""
+
+    checks: tuple[str, ...]  # that had looked: of the others it is not known what they would have found
+    findings: tuple[Ignored, ...] = ()
 
 
 class Removal(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -399,7 +416,8 @@ class NodeQuarantine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     repeats: int = 0  # earlier isolations of this node within the window of repeat offenders
     orders: tuple[str, ...] = ()  # ids of the persons' orders that this record has followed
     by: str = ""  # the person who ordered the last of them
-    ignored: tuple[Ignored, ...] = ()  # of an ended record: see Ignored
+    ignored: tuple[Ignored, ...] = ()  # of an ended record: what a person chose to live with
+    baseline: Baseline | None = None  # of an isolation for a fault from which the node came back
     pods: tuple[str, ...] = ()  # of a silent node: its protected pods when it went silent
     self_fences: tuple[
         SelfFence, ...
@@ -425,3 +443,8 @@ class NodeQuarantine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def isolating(self) -> bool:
         """Is its node kept out of service by Sentinel?"""
         return self.state is State.ACTIVE and self.mode is Mode.ENFORCE and self.kind.isolates
+
+    @property
+    def remembers(self) -> bool:
+        """Does it name findings of which it must be seen when they are gone?"""
+        return bool(self.ignored) or (self.baseline is not None and bool(self.baseline.findings))

@@ -1,8 +1,11 @@
 """One node: is it still the same, what does it show of what Sentinel wrote, what do its findings say? Pure."""
 
+from msgspec import structs
+
+from sentinel.core import fleet_probation as probation
 from sentinel.core import fleet_release as release
 from sentinel.core import fleet_words as words
-from sentinel.core.fleet_causes import fatal_codes
+from sentinel.core.fleet_causes import isolating_codes
 from sentinel.core.fleet_desk import Desk
 from sentinel.core.fleet_events import End, Found, Isolate, Marked, Moved, Reason, Remember
 from sentinel.core.fleet_isolate import MAX_FINDINGS, Candidate, end, kept, opening, worst
@@ -24,7 +27,7 @@ FOR_FINDINGS = (Kind.FAULT, Kind.DISK)
 
 def quiet(desk: Desk, node: NodePicture) -> bool:
     """Most nodes, most of the time: nothing is found, nothing was written, there is no record."""
-    if desk.known(node.name) and any(one.state.open or one.ignored for one in desk.of(node.name)):
+    if desk.known(node.name) and any(one.state.open or one.remembers for one in desk.of(node.name)):
         return False
     return plain(node)
 
@@ -136,7 +139,7 @@ def _adopt(desk: Desk, node: NodePicture, number: int) -> None:
     """The node's mark names a record that is missing: it was deleted. What stands keeps the node out."""
     if any(record.isolating and record.node_uid == node.uid for record in desk.of(node.name)):
         return  # another record keeps it out, and replaces the mark
-    faults = release.standing(node, Kind.FAULT, desk.ignored)
+    faults = (*release.standing(node, Kind.FAULT, desk.ignored), *_on_probation(desk, node, None))
     kind = Kind.DISK if not faults and release.standing(node, Kind.DISK) else Kind.FAULT
     sentence = (
         f"Node {node.name} has Sentinel's taint, and its record was deleted: it was made anew. "
@@ -173,6 +176,8 @@ def findings(desk: Desk, node: NodePicture) -> list[Candidate]:
         standing = release.standing(node, kind, desk.ignored)
         found = release.acting(standing, node, desk.of(node.name))
         record = desk.open(node.name, kind)
+        if kind is Kind.FAULT:
+            found = (*found, *_on_probation(desk, node, record))
         if record is not None and not found and node.boot_id and _only_ignored(desk, record):
             _let_go(desk, record)
         elif record is None:
@@ -188,14 +193,26 @@ def findings(desk: Desk, node: NodePicture) -> list[Candidate]:
     return candidates
 
 
+def _on_probation(desk: Desk, node: NodePicture, record: NodeQuarantine | None) -> tuple[Finding, ...]:
+    """What is less than fatal and isolates this node, or keeps it out. `record`: the open one."""
+    lesser = [one for one in node.findings if probation.lesser(one) and one.code not in desk.ignored]
+    if not lesser:
+        return ()
+    kept = probation.kept_out(record, lesser)
+    came_back = probation.returns(desk.of(node.name), node, desk.settings, desk.now)
+    new = [one for one in probation.acting(came_back, lesser) if one not in kept]
+    return (*kept, *(one for one in new if not desk.many_show(one.code)))
+
+
 def _only_ignored(desk: Desk, record: NodeQuarantine) -> bool:
     """Is it for nothing but what people ignore?"""
-    return bool(desk.ignored) and bool(codes := fatal_codes(record.findings)) and codes <= desk.ignored
+    codes = isolating_codes(record.findings) if record.kind is Kind.FAULT else frozenset()
+    return bool(codes) and codes <= desk.ignored
 
 
 def _let_go(desk: Desk, record: NodeQuarantine) -> None:
     """Nothing is kept of what it ignores: the findings act again when the word is taken back."""
-    codes = fatal_codes(record.findings)
+    codes = isolating_codes(record.findings)
     word = next(one for one in desk.picture.codes if one.say is Say.IGNORE and one.code in codes)
     back = "is back in service" if record.isolating else "stays in service"
     sentence = f"Node {record.node} {back}: {', '.join(sorted(codes))} is ignored, by {word.who}."
@@ -206,27 +223,34 @@ def _let_go(desk: Desk, record: NodeQuarantine) -> None:
 
 
 def _live_with(desk: Desk, ended: NodeQuarantine, node: NodePicture) -> None:
-    """Keeps what a person chose to live with for this machine, whatever its object and boot are by now."""
+    """Keeps what does not act on this machine, whatever its object and boot are by now."""
     if ended.state.open or not release.same_machine(ended, node):
         return  # of an open one what it ignores means nothing: a person opened it again
     if (
         ended.ended_wall_s is None and ended.kind in FOR_FINDINGS
     ):  # a person wrote its state: it ends as by an order
-        left = release.ignoring(ended, node)
-    elif ended.ignored:
-        left = release.remembered(ended, node)
+        left, baseline = release.ignoring(ended, node), probation.baseline(ended, node)
+    elif ended.remembers:
+        left = release.remembered(ended.ignored, node, release.standing(node, ended.kind))
+        baseline = probation.still(ended.baseline, node)
     else:
         return
     uid, boot_id = node.uid, node.boot_id or node.api_boot_id
-    if (left, uid, boot_id) == (
+    if (left, baseline, uid, boot_id) == (
         ended.ignored,
+        ended.baseline,
         ended.node_uid,
         ended.boot_id,
     ) and ended.ended_wall_s is not None:
         return
     sentence = f"{len(left)} findings of node {node.name} are lived with."
     event = Remember(
-        reason=Reason.OCCURRENCES, sentence=sentence, ignored=left, node_uid=uid, boot_id=boot_id
+        reason=Reason.OCCURRENCES,
+        sentence=sentence,
+        ignored=left,
+        baseline=baseline,
+        node_uid=uid,
+        boot_id=boot_id,
     )
     desk.put(node.name, ended.id, event)
 
@@ -236,9 +260,11 @@ def _go_on(
 ) -> NodeQuarantine:
     if not found:
         follows = release.judge(record, node, found).event
+        if isinstance(follows, End) and record.state is State.ACTIVE:
+            follows = structs.replace(follows, baseline=probation.baseline(record, node))
         return record if follows is None else desk.put(node.name, record.id, follows)
-    known = {finding.key for finding in record.findings}
-    fresh = [finding for finding in found if finding.key not in known]
+    known = {finding.key: finding.severity.order for finding in record.findings}
+    fresh = [finding for finding in found if finding.severity.order > known.get(finding.key, -1)]
     if len(known) >= MAX_FINDINGS:  # of thousands the record names the first, and each code
         codes = {finding.code for finding in record.findings}
         fresh = (

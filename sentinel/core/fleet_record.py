@@ -267,6 +267,7 @@ def _end(record: NodeQuarantine, event: End, now: Now) -> Result:
         ended_wall_s=now.wall_s,
         ended_by=event.ended_by,
         ignored=event.ignored,
+        baseline=event.baseline,
         orders=(*record.orders, event.order) if event.order else record.orders,
         by=event.by or record.by,
     )
@@ -277,8 +278,8 @@ def _remember(record: NodeQuarantine, event: Remember, now: Now) -> Result:
     changes: dict[str, object] = {}
     if record.ended_wall_s is None:  # a person wrote its state
         changes = {"ended_wall_s": now.wall_s, "ended_by": EndedBy.PERSON}
-    here = {"node_uid": event.node_uid, "boot_id": event.boot_id}
-    return structs.replace(record, ignored=event.ignored, **here, **changes), ()
+    changes |= {"node_uid": event.node_uid, "boot_id": event.boot_id}
+    return structs.replace(record, ignored=event.ignored, baseline=event.baseline, **changes), ()
 
 
 def _mailed(record: NodeQuarantine, event: Told, now: Now) -> Result:

@@ -5,7 +5,7 @@ Silence is not health: only samples that are newer than the isolation count, ord
 
 from collections.abc import Iterable, Sequence, Set
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sentinel.core import fleet_words as words
 from sentinel.core.fleet_events import End, Reason, Well
@@ -14,7 +14,6 @@ from sentinel.core.fleet_model import (
     Ignored,
     Kind,
     Mark,
-    Mode,
     Needs,
     NodePicture,
     NodeQuarantine,
@@ -23,13 +22,11 @@ from sentinel.core.fleet_model import (
 )
 from sentinel.core.fleet_settings import FleetSettings
 from sentinel.core.health import CheckState, Finding, Severity
-from sentinel.core.now import Now
 
 # Full for this node alone; a full file server (network-disk-space) is full for every node.
 DISK_CODES = frozenset({"disk-space", "disk-inodes"})
-_CAME_BACK = (EndedBy.WELL, EndedBy.PERSON, EndedBy.UNCORDONED)
 _REPAIR_ORDER = (Repair.NONE, Repair.RESET, Repair.REBOOT, Repair.PERSON)
-_LOOKED = (CheckState.OK, CheckState.FOUND)  # absent is no health either: the card may have left the bus
+LOOKED = (CheckState.OK, CheckState.FOUND)  # absent is no health either: the card may have left the bus
 
 
 def standing(node: NodePicture, kind: Kind, ignored: Set[str] = frozenset()) -> tuple[Finding, ...]:
@@ -37,21 +34,17 @@ def standing(node: NodePicture, kind: Kind, ignored: Set[str] = frozenset()) -> 
 
     `ignored`: codes for whose faults a person lets no node be isolated.
     """
-    if kind is Kind.FAULT:
-        found = [
-            finding
-            for finding in node.findings
-            if finding.severity is Severity.FATAL and finding.code not in ignored
-        ]
-    elif kind is Kind.DISK:
-        found = [
-            finding
-            for finding in node.findings
-            if finding.code in DISK_CODES and finding.severity is Severity.DEGRADED
-        ]
-    else:
-        found = []
+    if kind is Kind.DISK:
+        ignored = frozenset()  # a word about a code is about faults
+    found = (one for one in node.findings if isolates(kind, one) and one.code not in ignored)
     return tuple(sorted(found, key=lambda finding: (finding.first_seen_wall_s, finding.key)))
+
+
+def isolates(kind: Kind, finding: Finding) -> bool:
+    """On any node. What more does on one that came back lately says fleet_probation."""
+    if kind is Kind.FAULT:
+        return finding.severity is Severity.FATAL
+    return kind is Kind.DISK and finding.code in DISK_CODES and finding.severity is Severity.DEGRADED
 
 
 def sampled(node: NodePicture, found: Iterable[Finding]) -> Mark:
@@ -95,28 +88,6 @@ def same_machine(record: NodeQuarantine, node: NodePicture) -> bool:
     return record.node_uid == node.uid or (node.boot_id or node.api_boot_id) in boots
 
 
-def returns(
-    records: Iterable[NodeQuarantine], node: NodePicture, settings: FleetSettings, now: Now
-) -> tuple[NodeQuarantine, ...]:
-    """The isolations for findings from which this machine came back within the window: it is on probation for them.
-
-    `records`: of this node. What ended since its code is ignored was no fault, and who was only observed was never out.
-    """
-    since_wall_s = now.wall_s - settings.repeat_window_s
-    observed = settings.mode_of(node.pool) is Mode.OBSERVE
-    return tuple(
-        record
-        for record in records
-        if record.kind is Kind.FAULT
-        and record.ended_by in _CAME_BACK
-        and (observed or record.mode is Mode.ENFORCE)
-        and record.acted_wall_s > 0
-        and (record.ended_wall_s or 0.0) > since_wall_s
-        and record.reason != Reason.CODE_IGNORED.value
-        and same_machine(record, node)
-    )
-
-
 # ---------------------------------------------------------------- is it well?
 
 
@@ -136,7 +107,12 @@ def judge(record: NodeQuarantine, node: NodePicture, found: Sequence[Finding]) -
     if unseen := _unseen(record, node):
         return Judgement(unseen)
     if record.state is State.HELD:
-        sentence = f"Node {record.node} stays in service: {words.findings(record.findings)} ended by itself."
+        now_there = {finding.key for finding in node.findings}
+        left = [finding for finding in record.findings if finding.key in now_there]
+        why = f"{words.findings(record.findings)} ended by itself"
+        if left:  # its severity fell, or its probation is over, or many nodes have it
+            why = f"{words.findings(left)} isolates it no more"
+        sentence = f"Node {record.node} stays in service: {why}."
         return Judgement("", End(reason=Reason.NOT_NEEDED, sentence=sentence, ended_by=EndedBy.WELL))
     if record.needs.repair is Repair.REBOOT and node.boot_id == record.boot_id:
         return Judgement("the node must be restarted")
@@ -166,7 +142,7 @@ def _unseen(record: NodeQuarantine, node: NodePicture) -> str:
         result = node.checks.get(name)
         if result is None:
             return f"the check {name} has not reported yet"
-        if result.state not in _LOOKED:
+        if result.state not in LOOKED:
             return f"the check {name} cannot look ({result.state.value})"
         if not record.sampled.before(Mark(node.boot_id, result.at_mono_s)):
             return f"the check {name} has not looked again yet"
@@ -178,19 +154,14 @@ def _unseen(record: NodeQuarantine, node: NodePicture) -> str:
 
 def ignoring(record: NodeQuarantine, node: NodePicture | None) -> tuple[Ignored, ...]:
     """What stands while a person ends this isolation: it acts again only when it occurs anew."""
-    found = {finding.key: finding for finding in record.findings if not _reported(node, finding.check)}
+    found = {
+        finding.key: finding
+        for finding in record.findings
+        if isolates(record.kind, finding) and not _reported(node, finding.check)
+    }
     if node is not None:
         found |= {finding.key: finding for finding in standing(node, record.kind)}
-    return tuple(
-        Ignored(
-            check=finding.check,
-            key=finding.key,
-            event=finding.event,
-            count=finding.count,
-            boot_id=finding.boot_id,
-        )
-        for _, finding in sorted(found.items())
-    )
+    return tuple(Ignored.of(finding) for _, finding in sorted(found.items()))
 
 
 def _reported(node: NodePicture | None, check: str) -> bool:
@@ -207,33 +178,20 @@ def acting(
         if not record.state.open and same_machine(record, node)
         for one in record.ignored
     ]
-    return tuple(
-        finding
-        for finding in found
-        if not any(one.key == finding.key and _same(one, finding) for one in ignored)
-    )
+    return tuple(finding for finding in found if not any(one.covers(finding) for one in ignored))
 
 
-def _same(ignored: Ignored, finding: Finding) -> bool:
-    return not finding.event or (finding.boot_id == ignored.boot_id and finding.count <= ignored.count)
-
-
-def remembered(record: NodeQuarantine, node: NodePicture) -> tuple[Ignored, ...]:
-    """What is left of `record.ignored`: what was seen to be gone acts when it comes again."""
-    found = {finding.key: finding for finding in standing(node, record.kind)}
+def remembered(
+    ignored: Iterable[Ignored], node: NodePicture, found: Iterable[Finding]
+) -> tuple[Ignored, ...]:
+    """What is left of it: what was seen to be gone acts when it comes again. `found`: what stands of such findings."""
+    there = {finding.key: finding for finding in found}
     left = []
-    for one in record.ignored:
-        check = node.checks.get(one.check)
-        finding = found.get(one.key)
-        if finding is None and check is not None and check.state in _LOOKED:
+    for one in ignored:
+        check, finding = node.checks.get(one.check), there.get(one.key)
+        if finding is None and check is not None and check.state in LOOKED:
             continue
         if finding is not None and finding.event and finding.count < one.count:
-            one = Ignored(  # the agent has lost its book and counts anew
-                check=one.check,
-                key=one.key,
-                event=True,
-                count=finding.count,
-                boot_id=one.boot_id,
-            )
+            one = structs.replace(one, count=finding.count)  # the agent has lost its book and counts anew
         left.append(one)
     return tuple(left)

@@ -52,9 +52,10 @@ def needs(repair: Repair, well_for_s: float) -> str:
     return f"{_REPAIRS[repair]}no such finding may stand for {minutes(well_for_s)}"
 
 
-def isolated(node: str, found: Sequence[Finding], mode: Mode) -> str:
+def isolated(node: str, found: Sequence[Finding], mode: Mode, after: str = "") -> str:
+    """`after`: a further sentence, with a space before it."""
     was = "was taken" if mode is Mode.ENFORCE else "would have been taken (observe mode)"
-    return f"Node {node} {was} out of service: {findings(found)}. No running pod was touched."
+    return f"Node {node} {was} out of service: {findings(found)}.{after} No running pod was touched."
 
 
 def ago(seconds: float) -> str:

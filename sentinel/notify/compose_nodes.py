@@ -49,6 +49,7 @@ _HELD = _Words("busy", "Held back", "stays in service though it should not")
 _BACK = _Words("good", "Back", "back in service")
 WORDS: dict[Reason, _Words] = {
     Reason.FATAL_FINDING: _OUT,
+    Reason.ON_PROBATION: _OUT,
     Reason.DISK_FULL: _OUT,
     Reason.ROOM_AGAIN: _OUT,
     Reason.HELD_BY_PERSON: _Words("info", "Held", "held out of service"),
@@ -66,7 +67,7 @@ WORDS: dict[Reason, _Words] = {
     Reason.CODE_IGNORED: _Words("info", "Ignored", "back in service, its finding is ignored"),
     Reason.RELEASED: _BACK,
     Reason.RELEASED_BY_PERSON: _BACK,
-    Reason.NOT_NEEDED: _Words("good", "Over", "well again, it was never taken out"),
+    Reason.NOT_NEEDED: _Words("good", "Over", "need not be taken out any more"),
     Reason.UNCORDONED: _Words("info", "Overridden", "given back by a person's uncordon"),
     Reason.TAINT_REMOVED: _Words("info", "Overridden", "given back: Sentinel's taint was taken away"),
     Reason.NODE_GONE: _Words("info", "Gone", "its node object is gone"),

@@ -1,9 +1,12 @@
-"""A node that came back, at a real API server: the job that gets it is told, and a second time waits for a person."""
+"""A node that came back, at a real API server: its job is told, and less takes it out again, for a person."""
 
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
+from sentinel.core.health import Severity
 from tests.kubernetes.jobs_site import NODES, Agents, JobSite
-from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, plane, site
+from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, plane, site, uids
 from tests.samples import XID_79, lost_gpu
 
 if TYPE_CHECKING:
@@ -18,12 +21,18 @@ def events(site: JobSite, job: str) -> "list[Object]":
     return [one for one in found if one["regarding"].get("uid") == job]
 
 
+def newest(site: JobSite, node: str) -> "Object":
+    return max(site.records(node), key=lambda one: one["id"])
+
+
 def healthy(site: JobSite, node: str) -> bool:
     conditions = {one["type"]: one["status"] for one in site.node(node)["status"]["conditions"]}
     return conditions.get("SentinelHealthy") == "True"
 
 
-def test_a_job_is_told_of_a_node_on_probation_and_a_second_time_waits_for_a_person(site: JobSite) -> None:
+def test_a_job_is_told_of_a_node_on_probation_and_one_more_error_takes_it_out_for_a_person(
+    site: JobSite,
+) -> None:
     controller = led(site)
     agents = Agents(site, controller)
     node = site.admin.items("/api/v1/nodes", labelSelector=f"rig={NODES}")[0]["metadata"]["name"]
@@ -43,13 +52,26 @@ def test_a_job_is_told_of_a_node_on_probation_and_a_second_time_waits_for_a_pers
     assert "after XID 79 of " in told["note"]
     assert told["type"] == "Normal"
 
-    agents.find(node, lost_gpu(code="XID 48", summary="double-bit ECC error"))
+    before = uids(site.pods())
+
+    error = lost_gpu(check="gpus", code="XID 94", summary="contained error", severity=Severity.WARNING)
+    agents.find(node, error)
     site.until(lambda: site.isolated(node))
-    *_, record = sorted(site.records(node), key=lambda one: one["id"])
+    record = newest(site, node)
+    assert record["story"][0]["reason"] == "OnProbation"
     assert record["needs"]["repair"] == "person"
     assert "isolated again within 7 days of its return" in record["needs"]["sentence"]
-    agents.find(node, None)
+    assert uids(site.pods()) == before
+
     release = {"metadata": {"annotations": {"sentinel.dev/release": "reseated"}}}
+    site.admin.patch(f"/api/v1/nodes/{node}", release)
+    site.until(lambda: not site.taints(node))
+    assert newest(site, node)["baseline"]["findings"], "what stood is written down"
+    agents.find(node, structs.replace(error, count=2))
+    site.until(lambda: site.isolated(node))
+    assert newest(site, node)["id"] != record["id"], "it lived with the error until that occurred anew"
+
+    agents.find(node, None)
     site.admin.patch(f"/api/v1/nodes/{node}", release)
     site.until(lambda: not site.taints(node))
     site.finish()
