@@ -82,16 +82,24 @@ class ForJobs:
 
     def returned(self, node: str) -> str:
         """When it came back and after what, for a sentence, if it is on probation; "": it is not."""
-        past, now = self._past.get(node), self._clock()
+        if (last := self._last_return(node)) is None:
+            return ""
+        ago = words.ago(self._clock().wall_s - (last.ended_wall_s or 0.0))
+        return f"{ago} ago after {words.findings(last.findings)}"
+
+    def back_lately(self) -> list[str]:
+        """The nodes that are on probation, the last that came back first."""
+        back = {node: last.ended_wall_s or 0.0 for node in self._past if (last := self._last_return(node))}
+        return sorted(back, key=lambda node: (-back[node], node))
+
+    def _last_return(self, node: str) -> NodeQuarantine | None:
+        """None: it is not on probation."""
+        past = self._past.get(node)
         picture = self._nodes.joined(node) if past else None
         if not past or picture is None:
-            return ""
-        found = fleet_probation.returns(past, picture, self._settings, now)
-        if not found:
-            return ""
-        last = fleet_probation.last(found)
-        ago = words.ago(now.wall_s - (last.ended_wall_s or 0.0))
-        return f"{ago} ago after {words.findings(last.findings)}"
+            return None
+        found = fleet_probation.returns(past, picture, self._settings, self._clock())
+        return fleet_probation.last(found) if found else None
 
     def draining(self) -> dict[str, str]:
         """Nodes from which protected jobs are to move -> who ordered that and why, in a sentence."""

@@ -119,6 +119,7 @@ class Controlling:
                 lambda: standing(self._fleet.records.values()),
                 self._controller.for_jobs.lost,
                 self._controller.for_jobs.returned,
+                self._controller.for_jobs.back_lately,
                 system_now,
             ),
             lambda: self._election.epoch(),

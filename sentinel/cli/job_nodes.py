@@ -19,7 +19,8 @@ class JobNodes:
     """`findings(node)`: the boot that its agent told of, and what its checks find in it. `ailing`: nodes of which they
     find anything, as it is now. `draining`: nodes that people want to have free of jobs, and what they said.
     `standing`: nodes that are isolated, or held back by a brake, and what was found there. `lost(uid)`: why a pod was
-    removed by force from a lost node. `returned(node)`: when it came back and after what, if it is on probation."""
+    removed by force from a lost node. `returned(node)`: when it came back and after what, if it is on probation.
+    `back_lately`: the nodes that are, the last that came back first."""
 
     def __init__(
         self,
@@ -29,10 +30,12 @@ class JobNodes:
         standing: Callable[[], Mapping[str, Collection[Finding]]],
         lost: Callable[[str], str],
         returned: Callable[[str], str],
+        back_lately: Callable[[], list[str]],
         clock: Clock,
     ) -> None:
         self._findings, self._ask_draining, self.lost, self._clock = findings, draining, lost, clock
-        self._ailing, self._ask_standing, self._returned = ailing, standing, returned
+        self._ailing, self._ask_standing = ailing, standing
+        self._returned, self.back_lately = returned, back_lately
         self._draining: Mapping[str, str] = {}
         self._standing: Mapping[str, Collection[Finding]] = {}
         self._asked_mono_s = float("-inf")  # when both were asked last

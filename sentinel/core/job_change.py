@@ -7,12 +7,23 @@ from collections.abc import Mapping, Sequence
 
 from sentinel.core.job_kinds import JobKind, KeepOff, Role
 from sentinel.core.job_paths import Json, annotate, annotation, number, read, rows, text, write
-from sentinel.core.job_state import KEPT_OFF, SIZE, PodGroup, groups_of, kept_off, was_size
+from sentinel.core.job_state import (
+    CHOSEN_LAST,
+    KEPT_OFF,
+    SIZE,
+    PodGroup,
+    chosen_last,
+    groups_of,
+    kept_off,
+    was_size,
+)
 from sentinel.core.job_writes import Reason, Refusal, listed, title
 
 HOSTNAME = "kubernetes.io/hostname"
 SELECTED = "sentinel.dev/node-selector"  # the labels that Sentinel asks for: key=value,…
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+MOST_WEIGHT = 100  # of a preference
 
 
 # ---------------------------------------------------------------- size
@@ -137,13 +148,20 @@ def _called(group: PodGroup) -> str:
 
 
 def keep_off(
-    row: JobKind, how: KeepOff, draft: Json, hosts: Sequence[str], labels: Mapping[str, str]
+    row: JobKind,
+    how: KeepOff,
+    draft: Json,
+    hosts: Sequence[str],
+    labels: Mapping[str, str],
+    last: Sequence[str] = (),
 ) -> Refusal | None:
     """Its new pods are kept off `hosts` (values of the label kubernetes.io/hostname), and off no others any more.
 
-    `labels`: node labels that each wanted node has and none of `hosts`, for kinds that know nothing else.
+    `labels`: node labels that each wanted node has and none of `hosts`, for kinds that know nothing else. `last`: hosts
+    that its pods get only where there is no other room; of a kind that cannot say so it means nothing.
     """
-    if not hosts and not kept_off(draft):
+    prefers = how not in (KeepOff.NONE, KeepOff.SELECTOR) and (last or chosen_last(draft))
+    if not hosts and not kept_off(draft) and not prefers:
         return None
     if how is KeepOff.NONE:
         return Refusal(
@@ -152,7 +170,7 @@ def keep_off(
         )
     if how is KeepOff.SELECTOR:
         return _select(row, draft, hosts, labels)
-    avoid_in(draft, changeable(row, draft), hosts)
+    avoid_in(draft, changeable(row, draft), hosts, last)
     return None
 
 
@@ -165,17 +183,28 @@ def changeable(row: JobKind, draft: Json) -> list[Json]:
     return [template for group in groups for template in group.templates]
 
 
-def avoid_in(draft: Json, templates: Sequence[Json], hosts: Sequence[str]) -> None:
+def avoid_in(draft: Json, templates: Sequence[Json], hosts: Sequence[str], last: Sequence[str] = ()) -> None:
+    """In place of what an earlier start wrote. See keep_off."""
     before, after = _expression(kept_off(draft)), _expression(hosts)
+    liked, likes = _preference(chosen_last(draft)), _preference(last)
     for template in templates:
         _forget(template, before)
+        _forget_preference(template, liked)
         if hosts:
             _avoid(template, after)
+        if last:
+            path = f"spec.affinity.nodeAffinity.{PREFERRED}"
+            write(template, path, [*rows(template, path), likes])
     annotate(draft, KEPT_OFF, ",".join(sorted(set(hosts))))
+    annotate(draft, CHOSEN_LAST, ",".join(sorted(set(last))))
 
 
 def _expression(hosts: Sequence[str]) -> Json:
     return {"key": HOSTNAME, "operator": "NotIn", "values": sorted(set(hosts))}
+
+
+def _preference(hosts: Sequence[str]) -> Json:
+    return {"weight": MOST_WEIGHT, "preference": {"matchExpressions": [_expression(hosts)]}}
 
 
 def _avoid(template: Json, ours: Json) -> None:
@@ -191,25 +220,41 @@ def _avoid(template: Json, ours: Json) -> None:
 
 
 def _forget(template: Json, ours: Json) -> None:
-    """Take away what an earlier recovery wrote, and everything that would be left empty by that."""
+    """Take away what an earlier recovery wrote."""
     path = f"spec.affinity.nodeAffinity.{REQUIRED}"
     terms = rows(template, f"{path}.nodeSelectorTerms")
     if not any(ours in rows(term, "matchExpressions") for term in terms):
         return
     left = [found for term in terms if (found := _without(term, ours)) or not term]
     write(template, f"{path}.nodeSelectorTerms", left or None)
-    for above in (path, "spec.affinity.nodeAffinity", "spec.affinity"):
-        if read(template, above) == {}:
-            write(template, above, None)
+    _tidy(template, path)
+
+
+def _forget_preference(template: Json, ours: Json) -> None:
+    path = f"spec.affinity.nodeAffinity.{PREFERRED}"
+    if ours in (there := rows(template, path)):
+        write(template, path, _but_last(there, ours) or None)
+        _tidy(template)
+
+
+def _tidy(template: Json, *paths: str) -> None:
+    """Take away what was left empty."""
+    for path in (*paths, "spec.affinity.nodeAffinity", "spec.affinity"):
+        if read(template, path) == {}:
+            write(template, path, None)
+
+
+def _but_last(there: list[Json], ours: Json) -> list[Json]:
+    """Without the last one that is equal: an owner may have written the same before."""
+    last = len(there) - 1 - there[::-1].index(ours)
+    return there[:last] + there[last + 1 :]
 
 
 def _without(term: Json, ours: Json) -> Json:
-    """The last one that is equal: an owner may have written the same before."""
     expressions = rows(term, "matchExpressions")
     if ours not in expressions:
         return term
-    last = len(expressions) - 1 - expressions[::-1].index(ours)
-    kept = {**term, "matchExpressions": expressions[:last] + expressions[last + 1 :]}
+    kept = {**term, "matchExpressions": _but_last(expressions, ours)}
     return {name: value for name, value in kept.items() if value}
 
 

@@ -17,6 +17,7 @@ from sentinel.core.job_state import (
     STOPPED,
     Seen,
     Standing,
+    chosen_last,
     claimed,
     groups_of,
     keeps_off,
@@ -50,12 +51,13 @@ def start(
     *,
     size: int | None = None,
     hosts: Sequence[str] = (),
+    last: Sequence[str] = (),
     labels: Mapping[str, str] = NO_LABELS,
     told: Mapping[str, str] = NOTHING,
 ) -> Plan | Refusal:
     """Start what Sentinel stopped, or what its owner asks Sentinel to start: with `size` pods of ranks, off `hosts`, in
-    as few writes as the kind allows. `hosts`, `labels`: see job_change; `told`: what its program shall know of the
-    restart, see job_resume.
+    as few writes as the kind allows. `hosts`, `last`, `labels`: see job_change; `told`: what its program shall know of
+    the restart, see job_resume.
     """
     now = standing(seen)
     if now.over:
@@ -76,7 +78,7 @@ def start(
     if (used := retries_used(seen)) is not None:
         return used
     draft = copied(seen.job)
-    above = _prepared(seen, draft, size, hosts, labels, told)
+    above = _prepared(seen, draft, size, hosts, labels, told, last)
     if isinstance(above, Refusal):
         return above
     return Plan(writes=(*above, *_let_run(seen, draft, now)), costs=seen.row.start_costs)
@@ -89,6 +91,7 @@ def _prepared(
     hosts: Sequence[str],
     labels: Mapping[str, str],
     told: Mapping[str, str],
+    last: Sequence[str] = (),
 ) -> list[Write] | Refusal:
     """Edit the draft; the writes that come before it."""
     row, asked = seen.row, standing(seen).size
@@ -103,9 +106,9 @@ def _prepared(
         if controller(pod).get("uid") == text(seen.job, "metadata.uid")
     ]
     if row.keep_off is KeepOff.CHILDREN:
-        children = _children_changed(seen, hosts, told)
+        children = _children_changed(seen, hosts, told, last)
         return children if isinstance(children, Refusal) else [*above, *children]
-    if (refused := keep_off(row, keeps_off(seen), draft, hosts, labels)) is not None:
+    if (refused := keep_off(row, keeps_off(seen), draft, hosts, labels, last)) is not None:
         return refused
     annotate_pods(changeable(row, draft), told)
     return above
@@ -154,7 +157,9 @@ def _patched(seen: Seen, draft: Json) -> list[Write]:
     return patch(job, draft, row.plural)
 
 
-def _children_changed(seen: Seen, hosts: Sequence[str], told: Mapping[str, str]) -> list[Write] | Refusal:
+def _children_changed(
+    seen: Seen, hosts: Sequence[str], told: Mapping[str, str], last: Sequence[str]
+) -> list[Write] | Refusal:
     if not seen.children:
         if not hosts:
             return []
@@ -165,8 +170,8 @@ def _children_changed(seen: Seen, hosts: Sequence[str], told: Mapping[str, str])
     writes: list[Write] = []
     for child in seen.children:
         draft = copied(child)
-        if tuple(sorted(set(hosts))) != kept_off(child):
-            avoid_in(draft, [table(draft, "spec.template")], hosts)
+        if (tuple(sorted(set(hosts))), tuple(sorted(set(last)))) != (kept_off(child), chosen_last(child)):
+            avoid_in(draft, [table(draft, "spec.template")], hosts, last)
         annotate_pods([table(draft, "spec.template")], told)
         if changed := patch(child, draft, "jobs", follows=started(child)):
             writes += [*([clear_start_time(child)] if started(child) else []), *changed]
@@ -199,6 +204,7 @@ def keep_off_nodes(
     hosts: Sequence[str],
     labels: Mapping[str, str] = NO_LABELS,
     told: Mapping[str, str] = NOTHING,
+    last: Sequence[str] = (),
 ) -> Plan | Refusal:
     """Its new pods are kept off `hosts`, and off no others any more, and are told what `told` says: for kinds that are
     not held stopped."""
@@ -209,7 +215,7 @@ def keep_off_nodes(
     if waits and (not now.stopped or living(seen.pods)):
         return _only_stopped(seen, "its pods can be kept off nodes")
     draft = copied(seen.job)
-    above = _prepared(seen, draft, None, hosts, labels, told)
+    above = _prepared(seen, draft, None, hosts, labels, told, last)
     return above if isinstance(above, Refusal) else Plan(writes=(*above, *_patched(seen, draft)))
 
 

@@ -21,6 +21,7 @@ from sentinel.core.job_paths import (
 STOPPED = "sentinel.dev/stopped"  # for which incident Sentinel stopped it
 SIZE = "sentinel.dev/size"  # how many replicas it had, of a kind that is stopped by 0 of them
 KEPT_OFF = "sentinel.dev/kept-off"  # values of the hostname label that Sentinel's affinity keeps it off
+CHOSEN_LAST = "sentinel.dev/chosen-last"  # those that its pods get only where there is no other room
 # "true", of a job that was created suspended: Sentinel checks, sizes and starts it; then it says STARTED.
 ASKS_FOR_START = "sentinel.dev/precheck"
 STARTED = "started"
@@ -353,6 +354,11 @@ def _writer(obj: Json, path: str) -> str:
         if path and read(entry.get("fieldsV1"), fields) is not None
     ]
     return max(found, default=("", ""))[1]
+
+
+def chosen_last(obj: Json) -> tuple[str, ...]:
+    """The hosts that its pods get only where there is no other room."""
+    return tuple(sorted({name for name in annotation(obj, CHOSEN_LAST).split(",") if name}))
 
 
 def kept_off(*objs: Json) -> tuple[str, ...]:

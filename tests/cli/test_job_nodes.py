@@ -19,6 +19,7 @@ def test_what_is_recorded_of_a_node_counts_until_its_agent_is_heard_by_this_lead
         lambda: standing(records),
         lambda pod: "",
         lambda node: "",
+        list,
         lambda: now,
     )
     assert sorted(nodes.unfit(["gpu"])) == ["bad", "mended"]
@@ -41,6 +42,7 @@ def test_which_nodes_of_a_job_came_back_lately_is_one_sentence() -> None:
         lambda: {},
         lambda pod: "",
         lambda node: came_back.get(node, ""),
+        list,
         lambda: Now(100.0, 1_700_000_000.0),
     )
     assert nodes.on_probation(["n0", "n1"]) == ""

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from sentinel.core.job_kinds import Role
+from sentinel.core.job_kinds import KeepOff, Role
 from sentinel.core.job_paths import merge_patch, numbers, read, write
 from sentinel.core.job_ranks import RankPod, ended_early, ranks
 from sentinel.core.job_start import keep_off_nodes, settle, start
-from sentinel.core.job_state import Seen, asks_gpu, standing
+from sentinel.core.job_state import Seen, asks_gpu, chosen_last, standing
 from sentinel.core.job_stop import stop
 from sentinel.core.job_writes import Reason, Refusal, Verb, Write
+from sentinel.job_kinds import job_table
 from tests.core.job_objects import (
     CPU,
     Json,
@@ -31,6 +32,7 @@ from tests.core.job_objects import (
 PYTORCH, INDEXED = "PyTorchJob.kubeflow.org/v1", "Job.batch/v1 (Indexed)"
 JOBSET, TF = "JobSet.jobset.x-k8s.io/v1alpha2", "TFJob.kubeflow.org/v1"
 REQUIRED = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
+PREFERRED = "spec.affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution"
 WORKER = "spec.pytorchReplicaSpecs.Worker.template"
 
 # ---------------------------------------------------------------- patches
@@ -151,6 +153,30 @@ def test_another_list_of_nodes_takes_the_place_of_the_first() -> None:
     (term,) = read(second.job, f"{WORKER}.{REQUIRED}")
     assert [expression["values"] for expression in term["matchExpressions"]] == [["n2"]]
     assert writes(keep_off_nodes(second, ["n2"])) == ()
+
+
+def test_hosts_that_are_chosen_last_are_a_preference_beside_those_of_the_owner() -> None:
+    one = seen(PYTORCH)
+    own = {"weight": 5, "preference": {"matchExpressions": [ZONE]}}
+    ours = {"weight": 100, "preference": {"matchExpressions": [OFF]}}
+    write(one.job, f"{WORKER}.{PREFERRED}", [ours, own])  # by chance the owner asks for the same
+    last = applied(one, keep_off_nodes(one, ["n3"], last=["n2", "n1"]))
+    assert read(last.job, f"{WORKER}.{PREFERRED}") == [ours, own, ours]
+    assert read(last.job, "spec.pytorchReplicaSpecs.Master.template." + PREFERRED) == [ours]
+    assert (standing(last).kept_off, chosen_last(last.job)) == (("n3",), ("n1", "n2"))
+    assert writes(keep_off_nodes(last, ["n3"], last=["n1", "n2"])) == ()
+    other = applied(last, keep_off_nodes(last, [], last=["n4"]))
+    assert [one["weight"] for one in read(other.job, f"{WORKER}.{PREFERRED}")] == [100, 5, 100]
+    assert standing(other).kept_off == ()
+    back = applied(other, keep_off_nodes(other, []))
+    assert read(back.job, "spec") == read(one.job, "spec")
+
+
+def test_kinds_whose_pods_nothing_keeps_off_a_node_have_none_that_is_chosen_last() -> None:
+    none = [row.title for row in job_table().rows if row.keep_off is KeepOff.NONE]
+    assert none
+    for title in none:
+        assert writes(keep_off_nodes(seen(title), [], last=["n1"])) == ()
 
 
 # ---------------------------------------------------------------- who stopped it

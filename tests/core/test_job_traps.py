@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from sentinel.core.job_change import PREFERRED
 from sentinel.core.job_kinds import Means
 from sentinel.core.job_limits import limits
+from sentinel.core.job_paths import read
 from sentinel.core.job_ranks import ranks, that_run_after_start
 from sentinel.core.job_start import keep_off_nodes, resize, start
 from sentinel.core.job_state import Seen, living, longest_grace_s, standing
@@ -201,6 +203,20 @@ def test_affinity_in_children() -> None:
     assert all(HOST in str(one.body["spec"]["template"]) for one in (first, second))
     assert (last.plural, last.body["spec"]) == ("jobsets", {"suspend": False}), "the JobSet itself goes last"
     assert HOST not in str(last.body)
+
+    children = (child("workers-0"), child("workers-1"))
+    before = stopped(JOBSET, children=children)
+    *_, second, last = writes(start(before, last=["n1"]))
+    (term,) = read(second.body, "spec.template.spec.affinity.nodeAffinity")[PREFERRED]
+    assert (term["weight"], term["preference"]["matchExpressions"][0]["values"]) == (100, ["n1"])
+    assert second.body["metadata"]["annotations"] == {"sentinel.dev/chosen-last": "n1"}
+    assert last.plural == "jobsets"
+    for one in children:
+        one["metadata"]["annotations"] = {"sentinel.dev/chosen-last": "n1"}
+    assert [one.plural for one in writes(start(before, last=["n1"]))] == ["jobsets"]
+    assert writes(start(stopped(JOBSET), last=["n1"]))[-1].plural == "jobsets", (
+        "no Jobs are known, and it starts"
+    )
 
 
 def test_child_limit_restarts_all() -> None:

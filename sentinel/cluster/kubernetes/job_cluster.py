@@ -52,6 +52,7 @@ ENDS_WELL_S = 30.0  # for the look at a job that has succeeded
 AWAY_S = 20.0  # without its answers a stop waits, and says so
 AWAY = "The API server does not answer what the stop asks of it: it goes on when it does."
 
+MOST_LAST = 50  # nodes that it is to get last, for the same reason
 MOST_UNFIT = 50  # nodes that a job is kept off besides the one that it flees: its object must stay small
 
 # Not now, which is not never.
@@ -76,6 +77,7 @@ class JobCluster(KnownJobs):
         self.succeeded: Callable[[str], None] = lambda job: None
         self.observed: Callable[[str], bool] = lambda node: False
         self.unfit: Callable[[Collection[str]], Collection[str]] = lambda components: ()
+        self.back_lately: Callable[[], Sequence[str]] = lambda: ()
 
     # ------------------------------------------------------------ room
 
@@ -156,6 +158,11 @@ class JobCluster(KnownJobs):
             return ()
         return tuple(sorted(self._rooms.hostname(node) for node in excluded))
 
+    def _last(self, seen: Seen, excluded: Collection[str]) -> tuple[str, ...]:
+        """Hosts that its pods are to get only where there is no other room: nodes that came back lately."""
+        back = [node for node in self.back_lately() if node not in excluded]
+        return self._hosts(seen, back[:MOST_LAST])
+
     # ------------------------------------------------------------ starting
 
     async def start(
@@ -175,7 +182,10 @@ class JobCluster(KnownJobs):
         try:
             seen = await self._patiently(
                 lambda: self._decided(
-                    known, lambda seen: _begun(seen, size, self._hosts(seen, excluded), told(env))
+                    known,
+                    lambda seen: _begun(
+                        seen, size, self._hosts(seen, excluded), told(env), self._last(seen, excluded)
+                    ),
                 )
             )
         except PermanentError as error:
@@ -462,10 +472,12 @@ def _some(found: Collection[str]) -> str:
     return ", ".join(sorted(found)[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
 
 
-def _begun(seen: Seen, size: int, hosts: Sequence[str], told: Mapping[str, str]) -> Plan | Refusal:
+def _begun(
+    seen: Seen, size: int, hosts: Sequence[str], told: Mapping[str, str], last: Sequence[str]
+) -> Plan | Refusal:
     if in_line(seen):  # it was let go already: its queue starts it
-        return job_start.keep_off_nodes(seen, hosts, told=told)
-    return job_start.start(seen, size=size, hosts=hosts, told=told)
+        return job_start.keep_off_nodes(seen, hosts, told=told, last=last)
+    return job_start.start(seen, size=size, hosts=hosts, last=last, told=told)
 
 
 def _never_stops(seen: Seen, mark: str) -> Refusal | None:

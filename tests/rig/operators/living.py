@@ -197,12 +197,13 @@ class Living:
         self,
         size: int | None = None,
         hosts: tuple[str, ...] = (),
+        last: tuple[str, ...] = (),
         labels: Mapping[str, str] = NO_LABELS,
         waits: bool = False,
     ) -> None:
         """It costs of the kind's own restarts what the plan says, and leaves no mark. `waits`: its queue is full."""
         used = [one.used for one in limits(self.seen())]
-        plan = self.do(lambda seen: start(seen, size=size, hosts=hosts, labels=labels))
+        plan = self.do(lambda seen: start(seen, size=size, hosts=hosts, last=last, labels=labels))
         until(lambda: waits or not standing(self.seen()).stopped, self.why, every_s=LOOK_EVERY_S)
         self.do(settle)
         until(
