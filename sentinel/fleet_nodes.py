@@ -181,7 +181,7 @@ class FleetNodes:
         last: no silence is judged so soon. Of ten thousand nodes that spares most."""
         self._let_go()
         must = {*self.changed, *(order.node for order in self._cluster.orders)}
-        must.update(record.node for record in records.values() if record.state.open or record.remembers)
+        must.update(record.node for record in records.values() if record.state.open or record.ignored)
         fresh_mono_s = self._clock().mono_s - FRESH_S
         quiet = set[str]()
         self.look_at(self.pictures.keys() - self._cluster.names())

@@ -309,6 +309,10 @@ class FleetSpec(Section):
         "repeatWindow",
         "For so long a node that came back is on probation: less isolates it, and see repeatLimit.",
     )
+    probation_settle_s: Duration = written(
+        "probationSettle",
+        "So long a node on probation waits before less than a fatal finding isolates it, to see whether many have it.",
+    )
     keep_records: Annotated[int, whole(100, 100_000), Meaning("whole number, at least 100")] = written(
         "keepRecords",
         "Ended quarantines are deleted when no rule reads them any more; of more than so many the oldest go before "

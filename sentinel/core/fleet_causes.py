@@ -49,17 +49,6 @@ def fatal_codes(findings: Iterable[Finding]) -> frozenset[str]:
     return frozenset(finding.code for finding in findings if finding.severity is Severity.FATAL)
 
 
-def isolating(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """For which of its findings a node is, or is to be, isolated: fatal ones. Without any it is on probation, where
-    less is enough."""
-    found = tuple(findings)
-    return tuple(finding for finding in found if finding.severity is Severity.FATAL) or found
-
-
-def isolating_codes(findings: Iterable[Finding]) -> frozenset[str]:
-    return frozenset(finding.code for finding in isolating(findings))
-
-
 def as_warning(finding: Finding) -> Finding:
     """A fatal one, where many nodes have it at once and no person has said yet what it is."""
     return (
@@ -73,7 +62,7 @@ def as_warning(finding: Finding) -> Finding:
 def cause_codes(findings: Iterable[Finding]) -> frozenset[str]:
     """The codes for which a node is to be isolated; empty: for its network alone (see network_codes)."""
     found = tuple(findings)
-    return frozenset() if network_codes(found) else isolating_codes(found)
+    return frozenset() if network_codes(found) else fatal_codes(found)
 
 
 def by_chance(nodes: int, settings: FleetSettings) -> int:
@@ -153,7 +142,11 @@ class Causes:
         if not all(waiting[code] or node in self._together[code] for code in one.codes):
             return Brake.NONE
         full = any(
-            waiting[code] or _others(self._acted[code], node, one.mode) >= self._worst for code in one.codes
+            waiting[code]
+            or node
+            in self._waiting[code]  # it goes on to wait: else it would change places with others for ever
+            or _others(self._acted[code], node, one.mode) >= self._worst
+            for code in one.codes
         )
         return Brake.COMMON_CAUSE if full else Brake.NONE
 
@@ -232,10 +225,10 @@ def told(records: Iterable[NodeQuarantine], words: Iterable[CodeWord], now: Now)
 
 def network_codes(findings: Iterable[Finding]) -> frozenset[str]:
     """The codes of a node that is to be isolated for its network alone; empty: for something else too."""
-    found = isolating(findings)
-    if any(finding.component is not Component.NIC for finding in found):
+    worst = [finding for finding in findings if finding.severity is Severity.FATAL]
+    if any(finding.component is not Component.NIC for finding in worst):
         return frozenset()
-    return frozenset(finding.code for finding in found)
+    return frozenset(finding.code for finding in worst)
 
 
 def network_incidents(

@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping, Set
 
+from msgspec import structs
+
 from sentinel.core import fleet_brakes as brakes
 from sentinel.core import fleet_probation as probation
 from sentinel.core.fleet_brakes import Tally
-from sentinel.core.fleet_causes import by_chance, ignored
-from sentinel.core.fleet_events import Decision, Event
+from sentinel.core.fleet_causes import going_on, ignored
+from sentinel.core.fleet_events import Decision, End, Event
 from sentinel.core.fleet_marks import by_node
 from sentinel.core.fleet_model import FleetPicture, Kind, Mode, NodeQuarantine, State
 from sentinel.core.fleet_record import step
 from sentinel.core.fleet_settings import FleetSettings
+from sentinel.core.health import Finding
 from sentinel.core.now import Now
 
 
@@ -51,8 +54,11 @@ class Desk:
         return next((record for record in self.of(node) if record.kind is kind and record.state.open), None)
 
     def put(self, node: str, record: str, event: Event) -> NodeQuarantine:
-        """Decide `event` for the record of that id."""
-        moved, _ = step(self.records.get(record), event, self.now, self.picture.epoch)
+        """Decide `event` for the record of that id. What stands when it ends is written down with it."""
+        before = self.records.get(record)
+        if isinstance(event, End) and before is not None and before.kind is Kind.FAULT:
+            event = structs.replace(event, baseline=probation.baseline(self.picture.nodes.get(node)))
+        moved, _ = step(before, event, self.now, self.picture.epoch)
         others = [one for one in self._of.get(node, ()) if one.id != record]
         self.records[record] = moved
         self._of[node] = sorted((*others, moved), key=lambda one: (one.number, one.id))
@@ -87,11 +93,14 @@ class Desk:
             )
         return self._tallies["removals"]
 
-    def many_show(self, code: str) -> bool:
-        """Do more nodes show it now than chance gives within minutes? Then it is no sign of one node's repair."""
+    def many_show(self, finding: Finding) -> bool:
+        """Do so many nodes show its code that it is no sign of one node's repair, and nobody says that it is real?"""
+        if finding.code in going_on(self.picture.codes, self.now.wall_s):
+            return False
         if self._shown is None:
             self._shown = probation.shown(self.picture, self._quiet)
-        return self._shown.get(code, 0) >= by_chance(len(self.picture.nodes), self.settings)
+        many = probation.many(finding.component, len(self.picture.nodes), self.settings)
+        return self._shown.get(finding.code, 0) >= many
 
     def held(self) -> list[NodeQuarantine]:
         return [record for record in self.records.values() if record.state is State.HELD]

@@ -38,6 +38,7 @@ class Reason(StrEnum):
     BRAKED = "Braked"
     NETWORK_INCIDENT = "NetworkIncident"
     NETWORK_SETTLING = "NetworkSettling"
+    SETTLING = "Settling"
     COMMON_CAUSE = "CommonCause"  # more nodes have it than chance gives
     CODE_IGNORED = "CodeIgnored"  # a person says that it isolates nobody
     PAUSED = "Paused"
@@ -209,7 +210,10 @@ class Told(Said, frozen=True, kw_only=True, tag=True):
 
 
 class Remember(Said, frozen=True, kw_only=True, tag=True):
-    """Which findings do not act still, on which object of the node and in which boot."""
+    """Which findings do not act still, on which object of the node and in which boot.
+
+    `ignored`: those that a person lives with.
+    """
 
     ignored: tuple[Ignored, ...]
     baseline: Baseline | None

@@ -20,6 +20,7 @@ _REASONS = {
     Brake.PAUSED: Reason.PAUSED,
     Brake.NETWORK_INCIDENT: Reason.NETWORK_INCIDENT,
     Brake.NETWORK_SETTLING: Reason.NETWORK_SETTLING,
+    Brake.SETTLING: Reason.SETTLING,
     Brake.COMMON_CAUSE: Reason.COMMON_CAUSE,
 }
 
@@ -44,14 +45,18 @@ class Candidate(Struct, frozen=True):
 
 
 def isolate(desk: Desk, candidates: list[Candidate]) -> None:
-    together = _Together(desk, [one for one in candidates if one.kind is Kind.FAULT])
+    together = _Together(desk, [one for one in candidates if one.kind is Kind.FAULT and not one.lesser])
     full: list[Candidate] = []
     for one in sorted(candidates, key=Candidate.order):
         mode = desk.mode(one.node.pool)
-        brake = together.brake(one) if one.kind is Kind.FAULT else Brake.NONE
+        brake = Brake.NONE
+        if one.lesser:
+            brake = probation.settling(one.record, desk.picture, desk.settings, desk.now)
+        elif one.kind is Kind.FAULT:
+            brake = together.brake(one)
         if desk.picture.paused and brake is not Brake.COMMON_CAUSE:
             brake = Brake.PAUSED
-        if one.kind is Kind.FAULT and brake in (Brake.NONE, Brake.PAUSED):
+        if one.kind is Kind.FAULT and not one.lesser and brake in (Brake.NONE, Brake.PAUSED):
             together.taken(one)
         if brake:
             cause = tuple(sorted(together.codes(one))) if brake is Brake.COMMON_CAUSE else ()
@@ -80,7 +85,7 @@ class _Together:
         for one in candidates:
             name, found = one.node.name, kept(one.findings)
             since_wall_s = self._since[name]
-            if not causes.isolating_codes(found) & causes.going_on(desk.picture.codes, since_wall_s):
+            if not causes.fatal_codes(found) & causes.going_on(desk.picture.codes, since_wall_s):
                 self._network[name] = causes.network_codes(found)
                 self._asked[name] = causes.Asked(
                     causes.cause_codes(found), since_wall_s, desk.mode(one.node.pool)
@@ -112,7 +117,7 @@ class _Together:
 def _hold_back(desk: Desk, one: Candidate, mode: Mode, brake: Brake, cause: tuple[str, ...] = ()) -> None:
     record = one.record
     reason = _REASONS.get(brake, Reason.BRAKED)
-    sentence = words.held(one.node.name, one.findings, brake)
+    sentence = words.held(one.node.name, one.findings, brake, after=_came_back(desk, one))
     if record is None:
         new = opening(desk, one, mode, reason, sentence, held_by=brake, cause=cause)
         desk.put(one.node.name, new.id, new)
@@ -130,9 +135,8 @@ def _take_out(desk: Desk, one: Candidate, mode: Mode) -> None:
         new = opening(desk, one, mode, reason, sentence)
         desk.put(node.name, new.id, new)
     else:
-        event = Isolate(
-            reason=Reason.ROOM_AGAIN, sentence=sentence, mode=mode, running_there=words.running_there(node)
-        )
+        reason = Reason.ON_PROBATION if one.lesser else Reason.ROOM_AGAIN
+        event = Isolate(reason=reason, sentence=sentence, mode=mode, running_there=words.running_there(node))
         desk.put(node.name, record.id, event)
 
 
@@ -212,13 +216,12 @@ def end(
     by: EndedBy,
     order: Order | None = None,
 ) -> None:
-    person, node = by in (EndedBy.PERSON, EndedBy.UNCORDONED), desk.picture.nodes.get(record.node)
+    person = by in (EndedBy.PERSON, EndedBy.UNCORDONED)
     event = End(
         reason=reason,
         sentence=sentence,
         ended_by=by,
-        ignored=release.ignoring(record, node) if person else (),
-        baseline=probation.baseline(record, node) if person else None,
+        ignored=release.ignoring(record, desk.picture.nodes.get(record.node)) if person else (),
         order=order.id if order is not None else "",
         by=order.by if order is not None else "",
     )

@@ -57,6 +57,7 @@ class Brake(StrEnum):
     POOL_AT_A_TIME = "pool-at-a-time"
     POOL_PER_WINDOW = "pool-per-window"
     NETWORK_SETTLING = "network-settling"  # a moment, to see whether many nodes have it
+    SETTLING = "settling"  # some minutes, to see whether many nodes show what is less than fatal
     NETWORK_INCIDENT = "network-incident"  # many nodes have it: one incident, not many isolations
     COMMON_CAUSE = (
         "common-cause"  # more nodes have one code than chance gives: until a person says what it is
@@ -330,13 +331,13 @@ class Ignored(Struct, frozen=True, omit_defaults=True):
         return cls(finding.check, finding.key, finding.event, count, boot_id)
 
     def covers(self, finding: Finding) -> bool:
-        """Is this the same one, and has it not occurred anew? A sampled finding is until it was seen to be gone."""
+        """Is this the same one, and has it not occurred anew? A sampled finding has not."""
         same = finding.boot_id == self.boot_id and finding.count <= self.count
         return self.key == finding.key and (not finding.event or same)
 
 
 class Baseline(Struct, frozen=True, omit_defaults=True):
-    """What was known of a node when it came back: on probation only what goes beyond it acts."""
+    """What was known of a node when its isolation ended: on probation only what goes beyond it acts."""
 
     checks: tuple[str, ...]  # that had looked: of the others it is not known what they would have found
     findings: tuple[Ignored, ...] = ()
@@ -417,7 +418,7 @@ class NodeQuarantine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     orders: tuple[str, ...] = ()  # ids of the persons' orders that this record has followed
     by: str = ""  # the person who ordered the last of them
     ignored: tuple[Ignored, ...] = ()  # of an ended record: what a person chose to live with
-    baseline: Baseline | None = None  # of an isolation for a fault from which the node came back
+    baseline: Baseline | None = None  # of an ended record of a fault
     pods: tuple[str, ...] = ()  # of a silent node: its protected pods when it went silent
     self_fences: tuple[
         SelfFence, ...
@@ -443,8 +444,3 @@ class NodeQuarantine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def isolating(self) -> bool:
         """Is its node kept out of service by Sentinel?"""
         return self.state is State.ACTIVE and self.mode is Mode.ENFORCE and self.kind.isolates
-
-    @property
-    def remembers(self) -> bool:
-        """Does it name findings of which it must be seen when they are gone?"""
-        return bool(self.ignored) or (self.baseline is not None and bool(self.baseline.findings))

@@ -1,16 +1,16 @@
 """One node: is it still the same, what does it show of what Sentinel wrote, what do its findings say? Pure."""
 
-from msgspec import structs
-
 from sentinel.core import fleet_probation as probation
 from sentinel.core import fleet_release as release
 from sentinel.core import fleet_words as words
-from sentinel.core.fleet_causes import isolating_codes
+from sentinel.core.fleet_causes import fatal_codes
 from sentinel.core.fleet_desk import Desk
 from sentinel.core.fleet_events import End, Found, Isolate, Marked, Moved, Reason, Remember
 from sentinel.core.fleet_isolate import MAX_FINDINGS, Candidate, end, kept, opening, worst
 from sentinel.core.fleet_model import (
+    Baseline,
     EndedBy,
+    Ignored,
     Kind,
     Mark,
     Mode,
@@ -27,7 +27,7 @@ FOR_FINDINGS = (Kind.FAULT, Kind.DISK)
 
 def quiet(desk: Desk, node: NodePicture) -> bool:
     """Most nodes, most of the time: nothing is found, nothing was written, there is no record."""
-    if desk.known(node.name) and any(one.state.open or one.remembers for one in desk.of(node.name)):
+    if desk.known(node.name) and any(one.state.open or one.ignored for one in desk.of(node.name)):
         return False
     return plain(node)
 
@@ -198,21 +198,33 @@ def _on_probation(desk: Desk, node: NodePicture, record: NodeQuarantine | None) 
     lesser = [one for one in node.findings if probation.lesser(one) and one.code not in desk.ignored]
     if not lesser:
         return ()
-    kept = probation.kept_out(record, lesser)
-    came_back = probation.returns(desk.of(node.name), node, desk.settings, desk.now)
-    new = [one for one in probation.acting(came_back, lesser) if one not in kept]
-    return (*kept, *(one for one in new if not desk.many_show(one.code)))
+    kept = probation.kept_out(record, lesser) if record is not None and _in_force(desk, record) else ()
+    records = desk.of(node.name)
+    came_back = probation.returns(records, node, desk.settings, desk.now)
+    last = probation.last_ended(records, node)
+    new = [one for one in probation.acting(came_back, last, lesser) if one not in kept]
+    known = [one for one in new if probation.from_boot(one, node) or desk.many_show(one)]
+    if known and record is None and last is not None:
+        _live_on(desk, last, node, last.ignored, probation.with_known(last.baseline, known))
+    return (*kept, *(one for one in new if one not in known))
+
+
+def _in_force(desk: Desk, record: NodeQuarantine) -> bool:
+    """Is its node out, or as much out as its mode has it?"""
+    return record.state is State.ACTIVE and (
+        record.mode is Mode.ENFORCE or desk.mode(record.pool) is Mode.OBSERVE
+    )
 
 
 def _only_ignored(desk: Desk, record: NodeQuarantine) -> bool:
     """Is it for nothing but what people ignore?"""
-    codes = isolating_codes(record.findings) if record.kind is Kind.FAULT else frozenset()
+    codes = probation.isolating_codes(record)
     return bool(codes) and codes <= desk.ignored
 
 
 def _let_go(desk: Desk, record: NodeQuarantine) -> None:
     """Nothing is kept of what it ignores: the findings act again when the word is taken back."""
-    codes = isolating_codes(record.findings)
+    codes = probation.isolating_codes(record)
     word = next(one for one in desk.picture.codes if one.say is Say.IGNORE and one.code in codes)
     back = "is back in service" if record.isolating else "stays in service"
     sentence = f"Node {record.node} {back}: {', '.join(sorted(codes))} is ignored, by {word.who}."
@@ -229,12 +241,22 @@ def _live_with(desk: Desk, ended: NodeQuarantine, node: NodePicture) -> None:
     if (
         ended.ended_wall_s is None and ended.kind in FOR_FINDINGS
     ):  # a person wrote its state: it ends as by an order
-        left, baseline = release.ignoring(ended, node), probation.baseline(ended, node)
-    elif ended.remembers:
-        left = release.remembered(ended.ignored, node, release.standing(node, ended.kind))
-        baseline = probation.still(ended.baseline, node)
+        left = release.ignoring(ended, node)
+        baseline = probation.baseline(node) if ended.kind is Kind.FAULT else None
+    elif ended.ignored:
+        left, baseline = release.remembered(ended, node), ended.baseline
     else:
         return
+    _live_on(desk, ended, node, left, baseline)
+
+
+def _live_on(
+    desk: Desk,
+    ended: NodeQuarantine,
+    node: NodePicture,
+    left: tuple[Ignored, ...],
+    baseline: Baseline | None,
+) -> None:
     uid, boot_id = node.uid, node.boot_id or node.api_boot_id
     if (left, baseline, uid, boot_id) == (
         ended.ignored,
@@ -243,7 +265,7 @@ def _live_with(desk: Desk, ended: NodeQuarantine, node: NodePicture) -> None:
         ended.boot_id,
     ) and ended.ended_wall_s is not None:
         return
-    sentence = f"{len(left)} findings of node {node.name} are lived with."
+    sentence = f"What stands on node {node.name} and does not act is known."
     event = Remember(
         reason=Reason.OCCURRENCES,
         sentence=sentence,
@@ -259,21 +281,31 @@ def _go_on(
     desk: Desk, record: NodeQuarantine, node: NodePicture, found: tuple[Finding, ...]
 ) -> NodeQuarantine:
     if not found:
-        follows = release.judge(record, node, found).event
-        if isinstance(follows, End) and record.state is State.ACTIVE:
-            follows = structs.replace(follows, baseline=probation.baseline(record, node))
+        fatal = record.state is State.ACTIVE and bool(fatal_codes(record.findings))
+        follows = release.judge(record, node, found, out=fatal or _in_force(desk, record)).event
         return record if follows is None else desk.put(node.name, record.id, follows)
     known = {finding.key: finding.severity.order for finding in record.findings}
     fresh = [finding for finding in found if finding.severity.order > known.get(finding.key, -1)]
-    if len(known) >= MAX_FINDINGS:  # of thousands the record names the first, and each code
-        codes = {finding.code for finding in record.findings}
-        fresh = (
-            [finding for finding in fresh if finding.code not in codes] if len(codes) < MAX_FINDINGS else []
-        )
+    if (
+        len(known) >= MAX_FINDINGS
+    ):  # of thousands the record names the first, and each code as severe as it is
+        codes: dict[str, int] = {}
+        for one in record.findings:
+            codes[one.code] = max(one.severity.order, codes.get(one.code, -1))
+        room = len(codes) < MAX_FINDINGS
+        fresh = [
+            finding
+            for finding in fresh
+            if (finding.severity.order > codes[finding.code] if finding.code in codes else room)
+        ]
     if not fresh and record.well_from is None:
         return record
-    now_there = {finding.key for finding in found}
-    every = kept((*found, *(finding for finding in record.findings if finding.key not in now_there)))
+    # What was fatal stays so: it says which repair was needed.
+    there = {
+        finding.key: finding for finding in found if finding.severity.order >= known.get(finding.key, -1)
+    }
+    earlier = [finding for finding in record.findings if finding.key not in there]
+    every = kept(tuple(sorted((*there.values(), *earlier), key=lambda one: -one.severity.order)))
     needs = release.needs(record.kind, every, record.repeats, desk.settings)
     again = "" if fresh else " again"
     sentence = f"Node {node.name} has {words.findings(fresh or found)}{again}."

@@ -1,14 +1,17 @@
 """Probation: a node that came back fails far more often than others, so for a while less isolates it. Pure.
 
 It does not wait for repeats: what is degraded is enough, and one error of which a few would be fatal. Only what is
-beyond what stood at its return counts, so that no clocks are compared; and not what many nodes show.
+beyond what was known when its isolation ended counts, so that no clocks are compared; and not what many nodes show.
 """
 
-from collections.abc import Iterable, Set
+import math
+from collections.abc import Collection, Iterable, Set
 
+from sentinel.core.fleet_causes import fatal_codes
 from sentinel.core.fleet_events import Reason
 from sentinel.core.fleet_model import (
     Baseline,
+    Brake,
     EndedBy,
     FleetPicture,
     Ignored,
@@ -16,11 +19,10 @@ from sentinel.core.fleet_model import (
     Mode,
     NodePicture,
     NodeQuarantine,
-    State,
 )
-from sentinel.core.fleet_release import LOOKED, remembered, same_machine
+from sentinel.core.fleet_release import LOOKED, same_machine
 from sentinel.core.fleet_settings import FleetSettings
-from sentinel.core.health import Finding, Severity
+from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.now import Now
 
 # Actions that are about a part of this machine, by rules/severity.toml and the checks. Degraded are also programs that
@@ -48,7 +50,10 @@ PARTS = frozenset(
 )
 # Those of rules/severity.toml of which a few on one card are fatal, whichever jobs met them.
 WEARING = frozenset({"XID 94"})
-MAX_STOOD = 32  # findings of one baseline, which must fit the API server
+PROGRAMS = frozenset({"gpu-orphan-memory"})  # of those with such an action: a program's doing
+MAX_KNOWN = 100  # findings of one baseline, which must fit the API server; of more none is written
+BOOT_S = 1800.0  # after a boot: checks that wait for drivers, or for several samples, have looked by then
+COMMON = 0.01  # a code that this share of the nodes shows is common
 _CAME_BACK = (EndedBy.WELL, EndedBy.PERSON, EndedBy.UNCORDONED)
 
 
@@ -76,7 +81,20 @@ def returns(
 
 def last(came_back: Iterable[NodeQuarantine]) -> NodeQuarantine:
     """The newest of some returns."""
-    return max(came_back, key=lambda record: record.ended_wall_s or 0.0)
+    return max(came_back, key=lambda record: record.number)
+
+
+def last_ended(records: Iterable[NodeQuarantine], node: NodePicture) -> NodeQuarantine | None:
+    """The newest ended record of a fault of this machine, whether it was out or not. `records`: of this node."""
+    ended = [
+        record
+        for record in records
+        if record.kind is Kind.FAULT
+        and not record.state.open
+        and record.ended_by is not EndedBy.DOUBLED
+        and same_machine(record, node)
+    ]
+    return max(ended, key=lambda record: record.number, default=None)
 
 
 # ---------------------------------------------------------------- what is enough
@@ -86,35 +104,36 @@ def lesser(finding: Finding) -> bool:
     """Is it less than fatal, and enough on probation?"""
     if finding.code in WEARING:
         return finding.severity in (Severity.WARNING, Severity.DEGRADED)
-    return finding.severity is Severity.DEGRADED and finding.action in PARTS
+    return finding.severity is Severity.DEGRADED and finding.action in PARTS and finding.code not in PROGRAMS
 
 
-def acting(came_back: Iterable[NodeQuarantine], found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Those of components that failed before, which are beyond what was known at the last return. `came_back`: see
-    returns. `found`: lesser ones."""
-    came_back = tuple(came_back)
-    if not came_back or (baseline := last(came_back).baseline) is None:
+def acting(
+    came_back: Collection[NodeQuarantine], last: NodeQuarantine | None, found: Iterable[Finding]
+) -> tuple[Finding, ...]:
+    """Those of components that failed before, which are beyond what was known when an isolation ended last.
+
+    `came_back`: see returns. `last`: see last_ended. `found`: lesser ones.
+    """
+    if not came_back or last is None or last.baseline is None:
         return ()
     failed = {finding.component for record in came_back for finding in record.findings}
+    checks, known = last.baseline.checks, last.baseline.findings
     return tuple(
         finding
         for finding in found
         if finding.component in failed
-        and finding.check in baseline.checks
-        and not any(one.covers(finding) for one in baseline.findings)
+        and finding.check in checks
+        and not any(one.covers(finding) for one in known)
     )
 
 
-def kept_out(record: NodeQuarantine | None, found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Those for which this node is out already: also when its probation is over, or many nodes show them by now."""
-    if record is None or record.state is not State.ACTIVE:
-        return ()
-    keys = {finding.key for finding in record.findings if finding.severity is not Severity.FATAL}
-    return tuple(finding for finding in found if finding.key in keys)
+def from_boot(finding: Finding, node: NodePicture) -> bool:
+    """Was it hidden only because checks begin anew, and wait, after a boot?"""
+    return not finding.event and node.told_mono_s < BOOT_S
 
 
 def shown(picture: FleetPicture, quiet: Set[str]) -> dict[str, int]:
-    """How many nodes show each code that is enough, however severe it is there. `quiet`: see fleet.decide."""
+    """How many nodes show each code that is enough, or fatal. `quiet`: see fleet.decide."""
     counts: dict[str, int] = {}
     for name, node in picture.nodes.items():
         if name not in quiet:
@@ -123,22 +142,58 @@ def shown(picture: FleetPicture, quiet: Set[str]) -> dict[str, int]:
     return counts
 
 
-# ---------------------------------------------------------------- what stood at the return
+def many(component: Component, nodes: int, settings: FleetSettings) -> int:
+    """So many nodes that show a code are no sign of one node's repair. Of the network as many as are its incident."""
+    if component is Component.NIC:
+        return settings.network_nodes
+    return max(settings.cause_nodes, math.ceil(COMMON * nodes))
 
 
-def baseline(record: NodeQuarantine, node: NodePicture | None) -> Baseline | None:
-    """For a record that ends by a return. None: it is not known, and nothing but what is fatal will isolate it."""
-    if record.kind is not Kind.FAULT or node is None or not node.boot_id:
-        return None
-    stood = [one for one in node.findings if lesser(one) or one.severity is Severity.FATAL]
-    if len(stood) > MAX_STOOD:
+def settling(
+    record: NodeQuarantine | None, picture: FleetPicture, settings: FleetSettings, now: Now
+) -> Brake:
+    """Until it would be known that many nodes show it, also by a new leader. `record`: the open one."""
+    waited_s = now.wall_s - record.since_wall_s if record is not None else 0.0
+    led_s = now.mono_s - picture.watching_since_mono_s
+    waits = 0.0 <= waited_s < settings.probation_settle_s or led_s < settings.probation_settle_s
+    return Brake.SETTLING if waits else Brake.NONE
+
+
+# ---------------------------------------------------------------- who is out
+
+
+def kept_out(record: NodeQuarantine, found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Those for which it is out: also when its probation is over, or many nodes show them by now."""
+    keys = {finding.key for finding in record.findings if finding.severity is not Severity.FATAL}
+    return tuple(finding for finding in found if finding.key in keys)
+
+
+def isolating_codes(record: NodeQuarantine) -> frozenset[str]:
+    """For which a node is out for a fault: fatal ones. Without any it is on probation, and out for others."""
+    if record.kind is not Kind.FAULT:
+        return frozenset()
+    return fatal_codes(record.findings) or frozenset(one.code for one in record.findings)
+
+
+# ---------------------------------------------------------------- what is known
+
+
+def baseline(node: NodePicture | None) -> Baseline | None:
+    """Of a record that ends now. None: nothing is known, and nothing but what is fatal will isolate it."""
+    if node is None or not node.boot_id:
         return None
     checks = sorted(name for name, check in node.checks.items() if check.state in LOOKED)
-    return Baseline(tuple(checks), tuple(map(Ignored.of, stood)))
+    return _bounded(Baseline(tuple(checks), tuple(map(Ignored.of, node.findings))))
 
 
-def still(known: Baseline | None, node: NodePicture) -> Baseline | None:
-    """What is left of it: what was seen to be gone acts when it comes again."""
-    if known is None or not known.findings:
-        return known
-    return Baseline(known.checks, remembered(known.findings, node, node.findings))
+def with_known(known: Baseline | None, found: Iterable[Finding]) -> Baseline | None:
+    """And these as well."""
+    if known is None:
+        return None
+    keys = {finding.key: Ignored.of(finding) for finding in found}
+    others = (one for one in known.findings if one.key not in keys)
+    return _bounded(Baseline(known.checks, (*others, *keys.values())))
+
+
+def _bounded(known: Baseline) -> Baseline | None:
+    return known if len(known.findings) <= MAX_KNOWN else None

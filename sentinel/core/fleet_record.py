@@ -59,6 +59,7 @@ __all__ = ["MAX_STORY", "TRANSITIONS", "Result", "UnexpectedEvent", "step"]
 
 MAX_STORY = 100  # lines: a node that goes on and off for months must not grow its record without end
 MAX_LINE = 500  # characters of each
+_SETTLING = (Brake.NETWORK_SETTLING, Brake.SETTLING)  # said when it is known what it is
 
 Result: TypeAlias = tuple[NodeQuarantine, tuple[Effect, ...]]
 
@@ -152,7 +153,7 @@ def _open(record: None, event: Open, now: Now) -> Result:
         jobs_left=event.drain or (),
     )
     new = _told(new, event, now, state)
-    settling = event.held_by is Brake.NETWORK_SETTLING  # said when it is known what it is
+    settling = event.held_by in _SETTLING
     return new, (*_changing(new), *(() if settling else _saying(new, event)))
 
 
@@ -160,7 +161,7 @@ def _held_back(record: NodeQuarantine, event: HeldBack, now: Now) -> Result:
     """Also from active: what was observed is to be enforced now, and there is no room."""
     changes = {"held_by": event.brake, "mode": event.mode, "cause": event.cause or record.cause}
     record = _told(record, event, now, State.HELD, acted_wall_s=0.0, **changes)
-    return record, (*_changing(record), *_saying(record, event))
+    return record, (*_changing(record), *(() if event.brake in _SETTLING else _saying(record, event)))
 
 
 def _isolate(record: NodeQuarantine, event: Isolate, now: Now) -> Result:
@@ -255,7 +256,7 @@ def _fence_ended(record: NodeQuarantine, event: FenceEnded, now: Now) -> Result:
 def _end(record: NodeQuarantine, event: End, now: Now) -> Result:
     overridden = event.ended_by is EndedBy.UNCORDONED
     # Nothing was said of it; or of all nodes that were held back for it together; or a person has said it of all.
-    quiet = record.held_by in (Brake.NETWORK_SETTLING, Brake.COMMON_CAUSE) or (
+    quiet = record.held_by in (*_SETTLING, Brake.COMMON_CAUSE) or (
         record.state is State.HELD and event.reason is Reason.CODE_IGNORED
     )
     record = _told(

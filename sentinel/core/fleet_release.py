@@ -18,7 +18,6 @@ from sentinel.core.fleet_model import (
     NodePicture,
     NodeQuarantine,
     Repair,
-    State,
 )
 from sentinel.core.fleet_settings import FleetSettings
 from sentinel.core.health import CheckState, Finding, Severity
@@ -98,15 +97,16 @@ class Judgement(Struct, frozen=True):
     event: Well | End | None = None
 
 
-def judge(record: NodeQuarantine, node: NodePicture, found: Sequence[Finding]) -> Judgement:
-    """May this node come back? `node` must be of the record's node object; `found`: what isolates it now."""
-    if record.needs.repair is Repair.PERSON and record.state is State.ACTIVE:
+def judge(record: NodeQuarantine, node: NodePicture, found: Sequence[Finding], *, out: bool) -> Judgement:
+    """May this node come back? `node` must be of the record's node object; `found`: what isolates it now. `out`: it
+    must be well for some time first."""
+    if record.needs.repair is Repair.PERSON and out:
         return Judgement(record.needs.sentence)
     if found:
         return Judgement(f"{words.findings(found)} stands")
     if unseen := _unseen(record, node):
         return Judgement(unseen)
-    if record.state is State.HELD:
+    if not out:
         now_there = {finding.key for finding in node.findings}
         left = [finding for finding in record.findings if finding.key in now_there]
         why = f"{words.findings(record.findings)} ended by itself"
@@ -181,13 +181,11 @@ def acting(
     return tuple(finding for finding in found if not any(one.covers(finding) for one in ignored))
 
 
-def remembered(
-    ignored: Iterable[Ignored], node: NodePicture, found: Iterable[Finding]
-) -> tuple[Ignored, ...]:
-    """What is left of it: what was seen to be gone acts when it comes again. `found`: what stands of such findings."""
-    there = {finding.key: finding for finding in found}
+def remembered(record: NodeQuarantine, node: NodePicture) -> tuple[Ignored, ...]:
+    """What is left of `record.ignored`: what was seen to be gone acts when it comes again."""
+    there = {finding.key: finding for finding in standing(node, record.kind)}
     left = []
-    for one in ignored:
+    for one in record.ignored:
         check, finding = node.checks.get(one.check), there.get(one.key)
         if finding is None and check is not None and check.state in LOOKED:
             continue

@@ -76,6 +76,8 @@ class FleetSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     # tests/core/fleet_year.py the second tells nearly all of those that were not repaired.
     repeat_limit: int = 2
     repeat_window_s: float = 7 * 86400.0
+    # Agents have told by then, and what befalls many nodes has reached them. What is less than fatal is not urgent.
+    probation_settle_s: float = 300.0
     keep_records: int = 5000  # ended ones; of more the oldest go before repeat_window_s has passed
     # The kubelet renews its lease every 10 s and calls it expired after 40 s (--node-lease-duration-seconds).
     lease_s: float = 40.0

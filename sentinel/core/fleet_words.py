@@ -15,6 +15,7 @@ BRAKES = {
     Brake.POOL_AT_A_TIME: "as many of its pool as are allowed at a time are out, and nobody acknowledged them yet",
     Brake.POOL_PER_WINDOW: "as many nodes of its pool as are allowed within the window were taken out already",
     Brake.NETWORK_SETTLING: "a moment's wait shows whether other nodes have the same network finding",
+    Brake.SETTLING: "some minutes' wait shows whether many nodes show the same, since it is less than fatal",
     Brake.NETWORK_INCIDENT: "many nodes have the same network finding, so it is the network and not the nodes",
     Brake.COMMON_CAUSE: "many nodes have the same at once, so a rule or a driver may be wrong; a person must say which",
     Brake.PAUSED: "Sentinel is paused",
@@ -66,8 +67,9 @@ def ago(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-def held(node: str, found: Sequence[Finding], brake: Brake) -> str:
-    return f"Node {node} stays in service for now, though it has {findings(found)}: {BRAKES[brake]}."
+def held(node: str, found: Sequence[Finding], brake: Brake, after: str = "") -> str:
+    """`after`: a further sentence, with a space before it."""
+    return f"Node {node} stays in service for now, though it has {findings(found)}: {BRAKES[brake]}.{after}"
 
 
 def running_there(node: NodePicture) -> tuple[str, ...]:

@@ -60,6 +60,7 @@ WORDS: dict[Reason, _Words] = {
     Reason.BRAKED: _HELD,
     Reason.PAUSED: _HELD,
     Reason.NETWORK_SETTLING: _HELD,
+    Reason.SETTLING: _HELD,
     Reason.NETWORK_INCIDENT: _Words("bad", "Network incident", "network incident", urgent=True),
     Reason.COMMON_CAUSE: _Words(
         "bad", "Common cause", "stays in service, many nodes have the same", urgent=True

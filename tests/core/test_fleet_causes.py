@@ -164,6 +164,23 @@ def test_a_brake_that_is_full_hides_no_common_cause() -> None:
     assert len(told(world)) <= 5
 
 
+def test_where_a_brake_leaves_room_for_fewer_than_the_few_nobody_changes_places_for_ever() -> None:
+    world = World(NAMES[:8], FleetSettings())
+    breaks(world, "n000", code="XID 48")
+    world.passes(3700.0)
+    for name in NAMES[1:4]:
+        world.shows(name, a_finding(XID))
+    for _ in range(3):
+        world.decide()
+    before = len(world.decided)
+    for _ in range(5):
+        world.passes(3.0)
+        assert not world.decide()
+    assert len(world.decided) == before
+    assert world.out() == {"n000", "n001"}
+    assert held(world) == dict.fromkeys(NAMES[2:4], Brake.COMMON_CAUSE)
+
+
 def test_a_pause_changes_nothing_for_those_that_wait() -> None:
     world = a_world()
     breaks(world, *NAMES[:6])

@@ -77,6 +77,7 @@ def on(site: JobSite) -> set[str]:
 def test_a_job_is_told_of_a_node_on_probation_and_one_more_error_takes_it_out_for_a_person(
     site: JobSite,
 ) -> None:
+    site.settings["fleet"] = {"probationSettle": "2s"}
     controller = led(site)
     agents = Agents(site, controller)
     node = site.admin.items("/api/v1/nodes", labelSelector=f"rig={NODES}")[1]["metadata"]["name"]
@@ -98,7 +99,7 @@ def test_a_job_is_told_of_a_node_on_probation_and_one_more_error_takes_it_out_fo
     agents.find(node, error)
     site.until(lambda: site.isolated(node))
     record = newest(site, node)
-    assert record["story"][0]["reason"] == "OnProbation"
+    assert [line["reason"] for line in record["story"][:2]] == ["Settling", "OnProbation"]
     assert record["needs"]["repair"] == "person"
     assert "isolated again within 7 days of its return" in record["needs"]["sentence"]
     assert uids(site.pods()) == before
