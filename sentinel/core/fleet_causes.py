@@ -143,8 +143,7 @@ class Causes:
             return Brake.NONE
         full = any(
             waiting[code]
-            or node
-            in self._waiting[code]  # it goes on to wait: else it would change places with others for ever
+            or _waits_on(self._waiting[code].get(node), one.mode)
             or _others(self._acted[code], node, one.mode) >= self._worst
             for code in one.codes
         )
@@ -155,6 +154,11 @@ class Causes:
         if (one := self._nodes.get(node)) is not None:
             for code in one.codes:
                 self._acted[code][node] = one.mode
+
+
+def _waits_on(its: Mode | None, mode: Mode) -> bool:
+    """It goes on to wait: else it would change places with others for ever."""
+    return its is not None and (mode is Mode.OBSERVE or its is Mode.ENFORCE)
 
 
 def _others(nodes: Mapping[str, Mode], node: str, mode: Mode) -> int:

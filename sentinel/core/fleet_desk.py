@@ -57,7 +57,9 @@ class Desk:
         """Decide `event` for the record of that id. What stands when it ends is written down with it."""
         before = self.records.get(record)
         if isinstance(event, End) and before is not None and before.kind is Kind.FAULT:
-            event = structs.replace(event, baseline=probation.baseline(self.picture.nodes.get(node)))
+            event = structs.replace(
+                event, baseline=probation.baseline(self.picture.nodes.get(node), self.ignored)
+            )
         moved, _ = step(before, event, self.now, self.picture.epoch)
         others = [one for one in self._of.get(node, ()) if one.id != record]
         self.records[record] = moved
@@ -78,13 +80,14 @@ class Desk:
     def mode(self, pool: str) -> Mode:
         return self.settings.mode_of(pool)
 
-    def isolations(self, kind: Kind) -> Tally:
-        """Counted once a round, after its releases."""
-        if kind.value not in self._tallies:
-            self._tallies[kind.value] = brakes.isolations(
-                kind, self.records.values(), self.picture, self.settings, self.now
-            )
-        return self._tallies[kind.value]
+    def isolations(self, kind: Kind, *, lesser: bool) -> Tally:
+        """Counted once a round, after its releases. `lesser`: all; else what is less than fatal takes no room."""
+        name = f"{kind.value}, lesser" if lesser else kind.value
+        if name not in self._tallies:
+            records = self.records.values()
+            counted = [one for one in records if lesser or not probation.only_lesser(one)]
+            self._tallies[name] = brakes.isolations(kind, counted, self.picture, self.settings, self.now)
+        return self._tallies[name]
 
     def removals(self) -> Tally:
         if "removals" not in self._tallies:

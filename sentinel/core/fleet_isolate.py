@@ -61,14 +61,16 @@ def isolate(desk: Desk, candidates: list[Candidate]) -> None:
         if brake:
             cause = tuple(sorted(together.codes(one))) if brake is Brake.COMMON_CAUSE else ()
             _hold_back(desk, one, mode, brake, cause)
-        elif desk.isolations(one.kind).brake(one.node.pool, mode):
+        elif desk.isolations(one.kind, lesser=one.lesser).brake(one.node.pool, mode):
             full.append(one)
         else:
-            desk.isolations(one.kind).add(Act(one.node.pool, desk.now.wall_s, mode, standing=True))
+            act = Act(one.node.pool, desk.now.wall_s, mode, standing=True)
+            for lesser in {True, one.lesser}:
+                desk.isolations(one.kind, lesser=lesser).add(act)
             _take_out(desk, one, mode)
     for one in full:  # which brake it is stands fast when everything is counted
         mode = desk.mode(one.node.pool)
-        _hold_back(desk, one, mode, desk.isolations(one.kind).brake(one.node.pool, mode))
+        _hold_back(desk, one, mode, desk.isolations(one.kind, lesser=one.lesser).brake(one.node.pool, mode))
 
 
 class _Together:
@@ -145,7 +147,7 @@ def _came_back(desk: Desk, one: Candidate) -> str:
     came_back = one.lesser and probation.returns(desk.of(one.node.name), one.node, desk.settings, desk.now)
     if not came_back:
         return ""
-    last = probation.last(came_back)
+    last = probation.last(came_back, one.findings)
     ago = words.ago(desk.now.wall_s - (last.ended_wall_s or 0.0))
     return f" It came back {ago} ago after {words.findings(last.findings)}: on probation this is enough."
 

@@ -3,7 +3,6 @@
 from sentinel.core import fleet_probation as probation
 from sentinel.core import fleet_release as release
 from sentinel.core import fleet_words as words
-from sentinel.core.fleet_causes import fatal_codes
 from sentinel.core.fleet_desk import Desk
 from sentinel.core.fleet_events import End, Found, Isolate, Marked, Moved, Reason, Remember
 from sentinel.core.fleet_isolate import MAX_FINDINGS, Candidate, end, kept, opening, worst
@@ -242,7 +241,7 @@ def _live_with(desk: Desk, ended: NodeQuarantine, node: NodePicture) -> None:
         ended.ended_wall_s is None and ended.kind in FOR_FINDINGS
     ):  # a person wrote its state: it ends as by an order
         left = release.ignoring(ended, node)
-        baseline = probation.baseline(node) if ended.kind is Kind.FAULT else None
+        baseline = probation.baseline(node, desk.ignored) if ended.kind is Kind.FAULT else None
     elif ended.ignored:
         left, baseline = release.remembered(ended, node), ended.baseline
     else:
@@ -281,14 +280,16 @@ def _go_on(
     desk: Desk, record: NodeQuarantine, node: NodePicture, found: tuple[Finding, ...]
 ) -> NodeQuarantine:
     if not found:
-        fatal = record.state is State.ACTIVE and bool(fatal_codes(record.findings))
-        follows = release.judge(record, node, found, out=fatal or _in_force(desk, record)).event
+        lesser = probation.only_lesser(record)
+        out = record.state is State.ACTIVE and (not lesser or _in_force(desk, record))
+        if lesser and not out and probation.settling(record, desk.picture, desk.settings, desk.now):
+            return record  # what comes and goes makes one record
+        follows = release.judge(record, node, found, out=out).event
         return record if follows is None else desk.put(node.name, record.id, follows)
     known = {finding.key: finding.severity.order for finding in record.findings}
     fresh = [finding for finding in found if finding.severity.order > known.get(finding.key, -1)]
-    if (
-        len(known) >= MAX_FINDINGS
-    ):  # of thousands the record names the first, and each code as severe as it is
+    if len(known) >= MAX_FINDINGS:
+        # Of thousands the record names the first, and each code as severe as it is.
         codes: dict[str, int] = {}
         for one in record.findings:
             codes[one.code] = max(one.severity.order, codes.get(one.code, -1))
@@ -298,11 +299,16 @@ def _go_on(
             for finding in fresh
             if (finding.severity.order > codes[finding.code] if finding.code in codes else room)
         ]
+    dropped = {one.code for one in record.findings if one.code in desk.ignored}
+    if record.kind is Kind.FAULT and dropped and not fresh:
+        return _forget_ignored(desk, record, node, found)
     if not fresh and record.well_from is None:
         return record
     # What was fatal stays so: it says which repair was needed.
     there = {
-        finding.key: finding for finding in found if finding.severity.order >= known.get(finding.key, -1)
+        finding.key: finding
+        for finding in sorted(found, key=lambda one: one.severity.order)
+        if finding.severity.order >= known.get(finding.key, -1)
     }
     earlier = [finding for finding in record.findings if finding.key not in there]
     every = kept(tuple(sorted((*there.values(), *earlier), key=lambda one: -one.severity.order)))
@@ -315,6 +321,23 @@ def _go_on(
         severity=worst(every),
         findings=every,
         needs=needs,
+        sampled=release.sampled(node, found) if node.boot_id else Mark("", 0.0),
+    )
+    return desk.put(node.name, record.id, event)
+
+
+def _forget_ignored(
+    desk: Desk, record: NodeQuarantine, node: NodePicture, found: tuple[Finding, ...]
+) -> NodeQuarantine:
+    """It stays out for the others; no repair is asked for what people call a mistake."""
+    left = tuple(one for one in record.findings if one.code not in desk.ignored) or kept(found)
+    codes = sorted({one.code for one in record.findings} & desk.ignored)
+    event = Found(
+        reason=Reason.CODE_IGNORED,
+        sentence=f"Node {node.name} still has {words.findings(left)}: {', '.join(codes)} is ignored.",
+        severity=worst(left),
+        findings=left,
+        needs=release.needs(record.kind, left, record.repeats, desk.settings),
         sampled=release.sampled(node, found) if node.boot_id else Mark("", 0.0),
     )
     return desk.put(node.name, record.id, event)

@@ -7,6 +7,8 @@ beyond what was known when its isolation ended counts, so that no clocks are com
 import math
 from collections.abc import Collection, Iterable, Set
 
+from msgspec import structs
+
 from sentinel.core.fleet_causes import fatal_codes
 from sentinel.core.fleet_events import Reason
 from sentinel.core.fleet_model import (
@@ -79,9 +81,15 @@ def returns(
     )
 
 
-def last(came_back: Iterable[NodeQuarantine]) -> NodeQuarantine:
-    """The newest of some returns."""
-    return max(came_back, key=lambda record: record.number)
+def last(came_back: Collection[NodeQuarantine], found: Iterable[Finding] = ()) -> NodeQuarantine:
+    """The newest of some returns. `found`: of those after a fault of the same components."""
+    components = {finding.component for finding in found}
+    same = [
+        record
+        for record in came_back
+        if components.intersection(finding.component for finding in record.findings)
+    ]
+    return max(same or came_back, key=lambda record: record.number)
 
 
 def last_ended(records: Iterable[NodeQuarantine], node: NodePicture) -> NodeQuarantine | None:
@@ -153,13 +161,21 @@ def settling(
     record: NodeQuarantine | None, picture: FleetPicture, settings: FleetSettings, now: Now
 ) -> Brake:
     """Until it would be known that many nodes show it, also by a new leader. `record`: the open one."""
-    waited_s = now.wall_s - record.since_wall_s if record is not None else 0.0
+    waited_s = 0.0
+    if record is not None:
+        more = (line.wall_s for line in record.story if line.reason == Reason.FOUND_MORE.value)
+        waited_s = now.wall_s - max((record.since_wall_s, *more))
     led_s = now.mono_s - picture.watching_since_mono_s
     waits = 0.0 <= waited_s < settings.probation_settle_s or led_s < settings.probation_settle_s
     return Brake.SETTLING if waits else Brake.NONE
 
 
 # ---------------------------------------------------------------- who is out
+
+
+def only_lesser(record: NodeQuarantine) -> bool:
+    """Is it for less than a fatal finding?"""
+    return record.kind is Kind.FAULT and bool(record.findings) and not fatal_codes(record.findings)
 
 
 def kept_out(record: NodeQuarantine, found: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -178,21 +194,26 @@ def isolating_codes(record: NodeQuarantine) -> frozenset[str]:
 # ---------------------------------------------------------------- what is known
 
 
-def baseline(node: NodePicture | None) -> Baseline | None:
-    """Of a record that ends now. None: nothing is known, and nothing but what is fatal will isolate it."""
+def baseline(node: NodePicture | None, ignored: Set[str]) -> Baseline | None:
+    """Of a record that ends now. None: nothing is known, and nothing but what is fatal will isolate it.
+
+    `ignored`: codes that act again when a person takes his word back.
+    """
     if node is None or not node.boot_id:
         return None
     checks = sorted(name for name, check in node.checks.items() if check.state in LOOKED)
-    return _bounded(Baseline(tuple(checks), tuple(map(Ignored.of, node.findings))))
+    stands = (Ignored.of(finding) for finding in node.findings if finding.code not in ignored)
+    return _bounded(Baseline(tuple(checks), tuple(stands)))
 
 
 def with_known(known: Baseline | None, found: Iterable[Finding]) -> Baseline | None:
-    """And these as well."""
+    """And these as well. Those that go on to occur are written down ever more seldom: so many times are known ahead."""
     if known is None:
         return None
-    keys = {finding.key: Ignored.of(finding) for finding in found}
-    others = (one for one in known.findings if one.key not in keys)
-    return _bounded(Baseline(known.checks, (*others, *keys.values())))
+    more = [Ignored.of(structs.replace(finding, count=1 << finding.count.bit_length())) for finding in found]
+    again = {(one.check, one.key, one.boot_id) for one in more}
+    others = (one for one in known.findings if (one.check, one.key, one.boot_id) not in again)
+    return _bounded(Baseline(known.checks, (*others, *more)))
 
 
 def _bounded(known: Baseline) -> Baseline | None:

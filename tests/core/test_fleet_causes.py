@@ -6,7 +6,7 @@ from msgspec import structs
 from sentinel.core import fleet, fleet_causes
 from sentinel.core.fleet_events import DoTell, Reason
 from sentinel.core.fleet_isolate import standing
-from sentinel.core.fleet_model import Brake, EndedBy, OrderKind, Say, State
+from sentinel.core.fleet_model import Brake, EndedBy, Mode, OrderKind, Say, State
 from sentinel.core.fleet_settings import FleetSettings
 from sentinel.core.now import Now
 from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_nic_finding
@@ -179,6 +179,17 @@ def test_where_a_brake_leaves_room_for_fewer_than_the_few_nobody_changes_places_
     assert len(world.decided) == before
     assert world.out() == {"n000", "n001"}
     assert held(world) == dict.fromkeys(NAMES[2:4], Brake.COMMON_CAUSE)
+
+
+def test_who_waited_while_it_was_only_observed_waits_on_for_what_is_enforced_alone() -> None:
+    world = World(["n1", "n2", "n3"], structs.replace(SETTINGS, mode=Mode.OBSERVE, cause_nodes=3))
+    for name in ("n1", "n2"):
+        world.change(name, pool="a")
+    breaks(world, "n1", "n2", "n3")
+    assert held(world) == {"n3": Brake.COMMON_CAUSE}
+    world.settings = structs.replace(SETTINGS, observe_pools=frozenset({"a"}), cause_nodes=3)
+    world.settle()
+    assert world.out() == {"n3"}
 
 
 def test_a_pause_changes_nothing_for_those_that_wait() -> None:

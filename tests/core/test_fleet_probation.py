@@ -277,9 +277,16 @@ def test_a_person_who_says_that_it_is_real_is_heard() -> None:
     assert world.out() == {"n1"}, "the others never failed"
 
 
-def test_what_is_less_takes_no_place_of_what_is_fatal() -> None:
-    names = ["n1", "n2", "n3", "n4"]
-    world = World(names, structs.replace(OPEN, cause_nodes=3))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        structs.replace(OPEN, cause_nodes=3),
+        structs.replace(OPEN, isolations=Allowance(at_a_time=Limit(2), per_window=Limit(2))),
+    ],
+    ids=["common cause", "allowance"],
+)
+def test_what_is_less_takes_no_place_of_what_is_fatal(settings: FleetSettings) -> None:
+    world = World(["n1", "n2", "n3", "n4"], settings)
     for name in ("n1", "n2"):
         world.shows(name, a_finding("XID 48"))
         world.settle()
@@ -494,6 +501,102 @@ def test_a_full_record_learns_what_turned_fatal_and_forgets_no_repair() -> None:
         world.shows("n1", *found[:39], fatal)
         settles(world)
     assert (len(world.of("n1").story), world.of("n1").needs.repair) == (lines, Repair.REBOOT)
+
+
+def test_what_comes_and_goes_is_one_record_and_isolates() -> None:
+    world = came_back()
+    flaps = degraded(world, "pcie-width", check="infiniband", event=False)
+    later(world, BOOT_S)
+    for _ in range(11):
+        world.shows("n1", flaps)
+        later(world, 15.0)
+        world.shows("n1")
+        later(world, 15.0)
+    world.shows("n1", flaps)
+    world.settle()
+    assert (world.out(), world.of("n1").number) == ({"n1"}, 2)
+
+
+def test_what_many_show_and_goes_on_to_occur_is_written_down_ever_more_seldom() -> None:
+    names = [f"n{number}" for number in range(1, 9)]
+    world = World(names, structs.replace(OPEN, cause_nodes=3))
+    fails_and_returns(world)
+    for name in ("n2", "n3"):
+        world.shows(name, degraded(world, boot_id="boot-1"))
+    world.decided.clear()
+    for count in range(1, 101):
+        world.shows("n1", degraded(world, count=count))
+        world.settle()
+    assert len(world.decided) < 10
+    assert not world.out()
+
+
+def test_the_wait_begins_anew_with_each_finding() -> None:
+    world = came_back()
+    world.shows("n1", degraded(world, "XID 92"))
+    world.settle()
+    later(world, SETTLE_S - 1.0)
+    world.shows("n1", degraded(world))
+    world.settle()
+    later(world, 10.0)
+    assert not world.out()
+    later(world, SETTLE_S)
+    assert world.out() == {"n1"}
+
+
+def test_an_observed_disk_that_is_free_again_is_well_as_before() -> None:
+    world = World(["n1"], structs.replace(OPEN, mode=Mode.OBSERVE))
+    world.shows("n1", a_full_disk())
+    world.settle()
+    world.settings = OPEN
+    world.passes(1.0)
+    world.shows("n1")
+    world.settle()
+    assert (world.of("n1", Kind.DISK).state, world.of("n1", Kind.DISK).reason) == (
+        State.ACTIVE,
+        Reason.FINDINGS_GONE,
+    )
+
+
+def test_what_is_ignored_acts_again_when_the_word_is_taken_back() -> None:
+    world = came_back()
+    world.shows("n1", degraded(world))
+    settles(world)
+    world.say("XID 94", Say.IGNORE)
+    settles(world)
+    assert not world.out()
+    world.say("XID 94", None)
+    settles(world)
+    assert world.out() == {"n1"}
+
+
+def test_no_repair_is_asked_for_what_people_ignore_while_another_finding_keeps_it_out() -> None:
+    world = came_back(structs.replace(OPEN, repeat_limit=9))
+    fatal = a_finding("XID 48", boot_id=world.booted["n1"][0])
+    world.shows("n1", fatal, less := degraded(world))
+    settles(world)
+    assert (world.of("n1").severity, world.of("n1").needs.repair) == (Severity.FATAL, Repair.REBOOT)
+    world.say("XID 48", Say.IGNORE)
+    settles(world)
+    record = world.of("n1")
+    assert (world.out(), record.findings, record.needs.repair) == ({"n1"}, (less,), Repair.NONE)
+    assert record.sentence.endswith("XID 48 is ignored.")
+    assert {one.status for one in world.node("n1").conditions if one.type != OWN} == {"True"}
+    world.say("XID 48", None)
+    settles(world)
+    assert world.of("n1").needs.repair is Repair.REBOOT
+
+
+def test_it_is_said_after_which_fault_it_came_back() -> None:
+    world = came_back(structs.replace(OPEN, repeat_limit=9))
+    world.shows("n1", a_nic_finding())
+    settles(world)
+    world.shows("n1")
+    world.order(OrderKind.RELEASE, "n1")
+    settles(world)
+    world.shows("n1", degraded(world))
+    settles(world)
+    assert "after XID 79 of GPU" in world.of("n1").sentence
 
 
 def test_brakes_pause_and_observe_mode_hold_as_for_any_isolation() -> None:
