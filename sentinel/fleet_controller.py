@@ -24,11 +24,7 @@ from sentinel.core.fleet_events import (
     DoEvent,
     Effect,
     End,
-    FenceBegun,
     HeldBack,
-    Isolate,
-    Open,
-    Removed,
 )
 from sentinel.core.fleet_hook import FenceCall
 from sentinel.core.fleet_model import (
@@ -195,14 +191,9 @@ class FleetController:
         self._status.forget()
 
     def to_tell(self) -> Iterator[NodeQuarantine]:
-        """That a node is out of service is told when it shows that; of a record that is being saved nothing, but a
-        silence counts for what is told of others."""
-        for one in self.mails.to_tell(self._cluster.records):
-            node = self.nodes.joined(one.node) if one.isolating else None
-            if one.id not in self._pending and (node is None or node.mark is not None):
-                yield one
-            elif one.kind is Kind.SILENCE:
-                yield fleet_mail.told_only(one)
+        return fleet_mail.may_be_told(
+            self.mails.to_tell(self._cluster.records), self._pending, self.nodes.joined
+        )
 
     def _write_mails(self, epoch: int) -> None:
         records = self._cluster.records
@@ -370,7 +361,7 @@ class FleetController:
         # What takes room of a brake was counted with what gives room now: it is decided again when that is saved.
         now_on, held = list[Decision](), set[str]()
         for one in some:
-            if (giving and _takes(one)) or one.node in held:
+            if (giving and one.takes) or one.node in held:
                 held.add(one.node)
             else:
                 now_on.append(one)
@@ -483,7 +474,7 @@ class FleetController:
             moved[record.id] = record
             self.for_jobs.moved(record)
             effects.setdefault(record.id, []).extend(follows)
-            if _takes(decision) and taking.get(record.node, Kind.SILENCE) is Kind.SILENCE:
+            if decision.takes and taking.get(record.node, Kind.SILENCE) is Kind.SILENCE:
                 taking[record.node] = record.kind
         return moved, effects, taking
 
@@ -500,8 +491,3 @@ class FleetController:
         return fleet_conditions.writes(
             node, own, self.settings, self._clock(), paused=bool(self.notes.paused)
         )
-
-
-def _takes(decision: Decision) -> bool:
-    """Does it take room of a brake?"""
-    return isinstance(decision.event, (Open, Isolate, Removed, FenceBegun))

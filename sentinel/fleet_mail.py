@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 from msgspec import structs
 
 from sentinel.core import fleet_lost
 from sentinel.core.fleet_events import Reason, Told
-from sentinel.core.fleet_model import Brake, Kind, NodeMail, NodeQuarantine
+from sentinel.core.fleet_model import Brake, Kind, NodeMail, NodePicture, NodeQuarantine
 from sentinel.core.fleet_record import step
 from sentinel.core.now import Now
 
@@ -114,6 +114,19 @@ def _waits(mails: tuple[NodeMail, ...]) -> bool:
     return any(mail.state == "waiting" for mail in mails)
 
 
-def told_only(record: NodeQuarantine) -> NodeQuarantine:
+def may_be_told(
+    due: Iterable[NodeQuarantine], saving: Container[str], joined: Callable[[str], NodePicture | None]
+) -> Iterator[NodeQuarantine]:
+    """That a node is out of service is told when it shows that; of a record that is being saved nothing, but a silence
+    counts for what is told of others. `joined`: a node as it shows itself."""
+    for one in due:
+        node = joined(one.node) if one.isolating else None
+        if one.id not in saving and (node is None or node.mark is not None):
+            yield one
+        elif one.kind is Kind.SILENCE:
+            yield _told_only(one)
+
+
+def _told_only(record: NodeQuarantine) -> NodeQuarantine:
     """Without the mails that wait."""
     return structs.replace(record, mails=tuple(mail for mail in record.mails if mail.state != "waiting"))

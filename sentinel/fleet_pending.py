@@ -29,7 +29,7 @@ class Pending:
             if one.node == node and not self._cluster.unsure(one):
                 del self._records[one.id]
 
-    def __contains__(self, id: str) -> bool:
+    def __contains__(self, id: object) -> bool:
         return id in self._records
 
     @property

@@ -143,7 +143,7 @@ _QUARANTINE_WORDS = {
     "orders": "Orders of persons that it has followed.",
     "by": "The person who gave the last of them.",
     "ignored": "Findings that a person chose to live with.",
-    "baseline": "What stood when the node came back: on probation only what goes beyond it isolates it.",
+    "baseline": "What was known when it ended: on probation only what goes beyond that isolates the node.",
     "selfFences": "Of a silent node: those of its pods that its agent had confirmed to end by itself.",
     "removals": "Pods that were removed by force, and with which proof.",
     "confirmedDead": "A person said that the node is dead.",

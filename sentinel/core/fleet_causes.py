@@ -142,8 +142,8 @@ class Causes:
         if not all(waiting[code] or node in self._together[code] for code in one.codes):
             return Brake.NONE
         full = any(
-            waiting[code]
-            or _waits_on(self._waiting[code].get(node), one.mode)
+            # Itself as well: else it would change places with others for ever.
+            _others(self._waiting[code], "", one.mode)
             or _others(self._acted[code], node, one.mode) >= self._worst
             for code in one.codes
         )
@@ -154,11 +154,6 @@ class Causes:
         if (one := self._nodes.get(node)) is not None:
             for code in one.codes:
                 self._acted[code][node] = one.mode
-
-
-def _waits_on(its: Mode | None, mode: Mode) -> bool:
-    """It goes on to wait: else it would change places with others for ever."""
-    return its is not None and (mode is Mode.OBSERVE or its is Mode.ENFORCE)
 
 
 def _others(nodes: Mapping[str, Mode], node: str, mode: Mode) -> int:

@@ -8,7 +8,6 @@ that somebody else writes is left to him. Everything is written on change only.
 from collections.abc import Sequence
 
 from sentinel.core import fleet_words as words
-from sentinel.core.fleet_causes import fatal_codes
 from sentinel.core.fleet_events import Reason
 from sentinel.core.fleet_model import (
     Kind,
@@ -18,6 +17,7 @@ from sentinel.core.fleet_model import (
     NodeQuarantine,
     State,
 )
+from sentinel.core.fleet_probation import only_lesser
 from sentinel.core.fleet_release import standing
 from sentinel.core.fleet_settings import FleetSettings
 from sentinel.core.health import Severity
@@ -56,7 +56,7 @@ def _own(node: NodePicture, records: Sequence[NodeQuarantine]) -> NodeCondition:
         for record in opened:
             if record.kind is kind:
                 reason = Reason.FATAL_FINDING if kind is Kind.FAULT else Reason.DISK_FULL
-                if kind is Kind.FAULT and record.findings and not fatal_codes(record.findings):
+                if only_lesser(record):
                     reason = Reason.ON_PROBATION
                 return NodeCondition(OWN, "False", reason.value, _message(record))
     for record in opened:

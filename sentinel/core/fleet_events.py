@@ -256,6 +256,11 @@ class Decision(Struct, frozen=True):
     def sentence(self) -> str:
         return self.event.sentence
 
+    @property
+    def takes(self) -> bool:
+        """Does it take room of a brake?"""
+        return isinstance(self.event, (Open, Isolate, Removed, FenceBegun))
+
 
 # ---------------------------------------------------------------- effects: idempotent, performed after the save
 
