@@ -1,6 +1,6 @@
 """What the controller of a cluster's nodes asks of the cluster, and what it does to it."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from sentinel.core.fleet_events import DoEvent
@@ -16,6 +16,9 @@ class FleetCluster(Shown, Protocol):
     @property
     def records(self) -> Mapping[str, NodeQuarantine]:
         """By id, as they were last seen or saved. Does not change in the hands of who asked for it."""
+
+    def records_of(self, node: str) -> Collection[NodeQuarantine]:
+        """All records of this node, in no order."""
 
     def record(self, id: str) -> NodeQuarantine | None:
         """One of them."""

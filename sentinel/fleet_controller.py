@@ -245,6 +245,7 @@ class FleetController:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, left_s)):
                     await self._wake.wait()
+                    await self._works.room()  # till then nothing more would be begun
 
     async def _took_over(self) -> bool:
         try:

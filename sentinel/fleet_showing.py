@@ -64,5 +64,4 @@ class Showing:
             await self._cluster.set_conditions(name, wanted)
 
     def _records(self, name: str) -> list[NodeQuarantine]:
-        own = (one for one in self._cluster.records.values() if one.node == name)
-        return fleet_marks.by_node(own).get(name, [])
+        return fleet_marks.by_node(self._cluster.records_of(name)).get(name, [])

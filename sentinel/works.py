@@ -55,6 +55,8 @@ class Works:
         self._urgent: deque[_Work] = deque()
         self._later: deque[_Work] = deque()
         self._running = self._later_running = 0
+        self._room = asyncio.Event()  # nothing urgent waits
+        self._room.set()
         self._failures: dict[tuple[str, str], Failing] = {}
         self._rests: dict[tuple[str, str], asyncio.TimerHandle] = {}
 
@@ -67,6 +69,10 @@ class Works:
     def full(self) -> bool:
         """Does something urgent wait for another to end?"""
         return bool(self._urgent)
+
+    async def room(self) -> None:
+        """Until nothing urgent waits for another to end."""
+        await self._room.wait()
 
     def of(self, effect: str) -> int:
         """How many of this effect wait or are under way."""
@@ -103,6 +109,8 @@ class Works:
         queue = self._urgent if work.urgent else self._later
         (queue.appendleft if next else queue.append)(work)
         self._start()
+        if self._urgent:
+            self._room.clear()
         return True
 
     def _failed(self, key: str, effect: str, error: Exception) -> None:
@@ -125,6 +133,7 @@ class Works:
         tasks = [work.task for work in self._works.values() if work.task is not None]
         for queue in (self._urgent, self._later):
             queue.clear()
+        self._room.set()
         for timer in self._rests.values():
             timer.cancel()
         self._works.clear()
@@ -142,6 +151,8 @@ class Works:
         while self._running < AT_ONCE:
             if self._urgent:
                 work = self._urgent.popleft()
+                if not self._urgent:
+                    self._room.set()
             elif self._later and self._later_running < LATER_AT_ONCE:
                 work = self._later.popleft()
                 self._later_running += 1

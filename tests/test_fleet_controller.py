@@ -81,6 +81,9 @@ class Cluster:
     def node(self, name: str) -> NodePicture | None:
         return self.world.picture.nodes.get(name)
 
+    def records_of(self, node: str) -> Collection[NodeQuarantine]:
+        return [one for one in self.records.values() if one.node == node]
+
     def record(self, id: str) -> NodeQuarantine | None:
         return self.records.get(id)
 

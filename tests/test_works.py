@@ -189,6 +189,31 @@ def test_what_goes_on_with_what_has_ended_comes_next() -> None:
     tried(test)
 
 
+def test_there_is_room_when_nothing_urgent_waits_for_another() -> None:
+    async def test(one: Tried) -> None:
+        await asyncio.wait_for(one.works.room(), 60)
+        for number in range(AT_ONCE + 2):
+            one.go(f"urgent-{number}", hangs=True, urgent=True)
+        waits = asyncio.ensure_future(one.works.room())
+        await turns()
+        one.on("urgent-0")
+        await eventually(lambda: len(one.begun) == AT_ONCE + 1)
+        await turns()
+        assert not waits.done()
+        assert one.works.full
+        one.on("urgent-1")
+        await asyncio.wait_for(waits, 60)
+        assert not one.works.full
+        one.go("urgent-again", urgent=True)
+        waits = asyncio.ensure_future(one.works.room())
+        await turns()
+        assert not waits.done()
+        await one.works.stop()
+        await asyncio.wait_for(waits, 60)
+
+    tried(test)
+
+
 def test_nothing_goes_on_after_a_stop_and_all_may_begin_anew() -> None:
     async def test(one: Tried) -> None:
         for number in range(40):

@@ -258,9 +258,7 @@ def _job(seen: Seen, asked: Asked) -> tuple[int, str, str]:
 def _node(seen: Seen, asked: Asked) -> tuple[int, str, str]:
     name, sources = asked.names["node"], seen.sources
     object_ = sources.fleet.nodes().get(name)
-    records = sorted(
-        (one for one in sources.fleet.records.values() if one.node == name), key=lambda one: -one.number
-    )
+    records = sorted(sources.fleet.records_of(name), key=lambda one: -one.number)
     if object_ is None and not records:
         return 404, name, fleet_page.missing(seen.standing, f"node {name}")
     heard = sources.controller.nodes.last_heard(name)

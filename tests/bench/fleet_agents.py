@@ -8,6 +8,7 @@ anew. Orders on stdin, one a line, each answered by one:
 
     grow N          connect up to N agents           -> up N SECONDS
     fault A B       agents A to B - 1 report a card that is lost, all at once -> sent N WALL
+    hurt A B        the same, told with their next full report only -> hurt N
     once            wait until each agent has reported once more -> once SECONDS
     back            wait until every agent is heard by a leader since then -> back SECONDS
 """
@@ -159,14 +160,17 @@ class Member:
             agent.transport.close()
             await asyncio.sleep(max(0.0, every_s - (time.monotonic() - began_s)))
 
-    def fault(self) -> "asyncio.Future[bytes]":
-        agent = self.agent
-        assert agent is not None, f"{self.node} is not connected"
+    def hurt(self) -> None:
         found = lost_card(time.time(), time.monotonic())
         result = CheckResult(
             check=found.check, state=CheckState.FOUND, findings=(found,), at_mono_s=time.monotonic()
         )
         self.found = (result,)
+
+    def fault(self) -> "asyncio.Future[bytes]":
+        agent = self.agent
+        assert agent is not None, f"{self.node} is not connected"
+        self.hurt()
         after, agent.sequence = agent.sequence, agent.sequence + 1
         records = (Numbered(agent.sequence, agent.report(checks=self.found)),)
         return agent.post("/report", encoder.encode(Batch(records=records, after=after)))
@@ -206,6 +210,11 @@ class Crowd:
             assert msgspec.msgpack.decode(ack, type=Ack).sequence > 0
         return f"sent {len(answers)} {wall_s:.6f}"
 
+    async def hurt(self, first: int, last: int) -> str:
+        for member in self.members[first:last]:
+            member.hurt()
+        return f"hurt {last - first}"
+
     async def once(self) -> str:
         began_s, before = time.monotonic(), [member.reports for member in self.members]
         await eventually(
@@ -238,6 +247,7 @@ class Crowd:
             orders: dict[str, Any] = {
                 "grow": self.grow,
                 "fault": self.fault,
+                "hurt": self.hurt,
                 "once": self.once,
                 "mark": self.mark,
                 "back": self.back,

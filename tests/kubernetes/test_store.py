@@ -11,6 +11,7 @@ from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import AlreadyExists, Conflict, NotLeading, Superseded, Unavailable
 from sentinel.cluster.kubernetes.names import object_name
 from sentinel.cluster.kubernetes.objects import PROTECTED_JOBS, QUARANTINES, Custom
+from sentinel.cluster.kubernetes.record_index import RecordIndex
 from sentinel.cluster.kubernetes.store import Store
 from sentinel.core.epochs import Epochs
 from sentinel.core.fleet_model import Kind, Needs, NodeQuarantine, State
@@ -40,7 +41,9 @@ def record(**fields: Any) -> NodeQuarantine:
     return NodeQuarantine(**{**given, **fields})
 
 
-def quarantines(client: Client, epoch: int, epochs: Epochs | None = None) -> Records:
+def quarantines(
+    client: Client, epoch: int, epochs: Epochs | None = None, index: RecordIndex | None = None
+) -> Records:
     return Store(
         client,
         QUARANTINES,
@@ -48,6 +51,7 @@ def quarantines(client: Client, epoch: int, epochs: Epochs | None = None) -> Rec
         key=lambda one: one.id,
         epoch=lambda: epoch,
         epochs=epochs or Epochs(),
+        moved=(index or RecordIndex()).moved,
     )
 
 
@@ -240,6 +244,53 @@ def test_a_record_that_cannot_be_read_is_named_and_not_taken_for_absent(
         assert ("", made.id) not in store.unreadable  # other tests of the run leave some there
 
     with_store(controller, epoch, test)
+
+
+def test_the_index_of_records_is_what_the_store_has_in_the_order_of_its_list(
+    controller: str, admin: "Api", epoch: int
+) -> None:
+    first = record()
+    second = replace(first, id=f"{first.node}-0002")
+    third = replace(first, id=f"{first.node}-0003")
+
+    async def test(_: Records, client: Client) -> None:
+        index = RecordIndex()
+        store = quarantines(client, epoch, index=index)
+        await store.load()
+
+        def same(node: str, *expected: NodeQuarantine) -> bool:
+            assert [*index.records.values()] == [*store.records.values()]
+            assert all(id == one.id for id, one in index.records.items())
+            return index.of(node) == [*expected]
+
+        for one in (first, second, third):
+            await store.save(one)
+        changed = replace(first, repeats=1)
+        await store.save(changed)
+        assert same(first.node, changed, second, third), "one that is written again is not the last for it"
+
+        admin.patch(path_of(third), {"spec": {"since": "0000-01-01T00:00:00Z"}})
+        await store.refresh(("", object_name(third.id)))
+        assert same(first.node, changed, second), "one that cannot be read is not there"
+        await store.delete(second)
+        assert same(first.node, changed)
+        await store.load()
+        assert same(first.node, changed)
+        await store.delete(changed)
+        assert same(first.node)
+
+    with_store(controller, epoch, test)
+
+
+def test_a_record_that_is_of_another_node_now_is_no_more_of_the_first() -> None:
+    index = RecordIndex()
+    first = record()
+    moved = replace(first, node="another")
+    index.moved(None, first)
+    index.moved(first, moved)
+    assert (index.of(first.node), index.of("another")) == ([], [moved])
+    index.moved(moved, None)
+    assert (index.of("another"), {**index.records}) == ([], {})
 
 
 def test_a_copy_of_a_record_under_another_name_is_not_that_record(

@@ -12,7 +12,7 @@ from sentinel.cluster.kubernetes import conditions, identity
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.conditions import Says
 from sentinel.cluster.kubernetes.errors import Conflict
-from sentinel.cluster.kubernetes.events import PER_OBJECT, SERIES_S, About, Events
+from sentinel.cluster.kubernetes.events import PER_OBJECT, REPORTER, SERIES_S, About, Events
 from sentinel.cluster.kubernetes.objects import JOB_POLICIES, Custom
 from sentinel.core.now import Now
 from sentinel.errors import TemporaryError
@@ -35,10 +35,11 @@ class HandClock:
 
 
 def events_of(admin: "Api", name: str) -> list[dict[str, Any]]:
+    """Sentinel's about this object: the controller manager has events of its own about a new node."""
     return [
         one
         for one in admin.items("/apis/events.k8s.io/v1/namespaces/default/events")
-        if one["regarding"]["name"] == name
+        if one["regarding"]["name"] == name and one.get("reportingController") == REPORTER
     ]
 
 

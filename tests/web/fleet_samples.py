@@ -60,7 +60,12 @@ class World:
             ),
         )
         self.fleet = SimpleNamespace(
-            nodes=lambda: self.nodes, records=self.records, paused="", codes=(), codes_problem=""
+            nodes=lambda: self.nodes,
+            records=self.records,
+            records_of=lambda node: [one for one in self.records.values() if one.node == node],
+            paused="",
+            codes=(),
+            codes_problem="",
         )
         self.controller = SimpleNamespace(
             settings=FleetSettings(),

@@ -31,6 +31,7 @@ from sentinel.cluster.kubernetes.picture import node_picture
 from sentinel.cluster.kubernetes.pods import Pods
 from sentinel.cluster.kubernetes.policies import Judge
 from sentinel.cluster.kubernetes.record_conditions import of_quarantine
+from sentinel.cluster.kubernetes.record_index import RecordIndex
 from sentinel.cluster.kubernetes.reflector import Change, Pace, Reflector
 from sentinel.cluster.kubernetes.store import Store, as_new
 from sentinel.core.epochs import Epochs
@@ -100,8 +101,15 @@ class KubernetesFleet:
         )
         self._quarantines = Reflector(client, QUARANTINES, Custom, self._record_changed, clock=clock)
         self._followed = (self._nodes, self._leases, self._pods.followed, self._quarantines)
+        self._index = RecordIndex()
         self._store = Store(
-            client, QUARANTINES, NodeQuarantine, key=lambda one: one.id, epoch=epoch, epochs=epochs
+            client,
+            QUARANTINES,
+            NodeQuarantine,
+            key=lambda one: one.id,
+            epoch=epoch,
+            epochs=epochs,
+            moved=self._index.moved,
         )
         self._events = Events(client, instance, clock)
         self._orders = node_orders(client, epoch, clock, self._order_wrote)
@@ -159,7 +167,10 @@ class KubernetesFleet:
 
     @property
     def records(self) -> Mapping[str, NodeQuarantine]:
-        return {record.id: record for record in self._store.records.values()}
+        return self._index.records
+
+    def records_of(self, node: str) -> Collection[NodeQuarantine]:
+        return self._index.of(node)
 
     def record(self, id: str) -> NodeQuarantine | None:
         return self._store.records.get(("", object_name(id)))
@@ -320,7 +331,7 @@ class KubernetesFleet:
         await self._store.load()
 
     async def claim(self, node: str) -> None:
-        for record in [one for one in self._store.records.values() if one.node == node and one.state.open]:
+        for record in [one for one in self.records_of(node) if one.state.open]:
             await self._store.claim(record)
         await self._fence(node)
 
@@ -401,8 +412,8 @@ class KubernetesFleet:
         if node in self._nodes.objects:
             return Place(NODES, node, node)
         if kind is OrderKind.RELEASE:
-            for one in self._store.records.values():
-                if one.node == node and one.state.open and one.kind.isolates:
+            for one in self.records_of(node):
+                if one.state.open and one.kind.isolates:
                     return Place(QUARANTINES, object_name(one.id), node)
         return None
 

@@ -74,12 +74,14 @@ class Store(Generic[R]):
         epoch: Callable[[], int],
         epochs: Epochs,
         namespace: Callable[[R], str] = lambda _: "",
+        moved: Callable[[R | None, R | None], None] = lambda _before, _after: None,
     ) -> None:
+        """`moved` hears of each change of `records`: what stood in its place before, and after."""
         self.records: dict[tuple[str, str], R] = {}  # (namespace, object's name) -> record
         self.unreadable: dict[tuple[str, str], str] = {}  # and why: never taken for absent
         self._client, self._resource, self._record = client, resource, record
         self._key, self._namespace, self._epoch = key, namespace, epoch
-        self._epochs = epochs
+        self._epochs, self._moved = epochs, moved
         self._known: dict[tuple[str, str], Custom] = {}  # without their specs
         # Their specs as JSON: as dictionaries thousands of them take four times that.
         self._specs: dict[tuple[str, str], bytes] = {}
@@ -97,7 +99,9 @@ class Store(Generic[R]):
             if not page.metadata.get("continue"):
                 break
             query["continue"] = page.metadata["continue"]
-        self._known, self._specs, self.records, self.unreadable = {}, {}, {}, {}
+        for place in [*self.records]:
+            self._put(place, None)
+        self._known, self._specs, self.unreadable = {}, {}, {}
         self._unsure.clear()
         for one in known.values():
             self._take(one)
@@ -274,10 +278,10 @@ class Store(Generic[R]):
             record = sent[1] if same and sent else from_document(self._record, one.spec)
             if self._where(record) != place:  # somebody copied it: a save would go to the other one
                 raise ValueError(f"it says that it is {self._key(record)}")
-            self.records[place] = record
+            self._put(place, record)
             self.unreadable.pop(place, None)
         except (msgspec.ValidationError, ValueError) as error:
-            self.records.pop(place, None)
+            self._put(place, None)
             if self.unreadable.get(place) != str(error):
                 log.warning("record_unreadable", kind=self._resource.plural, record=place[1], why=str(error))
             self.unreadable[place] = str(error)
@@ -287,8 +291,16 @@ class Store(Generic[R]):
         return found
 
     def _forget(self, place: tuple[str, str]) -> None:
-        for kept in (self._known, self._specs, self.records, self.unreadable):
+        self._put(place, None)
+        for kept in (self._known, self._specs, self.unreadable):
             kept.pop(place, None)
+
+    def _put(self, place: tuple[str, str], after: R | None) -> None:
+        before = self.records.pop(place, None) if after is None else self.records.get(place)
+        if after is not None:
+            self.records[place] = after
+        if before is not None or after is not None:
+            self._moved(before, after)
 
     def _where(self, record: R) -> tuple[str, str]:
         return self._namespace(record), object_name(self._key(record))
