@@ -59,17 +59,8 @@ class LogFile:
     info = warning = error = critical = write  # what structlog calls
 
 
-class Nowhere:
-    def write(self, line: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    info = warning = error = critical = write
-
-
-_to: LogFile | Nowhere = Nowhere()
+_NOWHERE = Path(os.devnull)
+_to = LogFile(_NOWHERE)
 
 
 def configure(path: Path | None) -> None:
@@ -80,7 +71,7 @@ def configure(path: Path | None) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _to.close()
-    _to = Nowhere() if path is None else LogFile(path)
+    _to = LogFile(path or _NOWHERE)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

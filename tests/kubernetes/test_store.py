@@ -278,6 +278,7 @@ def test_the_index_of_records_is_what_the_store_has_in_the_order_of_its_list(
         assert same(first.node, changed)
         await store.delete(changed)
         assert same(first.node)
+        admin.delete(path_of(third))
 
     with_store(controller, epoch, test)
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import secrets
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +15,7 @@ from sentinel.cluster.kubernetes.nodes import read
 from sentinel.cluster.kubernetes.objects import NODES, FullMeta
 from sentinel.cluster.kubernetes.orders import ANSWER, ORDER, Place, node_orders
 from sentinel.cluster.kubernetes.pause import Pause
-from sentinel.core.fleet_model import OrderKind
+from sentinel.core.fleet_model import Order, OrderKind
 from tests.kubernetes.conftest import NAMESPACE, PAUSE, run
 from tests.waits import eventually
 
@@ -52,6 +53,22 @@ class Leader:
         self.orders.observe(self.place, node.metadata)
         return self.orders.standing
 
+    async def take(self) -> None:
+        await again(lambda: self.orders.take(self.place))
+
+    async def answer(self, order: Order, *, done: bool, sentence: str) -> None:
+        await again(lambda: self.orders.answer(order, done=done, sentence=sentence))
+
+
+async def again(write: Callable[[], Awaitable[None]]) -> None:
+    """What somebody changed meanwhile, such as Kubernetes' own controllers a new node, is tried anew."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await write()
+            except Conflict:
+                await asyncio.sleep(0.05)
+
 
 def test_whoever_leads_next_knows_an_order_by_the_same_id(
     admin: "Api", controller: str, epoch: int, name: str
@@ -62,23 +79,23 @@ def test_whoever_leads_next_knows_an_order_by_the_same_id(
             annotate(admin, name, hold="a look", release="")
             assert await first.look() == ()
             assert first.orders.asking == (first.place,)
-            await first.orders.take(first.place)
+            await first.take()
             (order,) = first.orders.standing
             assert (order.kind, order.node, order.why) == (OrderKind.RELEASE, name, "")
             assert order.by.startswith("a person")
             assert first.orders.asking == (), "one after the other"
 
             assert await second.look() == (order,)
-            await second.orders.take(second.place)
+            await second.take()
             assert await second.look() == (order,)
-            await second.orders.answer(order, done=True, sentence="It was done.")
+            await second.answer(order, done=True, sentence="It was done.")
             assert json.loads(notes(admin, name)[ANSWER])["sentence"] == "It was done."
             assert ORDER not in notes(admin, name)
 
-            await first.orders.answer(order, done=False, sentence="Too late.")
+            await first.answer(order, done=False, sentence="Too late.")
             assert json.loads(notes(admin, name)[ANSWER])["sentence"] == "It was done."
             assert first.orders.asking == (first.place,), "now the other one"
-            await first.orders.take(first.place)
+            await first.take()
             (order,) = first.orders.standing
             assert (order.kind, order.why) == (OrderKind.HOLD, "a look")
 
@@ -93,11 +110,11 @@ def test_who_leads_no_more_takes_and_answers_nothing(
             leader, late = Leader(client, epoch, name), Leader(client, epoch - 1, name)
             annotate(admin, name, hold="x")
             await leader.look()
-            await leader.orders.take(leader.place)
+            await leader.take()
             (order,) = await late.look()
             with pytest.raises(NotLeading):
                 await late.orders.answer(order, done=True, sentence="late")
-            await leader.orders.answer(order, done=True, sentence="in time")
+            await leader.answer(order, done=True, sentence="in time")
             annotate(admin, name, hold="again")
             await late.look()
             with pytest.raises(NotLeading):
@@ -125,7 +142,7 @@ def test_what_a_person_wrote_is_taken_as_it_is_and_what_the_command_line_wrote_a
             leader = Leader(client, epoch, name)
             annotate(admin, name, confirm_dead=value)
             await leader.look()
-            await leader.orders.take(leader.place)
+            await leader.take()
             (order,) = leader.orders.standing
             assert order.why == why
             assert order.by.startswith(by)
@@ -144,10 +161,10 @@ def test_what_stands_under_the_orders_name_and_is_none_is_replaced_by_the_next_o
             assert leader.orders.asking == ()
             annotate(admin, name, hold="x")
             await leader.look()
-            await leader.orders.take(leader.place)
+            await leader.take()
             assert len(leader.orders.standing) == 1
             admin.delete(f"/api/v1/nodes/{name}")
-            await leader.orders.answer(leader.orders.standing[0], done=True, sentence="gone")
+            await leader.answer(leader.orders.standing[0], done=True, sentence="gone")
             assert leader.orders.standing == ()
 
     run(test())
