@@ -39,6 +39,8 @@ from sentinel.recording import Recorder
 from sentinel.settings import Settings
 from sentinel.transport.auth import Authenticator
 from sentinel.transport.certs import Certificates, Conflict
+from sentinel.transport.limits import Limits
+from sentinel.transport.open_files import fitting, raise_limit
 from sentinel.transport.server import Server
 from sentinel.transport.wire import Alive, Arrived
 from sentinel.troubles import Troubles
@@ -132,6 +134,7 @@ class Controlling:
             lambda node: self._server.orders_changed(node),
         )
         place = Place(name=self._namespace, cluster=issuer)
+        files = raise_limit(Limits())
         self._mail = NodeNotifier(
             self._settings,
             self._controller.to_tell,
@@ -154,6 +157,7 @@ class Controlling:
             newer=self._newer,
             orders=self._jobs.orders,
             uid_of=self._fleet.uid_of,
+            limits=fitting(Limits(), files),
             version=sentinel.__version__,
         )
         try:
@@ -183,6 +187,7 @@ class Controlling:
             self._mail,
             self._jobs,
             PageOrders(client, self._fleet, self._namespace, lambda: self._election.leading),
+            files,
         )
         self._say(f"serves agents on port {port}, as {address}; {_modes(allowed)}")
         services: dict[str, Callable[[], Awaitable[None]]] = {

@@ -21,6 +21,7 @@ from sentinel.fleet_controller import FleetController
 from sentinel.fleet_troubles import NOT_READY
 from sentinel.metrics import Metrics
 from sentinel.transport.certs import Certificates
+from sentinel.transport.open_files import too_few
 from sentinel.transport.server import Server
 from sentinel.web.server import Asked, Place, Route, Told, serve_routes
 
@@ -44,6 +45,7 @@ class Parts(Struct, frozen=True):
     mail: NodeNotifier
     jobs: LeadingJobs
     orders: PageOrders
+    files: int  # that may be open at once
 
 
 class Pages:
@@ -66,7 +68,7 @@ class Pages:
             Route("/healthz", lambda: _told(self.problems())),
             Route("/readyz", lambda: _told(self.missing())),
         )
-        site = FleetSite(lambda: self.parts, self.missing, self._clock)
+        site = FleetSite(lambda: self.parts, self._shown, self._clock)
         places = [*site.places(), *self._orders()]
         said = ""
         while True:
@@ -111,7 +113,7 @@ class Pages:
     def _numbers(self) -> Answer:
         metrics = self._metrics
         metrics.loop_lag(self.health.lag_s(self.health.now_s()))
-        metrics.degraded(len(self.missing()))
+        metrics.degraded(len(self.troubles()))
         parts = self.parts
         if parts is not None:
             leads = parts.election.leading
@@ -148,7 +150,7 @@ class Pages:
 
     def troubles(self) -> dict[str, str]:
         """By name: what is missing, and of the leader also what it cannot do."""
-        return self._missing() | self._of_leader()
+        return self._missing() | self._of_leader() | self._of_files()
 
     def _missing(self) -> dict[str, str]:
         if self.parts is None:
@@ -163,6 +165,16 @@ class Pages:
         elif not election.leader.identity:
             found["leader"] = "nobody leads"
         return found
+
+    def _shown(self) -> list[str]:
+        """On the page. What cannot be read of people's words about codes stands among its notes."""
+        return [text for name, text in self.troubles().items() if name != "codes"]
+
+    def _of_files(self) -> dict[str, str]:
+        if self.parts is None:
+            return {}
+        text = too_few(self.parts.server.limits, self.parts.files, len(self.parts.fleet.nodes()))
+        return {"open files": text} if text else {}
 
     def _of_leader(self) -> dict[str, str]:
         leads = self.parts is not None and self.parts.election.leading

@@ -41,7 +41,7 @@ from sentinel.transport.wire import (
 
 log = structlog.get_logger(__name__)
 
-BACKLOG = 1024
+BACKLOG = 1024  # connections that wait in the kernel
 LOG_LINES_PER_S = 2.0
 LOG_LINES_BURST = 50.0
 SAID_EVERY_S = 60.0  # a node that is refused again and again is named so often in the log
@@ -101,8 +101,11 @@ class Server:
         """Listen, and return the port. Raises OSError."""
         self._loop = asyncio.get_running_loop()
         self._listener = await self._loop.create_server(
-            lambda: Connection(self, self._loop), host, port, backlog=BACKLOG
+            lambda: Connection(self, self._loop), host, port, backlog=self.limits.accepts
         )
+        for listening in self._listener.sockets:
+            with listening.dup() as same:
+                same.listen(BACKLOG)  # which is one number with `accepts` for asyncio
         self._sweeping = self._loop.create_task(self._sweep())
         bound: int = self._listener.sockets[0].getsockname()[1]
         return bound

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.agent_node import Node
-from tests.e2e.box import Box, Running
+from tests.e2e.box import SENTINEL, Box, Running
 from tests.kubernetes.conftest import LEADER, NAMESPACE, NODES, QUARANTINES, kubeconfig
 from tests.kubernetes.proxy import Proxy
 from tests.waits import until
@@ -32,6 +32,7 @@ class Fleet:
         self.kubeconfig = kubeconfig(tmp_path / "kubeconfig", plane.url, token, plane.identities.ca)
         self.ports: dict[int, int] = {}
         self.settings: dict[str, Any] = {"listen": ""}  # of the next controller
+        self.before: tuple[str, ...] = ()  # what starts it
 
     def controller(self, name: str, *options: str) -> Running:
         self.box.env |= {"POD_NAME": name, "POD_IP": "127.0.0.1"}
@@ -42,7 +43,7 @@ class Fleet:
         fleet = {"causeNodes": 100_000, **self.settings.get("fleet", {})}
         state = {"stateDir": str(self.folder / name)}
         settings.write_text(json.dumps({**head, **state, **self.settings, "fleet": fleet}))
-        running = self.box.start(*words, "--settings", str(settings))
+        running = self.box.start_words(*self.before, SENTINEL, *words, "--settings", str(settings))
         running.said("serves agents on port")
         self.ports[running.pid] = int(running.err.partition("on port ")[2].partition(",")[0])
         return running

@@ -1,7 +1,10 @@
 """`sentinel controller` and `sentinel agent` at a real API server, with the identities that `deploy/` ships."""
 
+import contextlib
 import os
 import signal
+import socket
+from pathlib import Path
 
 import pytest
 
@@ -361,3 +364,27 @@ def test_pods_of_a_silent_node_go_when_the_fencing_program_has_powered_it_off_an
     rounds = list(Replay().run(entries([str(fleet.folder / "fencing" / "recording")])))
     assert all(each.decided == each.recorded for each in rounds)
     assert sum(one.reason.value == "Fencing" for each in rounds for one in each.decided) == 2
+
+
+def test_with_few_open_files_the_api_server_is_reached_and_too_many_nodes_are_told_of(fleet: Fleet) -> None:
+    fleet.before = ("prlimit", "--nofile=64:256")
+    for number in range(128):
+        fleet.plane.node(f"fleet-many-{number}")
+    controller = fleet.controller("few")
+    assert "256 " in next(
+        line
+        for line in Path(f"/proc/{controller.pid}/limits").read_text().split("\n")
+        if "open files" in line
+    )
+    controller.said("leads, epoch")
+    node = fleet.agent("fleet-few", controller)
+    controller.said("at most 128 agents are served at once, for ")
+    with contextlib.ExitStack() as strangers:
+        for _ in range(500):
+            address = ("127.0.0.1", fleet.ports[controller.pid])
+            with contextlib.suppress(OSError):  # hung up on at once
+                strangers.enter_context(socket.create_connection(address, timeout=60))
+        node.machine.log(XID_79)
+        fleet.until(lambda: fleet.isolated("fleet-few"))
+    assert "leads no more" not in controller.err
+    assert "Traceback" not in controller.err
