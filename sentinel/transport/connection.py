@@ -8,7 +8,7 @@ its body is read; while a request is with the controller nothing more is read.
 import asyncio
 import ssl
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from sentinel.transport import http11
 from sentinel.transport.http11 import BadHead, Request
@@ -77,8 +77,7 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------ the transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # which uvloop's is not by its class
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if peer else ""
         self._tls: ssl.SSLObject | None = None  # made when something comes: who only connects costs little
