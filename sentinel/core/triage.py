@@ -5,7 +5,6 @@ memory); the earliest root among log lines and deaths by signal; what symptoms h
 known. Lines that only tell of others' deaths (cascades) never win over a root.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import structs
@@ -27,6 +26,7 @@ from sentinel.core.triage_case import (
 )
 from sentinel.core.triage_disk import by_full_disk, by_hanging_mount, named_disk, named_mount
 from sentinel.core.triage_gpu import bears, by_hardware, by_program_or_gpu, overrides, rank_of
+from sentinel.core.triage_launcher import by_silent_end, killed_for_memory, named_inner
 from sentinel.core.triage_node import by_network, by_node, by_stuck_process, named_network
 from sentinel.core.triage_past import weigh_past
 from sentinel.core.triage_rows import AGREED, FailureClass, Row
@@ -103,9 +103,9 @@ def _explain(case: Case) -> Why:
     if node := by_node(case, root):
         return node
     if root is not None:
-        return _killed_worker(root, case) or named_network(named_disk(root, case), case)
+        return killed_for_memory(root, case) or named_network(named_disk(root, case), case)
     if case.lost:
-        why = by_program_or_gpu(case) or _by_symptoms(case) or _by_exit(case)
+        why = by_program_or_gpu(case) or by_silent_end(case) or _by_symptoms(case) or _by_exit(case)
         return named_network(named_mount(why, case), case)
     if case.signal is not None:
         if case.symptom is Symptom.HANG:
@@ -126,7 +126,7 @@ def _earliest_root(case: Case) -> Why | None:
     for exit_ in case.lost:
         if exit_.oom_killed or _named_by_oom(exit_, case):
             return Why(cls=case.failures["host-oom"], rank=exit_.rank)
-    rows = [row for row in _roots(case) if not _torn_down(row, case)]
+    rows = [row for row in _roots(case) if not _torn_down(row, case) and not _by_us(row, case)]
     deaths = [
         (_told_s(e), e.rank, cls)
         for e in case.lost
@@ -141,11 +141,12 @@ def _earliest_root(case: Case) -> Why | None:
     first_row = rows[0] if rows else None
     first_death = deaths[0] if deaths else None
     if first_row and (first_death is None or _at(first_row, case) <= first_death[0]):
-        return Why(
+        why = Why(
             cls=first_row.cls,
             rank=first_row.match.rank,
             entity=_entity_if_unclear(first_row.cls, first_row.match.rank, case),
         )
+        return named_inner(why, first_row, case)
     if first_death is not None:
         _, rank, cls = first_death
         if full := by_full_disk(case, rank):
@@ -169,6 +170,13 @@ def _torn_down(row: Row, case: Case) -> bool:
     return exit_ is not None and bool(exit_.failure) and row.match.at_s >= _told_s(exit_)
 
 
+def _by_us(row: Row, case: Case) -> bool:
+    """A SIGTERM of which a rank tells that has not failed by itself, after another one had: Sentinel's."""
+    if row.cls.id != "terminated" or case.exit_of(row.match.rank) is not None:
+        return False
+    return not case.lost or row.match.at_s >= case.lost[0].at_s
+
+
 def _tidied(exit_: RankExit, case: Case) -> bool:
     """Its pod was deleted after another rank had ended by itself: an operator, or a person, clears up."""
     if exit_.failure != "pod-deleted":
@@ -187,20 +195,6 @@ def _named_by_oom(exit_: RankExit, case: Case) -> bool:
     pid = case.pids.get(exit_.rank)
     codes = case.failures["host-oom"].codes
     return pid is not None and any(f.pid == pid and f.code in codes for f in case.findings)
-
-
-def _killed_worker(why: Why, case: Case) -> Why | None:
-    """A data loader that died because the kernel killed its worker for memory: its line names that pid."""
-    if why.cls.id != "dataloader":
-        return None
-    told = " ".join(row.match.line for row in case.rows if row.match.rank == why.rank and row.cls is why.cls)
-    pids = set(re.findall(r"\d+", told))
-    cls = case.failures["host-oom"]
-    for finding in case.findings:
-        if finding.pid is not None and str(finding.pid) in pids and finding.code in cls.codes:
-            clause = finding_clause(finding, "")
-            return structs.replace(why, cls=cls, finding=finding, code=finding.code, clause=clause)
-    return None
 
 
 def _roots(case: Case) -> list[Row]:
@@ -222,10 +216,10 @@ def _better_said(generic: Row, own: Sequence[Row]) -> bool:
     place = own.index(generic)
     for k, row in enumerate(own):
         later_s = row.match.at_s - generic.match.at_s
+        if row.match.line == generic.match.line and (row.cls.role != "generic" or _says_more(row, generic)):
+            return True
         if row.cls.role == "generic":
             continue
-        if row.match.line == generic.match.line:
-            return True
         if row.cls.role == "root" and abs(later_s) <= MOMENT_S:
             return True
         if k < place and -later_s <= TEARDOWN_S:  # it had a reason to raise
@@ -233,6 +227,11 @@ def _better_said(generic: Row, own: Sequence[Row]) -> bool:
         if k > place and header and later_s <= MOMENT_S:  # the traceback ends in that line
             return True
     return False
+
+
+def _says_more(one: Row, other: Row) -> bool:
+    """Of two generic classes of one line: which names more than that something was raised?"""
+    return one.cls.restart is Restartable.NO and other.cls.restart is not Restartable.NO
 
 
 def _class_of_death(exit_: RankExit, failures: Mapping[str, FailureClass]) -> FailureClass | None:
@@ -293,7 +292,7 @@ def _silent_rank(case: Case, first: Row, complaining: set[int]) -> Why:
     if len(least) == 1 and len(known) > 1:
         note = f"It stopped at iteration {known[least[0]]}, the others came further."
         return Why(cls=first.cls, rank=least[0], note=note)
-    return Why(cls=first.cls, rank=first.match.rank)
+    return named_inner(Why(cls=first.cls, rank=first.match.rank), first, case)
 
 
 def _step(case: Case, rank: int) -> float:
@@ -309,7 +308,7 @@ def _by_exit(case: Case, exit_: RankExit | None = None) -> Why:
     """Nothing but the exit status of the rank that was lost first."""
     if exit_ is None:
         if all(_terminated(e) for e in case.lost):
-            return Why(cls=case.failures["preempted"], rank=case.lost[0].rank if case.size == 1 else None)
+            return Why(cls=case.failures["terminated"], rank=case.lost[0].rank if case.size == 1 else None)
         # SIGTERM beside another end is some launcher's teardown.
         exit_ = next(e for e in case.lost if not _terminated(e))
     if full := by_full_disk(case, exit_.rank):

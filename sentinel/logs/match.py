@@ -215,6 +215,11 @@ class LinePattern:
     def matches(self, line: bytes) -> bool:
         return self.regex.search(line) is not None
 
+    def cut_from(self, line: bytes) -> bytes:
+        """The line without what matches."""
+        rest: bytes = self.regex.sub(b"", line)
+        return rest
+
     def lines(self, chunk: bytes, start: int = 0) -> Iterator[tuple[int, int]]:
         """Bounds of every line of `chunk` that matches and does not end before `start`."""
         if self._literal:

@@ -19,7 +19,7 @@ class RuleRow(LogRule, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
 
 
 class IgnoreRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line that matches is advice, not a failure: no rule is applied to it."""
+    """What matches is advice, not a failure: rules look at the rest of its line."""
 
     id: str
     pattern: str
@@ -60,8 +60,13 @@ class RuleSet:
         return rules, [self.formats[index] for index in sorted(formats)]
 
     def ignored(self, line: bytes, rule: int) -> bool:
-        """Is `line` only advice to rule number `rule`?"""
-        return rule not in self._owned and any(pattern.matches(line) for pattern in self.ignores)
+        """Is what rule number `rule` found in `line` only advice?"""
+        if rule in self._owned:
+            return False
+        rest = line
+        for pattern in self.ignores:
+            rest = pattern.cut_from(rest)
+        return rest != line and not self.patterns[rule].matches(rest)
 
 
 def _quoted_xids() -> Iterable[LogRule]:

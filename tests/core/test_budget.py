@@ -307,3 +307,17 @@ def test_the_run_clock_stands_while_the_job_waits_and_counts_over_incarnations()
     assert (queued.state, queued.run_s, queued.started_mono_s) == ("queued", 150.0, None)
     later = Now(NOW.mono_s + 500, NOW.wall_s + 500)
     assert queued.run_time_s(later) == 150.0
+
+
+def test_restarts_of_any_cost_have_a_limit_within_an_hour_and_the_next_one_waits() -> None:
+    free = [
+        structs.replace(failed(n, ago_s=3000.0 - n), budget=Budget.FREE) for n in range(budget.HOURLY_LIMIT)
+    ]
+    plan = plan_after_stop(job(failures=tuple(free[1:])), of("pod-preempted"), 90, NOW)
+    assert (plan.restart, plan.delay_s) == (True, 0.0)
+    plan = plan_after_stop(job(failures=tuple(free)), of("pod-preempted"), 90, NOW)
+    assert plan.restart
+    assert plan.delay_s == pytest.approx(600.0)
+    assert "in 600 s: it did 12 times within the hour, which is the limit" in plan.sentence
+    set_back = [structs.replace(one, wall_s=NOW.wall_s + 7200.0) for one in free]
+    assert plan_after_stop(job(failures=tuple(set_back)), of("pod-preempted"), 90, NOW).delay_s == 0.0

@@ -408,8 +408,10 @@ def test_the_kernels_memory_killer_is_believed_by_pid() -> None:
     [
         ({"signal": 9}, "killed", Cause.NODE, Budget.INFRASTRUCTURE, Restartable.YES),
         ({"code": 137}, "killed", Cause.NODE, Budget.INFRASTRUCTURE, Restartable.YES),
-        ({"signal": 15}, "preempted", Cause.PREEMPTION, Budget.FREE, Restartable.YES),
-        ({"code": 143}, "preempted", Cause.PREEMPTION, Budget.FREE, Restartable.YES),
+        ({"signal": 15}, "terminated", Cause.UNKNOWN, Budget.INFRASTRUCTURE, Restartable.YES),
+        ({"code": 143}, "terminated", Cause.UNKNOWN, Budget.INFRASTRUCTURE, Restartable.YES),
+        ({"signal": 2}, "interrupted", Cause.UNKNOWN, Budget.JOB, Restartable.NO),
+        ({"code": 130}, "interrupted", Cause.UNKNOWN, Budget.JOB, Restartable.NO),
         ({"signal": 11}, "segfault", Cause.UNKNOWN, Budget.JOB, Restartable.ONCE),
         ({"signal": 7}, "segfault", Cause.UNKNOWN, Budget.JOB, Restartable.ONCE),
         ({"code": 139}, "segfault", Cause.UNKNOWN, Budget.JOB, Restartable.ONCE),
@@ -448,6 +450,38 @@ def test_ranks_that_we_stopped_and_ranks_that_ended_well_are_not_lost() -> None:
 def test_sigterm_beside_another_end_is_a_launchers_teardown() -> None:
     v = verdict([ended(0, 1990.0, signal=15), ended(1, 1990.1, code=1), ended(2, 1990.2, signal=15)])
     assert (v.rank, v.failure) == (1, "unknown")
+
+
+def test_what_sentinel_stopped_is_no_evidence_of_anybody_elses_sigterm() -> None:
+    said = line("terminated", 1, 2000.5, "SignalException: Process 7 got signal: 15")
+    v = verdict([ended(0), ended(1, 2000.6, stopped_by_us=True)], [said])
+    assert (v.rank, v.failure, v.budget) == (0, "unknown", Budget.JOB)
+    v = verdict([ended(0)], [said])
+    assert (v.rank, v.failure) == (0, "unknown"), "its exit is not known yet"
+    v = verdict([ended(0), ended(1)], [msgspec.structs.replace(said, at_s=1998.0)])
+    assert (v.rank, v.failure, v.budget) == (1, "terminated", Budget.INFRASTRUCTURE), "it ended by itself"
+
+
+def test_a_hung_rank_that_says_it_was_told_to_end_hung_all_the_same() -> None:
+    v = verdict([], [line("terminated", 1, 1999.9)], signal=timing(Symptom.HANG))
+    assert v.failure == "hang"
+
+
+def test_only_positive_evidence_makes_a_preemption_that_costs_nothing() -> None:
+    v = verdict([ended(0, signal=15)], [line("preempted", 0)], size=1)
+    assert (v.failure, v.cause, v.budget) == ("preempted", Cause.PREEMPTION, Budget.FREE)
+
+
+def test_an_exception_that_no_rule_names_is_tried_again_and_an_error_of_the_program_is_not() -> None:
+    said = "AttributeError: 'NoneType' object has no attribute 'x'"
+    for order in (1, -1):
+        both = [line("exception", 0, text=said), line("user-exception", 0, text=said)][::order]
+        v = verdict([ended(0)], both)
+        assert (v.failure, v.restart) == ("user-exception", Restartable.NO)
+    v = verdict([ended(0)], [line("exception", 0, text="RuntimeError: odd")])
+    assert (v.failure, v.cause, v.restart, v.entity) == ("exception", Cause.UNKNOWN, Restartable.YES, "")
+    standing = sampled(Severity.DEGRADED, 0, age_s=86_400)
+    assert verdict([ended(0)], [line("exception", 0)], [standing]).failure == "exception"
 
 
 def test_what_a_killed_rank_had_printed_before_is_not_its_end() -> None:
@@ -531,7 +565,7 @@ def test_a_full_disk_does_not_explain_ends_that_explain_themselves(how: dict[str
 
 def test_a_full_disk_does_not_explain_what_a_rank_says_better_nor_a_preemption() -> None:
     assert verdict([ended(0)], [line("cuda-oom", 0)], [disk()]).failure == "cuda-oom"
-    assert verdict([ended(0, signal=15)], findings=[disk()]).failure == "preempted"
+    assert verdict([ended(0, signal=15)], findings=[disk()]).failure == "terminated"
     assert verdict([ended(3)], findings=[disk(), xid(79, 3)]).failure == "gpu-hardware"
 
 
@@ -688,7 +722,7 @@ def test_broken_memory_explains_an_end_that_could_be_anything_and_no_other() -> 
     for failure in ("import-error", "cuda-oom", "storage-full"):
         assert verdict([ended(5)], [line(failure, 5)], [broken_memory()]).failure == failure
     assert (
-        verdict([ended(rank, signal=15) for rank in range(8)], [], [broken_memory()]).failure == "preempted"
+        verdict([ended(rank, signal=15) for rank in range(8)], [], [broken_memory()]).failure == "terminated"
     )
     old = msgspec.structs.replace(broken_memory(), seen_mono_s=10.0)
     assert verdict([ended(5, signal=11)], [], [old]).failure == "segfault"
@@ -935,3 +969,33 @@ def test_whatever_comes_there_is_one_readable_verdict(
     cascade = CLASSES[v.failure].role == "cascade"
     hard = any(e.oom_killed or e.signal in (9, 11) for e in lost)
     assert not (cascade and hard), "a cascade never wins over a death that explains itself"
+
+
+def test_an_abort_by_the_watchdog_of_nccl_is_its_timeout_and_names_who_was_missing() -> None:
+    """The lines are in the order of PyTorch's ProcessGroupNCCL; that of `terminate` names no class of its own."""
+    matches = []
+    for rank in (0, 1, 2):
+        matches += [
+            line(
+                "nccl-timeout",
+                rank,
+                1995.0,
+                "Watchdog caught collective operation timeout: WorkNCCL(",
+            ),
+            line(
+                "nccl-abort",
+                rank,
+                1996.0,
+                "To avoid data inconsistency, we are taking the entire process down.",
+            ),
+            line(
+                "nccl-abort",
+                rank,
+                1996.1,
+                "  what():  Process group watchdog thread terminated with exception: ",
+            ),
+        ]
+    exits = [ended(rank, 1997.0, signal=6) for rank in (0, 1, 2)]
+    v = verdict(exits, matches, size=4)
+    assert (v.failure, v.rank, v.restart) == ("nccl-timeout", 3, Restartable.YES)
+    assert "it did not join a collective operation" in v.sentence

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,3 +199,39 @@ def test_a_job_that_is_not_elastic_is_kept_running_where_no_gpu_is_free(box: Box
     assert box.noted("signals") == []
     job.send(signal.SIGINT)
     assert job.code() == 130
+
+
+# It ends as torchrun does when it is told to.
+LAUNCHER = """
+import os, signal, sys, time
+
+class SignalException(Exception):
+    pass
+
+def told(number, frame):
+    raise SignalException(f"Process {os.getpid()} got signal: {number}")
+
+signal.signal(signal.SIGTERM, told)
+for step in range(5):
+    print("this iteration hardware time is 10.5 and e2e time is 20.5 ms.", flush=True)
+if os.environ["RANK"] == "0":
+    sys.exit(1)
+time.sleep(600)
+"""
+
+
+def test_a_launcher_that_sentinel_stopped_beside_one_that_failed_makes_no_restart_without_end(
+    box: Box,
+) -> None:
+    job = box.run(
+        sys.executable,
+        "-c",
+        LAUNCHER,
+        policy=box.policy(restart={"maxRestarts": 10}),
+        options=("--nproc", "2"),
+    )
+    assert job.code() == 1
+    told = until(lambda: re.search(r"job ended: error \(NoProgress\): .*", job.err)).group()  # type: ignore[union-attr]
+    assert "it failed 3 times at step 5 with no newer checkpoint" in told
+    assert "free of cost" not in job.err
+    assert "SIGTERM" not in job.err.partition("job ended")[0]

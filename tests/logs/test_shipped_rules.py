@@ -55,6 +55,15 @@ def test_advice_is_no_failure(rule: str, line: str, shipped: RuleSet, tmp_path: 
     assert matched(shipped, tmp_path / "log", line) == set()
 
 
+def test_advice_on_the_line_of_an_error_hides_no_error(shipped: RuleSet, tmp_path: Path) -> None:
+    line = (
+        "RuntimeError: CUDA error: an illegal memory access was encountered CUDA kernel errors might be asynchronously "
+        "reported at some other API call, so the stacktrace below might be incorrect. For debugging consider passing "
+        "CUDA_LAUNCH_BLOCKING=1."
+    )
+    assert "illegal-access" in matched(shipped, tmp_path / "log", line)
+
+
 def test_patterns_are_valid_and_every_rule_names_its_source(shipped: RuleSet) -> None:
     for rule in shipped.rules:
         assert check_pattern(rule.pattern) is None, rule.id

@@ -1,0 +1,106 @@
+"""Logs of real launchers whose process was lost, from the line to the verdict.
+
+`launchers/` was printed by torch 2.15.0 (CPU, gloo), accelerate 1.15.0 and this program, with two processes each (that
+of accelerate is `os.kill(os.getpid(), 9)` alone); folders were renamed. Process 1 ends at its fifth step by SIGKILL,
+SIGSEGV, `os._exit`, an exception or a name that is not defined.
+
+    dist.init_process_group("gloo")
+    for step in range(1, 100):
+        dist.all_reduce(torch.ones(4))
+        print("this iteration hardware time is 10.5 and e2e time is 20.5 ms.", flush=True)
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sentinel.core.health import Component, Finding, Severity
+from sentinel.core.model import Budget, Restartable, Verdict
+from sentinel.core.now import Now
+from sentinel.core.reports import RankExit
+from sentinel.core.triage import triage
+from sentinel.failures import failure_classes
+from sentinel.logs.reader import RankLog
+from sentinel.logs.ruleset import RuleSet
+
+HERE = Path(__file__).parent
+NOW = Now(mono_s=100.0, wall_s=1_764_000_000.0)
+
+
+def verdict(log: Path, rules: RuleSet, tmp_path: Path, findings: tuple[Finding, ...] = ()) -> Verdict:
+    """Of a job that is this launcher, which ended with exit code 1, as all of them do."""
+    copied = Path(shutil.copy(log, tmp_path / "rank-0.log"))
+    batch = RankLog(copied, rules, rank=0, incarnation=1).poll(NOW)
+    assert len(batch.iterations) >= 5
+    return of(batch.matches, findings)
+
+
+def of(matches: list, findings: tuple[Finding, ...] = ()) -> Verdict:  # type: ignore[type-arg]
+    return triage(
+        job="j",
+        size=1,
+        exits=[RankExit(rank=0, incarnation=1, at_s=NOW.mono_s, code=1)],
+        matches=matches,
+        findings=findings,
+        signal=None,
+        last_steps={0: 5},
+        rank_entities={},
+        rank_pids={0: 4000},
+        failures=failure_classes(),
+        history=(),
+        now=NOW,
+    )
+
+
+@pytest.mark.parametrize(
+    ("log", "failure", "restart", "budget"),
+    [
+        ("torchrun-killed", "killed", Restartable.YES, Budget.INFRASTRUCTURE),
+        ("torchrun-crashed", "segfault", Restartable.ONCE, Budget.JOB),
+        ("torchrun-exit-3", "rank-exit", Restartable.YES, Budget.JOB),
+        ("torchrun-exception", "exception", Restartable.YES, Budget.JOB),
+        ("torchrun-name-error", "user-exception", Restartable.NO, Budget.JOB),
+        ("spawn-killed", "killed", Restartable.YES, Budget.INFRASTRUCTURE),
+        ("spawn-crashed", "segfault", Restartable.ONCE, Budget.JOB),
+        ("spawn-exit-1", "rank-exit", Restartable.YES, Budget.JOB),
+        ("spawn-exception", "exception", Restartable.YES, Budget.JOB),
+    ],
+)
+def test_what_ended_a_process_of_a_launcher_is_the_verdict_and_the_process_is_named(
+    log: str, failure: str, restart: Restartable, budget: Budget, shipped: RuleSet, tmp_path: Path
+) -> None:
+    v = verdict(HERE / f"launchers/{log}.log", shipped, tmp_path)
+    assert (v.failure, v.restart, v.budget) == (failure, restart, budget), v
+    if log != "spawn-exception":  # which says it in a line before its last
+        assert "rank 1 of those that a launcher had started" in v.sentence, v
+
+
+def test_a_single_process_of_accelerate_that_was_killed_is_no_error_of_its_program(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    log = shutil.copy(HERE / "launchers/accelerate-killed.log", tmp_path / "rank-0.log")
+    v = of(RankLog(Path(log), shipped, rank=0, incarnation=1).poll(NOW).matches)
+    assert (v.failure, v.restart) == ("killed", Restartable.YES)
+
+
+def test_a_process_that_the_kernel_killed_for_memory_is_known_by_the_pid_that_torchrun_names(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    log = HERE / "launchers/torchrun-killed.log"
+    pid = int(log.read_text().partition("local_rank: 1 (pid: ")[2].partition(")")[0])
+    oom = Finding(
+        check="kernel",
+        component=Component.SYSTEM,
+        entity="host",
+        code="oom-kill",
+        severity=Severity.WARNING,
+        action="",
+        summary=f"Out of memory: Killed process {pid} (python3)",
+        evidence=(),
+        event=True,
+        pid=pid,
+        first_seen_wall_s=NOW.wall_s - 1.0,
+        seen_mono_s=NOW.mono_s - 1.0,
+    )
+    assert verdict(log, shipped, tmp_path, (oom,)).failure == "host-oom"
