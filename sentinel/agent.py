@@ -58,7 +58,7 @@ class _Followed:
         self.rank = process.rank
         self.reader = reader
         self.last_told: tuple[bool, str] | None = None
-        self.heard_s = now.mono_s
+        self.heard_s = self.alive_s = now.mono_s
         self.silent_s = SILENT_S
         self.saved: bytes = b""
         self.ended = False
@@ -212,9 +212,12 @@ class Agent:
         for match in batch.matches:
             matches.append(msgspec.structs.replace(match, job=followed.job))
         told = (batch.caught_up, batch.problem)
-        if iterations or told != followed.last_told:
+        gets_on = batch.alive and now.mono_s - max(followed.alive_s, followed.heard_s) >= followed.silent_s
+        if iterations or gets_on or told != followed.last_told:
             if iterations:
                 followed.heard_s = now.mono_s
+            if batch.alive:
+                followed.alive_s = now.mono_s
             followed.last_told = told
             report = RankReport(
                 job=followed.job,
@@ -225,6 +228,7 @@ class Agent:
                 again=again,
                 caught_up=batch.caught_up,
                 log_problem=batch.problem,
+                alive_s=now.mono_s if batch.alive else None,
             )
             if iterations:
                 self._metrics.rank(report)

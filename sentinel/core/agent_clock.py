@@ -56,6 +56,8 @@ def moved(report: Report, by_s: float) -> Report:
 
 
 def _rank(one: RankReport, by_s: float) -> RankReport:
+    if one.alive_s is not None:
+        one = structs.replace(one, alive_s=one.alive_s + by_s)
     if not one.iterations:
         return one
     iterations = [structs.replace(each, at_s=each.at_s + by_s) for each in one.iterations]

@@ -84,6 +84,9 @@ class RankReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     again: bool = False  # some may have been told already: those up to the number that is known count no more
     caught_up: bool = True  # the log was read to its end: only then may silence mean a hang
     log_problem: str = ""  # "vanished", "truncated": a degraded mode named in status
+    alive_s: float | None = (
+        None  # when it told, without an iteration, that the program gets on (clock of `at_s`)
+    )
     state: str = ""  # of the process, as in /proc/PID/stat, when it was looked at
     io_bytes: int | None = None  # read and written so far by the rank and its helpers
     restarts: int = 0  # how often a launcher inside its pod has started it again, where that is known

@@ -59,6 +59,7 @@ class JobTiming:
         self._activities = Activities()
         self._liveness = Liveness()
         self.relaunches = Relaunches()
+        self._alive_s = 0.0  # when a log last told that the program gets on, without an iteration
         self._hung_at: int | None = None  # the step at which the last hang was told
         self._hangs_there = 0
         self._told_hang = False
@@ -85,6 +86,7 @@ class JobTiming:
         self._exited.clear()
         self._activities.reset()
         self._liveness.reset()
+        self._alive_s = 0.0
         self.relaunches.reset()
 
     def fold(self, report: RankReport) -> None:
@@ -100,6 +102,7 @@ class JobTiming:
             self.ranks[report.rank] = rank
         rank.caught_up = report.caught_up
         rank.log_problem = report.log_problem
+        self._alive_s = max(self._alive_s, report.alive_s or 0.0)
         known = rank.reached - report.before if report.again and rank.count else 0
         if new := report.iterations[max(0, known) :]:
             rank.fold(new, report.before)
@@ -204,7 +207,7 @@ class JobTiming:
             return True
         usual_s = max(STEPPING_S, STALL * (self.step_ms or 0.0) / 1000)
         after_s = self.policy.hang.after_s
-        return now.mono_s - last < (usual_s if after_s is None else min(usual_s, after_s))
+        return now.mono_s - max(last, self._alive_s) < (usual_s if after_s is None else min(usual_s, after_s))
 
     def baseline(self) -> tuple[float, float | None] | None:
         """(step ms, hardware ratio) given or learnt after the warm-up; None while it is being learnt."""
@@ -386,9 +389,10 @@ class JobTiming:
         return True
 
     def _silent_since_s(self, rank: RankTiming) -> float:
-        """The last sign of progress: an iteration, or a line of any rank that announced or ended a pause."""
+        """The last sign of progress: an iteration, or a line of any rank that announced or ended a pause, or that tells
+        of any other progress."""
         again_s = self.relaunches.waits_since_s(rank) or 0.0
-        return max(rank.last_at_s or 0.0, self._activities.marked_s or 0.0, again_s)
+        return max(rank.last_at_s or 0.0, self._activities.marked_s or 0.0, self._alive_s, again_s)
 
     def _allowed_s(self, rank: RankTiming) -> float:
         there = self._hung_at is not None and (rank.last_step or 0) <= self._hung_at + 1
@@ -471,7 +475,9 @@ class JobTiming:
     def _start_ends_s(self) -> float | None:
         if self.started_s is None or not self._timed_before or self._exited:
             return None
-        return max(self.started_s, self._activities.marked_s or 0.0) + self.policy.start_timeout_s
+        return (
+            max(self.started_s, self._activities.marked_s or 0.0, self._alive_s) + self.policy.start_timeout_s
+        )
 
     def next_deadline(self, now: Now) -> float | None:
         """Monotonic time at which `signals` should be asked though nothing arrived; None: no need."""

@@ -12,6 +12,7 @@ from sentinel.core.reports import Iteration, LogMatch
 from sentinel.logs.cri import CriDecoder
 from sentinel.logs.follow import FilePosition, Follower
 from sentinel.logs.formats import FormatState, TimingParser
+from sentinel.logs.life import Life
 from sentinel.logs.match import LINE_LIMIT_BYTES
 from sentinel.logs.ruleset import RuleSet
 from sentinel.logs.text import plain, shown, stamp_wall_s
@@ -41,6 +42,7 @@ class LogBatch(Struct, kw_only=True):
     data: bytes  # the raw bytes that were read, for a terminal
     caught_up: bool  # the log was read to its end
     problem: str  # "" or a degraded mode in words: "not there yet", "truncated", "vanished", ...
+    alive: bool = False  # without an iteration it tells that the program gets on
     stamps: list[float | None] | None = None  # of each Iteration: its line's own time stamp, Unix seconds
     after: list[int] | None = (
         None  # of each LogMatch: how many of `iterations` come before it (with `stamps`)
@@ -90,6 +92,7 @@ class RankLog:
         self._follower: Source = source or Follower(path, position.file if position else None, keep_bytes)
         self._timing = TimingParser(ruleset.formats, position.format if position else None)
         self._cri = CriDecoder(position.cri_pending if position else None) if cri else None
+        self._life = Life()
         self._rest = b""  # the line whose end has not come
         self._dropping = position.dropping if position else False
         self._iterations = position.iterations if position else 0
@@ -126,6 +129,7 @@ class RankLog:
             after=[] if self._stamps else None,
         )
         pieces: list[bytes] = []
+        newest = b""
         left = limit_bytes
         while left > 0:
             data = self._follower.read(min(left, READ_BYTES))
@@ -134,6 +138,7 @@ class RankLog:
             if data or switched:
                 for text in self._whole_lines(data, switched):
                     self._take(text, now, batch)
+                    newest = text or newest
                 pieces.append(data)
                 left -= len(data)
             if at_end or not (data or switched):
@@ -142,6 +147,8 @@ class RankLog:
         batch.caught_up = self._follower.at_end
         if final and batch.caught_up:
             self._take(self._unfinished(), now, batch)
+        if newest and not batch.iterations:
+            batch.alive = self._life.look(newest)
         if pieces:
             self._follower.free_behind(len(self._rest))
         return batch

@@ -27,8 +27,11 @@ class Standing:
         checks = tuple(result for result in report.checks if self._changed(result))
         for rank in report.ranks:
             before = self._ranks.get((rank.job, rank.rank))
-            if not rank.iterations and before is not None and before.incarnation == rank.incarnation:
-                rank = structs.replace(rank, iterations=before.iterations, before=before.before)
+            if before is not None and before.incarnation == rank.incarnation:
+                if not rank.iterations:
+                    rank = structs.replace(rank, iterations=before.iterations, before=before.before)
+                if rank.alive_s is None:
+                    rank = structs.replace(rank, alive_s=before.alive_s)
             last = max(0, len(rank.iterations) - 1)  # the newest alone
             newest = structs.replace(rank, iterations=rank.iterations[last:], before=rank.before + last)
             self._ranks[rank.job, rank.rank] = newest

@@ -41,12 +41,13 @@ def test_every_time_of_a_report_moves() -> None:
         boot_id="boot",
         sequence=1,
         now=Now(100.0, 1e9),
-        ranks=(RankReport(job="j", incarnation=1, rank=0, iterations=[Iteration(99.0, 7)]),),
+        ranks=(RankReport(job="j", incarnation=1, rank=0, iterations=[Iteration(99.0, 7)], alive_s=96.0),),
         matches=(LogMatch(rule="r", failure="f", rank=0, incarnation=1, at_s=98.0),),
         exits=(("j", RankExit(rank=0, incarnation=1, at_s=97.0, code=1)),),
     )
     here = moved(report, 1000.0)
     assert here.now == Now(1100.0, 1e9)
     assert here.ranks[0].iterations == [Iteration(1099.0, 7)]
+    assert here.ranks[0].alive_s == 1096.0
     assert here.matches[0].at_s == 1098.0
     assert here.exits[0][1].at_s == 1097.0

@@ -320,6 +320,45 @@ def test_silence_at_the_same_place_after_a_restart_is_given_twice_the_time() -> 
     assert hang(timing, last + 121) is not None, "it came further: no doubt any more"
 
 
+def gets_on(timing: JobTiming, at_s: float, rank: int = 0) -> None:
+    timing.fold(RankReport(job="j", incarnation=1, rank=rank, alive_s=at_s))
+
+
+@pytest.mark.parametrize("after_s", [None, 60.0])
+def test_a_log_that_tells_of_other_progress_is_no_hang_and_its_silence_after_that_is(
+    after_s: float | None,
+) -> None:
+    timing = job(size=2, after_s=after_s)
+    last = max(feed(timing, rank) for rank in (0, 1))
+    allowed_s = after_s or 120.0
+    at_s = last
+    while at_s < last + 3600.0:
+        at_s += allowed_s - 10.0
+        gets_on(timing, at_s)  # only one rank draws the bar of an evaluation
+        assert hang(timing, at_s + allowed_s - 11.0) is None
+    deadline_s = timing.next_deadline(Now(at_s, 0))
+    assert deadline_s == pytest.approx(at_s + allowed_s)
+    assert hang(timing, at_s + allowed_s + 1.0) is not None
+
+
+def test_progress_of_the_incarnation_before_excuses_nothing() -> None:
+    timing = job(after_s=60.0)
+    feed(timing)
+    gets_on(timing, 5000.0)
+    timing.start(2, 1, Now(100.0, 0.0))
+    last = feed(timing, start_s=100.0, incarnation=2)
+    assert hang(timing, last + 61.0) is not None
+
+
+def test_a_job_that_could_be_loading_for_long_is_not_hung_at_its_start() -> None:
+    timing = job()
+    feed(timing)
+    timing.start(2, 1, Now(1000.0, 0.0))
+    timing.fold(RankReport(job="j", incarnation=2, rank=0, alive_s=1500.0))
+    assert hang(timing, 1000.0 + 601.0) is None
+    assert hang(timing, 1500.0 + 601.0) is not None
+
+
 def test_io_and_gpu_use_only_raise_confidence() -> None:
     timing = job(2, after_s=5.0)
     for rank in range(2):
@@ -341,5 +380,7 @@ def test_a_job_counts_as_stepping_only_while_iterations_come() -> None:
     last = feed(timing)
     assert timing.stepping(Now(last + 5, 0))
     assert not timing.stepping(Now(last + 30, 0))
+    gets_on(timing, last + 29)
+    assert timing.stepping(Now(last + 30, 0)), "it evaluates"
     fast = job(after_s=1.0)
     assert not fast.stepping(Now(feed(fast) + 2, 0))

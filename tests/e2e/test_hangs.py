@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -189,3 +190,28 @@ def test_a_rank_stuck_in_the_kernel_is_named_and_a_person_told_in_bounded_time(
     assert any("me@example.com" in mail for mail in mails)
     subprocess.run(["fsfreeze", "-u", str(freezable)], check=True)
     box.empty()  # the SIGKILL that was sent takes effect
+
+
+# Its evaluation takes more than twice as long as its steps may be apart, with a bar that moves.
+EVALUATES = """
+import sys, time
+for step in range(10):
+    print("this iteration hardware time is 10.5 and e2e time is 20.5 ms.", flush=True)
+    time.sleep(0.05)
+began = time.monotonic()
+n = 0
+while time.monotonic() - began < 32.0:
+    n += 1
+    sys.stderr.write(f"\\r {n / 2:.0f}%|#####     | {n}/200 scored")
+    sys.stderr.flush()
+    time.sleep(0.25)
+print("this iteration hardware time is 10.5 and e2e time is 20.5 ms.", flush=True)
+"""
+
+
+def test_an_evaluation_whose_bar_moves_is_no_hang_however_long_it_takes(box: Box) -> None:
+    policy = box.policy(hang={"after": "15s"}, resume={"maxResumes": 3})
+    job = box.run(sys.executable, "-c", EVALUATES, policy=policy)
+    assert job.code() == 0
+    assert "no iteration" not in job.err
+    assert not box.incidents()

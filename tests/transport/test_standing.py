@@ -29,6 +29,17 @@ def test_a_sample_like_the_last_one_is_no_news_and_its_details_are_seldom_told()
     assert standing.fold(report(hotter, at_s=2 * DETAIL_S + 2.0)) is None
 
 
+def test_a_new_controller_hears_when_a_log_last_told_of_progress() -> None:
+    standing = Standing()
+    standing.fold(report(ranks=(rank(1, 2),)))
+    assert standing.fold(report(ranks=(rank(alive_s=30.0),))) is not None
+    standing.fold(report(ranks=(rank(caught_up=False),)))
+    (told,) = standing.full("node-1", BOOT, Now(1.0, 1.0)).ranks
+    assert ([one.step for one in told.iterations], told.alive_s) == ([2], 30.0)
+    standing.fold(report(ranks=(rank(incarnation=2),)))
+    assert standing.full("node-1", BOOT, Now(1.0, 1.0)).ranks[0].alive_s is None
+
+
 @pytest.mark.parametrize(
     "other",
     [
