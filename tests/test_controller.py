@@ -12,8 +12,10 @@ from sentinel.core.health import Component
 from sentinel.core.model import JobState, Phase, Stage
 from sentinel.core.policy_model import Policy, Restart
 from sentinel.core.recovery_moves import START_TRIES
+from sentinel.core.reports import RankReport
 from sentinel.effects import perform
 from sentinel.errors import PermanentError, TemporaryError
+from sentinel.machine_controller import BLIND, BLIND_S
 from tests.controller_world import RESUMABLE, World, gpu_fault, without_proof
 from tests.waits import turns
 
@@ -494,3 +496,37 @@ def test_a_stop_while_nothing_runs_ends_the_job(tmp_path: Path) -> None:
         await world.phase(Phase.ENDED)
 
     assert len(play(tmp_path, scene).cluster.of("start")) == 1
+
+
+def test_a_job_in_whose_output_no_iteration_is_seen_says_so_until_one_is(tmp_path: Path) -> None:
+    def printing(world: World) -> None:
+        at_s = world.clock.mono_s
+        world.report(ranks=(RankReport(job="j", incarnation=1, rank=0, alive_s=at_s),))
+        world.controller.cycle()
+
+    async def scene(world: World) -> None:
+        printing(world)
+        world.clock.mono_s += BLIND_S - 1.0
+        printing(world)
+        assert not world.job.degraded
+        world.clock.mono_s += 2.0
+        printing(world)
+        assert world.job.degraded == (BLIND,)
+        assert len([one for one in world.said if BLIND in one]) == 1
+        world.clock.mono_s += 100.0
+        printing(world)
+        assert len([one for one in world.store.events("j") if one.reason == "Degraded"]) == 1
+        world.steps(1)
+        world.controller.cycle()
+        assert not world.job.degraded
+
+    play(tmp_path, scene)
+
+
+def test_a_job_that_prints_nothing_yet_is_not_called_blind(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        world.clock.mono_s += 10 * BLIND_S
+        world.controller.cycle()
+        assert not world.job.degraded
+
+    play(tmp_path, scene)

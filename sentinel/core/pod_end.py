@@ -204,7 +204,7 @@ def _own_failure(
         return "container-lost"
     probed = any("failed liveness probe" in text(e, "message") for e in events)
     probed |= any(text(e, "message").startswith("Startup probe failed") for e in events)
-    return "probe-failed" if probed and signal in (9, 15) else ""
+    return "probe-failed" if probed and signal in (2, 9, 15) else ""
 
 
 def _how(name: str, reason: str, message: str, code: int | None, signal: int | None, oom_killed: bool) -> str:

@@ -198,6 +198,10 @@ class JobTiming:
         timed = self.timed
         return bool(timed) and all(rank.full for rank in timed)
 
+    def prints_since(self, least_s: float, now: Now) -> bool:
+        """It started so long ago, and says something."""
+        return self.started_s is not None and self._alive_s > 0.0 and now.mono_s - self.started_s >= least_s
+
     def stepping(self, now: Now) -> bool:
         """Iterations come, or a pause that explains their absence was announced."""
         last = self.last_at_s

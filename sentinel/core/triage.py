@@ -26,7 +26,14 @@ from sentinel.core.triage_case import (
 )
 from sentinel.core.triage_disk import by_full_disk, by_hanging_mount, named_disk, named_mount
 from sentinel.core.triage_gpu import bears, by_hardware, by_program_or_gpu, overrides, rank_of
-from sentinel.core.triage_launcher import by_silent_end, killed_for_memory, named_inner
+from sentinel.core.triage_launcher import (
+    REPORT,
+    about_another,
+    by_report,
+    by_silent_end,
+    killed_for_memory,
+    named_inner,
+)
 from sentinel.core.triage_node import by_network, by_node, by_stuck_process, named_network
 from sentinel.core.triage_past import weigh_past
 from sentinel.core.triage_rows import AGREED, FailureClass, Row
@@ -96,7 +103,8 @@ def triage(
 def _explain(case: Case) -> Why:
     hardware = by_hardware(case) if case.symptom is not Symptom.STARVED else None
     root = _earliest_root(case) if case.lost or case.symptom is Symptom.HANG else None
-    if hardware is not None and (root is None or overrides(hardware, root, case)):
+    said = root or (by_report(case.lost[0].rank, case) if case.lost else None)
+    if hardware is not None and (said is None or overrides(hardware, said, case)):
         return hardware
     if root is None and case.lost and all(_terminated(e) for e in case.lost):
         return _by_exit(case)
@@ -126,11 +134,13 @@ def _earliest_root(case: Case) -> Why | None:
     for exit_ in case.lost:
         if exit_.oom_killed or _named_by_oom(exit_, case):
             return Why(cls=case.failures["host-oom"], rank=exit_.rank)
-    rows = [row for row in _roots(case) if not _torn_down(row, case) and not _by_us(row, case)]
+    rows = [row for row in _roots(case) if not _torn_down(row, case) and not _told_to_end(row, case)]
     deaths = [
         (_told_s(e), e.rank, cls)
         for e in case.lost
-        if (cls := _class_of_death(e, case.failures)) is not None and not _tidied(e, case)
+        if (cls := _class_of_death(e, case.failures)) is not None
+        and not _tidied(e, case)
+        and (cls.id != "interrupted" or e is case.lost[0])  # else it is a launcher's teardown
     ]
     deaths.sort(key=lambda death: death[0])
     killed = {rank for _, rank, cls in deaths if cls.id == "killed"}
@@ -170,11 +180,24 @@ def _torn_down(row: Row, case: Case) -> bool:
     return exit_ is not None and bool(exit_.failure) and row.match.at_s >= _told_s(exit_)
 
 
-def _by_us(row: Row, case: Case) -> bool:
-    """A SIGTERM of which a rank tells that has not failed by itself, after another one had: Sentinel's."""
-    if row.cls.id != "terminated" or case.exit_of(row.match.rank) is not None:
+def _told_to_end(row: Row, case: Case) -> bool:
+    """A signal of which a rank tells and that is not why it ended: another's, Sentinel's, a teardown's after an end."""
+    if about_another(row, case):
+        return True
+    if row.cls.id == "interrupted":
+        return not case.lost or case.lost[0].rank != row.match.rank
+    if row.cls.id != "terminated":
         return False
-    return not case.lost or row.match.at_s >= case.lost[0].at_s
+    if any(exit_.failure for exit_ in case.lost) or any(other.cls.id == "preempted" for other in case.rows):
+        return True  # who told it to end says more than that it was told
+    before = case.rows[: case.rows.index(row)]
+    if any(other.cls.id == REPORT and other.match.rank == row.match.rank for other in before):
+        return True
+    if case.exit_of(row.match.rank) is not None:
+        return False
+    return (
+        not case.lost or row.match.at_s > case.lost[0].at_s
+    )  # it has not failed by itself: then it is Sentinel's
 
 
 def _tidied(exit_: RankExit, case: Case) -> bool:
@@ -218,7 +241,7 @@ def _better_said(generic: Row, own: Sequence[Row]) -> bool:
         later_s = row.match.at_s - generic.match.at_s
         if row.match.line == generic.match.line and (row.cls.role != "generic" or _says_more(row, generic)):
             return True
-        if row.cls.role == "generic":
+        if row.cls.role == "generic" or row.cls.id == REPORT:
             continue
         if row.cls.role == "root" and abs(later_s) <= MOMENT_S:
             return True
@@ -262,7 +285,7 @@ def _entity_if_unclear(cls: FailureClass, rank: int, case: Case) -> str:
 
 def _by_symptoms(case: Case) -> Why | None:
     """Only symptoms and cascades: who did not complain of others is the one they complain of."""
-    rows = case.of("symptom", "cascade")
+    rows = [row for row in case.of("symptom", "cascade") if row.cls.id != REPORT]
     if not rows:
         return None
     complaining = {row.match.rank for row in rows}
@@ -292,7 +315,7 @@ def _silent_rank(case: Case, first: Row, complaining: set[int]) -> Why:
     if len(least) == 1 and len(known) > 1:
         note = f"It stopped at iteration {known[least[0]]}, the others came further."
         return Why(cls=first.cls, rank=least[0], note=note)
-    return named_inner(Why(cls=first.cls, rank=first.match.rank), first, case)
+    return Why(cls=first.cls, rank=first.match.rank)
 
 
 def _step(case: Case, rank: int) -> float:
@@ -301,7 +324,7 @@ def _step(case: Case, rank: int) -> float:
 
 
 def _terminated(exit_: RankExit) -> bool:
-    return exit_.signal == 15 or exit_.code == 143
+    return exit_.signal in (2, 15) or exit_.code in (130, 143)
 
 
 def _by_exit(case: Case, exit_: RankExit | None = None) -> Why:
@@ -318,6 +341,8 @@ def _by_exit(case: Case, exit_: RankExit | None = None) -> Why:
         return Why(cls=known, rank=exit_.rank, entity=_entity_if_unclear(known, exit_.rank, case))
     if exit_.unknown:
         return Why(cls=case.failures["exit-unknown"], rank=exit_.rank)
+    if told := by_report(exit_.rank, case):
+        return told
     own_word = exit_.code is not None and 1 < exit_.code < 128
     return Why(cls=case.failures["user-exit" if own_word else "unknown"], rank=exit_.rank)
 

@@ -88,7 +88,7 @@ def overrides(hardware: Why, root: Why, case: Case) -> bool:
     hard = finding.severity is Severity.FATAL or finding.event or finding.code in hardware.cls.codes
     if hard and not shared and recent(finding, case):
         return True
-    if root.cls.restart is Restartable.NO or root.cls.role == "generic":
+    if root.cls.restart is Restartable.NO or root.cls.role != "root":
         return False
     return finding.severity is Severity.FATAL or hardware.rank == root.rank
 

@@ -12,8 +12,11 @@ from sentinel.core.triage_rows import Row
 
 # How launchers number their processes: `[rank1]: ` and `[default1]:` before a line, torchrun's own report, mp.spawn's.
 _INNER = re.compile(
-    r"^\[(?:rank|default)(\d+)\]:|\blocal_rank: (\d+)\b|\bprocess (\d+) terminated\b|^-- Process (\d+) terminated"
+    r"^\[(?:rank|default)(\d+)\]:|\bfailed \(exitcode: -?\d+\) local_rank: (\d+)|\bprocess (\d+) terminated\b"
 )
+_REPORT = re.compile(r"\bfailed \(exitcode: |\bProcessExitedException: |\bdied with <Signals\.")
+_PID = re.compile(r"\(pid: (\d+)\)")
+REPORT = "rank-exit"  # the class of a launcher's word that one of its processes ended by itself
 
 
 def inner_rank(line: str) -> int | None:
@@ -22,33 +25,44 @@ def inner_rank(line: str) -> int | None:
     return next(int(number) for number in found.groups() if number is not None) if found else None
 
 
+def report_of(rank: int, case: Case) -> Row | None:
+    """A launcher's word in this rank's log, with the number of the process if there is one."""
+    told = [row for row in case.rows if row.cls.id == REPORT and row.match.rank == rank]
+    return next((row for row in told if inner_rank(row.match.line) is not None), told[0] if told else None)
+
+
+def about_another(row: Row, case: Case) -> bool:
+    """A launcher's word, in the log of a rank that has not failed: it was another rank's process."""
+    return case.exit_of(row.match.rank) is None and _REPORT.search(row.match.line) is not None
+
+
 def named_inner(why: Why, row: Row, case: Case) -> Why:
     """With which of a launcher's processes it was."""
     number = inner_rank(row.match.line)
-    if number is None or (case.size > 1 and number == row.match.rank):  # a rank may say its own number
+    # A rank that nobody else has started says `[rank3]: ` too.
+    if number is None or (row.match.line.startswith("[") and report_of(row.match.rank, case) is None):
         return why
     note = f"It was rank {number} of those that a launcher had started."
     return structs.replace(why, note=f"{why.note} {note}".strip())
 
 
+def by_report(rank: int, case: Case) -> Why | None:
+    """A process of the launcher that is this rank ended without a word that is known."""
+    told = report_of(rank, case)
+    return None if told is None else named_inner(Why(cls=told.cls, rank=rank), told, case)
+
+
 def by_silent_end(case: Case) -> Why | None:
-    """A process of the launcher that ended without a word, while others complain that it is gone."""
-    told = next((row for row in case.of("cascade") if _ended(row) is not None), None)
-    if told is None or case.size > 1:
+    """The one process of a launcher that ended without a word, while the others complain that it is gone."""
+    told = report_of(0, case) if case.size == 1 else None
+    gone = inner_rank(told.match.line) if told is not None else None
+    if gone is None:
         return None
-    gone = _ended(told)
-    complaining = {
-        n for row in case.rows if _ended(row) is None and (n := inner_rank(row.match.line)) is not None
-    }
+    said = (inner_rank(row.match.line) for row in case.rows if row.cls.id != REPORT)
+    complaining = {number for number in said if number is not None}
     # The launcher counts on its own machine, its ranks on all of them: these are the same on the first machine only.
     first_machine = 0 in complaining if gone else 1 in complaining and len(complaining) > 1
-    if gone in complaining or not first_machine:
-        return None
-    return named_inner(Why(cls=told.cls, rank=told.match.rank), told, case)
-
-
-def _ended(row: Row) -> int | None:
-    return inner_rank(row.match.line) if row.cls.id == "rank-exit" else None
+    return by_report(0, case) if first_machine and gone not in complaining else None
 
 
 def killed_for_memory(why: Why, case: Case) -> Why | None:
@@ -57,7 +71,7 @@ def killed_for_memory(why: Why, case: Case) -> Why | None:
     if why.cls.id not in ("dataloader", "killed"):
         return None
     told = " ".join(row.match.line for row in case.rows if row.match.rank == why.rank and row.cls is why.cls)
-    pids = set(re.findall(r"\d+", told))
+    pids = set(re.findall(r"\d+", told) if why.cls.id == "dataloader" else _PID.findall(told))
     cls = case.failures["host-oom"]
     for finding in case.findings:
         if finding.pid is not None and str(finding.pid) in pids and finding.code in cls.codes:

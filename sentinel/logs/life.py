@@ -8,7 +8,7 @@ TAIL_BYTES = 4096  # of what one poll has read, the newest
 LINE_BYTES = 300
 KEPT_SHAPES = 64
 
-_WORDS = rb"(?:step|batch|sample|example|iter|iteration|item|sequence|doc|document|chunk|shard|file)"
+_WORDS = rb"(?:epoch|step|batch|sample|example|iter|iteration|item|sequence|doc|document|chunk|shard|file)"
 # "3/20" (no date, no path), "15%", "1200it [", "batch 12", "12 batches": how far something has come
 _COUNTERS = re.compile(
     rb"(?<![\w.:/-])(\d{1,12}) ?/ ?\d{1,12}(?![\w./-])|(?<![\w.])(\d{1,3}(?:\.\d{1,6})?) ?%|(?<!\w)(\d{1,12})it \["

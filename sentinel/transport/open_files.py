@@ -21,7 +21,10 @@ def raise_limit(limits: Limits) -> int:
     most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
     if soft == resource.RLIM_INFINITY or soft >= most:
         return wanted if soft == resource.RLIM_INFINITY else soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (OSError, ValueError):  # the kernel's own limit (fs.nr_open) is less than the hard one
+        return soft
     return most
 
 
@@ -29,7 +32,9 @@ def fitting(limits: Limits, files: int) -> Limits:
     """`limits` as a process has room for them that may open so many files."""
     others = min(OTHERS, files // 2)
     return structs.replace(
-        limits, connections=min(limits.connections, files - others), accepts=min(limits.accepts, others // 8)
+        limits,
+        connections=min(limits.connections, files - others),
+        accepts=max(1, min(limits.accepts, others // 8)),
     )
 
 

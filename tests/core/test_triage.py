@@ -999,3 +999,113 @@ def test_an_abort_by_the_watchdog_of_nccl_is_its_timeout_and_names_who_was_missi
     v = verdict(exits, matches, size=4)
     assert (v.failure, v.rank, v.restart) == ("nccl-timeout", 3, Restartable.YES)
     assert "it did not join a collective operation" in v.sentence
+
+
+# ---------------------------------------------------------------- launchers, and ends that follow others
+
+REPORTED = "failed (exitcode: 3) local_rank: {} (pid: 1300) of binary: /venv/bin/python3"
+FAILED = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
+
+
+def reported(rank: int, at_s: float, local: int = 1) -> list[LogMatch]:
+    return [
+        line("rank-exit", rank, at_s, REPORTED.format(local)),
+        line("rank-exit", rank, at_s + 0.1, FAILED),
+    ]
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_a_launcher_that_reports_the_end_of_its_own_process_waited_for_nobody(size: int) -> None:
+    v = verdict([ended(0)], reported(0, 1998.0), size=size)
+    assert (v.failure, v.rank, v.budget) == ("rank-exit", 0, Budget.JOB)
+    assert "It was rank 1 of those that a launcher had started." in v.sentence
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [],
+        [
+            line("connection", 1, 1998.5, "[rank8]: RuntimeError: Connection closed by peer"),
+            *reported(1, 1999.0, 0),
+        ],
+        [line("nccl-timeout", 1, 1998.5)],
+    ],
+    ids=["silent", "connection", "timeout"],
+)
+def test_of_several_launchers_the_one_whose_process_ended_without_a_complaint_is_named(
+    others: list[LogMatch],
+) -> None:
+    v = verdict([ended(0, 1998.2), ended(1)], [*reported(0, 1998.0), *others], size=2)
+    assert (v.failure, v.rank, v.budget) == ("rank-exit", 0, Budget.JOB)
+
+
+@pytest.mark.parametrize(
+    ("failure", "restart"), [("exception", Restartable.YES), ("user-exception", Restartable.NO)]
+)
+def test_a_launchers_report_hides_no_exception_that_its_process_raised(
+    failure: str, restart: Restartable
+) -> None:
+    first_try = line("rank-exit", 0, 1970.0, REPORTED.format(1))
+    raised = line(failure, 0, 1997.0, "[rank1]: SomeError: x")
+    v = verdict([ended(0)], [first_try, raised, *reported(0, 1998.0)], size=1)
+    assert (v.failure, v.restart) == (failure, restart)
+
+
+def test_whoever_told_a_rank_to_end_says_more_than_that_it_was_told() -> None:
+    told = line("terminated", 0, 1970.0, "Received 15 death signal, shutting down workers")
+    v = verdict([ended(0)], [told, line("preempted", 0, 1999.0)], size=1)
+    assert (v.failure, v.budget) == ("preempted", Budget.FREE)
+    pod = ended(0, signal=15, failure="pod-preempted", told_s=2000.0)
+    assert verdict([pod], [msgspec.structs.replace(told, at_s=1990.0)], size=1).failure == "pod-preempted"
+
+
+def test_the_teardown_of_a_launcher_after_its_process_had_ended_is_no_sigterm_of_others() -> None:
+    told = line("terminated", 0, 1998.5, "SignalException: Process 7 got signal: 15")
+    assert verdict([ended(0)], [*reported(0, 1998.0), told], size=1).failure == "rank-exit"
+
+
+def test_a_standing_sample_of_a_gpu_does_not_explain_the_end_of_one_of_a_launchers_processes() -> None:
+    standing = sampled(Severity.DEGRADED, 0, age_s=86_400)
+    assert verdict([ended(0)], reported(0, 1998.0), [standing], size=1).failure == "rank-exit"
+    assert verdict([ended(0)], reported(0, 1998.0), [xid(79, 0)], size=1).failure == "gpu-hardware"
+
+
+def test_ranks_that_were_interrupted_after_another_end_do_not_explain_it() -> None:
+    torn_down = [ended(rank, 1999.1, code=130) for rank in range(1, 8)]
+    v = verdict([ended(0), *torn_down])
+    assert (v.failure, v.rank, v.restart) == ("unknown", 0, Restartable.YES)
+    v = verdict([ended(0), *torn_down], [line("nccl-abort", 0, 1998.0)])
+    assert v.restart is Restartable.YES
+    said = line("interrupted", 3, 1999.0, "SignalException: Process 1294 got signal: 2")
+    assert verdict([ended(0), *torn_down], [said]).failure == "unknown"
+    v = verdict([ended(3, 1998.0), *torn_down[:2]], [said])
+    assert (v.failure, v.rank, v.restart) == ("interrupted", 3, Restartable.NO)
+
+
+def test_a_rank_that_no_launcher_started_is_not_said_to_be_a_launchers() -> None:
+    v = verdict(
+        [ended(0)], [line("cuda-oom", 0, text="[rank0]: torch.OutOfMemoryError: CUDA out of memory.")], size=1
+    )
+    assert "launcher" not in v.sentence
+    v = verdict(
+        [ended(3)], [line("cuda-oom", 3, text="RuntimeError: CUDA error: out of memory (local_rank: 3)")]
+    )
+    assert "launcher" not in v.sentence
+
+
+def test_only_the_pid_of_a_launchers_report_is_a_pid() -> None:
+    killed = line(
+        "killed",
+        0,
+        text="E1125 1253 api.py:1002] failed (exitcode: -9) local_rank: 1 (pid: 1300) of binary: x",
+    )
+    oom = xid(0, 0, Severity.WARNING, code="oom-kill", component=Component.SYSTEM, entity="host")
+    for pid, failure in ((1002, "killed"), (1253, "killed"), (1300, "host-oom")):
+        assert (
+            verdict([ended(0)], [killed], [msgspec.structs.replace(oom, pid=pid)], size=1).failure == failure
+        )
+
+
+def test_a_full_disk_explains_the_end_of_a_launchers_process_that_says_nothing_better() -> None:
+    assert storage_fault(verdict([ended(0)], reported(0, 1998.0), [disk()], size=1)) == FULL_DISK

@@ -64,6 +64,30 @@ def test_advice_on_the_line_of_an_error_hides_no_error(shipped: RuleSet, tmp_pat
     assert "illegal-access" in matched(shipped, tmp_path / "log", line)
 
 
+FORMS = """
+program-error     [default1]:[rank1]: NameError: name 'x' is not defined
+torchrun-killed   ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 0 (pid: 123)
+cuda-oom          n:1:2 [0] NCCL INFO Channel 00 : via P2Ptorch.OutOfMemoryError: CUDA out of memory. Tried
+argparse          main.py fit: error: unrecognized arguments: --foo
+argparse          0: train.py: error: argument -b/--beta BETA: invalid float value: 'x'
+c-abort           terminate called after throwing an instance of 'c10::Error'
+launcher-sigint   torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGINT
+launcher-sigterm  subprocess.CalledProcessError: Command '['python3', 'k.py']' died with <Signals.SIGTERM: 15>.
+"""
+
+
+@pytest.mark.parametrize(("rule", "line"), [row.split(maxsplit=1) for row in FORMS.strip().split("\n")])
+def test_other_forms_of_a_line_match_too(rule: str, line: str, shipped: RuleSet, tmp_path: Path) -> None:
+    assert rule in matched(shipped, tmp_path / "log", line)
+
+
+def test_a_program_that_a_job_runs_beside_itself_is_no_rank_of_a_launcher(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    line = "subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1."
+    assert matched(shipped, tmp_path / "log", line) == {"python-exception"}
+
+
 def test_patterns_are_valid_and_every_rule_names_its_source(shipped: RuleSet) -> None:
     for rule in shipped.rules:
         assert check_pattern(rule.pattern) is None, rule.id

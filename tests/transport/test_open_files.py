@@ -34,6 +34,7 @@ def test_with_few_files_there_are_few_connections_and_it_is_said_of_more_nodes()
     assert few.connections == 3584
     fewest = fitting(Limits(), 100)
     assert (fewest.connections, fewest.accepts) == (50, 6)
+    assert fitting(Limits(), 8).accepts == 1
     assert too_few(few, 4096, 3584) == ""
     said = too_few(few, 4096, 3585)
     assert said.startswith(
