@@ -13,6 +13,7 @@ from sentinel.core.health import CheckResult
 from sentinel.core.model import ProtectedJob
 from sentinel.core.now import Now
 from sentinel.core.reports import LogMatch, RankExit, RankReport, Report
+from sentinel.logs.life import Sign
 from sentinel.logs.reader import LogBatch, Position, RankLog
 from sentinel.logs.ruleset import RuleSet
 from sentinel.metrics import Metrics
@@ -23,6 +24,7 @@ POLL_S = 0.2  # how often a log is looked at: what a turn costs is in the waking
 SAVE_POSITIONS_S = 2.0
 # A rank that is silent for so long is looked at in /proc, so often; a stepping one never is.
 SILENT_S = 2.0
+TEXTS_S = 1800.0  # after an iteration: for so long new texts are a sign of progress; a bar always is
 LOOK_S = 2.0
 # Reading a log to its end is bounded: a job that writes faster than we read must not hold up its recovery.
 DRAIN_BYTES = 64 << 20
@@ -197,7 +199,8 @@ class Agent:
         *,
         final: bool = False,
     ) -> LogBatch:
-        batch = followed.reader.poll(now, final=final)
+        quiet = now.mono_s - max(followed.alive_s, followed.heard_s) >= followed.silent_s
+        batch = followed.reader.poll(now, final=final, signs=quiet)
         if batch.data:
             self._metrics.log_read(len(batch.data))
             self._output(followed.rank, batch.data)
@@ -212,11 +215,13 @@ class Agent:
         for match in batch.matches:
             matches.append(msgspec.structs.replace(match, job=followed.job))
         told = (batch.caught_up, batch.problem)
-        gets_on = batch.alive and now.mono_s - max(followed.alive_s, followed.heard_s) >= followed.silent_s
+        # To who has just begun to read every text is new.
+        bounded = batch.sign is Sign.BAR or now.mono_s - followed.heard_s < TEXTS_S
+        gets_on = batch.sign is not Sign.NONE and bounded and not again
         if iterations or gets_on or told != followed.last_told:
             if iterations:
                 followed.heard_s = now.mono_s
-            if batch.alive:
+            if gets_on:
                 followed.alive_s = now.mono_s
             followed.last_told = told
             report = RankReport(
@@ -228,7 +233,7 @@ class Agent:
                 again=again,
                 caught_up=batch.caught_up,
                 log_problem=batch.problem,
-                alive_s=now.mono_s if batch.alive else None,
+                alive_s=now.mono_s if gets_on else None,
             )
             if iterations:
                 self._metrics.rank(report)

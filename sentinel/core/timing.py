@@ -199,8 +199,10 @@ class JobTiming:
         return bool(timed) and all(rank.full for rank in timed)
 
     def prints_since(self, least_s: float, now: Now) -> bool:
-        """It started so long ago, and says something."""
-        return self.started_s is not None and self._alive_s > 0.0 and now.mono_s - self.started_s >= least_s
+        """It started so long ago, for the first time, and says something, but not that it loads or compiles."""
+        if self.started_s is None or self._timed_before or self._activities.veto(now) is not None:
+            return False
+        return self._alive_s > 0.0 and now.mono_s - self.started_s >= least_s
 
     def stepping(self, now: Now) -> bool:
         """Iterations come, or a pause that explains their absence was announced."""

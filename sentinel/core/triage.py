@@ -16,6 +16,7 @@ from sentinel.core.reports import LogMatch, RankExit
 from sentinel.core.signals import TimingSignal, names
 from sentinel.core.triage_case import (
     CLASS_OF_SYMPTOM,
+    REPORT,
     WINDOW_S,
     Case,
     Struck,
@@ -27,7 +28,6 @@ from sentinel.core.triage_case import (
 from sentinel.core.triage_disk import by_full_disk, by_hanging_mount, named_disk, named_mount
 from sentinel.core.triage_gpu import bears, by_hardware, by_program_or_gpu, overrides, rank_of
 from sentinel.core.triage_launcher import (
-    REPORT,
     about_another,
     by_report,
     by_silent_end,
@@ -185,11 +185,17 @@ def _told_to_end(row: Row, case: Case) -> bool:
     if about_another(row, case):
         return True
     if row.cls.id == "interrupted":
-        return not case.lost or case.lost[0].rank != row.match.rank
+        first = case.lost[0] if case.lost else None
+        return (
+            case.size > 1 if first is None else first.rank != row.match.rank and row.match.at_s >= first.at_s
+        )
     if row.cls.id != "terminated":
         return False
-    if any(exit_.failure for exit_ in case.lost) or any(other.cls.id == "preempted" for other in case.rows):
+    by_whom = (e for e in case.lost if e.failure)
+    if any(e.rank == row.match.rank or _told_s(e) <= row.match.at_s + MOMENT_S for e in by_whom):
         return True  # who told it to end says more than that it was told
+    if any(other.cls.id == "preempted" for other in case.rows):
+        return True
     before = case.rows[: case.rows.index(row)]
     if any(other.cls.id == REPORT and other.match.rank == row.match.rank for other in before):
         return True

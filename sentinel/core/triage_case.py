@@ -37,6 +37,9 @@ class Struck(Struct, frozen=True):
     sentence: str = ""
 
 
+REPORT = "rank-exit"  # the class of a launcher's word that one of its processes ended by itself
+
+
 class Case(Struct, frozen=True, kw_only=True):
     """The arguments of `triage`, sorted out."""
 

@@ -4,7 +4,7 @@ from msgspec import structs
 
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.model import Budget, Cause, Restartable
-from sentinel.core.triage_case import Case, Why, class_of_finding, finding_clause, recent
+from sentinel.core.triage_case import REPORT, Case, Why, class_of_finding, finding_clause, recent
 from sentinel.core.triage_rows import FailureClass, same_entity
 
 
@@ -88,6 +88,8 @@ def overrides(hardware: Why, root: Why, case: Case) -> bool:
     hard = finding.severity is Severity.FATAL or finding.event or finding.code in hardware.cls.codes
     if hard and not shared and recent(finding, case):
         return True
+    if root.cls.id == REPORT:  # its launcher uses all the cards of a machine
+        return finding.severity is Severity.FATAL or recent(finding, case)
     if root.cls.restart is Restartable.NO or root.cls.role != "root":
         return False
     return finding.severity is Severity.FATAL or hardware.rank == root.rank

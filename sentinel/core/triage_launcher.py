@@ -7,7 +7,7 @@ import re
 
 from msgspec import structs
 
-from sentinel.core.triage_case import Case, Why, finding_clause
+from sentinel.core.triage_case import REPORT, Case, Why, finding_clause
 from sentinel.core.triage_rows import Row
 
 # How launchers number their processes: `[rank1]: ` and `[default1]:` before a line, torchrun's own report, mp.spawn's.
@@ -16,7 +16,6 @@ _INNER = re.compile(
 )
 _REPORT = re.compile(r"\bfailed \(exitcode: |\bProcessExitedException: |\bdied with <Signals\.")
 _PID = re.compile(r"\(pid: (\d+)\)")
-REPORT = "rank-exit"  # the class of a launcher's word that one of its processes ended by itself
 
 
 def inner_rank(line: str) -> int | None:
@@ -32,8 +31,11 @@ def report_of(rank: int, case: Case) -> Row | None:
 
 
 def about_another(row: Row, case: Case) -> bool:
-    """A launcher's word, in the log of a rank that has not failed: it was another rank's process."""
-    return case.exit_of(row.match.rank) is None and _REPORT.search(row.match.line) is not None
+    """A launcher's word, in the log of a rank that has not failed, where another ended as such a process does: that was
+    it (logs of one launcher for each of its ranks)."""
+    if case.size == 1 or case.exit_of(row.match.rank) is not None or not _REPORT.search(row.match.line):
+        return False
+    return any(gone.signal is not None or gone.code not in (None, 0, 1) for gone in case.lost)
 
 
 def named_inner(why: Why, row: Row, case: Case) -> Why:

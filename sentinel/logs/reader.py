@@ -12,7 +12,7 @@ from sentinel.core.reports import Iteration, LogMatch
 from sentinel.logs.cri import CriDecoder
 from sentinel.logs.follow import FilePosition, Follower
 from sentinel.logs.formats import FormatState, TimingParser
-from sentinel.logs.life import Life
+from sentinel.logs.life import Life, Sign
 from sentinel.logs.match import LINE_LIMIT_BYTES
 from sentinel.logs.ruleset import RuleSet
 from sentinel.logs.text import plain, shown, stamp_wall_s
@@ -42,7 +42,7 @@ class LogBatch(Struct, kw_only=True):
     data: bytes  # the raw bytes that were read, for a terminal
     caught_up: bool  # the log was read to its end
     problem: str  # "" or a degraded mode in words: "not there yet", "truncated", "vanished", ...
-    alive: bool = False  # without an iteration it tells that the program gets on
+    sign: Sign = Sign.NONE  # that the program gets on, though no iteration was told
     stamps: list[float | None] | None = None  # of each Iteration: its line's own time stamp, Unix seconds
     after: list[int] | None = (
         None  # of each LogMatch: how many of `iterations` come before it (with `stamps`)
@@ -112,10 +112,13 @@ class RankLog:
             iterations=self._iterations,
         )
 
-    def poll(self, now: Now, limit_bytes: int = POLL_BYTES, final: bool = False) -> LogBatch:
+    def poll(
+        self, now: Now, limit_bytes: int = POLL_BYTES, final: bool = False, *, signs: bool = False
+    ) -> LogBatch:
         """Read on, at most `limit_bytes`. Call again while not `caught_up`.
 
-        `final`: the writer has ended, so that a last line without a line end counts too.
+        `final`: the writer has ended, so that a last line without a line end counts too. `signs`: look for one that the
+        program gets on.
         """
         batch = LogBatch(
             iterations=[],
@@ -147,8 +150,8 @@ class RankLog:
         batch.caught_up = self._follower.at_end
         if final and batch.caught_up:
             self._take(self._unfinished(), now, batch)
-        if newest and not batch.iterations:
-            batch.alive = self._life.look(newest)
+        if signs and newest and not batch.iterations:
+            batch.sign = self._life.look(newest)
         if pieces:
             self._follower.free_behind(len(self._rest))
         return batch

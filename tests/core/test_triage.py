@@ -1066,9 +1066,29 @@ def test_the_teardown_of_a_launcher_after_its_process_had_ended_is_no_sigterm_of
 
 
 def test_a_standing_sample_of_a_gpu_does_not_explain_the_end_of_one_of_a_launchers_processes() -> None:
-    standing = sampled(Severity.DEGRADED, 0, age_s=86_400)
-    assert verdict([ended(0)], reported(0, 1998.0), [standing], size=1).failure == "rank-exit"
-    assert verdict([ended(0)], reported(0, 1998.0), [xid(79, 0)], size=1).failure == "gpu-hardware"
+    def told(finding: Finding) -> str:
+        return verdict([ended(0)], reported(0, 1998.0), [finding], size=1).failure
+
+    assert told(sampled(Severity.DEGRADED, 0, age_s=86_400)) == "rank-exit"
+    assert told(sampled(Severity.DEGRADED, 0, age_s=400)) == "gpu-hardware", "it came up just before"
+    assert told(sampled(Severity.FATAL, 0, age_s=86_400)) == "gpu-hardware"
+    assert told(xid(79, 0)) == "gpu-hardware"
+
+
+def test_a_launcher_that_is_still_tearing_down_tells_why_another_one_failed() -> None:
+    killed = line("killed", 0, 1997.0, "failed (exitcode: -9) local_rank: 1 (pid: 1300) of binary: x")
+    v = verdict([ended(1)], [killed], size=2)
+    assert (v.failure, v.rank) == ("killed", 0)
+    hung = [msgspec.structs.replace(killed, at_s=1999.0)]
+    assert verdict([], hung, signal=timing(Symptom.HANG), size=1).failure == "killed"
+    v = verdict([ended(1, signal=9)], [killed], size=2)
+    assert (v.failure, v.rank) == ("killed", 1), "of a log that is another rank's"
+
+
+def test_a_later_eviction_of_another_pod_is_not_what_told_a_rank_to_end() -> None:
+    told = line("terminated", 0, 1989.0, "Received 15 death signal, shutting down workers")
+    evicted = ended(5, 1999.0, signal=15, failure="pod-evicted", told_s=1998.0)
+    assert verdict([ended(0, 1990.0), evicted], [told]).failure == "terminated"
 
 
 def test_ranks_that_were_interrupted_after_another_end_do_not_explain_it() -> None:
@@ -1079,6 +1099,10 @@ def test_ranks_that_were_interrupted_after_another_end_do_not_explain_it() -> No
     assert v.restart is Restartable.YES
     said = line("interrupted", 3, 1999.0, "SignalException: Process 1294 got signal: 2")
     assert verdict([ended(0), *torn_down], [said]).failure == "unknown"
+    early = msgspec.structs.replace(said, at_s=1990.0)
+    assert verdict([ended(0), ended(3, 1999.2)], [early]).failure == "interrupted", (
+        "before anything else ended"
+    )
     v = verdict([ended(3, 1998.0), *torn_down[:2]], [said])
     assert (v.failure, v.rank, v.restart) == ("interrupted", 3, Restartable.NO)
 
