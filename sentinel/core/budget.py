@@ -24,7 +24,7 @@ SAME_STEP_LIMIT = 3
 BACKOFF_FIRST_S = 5.0
 BACKOFF_MAX_S = 300.0
 KEPT_FAILURES = 20
-# At whoever's cost: who starts more often does nothing but start.
+# Of starts that cost nothing, which no budget limits.
 HOURLY_LIMIT = 12
 HOUR_S = 3600.0
 # A job whose log names no steps may have come further all the same: it is taken to have, where it ran so long
@@ -91,7 +91,7 @@ def plan_after_stop(job: ProtectedJob, verdict: Verdict, failed_step: int | None
     if reason:
         return Plan(restart=False, reason=reason, sentence=sentence, verdict=verdict, exhausted=exhausted)
     delay_s = backoff_s(job, failed_step, now)
-    hourly_s = hourly_s_left(job, now)
+    hourly_s = hourly_s_left(job, now) if verdict.budget == Budget.FREE else 0.0
     left = restarts_left(job, now)
     cost = (
         "free of cost"
@@ -101,7 +101,7 @@ def plan_after_stop(job: ProtectedJob, verdict: Verdict, failed_step: int | None
     wait = f", after a back-off of {delay_s:.0f} s" if delay_s else ""
     if hourly_s > delay_s:
         delay_s = hourly_s
-        wait = f", in {delay_s:.0f} s: it did {HOURLY_LIMIT} times within the hour, which is the limit"
+        wait = f", in {delay_s:.0f} s: it did {HOURLY_LIMIT} times within the hour, the limit of what costs nothing"
     return Plan(
         restart=True,
         reason="Restart",
@@ -225,8 +225,9 @@ def _same_step(job: ProtectedJob, failed_step: int | None, now: Now) -> int:
 
 
 def hourly_s_left(job: ProtectedJob, now: Now) -> float:
-    """Until there were fewer restarts than the limit within an hour; 0: there were."""
-    within = [f.wall_s for f in job.failures if 0.0 <= now.wall_s - f.wall_s < HOUR_S]
+    """Until there were fewer free restarts than the limit within an hour; 0: there were."""
+    free = (one for one in job.failures if one.budget == Budget.FREE)
+    within = [one.wall_s for one in free if 0.0 <= now.wall_s - one.wall_s < HOUR_S]
     return within[-HOURLY_LIMIT] + HOUR_S - now.wall_s if len(within) >= HOURLY_LIMIT else 0.0
 
 

@@ -309,7 +309,7 @@ def test_the_run_clock_stands_while_the_job_waits_and_counts_over_incarnations()
     assert queued.run_time_s(later) == 150.0
 
 
-def test_restarts_of_any_cost_have_a_limit_within_an_hour_and_the_next_one_waits() -> None:
+def test_restarts_that_cost_nothing_have_a_limit_within_an_hour_and_the_next_one_waits() -> None:
     free = [
         structs.replace(failed(n, ago_s=3000.0 - n), budget=Budget.FREE) for n in range(budget.HOURLY_LIMIT)
     ]
@@ -318,6 +318,8 @@ def test_restarts_of_any_cost_have_a_limit_within_an_hour_and_the_next_one_waits
     plan = plan_after_stop(job(failures=tuple(free)), of("pod-preempted"), 90, NOW)
     assert plan.restart
     assert plan.delay_s == pytest.approx(600.0)
-    assert "in 600 s: it did 12 times within the hour, which is the limit" in plan.sentence
+    assert "in 600 s: it did 12 times within the hour, the limit of what costs nothing" in plan.sentence
+    paid = plan_after_stop(job(failures=tuple(free)), of("killed"), 90, NOW)
+    assert (paid.restart, paid.delay_s) == (True, 0.0), "its limit is the budget"
     set_back = [structs.replace(one, wall_s=NOW.wall_s + 7200.0) for one in free]
     assert plan_after_stop(job(failures=tuple(set_back)), of("pod-preempted"), 90, NOW).delay_s == 0.0
