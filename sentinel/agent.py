@@ -12,7 +12,7 @@ from sentinel.cluster.base import RankProcess
 from sentinel.core.health import CheckResult
 from sentinel.core.model import ProtectedJob
 from sentinel.core.now import Now
-from sentinel.core.reports import LogMatch, RankExit, RankReport, Report
+from sentinel.core.reports import LogMatch, RankExit, RankReport, Report, Worker
 from sentinel.logs.life import Sign
 from sentinel.logs.reader import LogBatch, Position, RankLog
 from sentinel.logs.ruleset import RuleSet
@@ -46,6 +46,8 @@ class Use(Protocol):
     def state(self) -> str: ...
     @property
     def restarts(self) -> int: ...
+    @property
+    def workers(self) -> tuple[Worker, ...]: ...
 
 
 Look = Callable[[str, int], Mapping[int, Use]]  # (job, incarnation) -> what /proc says of each rank
@@ -62,6 +64,8 @@ class _Followed:
         self.last_told: tuple[bool, str] | None = None
         self.heard_s = self.alive_s = now.mono_s
         self.silent_s = SILENT_S
+        self.begun = self.look_due = False  # it iterates; nobody has looked yet whether others do so for it
+        self.workers: dict[int, Worker] = {}  # where it is a launcher: what was seen of each
         self.saved: bytes = b""
         self.ended = False
         self.resumed = True  # what it reads first may have been told by a predecessor
@@ -94,7 +98,7 @@ class Agent:
         self._ruleset = ruleset
         self._metrics = metrics
         self._output = output
-        self._look = look
+        self._uses = look
         self._read_kernel_log = read_kernel_log
         self._load_positions = load_positions
         self._save_positions = save_positions
@@ -151,7 +155,7 @@ class Agent:
         for followed in self._followed.values():
             if not followed.ended:
                 self._read(followed, now, reports, matches)
-        reports += self._look_at_silent(now)
+        reports += self._look(now)
         if reports or matches:
             self._report(now, reports, matches)
         if now.mono_s - self._positions_saved_s >= SAVE_POSITIONS_S:
@@ -218,8 +222,10 @@ class Agent:
         # To who has just begun to read every text is new.
         bounded = batch.sign is Sign.BAR or now.mono_s - followed.heard_s < TEXTS_S
         gets_on = batch.sign is not Sign.NONE and bounded and not again
-        if iterations or gets_on or told != followed.last_told:
+        if iterations or gets_on or batch.workers or told != followed.last_told:
             if iterations:
+                followed.look_due = followed.look_due or not followed.begun
+                followed.begun = True
                 followed.heard_s = now.mono_s
             if gets_on:
                 followed.alive_s = now.mono_s
@@ -234,37 +240,30 @@ class Agent:
                 caught_up=batch.caught_up,
                 log_problem=batch.problem,
                 alive_s=now.mono_s if gets_on else None,
+                workers=tuple(batch.workers.values()),
             )
             if iterations:
                 self._metrics.rank(report)
             reports.append(report)
         return batch
 
-    def _look_at_silent(self, now: Now) -> list[RankReport]:
-        """What the processes of silent ranks do: stopped, stuck in the kernel, still reading and writing."""
-        silent = [f for f in self._followed.values() if not f.ended and now.mono_s - f.heard_s > f.silent_s]
-        if not silent or now.mono_s - self._looked_s < min(LOOK_S, *(f.silent_s for f in silent)):
-            return []
-        self._looked_s = now.mono_s
+    def _look(self, now: Now) -> list[RankReport]:
+        """What the processes of silent ranks do: stopped, stuck in the kernel, still reading and writing. Once of those
+        that begin to iterate too: whether they are launchers, and of how many."""
+        living = [f for f in self._followed.values() if not f.ended]
+        silent = [f for f in living if now.mono_s - f.heard_s > f.silent_s]
+        if silent and now.mono_s - self._looked_s < min(LOOK_S, *(f.silent_s for f in silent)):
+            silent = []
+        elif silent:
+            self._looked_s = now.mono_s
+        wanted = silent + [f for f in living if f.look_due and f not in silent]
         reports = []
-        for job, incarnation in {(f.job, f.incarnation) for f in silent}:
-            uses = self._look(job, incarnation)
-            for followed in silent:
+        for job, incarnation in {(f.job, f.incarnation) for f in wanted}:
+            uses = self._uses(job, incarnation)
+            for followed in wanted:
                 use = uses.get(followed.rank)
                 if followed.job == job and use is not None:
-                    caught_up, problem = followed.last_told or (False, "")
-                    reports.append(
-                        RankReport(
-                            job=job,
-                            incarnation=incarnation,
-                            rank=followed.rank,
-                            caught_up=caught_up,
-                            log_problem=problem,
-                            state=use.state,
-                            io_bytes=use.io_bytes,
-                            restarts=use.restarts,
-                        )
-                    )
+                    reports.append(_looked_at(followed, use))
         return reports
 
     def _report(
@@ -312,6 +311,31 @@ class Agent:
         for followed in self._followed.values():
             followed.reader.close()
         self._followed.clear()
+
+
+def _looked_at(followed: _Followed, use: Use) -> RankReport:
+    followed.look_due = False
+    gone = (
+        Worker(number=one.number, pid=one.pid)
+        for number, one in followed.workers.items()
+        if number not in {other.number for other in use.workers}
+    )
+    seen = {one.number: one for one in (*gone, *use.workers)}
+    news = tuple(one for number, one in sorted(seen.items()) if one != followed.workers.get(number))
+    followed.workers = seen
+    followed.reader.expect(len(use.workers))
+    caught_up, problem = followed.last_told or (False, "")
+    return RankReport(
+        job=followed.job,
+        incarnation=followed.incarnation,
+        rank=followed.rank,
+        caught_up=caught_up,
+        log_problem=problem,
+        state=use.state,
+        io_bytes=use.io_bytes,
+        restarts=use.restarts,
+        workers=news,
+    )
 
 
 def _reread(process: RankProcess, rules: RuleSet, position: Position, incarnation: int, now: Now) -> LogBatch:

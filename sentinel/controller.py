@@ -102,7 +102,7 @@ class Controller:
         picture = JobPicture(job, self._failures)
         self.pictures[job.name] = picture
         picture.timing.start(job.incarnation, job.size, now)
-        picture.timing.relaunches.reset(job.inner_restarts)
+        picture.timing.hang.relaunches.reset(job.inner_restarts)
         picture.lost_s = sum(lost_run_s(incident, job.baseline_ms) for incident in incidents)
         for incident in incidents:
             if not incident.phase.final:
@@ -224,11 +224,11 @@ class Controller:
                 self._note_log_problem(picture, rank)
                 picture.timing.fold(rank)
                 if rank.state:
-                    picture.timing.observe_state(rank.rank, rank.state)
+                    picture.timing.hang.liveness.states[rank.rank] = rank.state
                 if rank.restarts:
                     self._relaunched(picture, rank, report.now.mono_s)
                 if rank.io_bytes is not None:
-                    picture.timing.observe_io(rank.rank, rank.io_bytes, report.now.mono_s)
+                    picture.timing.hang.liveness.observe_io(rank.rank, rank.io_bytes, report.now.mono_s)
         for match in report.matches:
             touched |= self._fold_match(match)
         changed = self._fold_checks(report.checks)
@@ -299,7 +299,7 @@ class Controller:
         picture.exits[gone.rank] = gone
         picture.alive.discard(gone.rank)
         if gone.ok:
-            picture.timing.exited(gone.rank)
+            picture.timing.hang.exited.add(gone.rank)
         log.info("rank_ended", job=picture.job.name, rank=gone.rank, how=gone.describe())
 
     # ------------------------------------------------------------ the cycle

@@ -136,7 +136,7 @@ class MachineController(Controller):
         if timing.has_timing and known:
             kept = tuple(note for note in picture.job.degraded if note != BLIND)
             self._save_job(picture, structs.replace(picture.job, degraded=kept))
-        elif not (timing.has_timing or known) and timing.prints_since(BLIND_S, self._clock()):
+        elif not (timing.has_timing or known) and timing.hang.prints_since(BLIND_S, self._clock()):
             self.degrade(picture.job.name, BLIND)
             self._say(picture.job.name, BLIND)
 

@@ -17,14 +17,13 @@ from sentinel.cli.node_holds import Holds
 from sentinel.clock import system_now
 from sentinel.cluster.base import RankProcess
 from sentinel.cluster.local import stacks
+from sentinel.cluster.local.look import RankLook, looked_at
 from sentinel.cluster.local.pods import Pods
 from sentinel.cluster.local.processes import (
     Proc,
-    Use,
     catches_signal,
     runs_no_more,
     send_signal,
-    tree_use,
     where,
 )
 from sentinel.cluster.local.processes import scan as scan_processes
@@ -50,14 +49,6 @@ class _Position(Struct, frozen=True, array_like=True):
     incarnation: int
     rank: int
     blob: bytes
-
-
-class _Usage(Struct, frozen=True):
-    """What Agent looks at of a rank that is silent: of all that runs in its pod."""
-
-    state: str
-    io_bytes: int
-    restarts: int
 
 
 class NodeJobs:
@@ -201,18 +192,14 @@ class NodeJobs:
                 self._rulesets[key] = load_ruleset((), "", cache)
         return self._rulesets[key]
 
-    def _look(self, job: str, incarnation: int) -> Mapping[int, _Usage]:
+    def _look(self, job: str, incarnation: int) -> Mapping[int, RankLook]:
         body = self._followed.get(job)
         if body is None or body.job.incarnation != incarnation:
             return {}
         found = self._pods.ranks(body.pods)
-        first = {rank: procs[min(procs)] for rank, procs in found.items() if procs}
-        uses: dict[int, Use] = tree_use({rank: proc.pid for rank, proc in first.items()}, scan_processes())
         ids = {pod.rank: pod.container_id for pod in body.pods}
-        return {
-            rank: _Usage(first[rank].state, use.io_bytes, self._relaunches.count(ids[rank], found[rank]))
-            for rank, use in uses.items()
-        }
+        restarts = {rank: self._relaunches.count(ids[rank], own) for rank, own in found.items() if own}
+        return looked_at(found, scan_processes(), restarts)
 
     # ------------------------------------------------------------ positions
 

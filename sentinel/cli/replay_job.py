@@ -244,7 +244,7 @@ class Replay:
             self._deadline_s = self._next_deadline_s()
 
     def _next_deadline_s(self) -> float | None:
-        deadline_s = self.picture.timing.next_deadline(self._now)
+        deadline_s = self.picture.timing.hang.next_deadline(self._now)
         left_s = self.picture.time_left_s(self._now)
         if left_s is not None and left_s > 0:
             deadline_s = min(deadline_s or self.now_s + left_s, self.now_s + left_s)
@@ -319,7 +319,7 @@ class Replay:
             picture.exits[gone.rank] = gone
             picture.alive.discard(gone.rank)
             if gone.ok:
-                picture.timing.exited(gone.rank)
+                picture.timing.hang.exited.add(gone.rank)
         decision = policy.decide(picture, self._now)
         if isinstance(decision, policy.Open):
             self._foresee(decision)

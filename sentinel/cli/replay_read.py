@@ -17,6 +17,7 @@ from sentinel.logs.follow import FilePosition
 from sentinel.logs.reader import READ_BYTES, RankLog
 from sentinel.logs.ruleset import RuleSet
 from sentinel.logs.text import stamp_wall_s
+from sentinel.logs.writers import LABEL, MARK
 
 SNIFF_BYTES = 1 << 16
 MERGED_BYTES = 1 << 15  # of a log of several ranks at once: within one such piece only stamps tell the order
@@ -26,12 +27,6 @@ DAY_S = 86_400.0
 HALF_YEAR_S = 182 * DAY_S
 
 _CRI = re.compile(rb"\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:\d\d) std(?:out|err) [PF]\b")
-# torchrun --tee, c10d and Sentinel, Open MPI --tag-output; with the runtime's head of a CRI line before it
-_PREFIX = re.compile(
-    rb"(\S{20,40} std(?:out|err) [PF] )?"
-    rb"\[(?:(?:default|rank ?)(\d{1,5})\]:? ?|1,(\d{1,5})\]<std(?:out|err|diag)>: ?)"
-)
-_LABEL = re.compile(rb"() {0,4}(\d{1,5})(): ")  # srun --label
 # How ranks are called in file names; the last is torchrun's --log-dir
 _NAMES = (
     re.compile(r"(?:rank|worker|task|proc)[-_. ]?(\d{1,5})(?!.*\d{6})", re.I),
@@ -76,8 +71,8 @@ class OldLog:
             raise LogError(f"{path}: binary, not a log")
         lines = [line for line in self._head.split(b"\n")[:-1] if line.strip()][:50]
         self.cri = bool(lines) and all(_CRI.match(line) for line in lines)
-        labels = {found.group(2) for line in lines if (found := _LABEL.match(line))}
-        self.labelled = len(labels) > 1 and all(_LABEL.match(line) for line in lines)
+        labels = {found.group(2) for line in lines if (found := LABEL.match(line))}
+        self.labelled = len(labels) > 1 and all(LABEL.match(line) for line in lines)
         self.first_stamp_s = next((s for line in lines if (s := self.stamp_s(line)) is not None), None)
         if self.first_stamp_s is not None:  # a copied file is younger than its lines, and glog tells no year
             self.wall_s = min(self.wall_s, self.first_stamp_s + HALF_YEAR_S)
@@ -274,7 +269,7 @@ class OldLogs:
         self.readers = [readers[0]]
         rest = b""
         size = MERGED_BYTES if log.labelled or _tagged(log._head) else READ_BYTES
-        pattern = _LABEL if log.labelled else _PREFIX
+        pattern = LABEL if log.labelled else MARK
         for piece in log.pieces(size):
             cut = piece.rfind(b"\n") + 1
             if not cut and len(rest) < SNIFF_BYTES:

@@ -266,7 +266,7 @@ class Session:
     def _pause_s(self) -> float:
         """Until the next turn of the loop: a hang is judged when its time is up, not a quarter second later."""
         now, picture = system_now(), self._controller.pictures[self.name]
-        deadline = picture.timing.next_deadline(now)
+        deadline = picture.timing.hang.next_deadline(now)
         turn_s = CALM_CYCLE_S if picture.incident is None else CYCLE_S
         return turn_s if deadline is None else min(turn_s, max(0.01, deadline - now.mono_s))
 

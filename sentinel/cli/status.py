@@ -281,7 +281,7 @@ def _incident(item: Incident, now_wall_s: float) -> list[str]:
         (
             ("  Verdict", verdict.sentence),
             ("  Cause", f"{verdict.cause.value} ({verdict.failure}), seen as: {verdict.symptom.value}"),
-            ("  Rank", number(verdict.rank) if verdict.rank is not None else ""),
+            ("  Rank", number(verdict.who) if verdict.who is not None else ""),
             ("  To do", verdict.advice),
             ("  Outcome", item.sentence),
             ("  Lost", "" if item.lost is None else lost(item.lost)),

@@ -185,6 +185,7 @@ WORDS: dict[str, dict[str, str]] = {
         "scope": "node or job.",
         "sentence": "The explanation in words.",
         "rank": "The first rank that failed.",
+        "worker": "Where that is a launcher: the rank that failed of those it had started.",
         "entity": "The GPU or node that is to blame.",
         "evidence": "The lines and values that show it. Untrusted text.",
         "advice": "What a person can do.",

@@ -15,6 +15,7 @@ from sentinel.core.performance import WARM_UP, Gap, RankTiming
 from sentinel.core.policy_model import Hang
 from sentinel.core.reports import LogMatch
 from sentinel.core.signals import TimingSignal, length, names, times
+from sentinel.core.workers import STOPPED, Workers
 
 # The adaptive allowance never goes under half of the time that the job has stepped, within these bounds:
 # a false alarm costs at most what was computed since the start, a late one what is left to compute. The
@@ -33,13 +34,6 @@ ACTIVITY_LIMIT_S = {"saving": 600.0, "evaluating": 1800.0, "compiling": 1800.0, 
 # Two logs are read at slightly different moments: only more than this tells which rank stopped first.
 NOISE_S = 0.25
 
-_STOPPED = {
-    "T": "stopped by a signal",
-    "t": "stopped by a tracer",
-    "D": "stuck in the kernel",
-    "Z": "a zombie",
-}
-
 
 class Activity(Struct, gc=False):
     """Something that the log announced and that explains silence."""
@@ -57,15 +51,12 @@ class Activities:
     def __init__(self) -> None:
         self.active: dict[str, Activity] = {}
         self.longest_s: dict[str, float] = {}
-        self.marked_s: float | None = None  # the latest announcement of all
 
     def reset(self) -> None:
         self.active.clear()
-        self.marked_s = None
 
     def note(self, match: LogMatch, ranks: Mapping[int, RankTiming]) -> None:
         kind = match.failure.partition(":")[2]
-        self.marked_s = max(self.marked_s or match.at_s, match.at_s)
         if kind == "saved":
             self._end("saving", match.at_s)
             return
@@ -129,7 +120,7 @@ class Liveness:
         self.gpu.setdefault(rank, deque(maxlen=30)).append((at_s, utilisation))
 
     def stopped(self, ranks: Collection[int]) -> dict[int, str]:
-        return {r: why for r in ranks if (why := _STOPPED.get(self.states.get(r, "")))}
+        return {r: why for r in ranks if (why := STOPPED.get(self.states.get(r, "")))}
 
     def halted(self, rank: int) -> bool:
         """A signal has stopped it: until somebody lets it go on it does nothing at all."""
@@ -155,8 +146,11 @@ class Liveness:
 
 
 class Culprit(Struct, frozen=True, gc=False):
+    """`worker`: of those that `rank`, a launcher, has started."""
+
     rank: int | None
     why: str
+    worker: int | None = None
 
 
 def least_allowance_s(hang: Hang) -> float:
@@ -231,6 +225,7 @@ def hang_signal(
     timed: Sequence[RankTiming],
     alive: Collection[int],
     liveness: Liveness,
+    workers: Workers,
     *,
     silent_s: float,
     allowed_s: float,
@@ -243,8 +238,13 @@ def hang_signal(
     going = [r.rank for r in timed if r not in stuck]
     if culprit.rank is None and len(stuck) == 1 and going:
         culprit = Culprit(stuck[0].rank, f"rank {stuck[0].rank} stopped while {names(going)} went on")
+    if inner := workers.first_stopped(alive if culprit.rank is None else [culprit.rank]):
+        culprit = Culprit(inner.rank, inner.why, inner.number)
+    elif culprit.rank is not None and workers.below(culprit.rank):
+        culprit = Culprit(None, culprit.why)  # one of several, and nothing tells which
     last = max((r.last_step or 0 for r in stuck), default=0)
-    subject = "The job" if culprit.rank is None else f"Rank {culprit.rank}"
+    named = culprit.rank if culprit.worker is None else culprit.worker
+    subject = "The job" if named is None else f"Rank {named}"
     if culprit.rank is not None and len(alive) > 1:
         last = next((r.last_step or 0 for r in timed if r.rank == culprit.rank), last)
     sentence = f"{subject} has made no iteration for {length(silent_s)} after iteration {last}"
@@ -254,7 +254,9 @@ def hang_signal(
         sentence += (
             f", though the launcher inside its pods has started it again ({times(relaunches)} in this run)"
         )
-    evidence = [f"rank {r.rank}: last iteration {r.last_step}" for r in sorted(timed, key=_progress)[:4]]
+    evidence = [
+        f"{_called(r.rank, workers)}: last iteration {r.last_step}" for r in sorted(timed, key=_progress)[:4]
+    ]
     if culprit.why:
         evidence.insert(0, culprit.why)
     evidence.append(f"allowed: {length(allowed_s)} without an iteration")
@@ -264,6 +266,7 @@ def hang_signal(
         symptom=Symptom.HANG,
         key="hang",
         rank=culprit.rank,
+        worker=culprit.worker,
         value=silent_s,
         threshold=allowed_s,
         sentence=sentence + ".",
@@ -274,3 +277,7 @@ def hang_signal(
 
 def _progress(rank: RankTiming) -> tuple[int, float]:
     return (rank.last_step or 0, rank.last_at_s or 0.0)
+
+
+def _called(rank: int, workers: Workers) -> str:
+    return f"the launcher (rank {rank})" if workers.below(rank) else f"rank {rank}"

@@ -101,8 +101,8 @@ def recovered_sentence(job: ProtectedJob, incident: Incident, now: Now) -> str:
     """Cause, rank, last step, checkpoint resumed from, steps and time lost, restarts used and left."""
     verdict, lost = incident.verdict, incident.lost
     parts = [f"{incident.id} recovered: {verdict.sentence}", f"Cause: {verdict.cause.value}."]
-    if verdict.rank is not None:
-        parts.append(f"Rank {verdict.rank}.")
+    if verdict.who is not None:
+        parts.append(f"Rank {verdict.who}.")
     if incident.failed_step is not None:
         parts.append(f"Last step {incident.failed_step}.")
     if lost is not None:

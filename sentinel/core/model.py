@@ -62,6 +62,7 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     scope: str  # "node" or "job"
     sentence: str  # could stand in an e-mail
     rank: int | None = None  # the first failing rank
+    worker: int | None = None  # where that is a launcher: the rank that failed of those it had started
     entity: str = ""  # the GPU or node to avoid, if one is to blame
     evidence: tuple[str, ...] = ()
     advice: str = ""
@@ -70,6 +71,11 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     confidence: str = ""  # what raised or lowered it, in words
     place: str = ""  # the GPU or node that this rank used
     follows: str = ""  # "job" or "node", where faults before this one tell which it goes with
+
+    @property
+    def who(self) -> int | None:
+        """The rank by the number that people know: that of its own world below a launcher."""
+        return self.rank if self.worker is None else self.worker
 
 
 # ---------------------------------------------------------------- the records that outlive a process

@@ -154,6 +154,8 @@ class JobPicture:
             last_steps={rank: timing.last_step for rank, timing in self.timing.ranks.items()},
             rank_entities=self.entities,
             rank_pids=self.pids,
+            # On a cluster one pid is that of a process on each of its nodes.
+            worker_pids=self.timing.hang.workers.pids() if self.job.launch is not None else {},
             failures=self.failures,
             history=self.job.failures,
             now=now,

@@ -73,6 +73,16 @@ def signal_of(code: int | None) -> int | None:
     return code - SIGNAL_OFFSET if code and 0 < code - SIGNAL_OFFSET <= LAST_SIGNAL else None
 
 
+class Worker(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A rank that the program of a job's rank, a launcher (torchrun, mpirun), has started: as far as was seen."""
+
+    number: int  # as its launcher numbers it: RANK
+    pid: int = 0  # 0: no process is known
+    state: str = ""  # of the process, as in /proc/PID/stat; "": it was there and is gone
+    told: int = 0  # iterations that it has told, where lines tell whose they are
+    step: int | None = None  # of the newest of them
+
+
 class RankReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one poll of one rank's log brought. Iterations are in log order."""
 
@@ -90,6 +100,7 @@ class RankReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: str = ""  # of the process, as in /proc/PID/stat, when it was looked at
     io_bytes: int | None = None  # read and written so far by the rank and its helpers
     restarts: int = 0  # how often a launcher inside its pod has started it again, where that is known
+    workers: tuple[Worker, ...] = ()  # of each of its launcher's, or of itself: that which is new
 
 
 Files = dict[str, tuple[int, int]]  # path -> bytes, newest mtime in ns; a folder with all that is in it

@@ -15,6 +15,7 @@ class TimingSignal(Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: str
     sentence: str
     rank: int | None = None  # None: the job, or logs do not tell which rank
+    worker: int | None = None  # of those that `rank`, a launcher, has started
     value: float = 0.0
     threshold: float = 0.0
     evidence: tuple[str, ...] = ()

@@ -2,14 +2,13 @@
 
 from msgspec import Struct
 
-from sentinel.core.hang import Activities, Activity, Liveness, allowance_s, hang_signal, least_allowance_s
+from sentinel.core.hang_watch import HangWatch
 from sentinel.core.model import Symptom
 from sentinel.core.now import Now
 from sentinel.core.performance import Gap, Histogram, RankTiming, learnt_baseline, median, medians_of_others
 from sentinel.core.policy_model import Policy
-from sentinel.core.relaunch import Relaunches
 from sentinel.core.reports import Iteration, LogMatch, RankReport
-from sentinel.core.signals import TimingSignal, length, names
+from sentinel.core.signals import TimingSignal, names
 
 __all__ = ["JobTiming", "RankTiming", "TimingSignal", "TimingSummary"]
 
@@ -45,24 +44,29 @@ class JobTiming:
         baseline_ratio: float | None = None,
         performance_frozen: str = "",
     ) -> None:
-        self.policy = policy
-        self.size = size
         self.performance_frozen = performance_frozen
         self.incarnation = 0
-        self.started_s: float | None = None
         self.ranks: dict[int, RankTiming] = {}
         self.histogram = Histogram()
         self.gaps: list[Gap] = []  # the longest of all ranks and incarnations, longest first
         self._baseline = (baseline_ms, baseline_ratio) if baseline_ms is not None else None
-        self._timed_before = baseline_ms is not None  # this job is known to print iterations
-        self._exited: set[int] = set()
-        self._activities = Activities()
-        self._liveness = Liveness()
-        self.relaunches = Relaunches()
-        self._alive_s = 0.0  # when a log last told that the program gets on, without an iteration
-        self._hung_at: int | None = None  # the step at which the last hang was told
-        self._hangs_there = 0
-        self._told_hang = False
+        self.hang = HangWatch(policy, size, self.ranks, self.gaps, timed=baseline_ms is not None)
+
+    @property
+    def policy(self) -> Policy:
+        return self.hang.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self.hang.policy = policy
+
+    @property
+    def size(self) -> int:
+        return self.hang.size
+
+    @size.setter
+    def size(self, size: int) -> None:
+        self.hang.size = size
 
     # ------------------------------------------------------------ folding
 
@@ -72,22 +76,11 @@ class JobTiming:
         A baseline learnt at another size is dropped: a step of fewer ranks takes longer and is no fault.
         """
         self._learn()
-        if self._told_hang:
-            here = self.last_step or 0
-            again = self._hung_at is not None and here <= self._hung_at + 1
-            self._hangs_there = self._hangs_there + 1 if again else 1
-            self._hung_at = max(here, self._hung_at or 0) if again else here
         if size != self.size:
             self._baseline = None
-        self._timed_before = self._timed_before or self.has_timing
-        self._told_hang = False
-        self.incarnation, self.size, self.started_s = incarnation, size, now.mono_s
+        self.hang.start(size, now)
+        self.incarnation = incarnation
         self.ranks.clear()
-        self._exited.clear()
-        self._activities.reset()
-        self._liveness.reset()
-        self._alive_s = 0.0
-        self.relaunches.reset()
 
     def fold(self, report: RankReport) -> None:
         """Take in what one poll of one rank's log brought; a report of another incarnation is ignored.
@@ -102,11 +95,14 @@ class JobTiming:
             self.ranks[report.rank] = rank
         rank.caught_up = report.caught_up
         rank.log_problem = report.log_problem
-        self._alive_s = max(self._alive_s, report.alive_s or 0.0)
+        if report.alive_s is not None:
+            self.hang.signed(report.alive_s)
+        if report.workers:
+            self.hang.workers.fold(report.rank, report.workers)
         known = rank.reached - report.before if report.again and rank.count else 0
         if new := report.iterations[max(0, known) :]:
             rank.fold(new, report.before)
-            self._activities.progressed(rank)
+            self.hang.progressed(rank)
 
     def newest(self, count: int) -> list[Iteration]:
         """Of the first rank that tells how long its iterations take: the newest, the oldest of them first."""
@@ -120,33 +116,17 @@ class JobTiming:
         """A line announced compiling, loading, saving, saved or evaluating (`activity:NAME`)."""
         if match.incarnation != self.incarnation:
             return
-        self._activities.note(match, self.ranks)
+        self.hang.announced(match)
         for rank in self.ranks.values():
             rank.pause(match.at_s)
 
     def relaunched(self, count: int, at_s: float) -> bool:
         """A launcher inside has started ranks again, `count` times by now. False: so many were known."""
-        if not self.relaunches.note(count, at_s, self.ranks):
+        if not self.hang.relaunches.note(count, at_s, self.ranks):
             return False
         for rank in self.ranks.values():
             rank.pause(at_s)
         return True
-
-    def exited(self, rank: int) -> None:
-        """This rank has ended: its silence means nothing any more."""
-        self._exited.add(rank)
-
-    def observe_io(self, rank: int, io_counter: int, at_s: float) -> None:
-        """Bytes read and written by the rank so far. Raises confidence only."""
-        self._liveness.observe_io(rank, io_counter, at_s)
-
-    def observe_gpu(self, rank: int, utilisation: float, at_s: float) -> None:
-        """GPU use 0..1. Raises confidence only."""
-        self._liveness.observe_gpu(rank, utilisation, at_s)
-
-    def observe_state(self, rank: int, state: str) -> None:
-        """Process state of the rank as in /proc/PID/stat: one that is stopped (T) or stuck (D) is named."""
-        self._liveness.states[rank] = state
 
     # ------------------------------------------------------------ reading
 
@@ -198,22 +178,18 @@ class JobTiming:
         timed = self.timed
         return bool(timed) and all(rank.full for rank in timed)
 
-    def prints_since(self, least_s: float, now: Now) -> bool:
-        """It started so long ago, for the first time, and says something, but not that it loads or compiles."""
-        if self.started_s is None or self._timed_before or self._activities.veto(now) is not None:
-            return False
-        return self._alive_s > 0.0 and now.mono_s - self.started_s >= least_s
-
     def stepping(self, now: Now) -> bool:
         """Iterations come, or a pause that explains their absence was announced."""
         last = self.last_at_s
         if last is None:
             return False
-        if self._activities.veto(now) is not None:
+        if self.hang.excused(now):
             return True
         usual_s = max(STEPPING_S, STALL * (self.step_ms or 0.0) / 1000)
         after_s = self.policy.hang.after_s
-        return now.mono_s - max(last, self._alive_s) < (usual_s if after_s is None else min(usual_s, after_s))
+        return now.mono_s - max(last, self.hang.sign_s) < (
+            usual_s if after_s is None else min(usual_s, after_s)
+        )
 
     def baseline(self) -> tuple[float, float | None] | None:
         """(step ms, hardware ratio) given or learnt after the warm-up; None while it is being learnt."""
@@ -243,9 +219,8 @@ class JobTiming:
 
     def signals(self, now: Now) -> list[TimingSignal]:
         """All that holds at `now`, most urgent first."""
-        found = [self._hang(now), self._slow(), self._grown(), self._starved(), *self._stragglers()]
+        found = [self.hang.signal(now), self._slow(), self._grown(), self._starved(), *self._stragglers()]
         kept = [signal for signal in found if signal is not None]
-        self._told_hang = self._told_hang or any(s.symptom is Symptom.HANG for s in kept)
         return kept
 
     def _frozen(self) -> tuple[str, ...]:
@@ -254,7 +229,7 @@ class JobTiming:
         )
 
     def _full(self) -> list[RankTiming]:
-        return [r for r in self.ranks.values() if r.full and r.rank not in self._exited]
+        return [r for r in self.ranks.values() if r.full and r.rank not in self.hang.exited]
 
     def _one_of(self, found: list[RankTiming]) -> int | None:
         """The rank to name: only one that stands out among several."""
@@ -380,123 +355,6 @@ class JobTiming:
                 )
             )
         return sorted(found, key=lambda s: -s.value)[:MAX_STRAGGLERS]
-
-    # ------------------------------------------------------------ hangs
-
-    def _alive(self) -> list[int]:
-        return [rank for rank in range(self.size) if rank not in self._exited]
-
-    def _readable(self) -> bool:
-        """Silence says something only when every living rank's log was read to its end."""
-        for number in self._alive():
-            rank = self.ranks.get(number)
-            if rank is None or not rank.caught_up or rank.log_problem.startswith("vanished"):
-                return False
-        return True
-
-    def _silent_since_s(self, rank: RankTiming) -> float:
-        """The last sign of progress: an iteration, or a line of any rank that announced or ended a pause, or that tells
-        of any other progress."""
-        again_s = self.relaunches.waits_since_s(rank) or 0.0
-        return max(rank.last_at_s or 0.0, self._activities.marked_s or 0.0, self._alive_s, again_s)
-
-    def _allowed_s(self, rank: RankTiming) -> float:
-        there = self._hung_at is not None and (rank.last_step or 0) <= self._hung_at + 1
-        adaptive = self.policy.hang.after_s is None
-        anew = self.relaunches.waits_since_s(rank) is not None
-        starts = anew or (adaptive and self.relaunches.warms_up(rank))
-
-        def allowed_s(ending: bool) -> float:
-            usual_s = allowance_s(
-                rank,
-                self.policy.hang,
-                self.gaps,
-                self.policy.start_timeout_s,
-                ending=ending,
-                repeats=self._hangs_there if there else 0,
-            )
-            return max(usual_s, self.policy.start_timeout_s if starts else 0.0)
-
-        if not self._exited:
-            return allowed_s(ending=False)
-        # Who is stopped, or hung while those that have ended since still made iterations, was not through and saves
-        # nothing. A log that a new agent reads does not tell when it was written: then only the former is known.
-        if self._liveness.halted(rank.rank):
-            return allowed_s(ending=False)
-        silent_then_s = self._exited_went_on_s() - self._silent_since_s(rank)
-        return allowed_s(ending=silent_then_s < allowed_s(ending=False))
-
-    def _exited_went_on_s(self) -> float:
-        """When a rank that has ended made an iteration for the last time."""
-        return max((r.last_at_s or 0.0 for r in self.timed if r.rank in self._exited), default=0.0)
-
-    def _hang(self, now: Now) -> TimingSignal | None:
-        alive = self._alive()
-        if not alive or not self._readable() or self._activities.veto(now) is not None:
-            return None
-        timed = [r for r in self.timed if r.rank not in self._exited]
-        if not timed:
-            return self._hang_at_start(alive, now)
-        least_s = least_allowance_s(self.policy.hang)
-        stuck = [
-            r
-            for r in timed
-            if (silent_s := now.mono_s - self._silent_since_s(r)) >= least_s
-            and silent_s >= self._allowed_s(r)
-        ]
-        if not stuck:
-            return None
-        silent_s = now.mono_s - min(r.last_at_s or 0.0 for r in stuck)
-        outlived: Activity | None = next(iter(self._activities.active.values()), None)
-        waited = any(self.relaunches.waits_since_s(r) is not None for r in stuck)
-        return hang_signal(
-            stuck,
-            timed,
-            alive,
-            self._liveness,
-            silent_s=silent_s,
-            allowed_s=max(self._allowed_s(r) for r in stuck),
-            outlived=outlived,
-            relaunches=self.relaunches.count if waited else 0,
-        )
-
-    def _hang_at_start(self, alive: list[int], now: Now) -> TimingSignal | None:
-        """Only a job that is known to log iterations can miss its first one."""
-        ends_s = self._start_ends_s()
-        if ends_s is None or now.mono_s < ends_s:
-            return None
-        waited_s = now.mono_s - (self.started_s or 0.0)
-        stopped = self._liveness.stopped(alive)
-        return TimingSignal(
-            symptom=Symptom.HANG,
-            key="hang",
-            rank=next(iter(stopped)) if len(stopped) == 1 else alive[0] if len(alive) == 1 else None,
-            value=waited_s,
-            threshold=self.policy.start_timeout_s,
-            sentence=f"The job has made no iteration within {length(waited_s)} of its start.",
-            evidence=tuple(f"rank {r} is {why}" for r, why in stopped.items()),
-            confidence="all logs were read to their end; earlier incarnations logged iterations",
-        )
-
-    def _start_ends_s(self) -> float | None:
-        if self.started_s is None or not self._timed_before or self._exited:
-            return None
-        return (
-            max(self.started_s, self._activities.marked_s or 0.0, self._alive_s) + self.policy.start_timeout_s
-        )
-
-    def next_deadline(self, now: Now) -> float | None:
-        """Monotonic time at which `signals` should be asked though nothing arrived; None: no need."""
-        if not self._alive() or not self._readable():
-            return None
-        timed = [r for r in self.timed if r.rank not in self._exited]
-        ends = [self._silent_since_s(r) + self._allowed_s(r) for r in timed]
-        if not timed and (start_s := self._start_ends_s()) is not None:
-            ends.append(start_s)
-        veto_s = self._activities.veto_ends_s()
-        if veto_s is not None:
-            ends = [max(end, veto_s) for end in ends]
-        return min((end for end in ends if end > now.mono_s), default=None)
 
 
 def _of(rank: RankTiming, by_hardware: bool) -> float:

@@ -33,6 +33,7 @@ from sentinel.core.triage_launcher import (
     by_silent_end,
     killed_for_memory,
     named_inner,
+    of_worker,
 )
 from sentinel.core.triage_node import by_network, by_node, by_stuck_process, named_network
 from sentinel.core.triage_past import weigh_past
@@ -63,6 +64,7 @@ def triage(
     now: Now,
     last_iteration_s: Mapping[int, float] | None = None,
     others: Callable[[], Iterable[Struck]] = tuple,
+    worker_pids: Mapping[int, tuple[int, int]] | None = None,
 ) -> Verdict:
     """The one explanation of an incident of `job`.
 
@@ -88,13 +90,21 @@ def triage(
         signal=signal,
         last_steps=last_steps,
         entities=rank_entities,
-        pids=rank_pids,
+        processes={pid: (rank, None) for rank, pid in rank_pids.items()} | dict(worker_pids or {}),
         failures=failures,
         history=history,
         others=others,
         now=now,
     )
-    return worded(case, weigh_past(case, _explain(case)))
+    return worded(case, _with_worker(case, weigh_past(case, _explain(case))))
+
+
+def _with_worker(case: Case, why: Why) -> Why:
+    if why.worker is None and why.finding is not None and case.rank_of_pid(why.finding.pid) == why.rank:
+        why = of_worker(why, case.worker_of_pid(why.finding.pid))
+    if why.worker is None and not case.lost and case.signal is not None and case.signal.rank == why.rank:
+        return structs.replace(why, worker=case.signal.worker)  # its sentence names it
+    return why
 
 
 # ---------------------------------------------------------------- what to believe
@@ -132,8 +142,10 @@ def _explain(case: Case) -> Why:
 def _earliest_root(case: Case) -> Why | None:
     """The first root among log lines and deaths that explain themselves."""
     for exit_ in case.lost:
-        if exit_.oom_killed or _named_by_oom(exit_, case):
-            return Why(cls=case.failures["host-oom"], rank=exit_.rank)
+        named = _named_by_oom(exit_, case)
+        if exit_.oom_killed or named is not None:
+            why = Why(cls=case.failures["host-oom"], rank=exit_.rank)
+            return why if named is None else of_worker(why, case.worker_of_pid(named))
     rows = [row for row in _roots(case) if not _torn_down(row, case) and not _told_to_end(row, case)]
     deaths = [
         (_told_s(e), e.rank, cls)
@@ -219,11 +231,11 @@ def _at(row: Row, case: Case) -> float:
     return min(row.match.at_s, exit_.at_s) if exit_ else row.match.at_s
 
 
-def _named_by_oom(exit_: RankExit, case: Case) -> bool:
-    """The kernel's memory killer wrote this rank's pid into its log."""
-    pid = case.pids.get(exit_.rank)
+def _named_by_oom(exit_: RankExit, case: Case) -> int | None:
+    """The process of this rank, or of its workers, whose pid the kernel's memory killer wrote into its log."""
     codes = case.failures["host-oom"].codes
-    return pid is not None and any(f.pid == pid and f.code in codes for f in case.findings)
+    named = (f.pid for f in case.findings if f.code in codes and case.rank_of_pid(f.pid) == exit_.rank)
+    return next(named, None)
 
 
 def _roots(case: Case) -> list[Row]:

@@ -51,7 +51,9 @@ class Case(Struct, frozen=True, kw_only=True):
     signal: TimingSignal | None
     last_steps: Mapping[int, int | None]
     entities: Mapping[int, str]
-    pids: Mapping[int, int]
+    processes: Mapping[
+        int, tuple[int, int | None]
+    ]  # pid -> its rank, and its number where that is a launcher
     failures: Mapping[str, FailureClass]
     history: Sequence[Failure]
     others: Callable[[], Iterable[Struck]]  # of other jobs; asked only where it matters
@@ -71,6 +73,14 @@ class Case(Struct, frozen=True, kw_only=True):
     def exit_of(self, rank: int) -> RankExit | None:
         return next((e for e in self.lost if e.rank == rank), None)
 
+    def rank_of_pid(self, pid: int | None) -> int | None:
+        found = self.processes.get(pid) if pid is not None else None
+        return found[0] if found is not None else None
+
+    def worker_of_pid(self, pid: int | None) -> int | None:
+        found = self.processes.get(pid) if pid is not None else None
+        return found[1] if found is not None else None
+
     def of(self, *roles: str) -> list[Row]:
         return [row for row in self.rows if row.cls.role in roles]
 
@@ -87,6 +97,7 @@ class Why(Struct, frozen=True, kw_only=True):
 
     cls: FailureClass
     rank: int | None = None
+    worker: int | None = None  # of those that `rank`, a launcher, has started
     entity: str = ""
     finding: Finding | None = None
     code: str = ""

@@ -10,10 +10,8 @@ from sentinel.core.triage_rows import FailureClass, same_entity
 
 def rank_of(finding: Finding, case: Case) -> int | None:
     """The rank that a finding is about: by pid, else by the GPU that it uses. None: not this job's."""
-    if finding.pid is not None:
-        for rank, pid in case.pids.items():
-            if pid == finding.pid:
-                return rank
+    if (rank := case.rank_of_pid(finding.pid)) is not None:
+        return rank
     users = [rank for rank, entity in case.entities.items() if same_entity(entity, finding.place)]
     dead = [e.rank for e in case.lost if e.rank in users]
     return dead[0] if dead else min(users, default=None)

@@ -10,11 +10,15 @@ from msgspec import structs
 from sentinel.core.triage_case import REPORT, Case, Why, finding_clause
 from sentinel.core.triage_rows import Row
 
-# How launchers number their processes: `[rank1]: ` and `[default1]:` before a line, torchrun's own report, mp.spawn's.
+# How launchers number their processes: `[rank1]: ` and `[default1]:` before a line, torchrun's own report, mp.spawn's,
+# two of mpirun's.
 _INNER = re.compile(
     r"^\[(?:rank|default)(\d+)\]:|\bfailed \(exitcode: -?\d+\) local_rank: (\d+)|\bprocess (\d+) terminated\b"
+    r"|\bprocess rank (\d+) with PID|\bProcess name: \[\[\d+,\d+\],(\d+)\]"
 )
-_REPORT = re.compile(r"\bfailed \(exitcode: |\bProcessExitedException: |\bdied with <Signals\.")
+_REPORT = re.compile(
+    r"\bfailed \(exitcode: |\bProcessExitedException: |\bdied with <Signals\.|\bprocess rank \d+ with PID "
+)
 _PID = re.compile(r"\(pid: (\d+)\)")
 
 
@@ -41,11 +45,20 @@ def about_another(row: Row, case: Case) -> bool:
 def named_inner(why: Why, row: Row, case: Case) -> Why:
     """With which of a launcher's processes it was."""
     number = inner_rank(row.match.line)
+    named = (case.worker_of_pid(int(pid)) for pid in _PID.findall(row.match.line))
+    number = next((one for one in named if one is not None), number)  # a report counts those of its machine
     # A rank that nobody else has started says `[rank3]: ` too.
     if number is None or (row.match.line.startswith("[") and report_of(row.match.rank, case) is None):
         return why
+    return of_worker(why, number)
+
+
+def of_worker(why: Why, number: int | None) -> Why:
+    """It was this one of those that a launcher had started. None: it was the rank itself."""
+    if number is None:
+        return why
     note = f"It was rank {number} of those that a launcher had started."
-    return structs.replace(why, note=f"{why.note} {note}".strip())
+    return structs.replace(why, worker=number, note=f"{why.note} {note}".strip())
 
 
 def by_report(rank: int, case: Case) -> Why | None:

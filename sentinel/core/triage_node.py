@@ -24,7 +24,6 @@ def by_node(case: Case, root: Why | None) -> Why | None:
 
     Where the kernel names a rank's process (its memory is broken) nothing else is believed.
     """
-    ranks = {pid: rank for rank, pid in case.pids.items()}
     fatal = [
         item
         for item in case.findings
@@ -32,11 +31,13 @@ def by_node(case: Case, root: Why | None) -> Why | None:
         and item.severity is Severity.FATAL
         and class_of_finding(item, case.failures)[0].role == "root"
     ]
-    found = sorted((item for item in fatal if recent(item, case)), key=lambda item: item.pid not in ranks)
+    found = sorted(
+        (item for item in fatal if recent(item, case)), key=lambda item: case.rank_of_pid(item.pid) is None
+    )
     if not found or not case.lost:
         return None
     finding = found[0]
-    rank = ranks.get(finding.pid) if finding.pid is not None else None
+    rank = case.rank_of_pid(finding.pid)
     unclear = root is None or root.cls.restart is Restartable.ONCE
     if rank is None and not unclear:
         return None
@@ -55,12 +56,12 @@ def by_node(case: Case, root: Why | None) -> Why | None:
 
 def by_stuck_process(case: Case, signal: TimingSignal) -> Why | None:
     """A rank that the kernel says is stuck in it, or a driver in which processes are stuck."""
-    ranks = {pid: rank for rank, pid in case.pids.items()}
     for finding in case.findings:
-        stuck = finding.code == STUCK and finding.pid in ranks
+        its_rank = case.rank_of_pid(finding.pid)
+        stuck = finding.code == STUCK and its_rank is not None
         if (stuck or finding.code == DRIVER_STUCK) and finding.severity.order >= Severity.DEGRADED.order:
             cls = structs.replace(case.failures[CLASS_OF_SYMPTOM[signal.symptom]], cause=Cause.NODE)
-            rank = ranks[finding.pid] if stuck and finding.pid is not None else signal.rank
+            rank = its_rank if stuck else signal.rank
             return with_note(Why(cls=cls, rank=rank, entity=finding.node, finding=finding), finding)
     return None
 

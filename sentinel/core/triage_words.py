@@ -14,6 +14,7 @@ def worded(case: Case, why: Why) -> Verdict:
         scope=why.cls.scope,
         sentence=_sentence(case, why),
         rank=why.rank,
+        worker=why.worker,
         entity=why.entity,
         evidence=(
             *evidence_lines(why.rank, why.cls.id, why.finding, case.rows, case.lost, case.signal),

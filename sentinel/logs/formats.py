@@ -13,13 +13,15 @@ from typing import Any
 
 from msgspec import Struct
 
-from sentinel.core.reports import Iteration
+from sentinel.core.reports import Iteration, Worker
 from sentinel.logs.match import LINE_LIMIT_BYTES, check_pattern, compile_re2
 from sentinel.logs.text import stamp_wall_s
+from sentinel.logs.writers import Writers
 
 SILENT_LINES = 50
 COMEBACK_LINES = 3  # a format that gave way is primary again after so many of its lines in near succession
 NUMBER_LIMIT_DIGITS = 24
+MARK_BYTES = 80  # of a line, in which stands whose it is
 
 _NUMBERS = frozenset({"hardware_ms", "hardware_s", "e2e_ms", "e2e_s", "rate_per_s"})
 _INTEGERS = frozenset({"step", "total", "epoch"})
@@ -156,6 +158,8 @@ class TimingParser:
         self._bar_total = 0
         self._retired: dict[int, tuple[int, int]] = {}  # format -> (line count when last seen, times)
         self._lines = 0
+        self.writers = Writers()
+        self.progress: dict[int, Worker] = {}  # where several mark their lines: what each told last
         if state is not None:
             self._primary = next((f for f in formats if f.row.id == state.primary), None)
             self._last_step, self._lent_step = state.last_step, state.lent_step
@@ -191,7 +195,8 @@ class TimingParser:
         if not present:
             return []
         primary = self._primary
-        if stamps is None and len(present) == 1 and present[0] is primary and self._lent_step is None:
+        alone = len(present) == 1 and present[0] is primary and self._lent_step is None
+        if stamps is None and alone and primary is not None and not self._marked(text, primary.literal):
             quick = primary.quick(text, at_s)
             if quick is not None:
                 if quick:
@@ -206,7 +211,9 @@ class TimingParser:
         iterations: list[Iteration] = []
         for line_start in sorted(found):
             iteration = self._line(found[line_start], at_s)
-            if iteration is None:
+            if iteration is None or not self._told_first(
+                text[line_start : line_start + MARK_BYTES], iteration
+            ):
                 continue
             iterations.append(iteration)
             if stamps is not None:
@@ -214,6 +221,21 @@ class TimingParser:
                 if offsets is not None:
                     offsets.append(line_start)
         return iterations
+
+    def _marked(self, text: bytes, literal: bytes) -> bool:
+        """Does the first line with `literal` tell whose it is?"""
+        line_start = text.rfind(b"\n", 0, text.find(literal)) + 1
+        return self.writers.number(text[line_start : line_start + MARK_BYTES]) is not None
+
+    def _told_first(self, head: bytes, iteration: Iteration) -> bool:
+        """Several ranks may tell the same iteration. `head`: of its line."""
+        number = self.writers.number(head)
+        counts = self.writers.counts(number, iteration.step)
+        if number is not None and len(self.writers.told) > 1:
+            told = self.writers.told[number]
+            step = told if iteration.step is None else iteration.step
+            self.progress[number] = Worker(number=number, told=told, step=step)
+        return counts
 
     def _line(self, candidates: list[tuple[Format, Values]], at_s: float) -> Iteration | None:
         """One line; several formats may know it, then the richest counts."""

@@ -8,7 +8,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from sentinel.core.now import Now
-from sentinel.core.reports import Iteration, LogMatch
+from sentinel.core.reports import Iteration, LogMatch, Worker
 from sentinel.logs.cri import CriDecoder
 from sentinel.logs.follow import FilePosition, Follower
 from sentinel.logs.formats import FormatState, TimingParser
@@ -42,6 +42,7 @@ class LogBatch(Struct, kw_only=True):
     data: bytes  # the raw bytes that were read, for a terminal
     caught_up: bool  # the log was read to its end
     problem: str  # "" or a degraded mode in words: "not there yet", "truncated", "vanished", ...
+    workers: dict[int, Worker]  # of a launcher, whose ranks mark their lines: what each told last
     sign: Sign = Sign.NONE  # that the program gets on, though no iteration was told
     stamps: list[float | None] | None = None  # of each Iteration: its line's own time stamp, Unix seconds
     after: list[int] | None = (
@@ -128,6 +129,7 @@ class RankLog:
             data=b"",
             caught_up=False,
             problem="",
+            workers={},
             stamps=[] if self._stamps else None,
             after=[] if self._stamps else None,
         )
@@ -150,11 +152,16 @@ class RankLog:
         batch.caught_up = self._follower.at_end
         if final and batch.caught_up:
             self._take(self._unfinished(), now, batch)
+        batch.workers, self._timing.progress = self._timing.progress, {}
         if signs and newest and not batch.iterations:
             batch.sign = self._life.look(newest)
         if pieces:
             self._follower.free_behind(len(self._rest))
         return batch
+
+    def expect(self, writers: int) -> None:
+        """So many processes may print into it."""
+        self._timing.writers.expected = max(1, writers)
 
     def close(self) -> None:
         self._follower.close()

@@ -138,7 +138,7 @@ def called(job: str) -> str:
 def _what(incident: Incident) -> str:
     """What happened, in words that can stand alone and after "after"."""
     verdict = incident.verdict
-    rank = "the job" if verdict.rank is None else f"rank {verdict.rank}"
+    rank = "the job" if verdict.who is None else f"rank {verdict.who}"
     match verdict.symptom:
         case Symptom.RANK_LOST:
             return "a rank was lost" if verdict.rank is None else f"{rank} was lost"
@@ -261,7 +261,7 @@ def _facts(incident: Incident, job: ProtectedJob, stage: Stage) -> tuple[tuple[s
     going = "resumed from" if incident.lost else "checkpoint"
     rows = (
         ("cause", "" if ending else cause),
-        ("rank", "" if verdict.rank is None else str(verdict.rank)),
+        ("rank", "" if verdict.who is None else str(verdict.who)),
         ("where", clean(verdict.entity, 120)),
         ("last step", "" if incident.failed_step is None else f"{incident.failed_step:,}"),
         ("save", _saved(incident)),

@@ -175,8 +175,8 @@ def _incident(item: Incident, now_wall_s: float, opened: bool) -> str:
         f"class: {verdict.failure}",
         f"scope: {verdict.scope}",
     ]
-    if verdict.rank is not None:
-        facts.append(f"rank {verdict.rank}")
+    if verdict.who is not None:
+        facts.append(f"rank {verdict.who}")
     if verdict.entity:
         facts.append(verdict.entity)
     if verdict.confidence:

@@ -106,6 +106,88 @@ async def test_a_launcher_that_inherited_rank_variables_is_no_rank(site: Site) -
 
 
 @with_site
+async def test_what_mpirun_and_srun_start_are_ranks(site: Site) -> None:
+    for incarnation, (whole, local) in enumerate(
+        [
+            ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+            ("PMI_RANK", "MPI_LOCALRANKID"),
+            ("SLURM_PROCID", "SLURM_LOCALID"),
+        ],
+        1,
+    ):
+        launcher = LAUNCHER.replace("LOCAL_RANK", local).replace(", RANK=", f", {whole}=")
+        (process,) = await site.start(python(launcher), incarnation=incarnation, nproc=None)
+        await eventually(lambda k=incarnation: site.log(k).count("ready") == 2)
+        found = site.cluster.find_ranks("job", incarnation)
+        assert sorted(found) == [0, 1]
+        assert process.pid not in {proc.pid for proc in found.values()}
+        await site.cluster.stop("job", incarnation, 0.0)
+
+
+@with_site
+async def test_torchrun_in_a_batch_script_of_slurm_is_a_launcher(site: Site) -> None:
+    await site.start(python(LAUNCHER), nproc=None, SLURM_PROCID="0", SLURM_LOCALID="0")
+    await eventually(lambda: site.log().count("ready") == 2)
+    assert sorted(site.cluster.find_ranks("job", 1)) == [0, 1]
+
+
+# Of several machines: each numbers on from those of the ones before, in a world of four.
+OF_SEVERAL = LAUNCHER.replace(
+    "env = dict(os.environ, RANK=str(rank)",
+    "env = dict(os.environ, WORLD_SIZE='4', RANK=str(rank + 2 * int(os.environ['RANK']))",
+)
+
+
+@with_site
+async def test_two_launchers_mean_the_ranks_of_both(site: Site) -> None:
+    launchers = await site.start(python(OF_SEVERAL), nproc=2)
+    for rank in (0, 1):
+        await eventually(lambda rank=rank: site.log(rank=rank).count("ready") == 2)
+    found = site.cluster.find_ranks("job", 1)
+    assert sorted(found) == [0, 1, 2, 3]
+    assert not {launcher.pid for launcher in launchers} & {proc.pid for proc in found.values()}
+    assert (await site.cluster.signal_ranks("job", 1, [0, 1, 2, 3], "SIGUSR1")).sent == (0, 1, 2, 3)
+    for rank in (0, 1):
+        await eventually(lambda rank=rank: site.log(rank=rank).count("saved by") == 2)
+    assert {rank: sorted(own) for rank, own in site.cluster.find_workers("job", 1).items()} == {
+        0: [0, 1],
+        1: [2, 3],
+    }
+    texts = await site.cluster.stacks("job", 1, [0, 1])
+    assert [text.partition(":")[0] for text in texts] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+
+
+@with_site
+async def test_launchers_that_know_nothing_of_each_other_are_counted_through(site: Site) -> None:
+    alone = LAUNCHER.replace("env = dict(", "env = dict(MASTER_PORT='29500', **{k: v for k, v in ").replace(
+        "os.environ, RANK", "os.environ.items() if k[-4:] not in ('RANK', 'PORT')}, RANK"
+    )
+    await site.start(python(alone), nproc=2)
+    for rank in (0, 1):
+        await eventually(lambda rank=rank: site.log(rank=rank).count("ready") == 2)
+    assert sorted(site.cluster.find_ranks("job", 1)) == [0, 1, 2, 3]
+
+
+@with_site
+async def test_a_rank_that_evaluates_with_a_launcher_of_its_own_stays_one(site: Site) -> None:
+    evaluates = textwrap.dedent(CATCHES).replace(
+        "print('ready')", "os.environ['RANK'] == '1' and evaluate(); print('ready')"
+    )
+    code = f"""
+import subprocess
+def evaluate():
+    env = dict(os.environ, RANK='0', LOCAL_RANK='0', WORLD_SIZE='1')
+    subprocess.Popen([sys.executable, '-I', '-c', 'import time; time.sleep(600)'], env=env)
+{evaluates}
+"""
+    ranks = await site.start(python("import os, sys" + code), nproc=2)
+    for rank in (0, 1):
+        await site.logged("ready", rank=rank)
+    found = site.cluster.find_ranks("job", 1)
+    assert {rank: proc.pid for rank, proc in found.items()} == {rank.rank: rank.pid for rank in ranks}
+
+
+@with_site
 async def test_a_helper_that_inherits_the_variables_of_a_plain_process_is_no_rank(site: Site) -> None:
     code = "import os, time; os.fork(); print('ready'); time.sleep(600)"
     (process,) = await site.start(python(code), nproc=None, RANK="3", LOCAL_RANK="0")

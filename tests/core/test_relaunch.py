@@ -12,7 +12,7 @@ def test_after_a_restart_inside_the_first_iteration_may_take_as_long_as_after_a_
     timing = job(after_s=5.0)
     last = feed(timing)
     assert timing.relaunched(1, last + 3)
-    assert timing.next_deadline(Now(last + 3, 0)) == pytest.approx(last + 3 + START_S)
+    assert timing.hang.next_deadline(Now(last + 3, 0)) == pytest.approx(last + 3 + START_S)
     assert hang(timing, last + 3 + START_S - 1) is None
     signal = hang(timing, last + 3 + START_S)
     assert signal is not None
@@ -34,9 +34,9 @@ def test_by_default_the_first_iterations_after_it_may_compile() -> None:
     timing = job()
     timing.relaunched(1, feed(timing) + 3)
     last = feed(timing, count=2, start_s=100)
-    assert timing.next_deadline(Now(last, 0)) == pytest.approx(last + START_S)
+    assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + START_S)
     last = feed(timing, count=4, first=3, start_s=last)
-    assert timing.next_deadline(Now(last, 0)) == pytest.approx(last + 3 * 75.5)  # its longest pause
+    assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 3 * 75.5)  # its longest pause
 
 
 def test_restarts_one_after_the_other_get_no_more_time_than_one() -> None:
@@ -65,9 +65,9 @@ def test_what_is_told_twice_or_of_several_pods_counts_once_and_a_new_incarnation
     assert timing.relaunched(1, last + 3)
     assert not timing.relaunched(1, last + 4)  # the other pod's
     assert not timing.relaunched(1, last + 9)
-    assert timing.relaunches.count == 1
+    assert timing.hang.relaunches.count == 1
     timing.start(2, 2, Now(last + 20, 0))
-    assert timing.relaunches.count == 0
+    assert timing.hang.relaunches.count == 0
 
 
 def test_of_a_job_that_never_stepped_the_usual_time_of_the_start_holds() -> None:

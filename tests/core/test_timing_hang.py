@@ -58,38 +58,38 @@ def says(name: str, at_s: float, rank: int = 0) -> LogMatch:
 def test_the_fastest_setting_tells_a_hang_after_one_second_and_asks_to_be_polled_then() -> None:
     timing = job(after_s=1.0)
     last = feed(timing)
-    assert timing.next_deadline(Now(last, 0)) == pytest.approx(last + 1.0)
+    assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 1.0)
     assert hang(timing, last + 0.99) is None
     signal = hang(timing, last + 1.0)
     assert signal is not None
     assert (signal.key, signal.rank) == ("hang", 0)
-    assert timing.next_deadline(Now(last + 1.0, 0)) is None
+    assert timing.hang.next_deadline(Now(last + 1.0, 0)) is None
 
 
 def test_by_default_the_allowance_adapts_to_the_time_stepped_the_step_and_the_longest_pause() -> None:
     short = job()
-    assert short.next_deadline(Now(feed(short), 0)) == pytest.approx(25 + 120)
+    assert short.hang.next_deadline(Now(feed(short), 0)) == pytest.approx(25 + 120)
     long = job()
-    assert long.next_deadline(Now(feed(long, count=2000), 0)) == pytest.approx(1000 + 300)
+    assert long.hang.next_deadline(Now(feed(long, count=2000), 0)) == pytest.approx(1000 + 300)
     slow_steps = job()
-    assert slow_steps.next_deadline(Now(feed(slow_steps, count=40, every_s=60), 0)) == pytest.approx(
+    assert slow_steps.hang.next_deadline(Now(feed(slow_steps, count=40, every_s=60), 0)) == pytest.approx(
         2400 + 600
     )
     pauses = job()
     last = feed(pauses, count=20, start_s=feed(pauses) + 200)
-    assert pauses.next_deadline(Now(last, 0)) == pytest.approx(last + 3 * 200.5)
+    assert pauses.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 3 * 200.5)
 
 
 def test_the_first_iterations_may_take_as_long_as_the_start() -> None:
     timing = job()
     last = feed(timing, count=3)
-    assert timing.next_deadline(Now(last, 0)) == pytest.approx(last + 600)
+    assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 600)
 
 
 def test_one_odd_pause_does_not_blind_the_watch() -> None:
     timing = job()
     last = feed(timing, count=20, start_s=feed(timing) + 3000)
-    assert timing.next_deadline(Now(last, 0)) == pytest.approx(last + 1.5 * 3000.5)
+    assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 1.5 * 3000.5)
 
 
 def test_a_log_that_is_not_read_to_its_end_is_never_a_hang() -> None:
@@ -98,7 +98,7 @@ def test_a_log_that_is_not_read_to_its_end_is_never_a_hang() -> None:
     assert hang(timing, 500) is None, "rank 1 was never reported"
     empty(timing, 1, caught_up=False)
     assert hang(timing, 500) is None
-    assert timing.next_deadline(Now(30, 0)) is None
+    assert timing.hang.next_deadline(Now(30, 0)) is None
     empty(timing, 1)
     assert hang(timing, 500) is not None
 
@@ -155,7 +155,7 @@ def test_a_stopped_or_stuck_process_is_named_whatever_the_logs_say(state: str, w
     timing = job(3, after_s=5.0)
     for rank in range(3):
         feed(timing, rank)
-        timing.observe_state(rank, state if rank == 1 else "R")
+        timing.hang.liveness.states[rank] = state if rank == 1 else "R"
     signal = hang(timing, 60)
     assert signal is not None
     assert signal.rank == 1
@@ -188,7 +188,7 @@ def test_an_announced_pause_is_no_hang_for_a_bounded_time(name: str) -> None:
     timing.activity(says(name, last))
     assert hang(timing, last + 300) is None
     assert timing.stepping(Now(last + 300, 0))
-    deadline = timing.next_deadline(Now(last + 300, 0))
+    deadline = timing.hang.next_deadline(Now(last + 300, 0))
     assert deadline is not None
     assert hang(timing, deadline - 0.1) is None
     signal = hang(timing, deadline)
@@ -235,7 +235,7 @@ def test_before_the_first_iteration_only_a_job_known_to_log_iterations_can_hang(
     known = job(baseline_ms=100.0)
     empty(known, 0)
     assert hang(known, 599) is None
-    assert known.next_deadline(Now(0, 0)) == 600
+    assert known.hang.next_deadline(Now(0, 0)) == 600
     assert hang(known, 600) is not None
 
 
@@ -260,16 +260,16 @@ def test_ranks_that_end_at_different_times_are_no_hang() -> None:
     timing = job(3, after_s=1.0)
     last = [feed(timing, rank, count=40 + rank) for rank in range(3)]
     for rank in range(3):
-        timing.exited(rank)
+        timing.hang.exited.add(rank)
         assert hang(timing, last[2] + 60) is None
-    assert timing.next_deadline(Now(last[2], 0)) is None
+    assert timing.hang.next_deadline(Now(last[2], 0)) is None
 
 
 def test_a_rank_that_never_ends_after_the_others_did_is_told_in_the_end() -> None:
     timing = job(2, after_s=1.0)
     last = feed(timing, 0)
     feed(timing, 1)
-    timing.exited(0)
+    timing.hang.exited.add(0)
     assert hang(timing, last + 599) is None
     signal = hang(timing, last + 600)
     assert signal is not None
@@ -280,7 +280,7 @@ def test_a_rank_that_hung_while_the_others_went_on_to_their_end_is_told_as_soon_
     timing = job(2, after_s=5.0)
     stopped = feed(timing, 1, count=20)
     last = feed(timing, 0, count=20 + 10)
-    timing.exited(0)
+    timing.hang.exited.add(0)
     signal = hang(timing, last + 0.5)
     assert signal is not None
     assert signal.rank == 1
@@ -288,7 +288,7 @@ def test_a_rank_that_hung_while_the_others_went_on_to_their_end_is_told_as_soon_
     timing = job(2, after_s=5.0)
     stopped = feed(timing, 1, count=20)
     last = feed(timing, 0, count=20 + 9)
-    timing.exited(0)
+    timing.hang.exited.add(0)
     assert hang(timing, last + 599 - (last - stopped)) is None, "it may have been about to save"
 
 
@@ -299,9 +299,9 @@ def test_a_rank_that_a_signal_has_stopped_saves_no_last_checkpoint(state: str, t
     """A new agent reads its log only after the others have ended: all that it tells is as of then."""
     timing = job(2, after_s=5.0)
     last = feed(timing, 0)
-    timing.exited(0)
+    timing.hang.exited.add(0)
     read = feed(timing, 1, start_s=last + 3.0, count=20, every_s=0.0)
-    timing.observe_state(1, state)
+    timing.hang.liveness.states[1] = state
     assert hang(timing, read + 4.9) is None
     assert (hang(timing, read + 5.0) is not None) is told
     assert hang(timing, read + 600.0) is not None
@@ -336,7 +336,7 @@ def test_a_log_that_tells_of_other_progress_is_no_hang_and_its_silence_after_tha
         at_s += allowed_s - 10.0
         gets_on(timing, at_s)  # only one rank draws the bar of an evaluation
         assert hang(timing, at_s + allowed_s - 11.0) is None
-    deadline_s = timing.next_deadline(Now(at_s, 0))
+    deadline_s = timing.hang.next_deadline(Now(at_s, 0))
     assert deadline_s == pytest.approx(at_s + allowed_s)
     assert hang(timing, at_s + allowed_s + 1.0) is not None
 
@@ -364,8 +364,8 @@ def test_io_and_gpu_use_only_raise_confidence() -> None:
     for rank in range(2):
         feed(timing, rank)
         for k in range(4):
-            timing.observe_io(rank, 1000 if rank == 0 else 1000 + k, 26.0 + k)
-            timing.observe_gpu(rank, 1.0, 26.0 + k)
+            timing.hang.liveness.observe_io(rank, 1000 if rank == 0 else 1000 + k, 26.0 + k)
+            timing.hang.liveness.observe_gpu(rank, 1.0, 26.0 + k)
     assert hang(timing, 29.0) is None
     signal = hang(timing, 31.0)
     assert signal is not None

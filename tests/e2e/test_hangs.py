@@ -86,14 +86,114 @@ def test_a_stopped_rank_is_named_and_ended_in_the_policys_time(box: Box) -> None
     box.empty()
 
 
+# As torchrun does it, for one machine of `$1`: the numbers of the ranks of the machines before come first.
+LAUNCHER = """
+machines=$1; shift
+first=$((2 * ${RANK:-0}))
+for local in 0 1; do
+    RANK=$((first + local)) LOCAL_RANK=$local WORLD_SIZE=$((2 * machines)) "$@" &
+done
+wait
+"""
+WATCHED = POLICY | {"hang": {"after": "3s"}}
+
+
 def test_a_hang_below_a_launcher_shows_the_stacks_of_all_its_ranks(box: Box) -> None:
-    launcher = 'for rank in 0 1; do RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=2 "$@" & done; wait'
-    job = box.run("sh", "-c", launcher, "-", *train(*TOGETHER), policy=box.policy(**POLICY))
+    job = box.run("sh", "-c", LAUNCHER, "-", "1", *train(*TOGETHER), policy=box.policy(**POLICY))
     box.stepping(lines=10)
     box.order(1, "sleep")
     incident = box.phase("Recovered")
     assert [stack.partition(":")[0] for stack in incident.stacks] == ["rank 0", "rank 1"]
     assert "obey (train.py" in incident.stacks[1]
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+    box.empty()
+
+
+@pytest.mark.parametrize(
+    ("sent", "how"), [(signal.SIGSTOP, "stopped by a signal"), (signal.SIGKILL, "gone, its launcher is not")]
+)
+def test_below_a_launcher_the_rank_that_stopped_or_died_without_a_word_is_named(
+    box: Box, sent: signal.Signals, how: str
+) -> None:
+    job = box.run("sh", "-c", LAUNCHER, "-", "1", *train(*TOGETHER), policy=box.policy(**WATCHED))
+    box.stepping(lines=10)
+    # Its log is read, and its processes have been looked at.
+    until(lambda: re.search(r"^Iteration +\d", box.sentinel("status", "job").stdout, re.M))
+    pid = box.ranks(2)[1]
+    os.kill(pid, sent)
+    verdict = box.phase("Recovered").verdict
+    assert (verdict.symptom, verdict.rank, verdict.worker) == ("hang", 0, 1), (verdict.sentence, verdict.evidence)
+    assert verdict.sentence.startswith("Rank 1 has made no iteration for ")
+    assert verdict.evidence[0] == f"rank 1 (pid {pid}) is {how}"
+    assert re.search(r"^  Rank +1$", box.sentinel("status", "job").stdout, re.M)
+    box.stepping(incarnation=2)
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+    box.empty()
+
+
+def test_two_launchers_are_four_ranks(box: Box) -> None:
+    command = ("sh", "-c", LAUNCHER, "-", "2", *train(*TOGETHER))
+    job = box.run(*command, policy=box.policy(**WATCHED), options=TWO)
+    box.stepping(lines=10)
+    pid = box.ranks(4)[3]
+    os.kill(pid, signal.SIGSTOP)
+    incident = box.phase("Recovered")
+    assert (incident.verdict.rank, incident.verdict.worker) == (1, 3)
+    assert (
+        f"rank 3 (pid {pid}, below the launcher of rank 1) is stopped by a signal"
+        in incident.verdict.evidence
+    )
+    assert [stack.partition(":")[0] for stack in incident.stacks] == [f"rank {k}" for k in range(4)]
+    box.stepping(incarnation=2)
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+    box.empty()
+
+
+# Stands for a collective of torch: py-spy sees its file and function.
+COLLECTIVE = """
+import os, time
+
+def all_reduce(step, peers):
+    open(f"met.{os.getppid()}.{step}.{os.environ['RANK']}", "w").close()
+    while not all(os.path.exists(f"met.{os.getppid()}.{step}.{peer}") for peer in range(peers)):
+        time.sleep(0.005)
+"""
+LOOPS = """
+import os, torch.distributed.c10d as dist
+
+def loops():
+    while True:
+        pass
+
+for step in range(1, 1000):
+    dist.all_reduce(step, 2)
+    if os.path.exists("loop") and os.environ["RANK"] == "1":
+        os.remove("loop")
+        loops()
+    print("this iteration hardware time is 10.5 and e2e time is 20.5 ms.", flush=True)
+"""
+
+
+def test_below_a_launcher_the_rank_that_loops_is_named_by_the_stacks(box: Box) -> None:
+    folder = box.work / "torch/distributed"
+    folder.mkdir(parents=True)
+    for package in (folder, folder.parent):
+        (package / "__init__.py").touch()
+    (folder / "c10d.py").write_text(COLLECTIVE)
+    (box.work / "loops.py").write_text(LOOPS)
+    job = box.run("sh", "-c", LAUNCHER, "-", "1", sys.executable, "loops.py", policy=box.policy(**WATCHED))
+    box.stepping(lines=10)
+    (box.work / "loop").touch()
+    incident = box.phase("Recovered")
+    verdict = incident.verdict
+    assert (verdict.rank, verdict.worker) == (0, 1), "\n".join(incident.stacks)
+    assert re.search(
+        r"Rank 1 stands in loops \(loops\.py:\d+\); the other waits for it in all_reduce \(torch/distributed/c10d\.py",
+        verdict.sentence,
+    ), verdict.sentence
     job.send(signal.SIGINT)
     assert job.code() == 130
     box.empty()

@@ -4,6 +4,8 @@
 of accelerate is `os.kill(os.getpid(), 9)` alone); folders were renamed. Process 1 ends at its fifth step by SIGKILL,
 SIGSEGV, `os._exit`, an exception or a name that is not defined.
 
+That of mpirun is Open MPI 4.1.4, with two processes that wait for each other's files and print Megatron's line.
+
     dist.init_process_group("gloo")
     for step in range(1, 100):
         dist.all_reduce(torch.ones(4))
@@ -11,6 +13,7 @@ SIGSEGV, `os._exit`, an exception or a name that is not defined.
 """
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,11 +21,12 @@ import pytest
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.model import Budget, Restartable, Verdict
 from sentinel.core.now import Now
-from sentinel.core.reports import RankExit
+from sentinel.core.reports import LogMatch, RankExit
 from sentinel.core.triage import triage
 from sentinel.failures import failure_classes
 from sentinel.logs.reader import RankLog
 from sentinel.logs.ruleset import RuleSet
+from tests.samples import lost_gpu
 
 HERE = Path(__file__).parent
 NOW = Now(mono_s=100.0, wall_s=1_764_000_000.0)
@@ -36,7 +40,26 @@ def verdict(log: Path, rules: RuleSet, tmp_path: Path, findings: tuple[Finding, 
     return of(batch.matches, findings)
 
 
-def of(matches: list, findings: tuple[Finding, ...] = ()) -> Verdict:  # type: ignore[type-arg]
+def killed_for_memory(pid: int) -> Finding:
+    return lost_gpu(
+        check="kernel",
+        component=Component.SYSTEM,
+        entity="host",
+        code="oom-kill",
+        severity=Severity.WARNING,
+        summary=f"Out of memory: Killed process {pid} (python3)",
+        event=True,
+        pid=pid,
+        first_seen_wall_s=NOW.wall_s - 1.0,
+        seen_mono_s=NOW.mono_s - 1.0,
+    )
+
+
+def of(
+    matches: list[LogMatch],
+    findings: tuple[Finding, ...] = (),
+    workers: Mapping[int, tuple[int, int]] | None = None,
+) -> Verdict:
     return triage(
         job="j",
         size=1,
@@ -50,6 +73,7 @@ def of(matches: list, findings: tuple[Finding, ...] = ()) -> Verdict:  # type: i
         failures=failure_classes(),
         history=(),
         now=NOW,
+        worker_pids=workers,
     )
 
 
@@ -65,6 +89,8 @@ def of(matches: list, findings: tuple[Finding, ...] = ()) -> Verdict:  # type: i
         ("spawn-crashed", "segfault", Restartable.ONCE, Budget.JOB),
         ("spawn-exit-1", "rank-exit", Restartable.YES, Budget.JOB),
         ("spawn-exception", "exception", Restartable.YES, Budget.JOB),
+        ("mpirun-killed", "killed", Restartable.YES, Budget.INFRASTRUCTURE),
+        ("mpirun-exit-1", "rank-exit", Restartable.YES, Budget.JOB),
     ],
 )
 def test_what_ended_a_process_of_a_launcher_is_the_verdict_and_the_process_is_named(
@@ -89,18 +115,24 @@ def test_a_process_that_the_kernel_killed_for_memory_is_known_by_the_pid_that_to
 ) -> None:
     log = HERE / "launchers/torchrun-killed.log"
     pid = int(log.read_text().partition("local_rank: 1 (pid: ")[2].partition(")")[0])
-    oom = Finding(
-        check="kernel",
-        component=Component.SYSTEM,
-        entity="host",
-        code="oom-kill",
-        severity=Severity.WARNING,
-        action="",
-        summary=f"Out of memory: Killed process {pid} (python3)",
-        evidence=(),
-        event=True,
-        pid=pid,
-        first_seen_wall_s=NOW.wall_s - 1.0,
-        seen_mono_s=NOW.mono_s - 1.0,
-    )
+    oom = killed_for_memory(pid)
     assert verdict(log, shipped, tmp_path, (oom,)).failure == "host-oom"
+
+
+def test_a_process_of_a_launcher_that_was_killed_for_memory_is_known_by_its_pid_where_no_log_names_it(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    log = shutil.copy(HERE / "launchers/spawn-killed.log", tmp_path / "rank-0.log")
+    matches = RankLog(Path(log), shipped, rank=0, incarnation=1).poll(NOW).matches
+    workers = {4001: (0, 6), 4002: (0, 7)}
+    v = of(matches, (killed_for_memory(4002),), workers)
+    assert (v.failure, v.rank, v.worker) == ("host-oom", 0, 7), v
+    assert "rank 7 of those that a launcher had started" in v.sentence
+    assert of(matches, (killed_for_memory(4003),), workers).failure == "killed"
+
+
+def test_the_pid_in_a_report_tells_the_number_in_the_whole_job(shipped: RuleSet, tmp_path: Path) -> None:
+    log = Path(shutil.copy(HERE / "launchers/torchrun-killed.log", tmp_path / "rank-0.log"))
+    pid = int(log.read_text().partition("local_rank: 1 (pid: ")[2].partition(")")[0])
+    v = of(RankLog(log, shipped, rank=0, incarnation=1).poll(NOW).matches, (), {pid: (0, 9)})
+    assert (v.failure, v.worker) == ("killed", 9), v

@@ -21,6 +21,7 @@ from sentinel.cluster.local.processes import (
     below_wrappers,
     catches_signal,
     find_ranks,
+    find_workers,
     read_proc,
     scan,
     send_signal,
@@ -160,8 +161,11 @@ class LocalCluster:
 
     async def stacks(self, job: str, incarnation: int, ranks: Iterable[int]) -> tuple[str, ...]:
         """One text per rank, bounded in time and size; where a stack cannot be had, the reason."""
-        found = self.find_ranks(job, incarnation)  # those that a launcher started included
-        return await stacks.collect({rank: found.get(rank) for rank in sorted({*ranks, *found})})
+        found = self.find_ranks(job, incarnation)
+        own = set(ranks)
+        # A launcher's ranks have numbers of their own.
+        wanted = own if found.keys() <= own else found.keys()
+        return await stacks.collect({rank: found.get(rank) for rank in sorted(wanted)})
 
     async def release(self, job: str) -> None:
         """The supervisor ends as soon as nothing of the job is left. Its files stay."""
@@ -225,7 +229,18 @@ class LocalCluster:
         return await answer
 
     def find_ranks(self, job: str, incarnation: int) -> dict[int, Proc]:
-        """The living ranks: those we started or, where CMD is a launcher, those that it started."""
+        """The living ranks: those we started or, where CMD is a launcher, those that it started, by their numbers.
+
+        Launchers that know nothing of each other number alike; then they are counted through.
+        """
+        found = self.find_workers(job, incarnation)
+        ordered = [(number, proc) for _, own in sorted(found.items()) for number, proc in sorted(own.items())]
+        if len({number for number, _ in ordered}) == len(ordered):
+            return dict(sorted(ordered))
+        return {number: proc for number, (_, proc) in enumerate(ordered)}
+
+    def find_workers(self, job: str, incarnation: int) -> dict[int, dict[int, Proc]]:
+        """Of each living rank that we started: itself by its own number or, where CMD is a launcher, its workers."""
         status = self._status(job)
         if status is None or status.header.incarnation != incarnation or status.header.boot_id != boot_id():
             return {}
@@ -234,9 +249,15 @@ class LocalCluster:
             for slot in status.slots.values()
             if (proc := read_proc(slot.pid)) and proc.start_ticks == slot.start_ticks and not proc.dead
         }
-        if status.header.port or 0 not in alive:  # a port was given: the ranks are ours
-            return below_wrappers(alive)
-        return find_ranks(alive[0], scan())
+        table = scan() if alive else {}
+        if not status.header.port:
+            return {rank: find_ranks(proc, table) for rank, proc in alive.items()}
+        # A port was given: the ranks are ours, unless each of them is a launcher. One that has started an evaluation
+        # with a launcher of its own is none.
+        below = {rank: find_workers(proc, table) for rank, proc in alive.items()}
+        if below and all(below.values()):
+            return below
+        return {rank: {rank: below_wrappers(proc, table)} for rank, proc in alive.items()}
 
     def processes(self, job: str, incarnation: int) -> list[int]:
         """Pids of everything that belongs to the incarnation, ranks and helpers."""

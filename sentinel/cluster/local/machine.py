@@ -3,11 +3,10 @@
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
-from msgspec import Struct
-
 from sentinel.cluster.base import Room
 from sentinel.cluster.local.cluster import LocalCluster
-from sentinel.cluster.local.processes import scan, tree_use
+from sentinel.cluster.local.look import RankLook, looked_at
+from sentinel.cluster.local.processes import scan
 from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
 from sentinel.core.model import ProtectedJob
 
@@ -23,14 +22,6 @@ LOOKS = 2  # a sampled finding ends when so many samples in a row do not show it
 class Place(Protocol):
     @property
     def entity(self) -> str: ...
-
-
-class RankLook(Struct, frozen=True):
-    """`state` as in /proc/PID/stat; `io_bytes` read and written by the rank and its helpers."""
-
-    state: str
-    io_bytes: int
-    restarts: int = 0  # a launcher of one machine is not looked into
 
 
 Precheck = Callable[[tuple[str, ...], float], Awaitable[list[CheckResult]]]  # (names, how old results may be)
@@ -115,11 +106,7 @@ class LocalMachine(LocalCluster):
         """Of silent ranks only: then their supervisor may be what was stopped, and tells of no end."""
         if tracked := self._tracked.get(job):
             tracked.wake_supervisor()
-        found = self.find_ranks(job, incarnation)
-        uses = tree_use({rank: proc.pid for rank, proc in found.items()}, scan())
-        return {
-            rank: RankLook(proc.state, uses[rank].io_bytes) for rank, proc in found.items() if rank in uses
-        }
+        return looked_at(self.find_workers(job, incarnation), scan(), {})
 
 
 def _blocks(finding: Finding) -> bool:

@@ -7,6 +7,7 @@ A pid alone names nothing: it is reused. Everything here that acts on a process 
 import os
 import signal
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -192,42 +193,62 @@ def runs_no_more(pid: int) -> bool:
 
 
 def find_ranks(root: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
-    """The ranks at or below a started process, by RANK: the topmost processes that carry their (RANK, LOCAL_RANK).
+    """The ranks at or below a started process, by their numbers: its workers where it is a launcher, else itself."""
+    own = numbers(root.pid)
+    return find_workers(root, table) or {own[0] if own else 0: below_wrappers(root, table)}
 
-    What a rank starts (data loaders, compile workers) inherits its variables and is not a rank. A started
-    process that only inherited them, and has ranks with others below it, is a launcher. Where nobody
-    carries the variables, rank 0 is the process itself. A shell stands for what it runs.
+
+def find_workers(root: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
+    """The ranks that a started process, then a launcher, has started, by their numbers; empty where it is none.
+
+    They are the topmost processes below it that carry numbers of their own. What a rank starts (data loaders, compile
+    workers) inherits its variables and is not a rank. A launcher may have inherited some too. A shell stands for what
+    it runs.
     """
     children = children_of(table)
-    own = rank_pair(root.pid)
+    own = numbers(root.pid)
     tops: dict[int, Proc] = {}
     todo = [child for child in children.get(root.pid, ()) if not child.dead]
     while todo:
         proc = todo.pop()
-        pair = rank_pair(proc.pid)
-        if pair is not None and pair != own:
-            tops.setdefault(pair[0], proc)
+        its = numbers(proc.pid)
+        if its is not None and its != own:
+            tops.setdefault(its[0], proc)
         else:
             todo += [child for child in children.get(proc.pid, ()) if not child.dead]
-    tops = tops or {own[0] if own else 0: root}
     return {rank: _below_wrappers(proc, children) for rank, proc in tops.items()}
 
 
-def below_wrappers(ranks: Mapping[int, Proc]) -> dict[int, Proc]:
-    """The programs that started ranks run, where some are shells or the like. Scans only then."""
-    if not any(program(proc.pid) in WRAPPERS for proc in ranks.values()):
-        return dict(ranks)
-    children = children_of(scan())
-    return {rank: _below_wrappers(proc, children) for rank, proc in ranks.items()}
+def below_wrappers(proc: Proc, table: Mapping[int, Proc]) -> Proc:
+    """The program that a started process runs, where that is a shell or the like."""
+    return _below_wrappers(proc, children_of(table))
 
 
-def rank_pair(pid: int) -> tuple[int, int] | None:
-    """RANK and LOCAL_RANK, as launchers set them; what a rank starts inherits them."""
+# How launchers number what they start, in the whole job and on its machine; what a rank starts inherits it: torchrun
+# and all that do as it does; Open MPI; MPICH and Intel MPI (hydra); Slurm.
+_VARIABLES = (
+    ("RANK", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "MPI_LOCALRANKID"),
+    ("SLURM_PROCID", "SLURM_LOCALID"),
+)
+
+
+# A launcher may give the number that it was given itself, to a process of another world.
+_WORLD = ("WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+
+
+def numbers(pid: int) -> tuple[int, int, str, str] | None:
+    """A process's number among its job's ranks, that among those of its machine (-1: not told), what told it, and
+    which job that is."""
     variables = environ(pid)
-    try:
-        return int(variables["RANK"]), int(variables["LOCAL_RANK"])
-    except (KeyError, ValueError):
-        return None
+    for whole, local in _VARIABLES:
+        # A RANK alone may be that of a machine, as platforms set it for a launcher: KubeDL, Kubeflow.
+        if whole in variables and (local in variables or whole != "RANK"):
+            with suppress(ValueError):
+                world = " ".join(variables.get(name, "") for name in _WORLD)
+                return int(variables[whole]), int(variables.get(local, "-1")), whole, world
+    return None
 
 
 def _below_wrappers(proc: Proc, children: Mapping[int, list[Proc]]) -> Proc:

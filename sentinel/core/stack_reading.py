@@ -1,0 +1,90 @@
+"""Stacks of all ranks of a hung job → the one for which the others wait. Pure."""
+
+import re
+import sys
+from collections.abc import Sequence
+from itertools import takewhile
+
+from msgspec import Struct, structs
+
+from sentinel.core.model import Symptom, Verdict
+
+# As py-spy prints a stack: `Thread 812 (active): "MainThread"`, then `    all_reduce (torch/distributed/….py:2501)`.
+_RANK = re.compile(r"rank (\d+): ")
+_THREAD = re.compile(r'^Thread .*?(?:: "(?P<name>[^"]*)")?$')
+_FRAME = re.compile(r"^ {4}(?P<function>\S+) \((?P<file>[^()]*?)(?::\d+)?\)$")
+# A rank waits for others where its innermost frames, before any of another program, are of a library that does it.
+_LIBRARY = re.compile(r"(?:^|/)(?:torch|deepspeed|horovod|mpi4py)/")
+# There in files of such names or, where a collective is asynchronous, for its result: in the backward pass, at the GPU.
+_WAITS_IN = re.compile(r"/(?:distributed|comm)/|horovod/|mpi4py/")
+_WAITS = frozenset({"_engine_run_backward", "synchronize"})
+# A launcher of the rank's own stands in such a folder too.
+_RUNS = re.compile(r"distributed/(?:run|launch|launcher|elastic)\b")
+
+
+class Stack(Struct, frozen=True):
+    number: int
+    place: str  # the innermost frame that is not of Python's own library: "spin (train.py:12)"
+    waits: str  # the frame in which it waits for others; "": it does not
+
+
+def read(text: str) -> Stack | None:
+    """None: not the Python stack of a rank."""
+    head = _RANK.match(text)
+    frames = _main_thread(text.splitlines()) if head else []
+    if head is None or not frames:
+        return None
+    inner = takewhile(lambda frame: _LIBRARY.search(frame["file"]), frames)
+    waits = next((frame for frame in inner if _is_wait(frame)), None)
+    place = next((frame for frame in frames if not _is_standard(frame)), frames[0])
+    return Stack(int(head.group(1)), place[0].strip(), waits[0].strip() if waits else "")
+
+
+def _main_thread(lines: Sequence[str]) -> list[re.Match[str]]:
+    """The frames of the main thread, else of the first, innermost first."""
+    threads: list[tuple[str, list[re.Match[str]]]] = []
+    for line in lines:
+        if (thread := _THREAD.match(line)) is not None:
+            threads.append((thread.group("name") or "", []))
+        elif threads and (frame := _FRAME.match(line)) is not None:
+            threads[-1][1].append(frame)
+    named = [frames for name, frames in threads if name == "MainThread"]
+    return (named or [frames for _, frames in threads] or [[]])[0]
+
+
+def _is_standard(frame: re.Match[str]) -> bool:
+    return frame["file"].partition("/")[0].removesuffix(".py") in sys.stdlib_module_names
+
+
+def _is_wait(frame: re.Match[str]) -> bool:
+    if _RUNS.search(frame["file"]):
+        return False
+    return frame["function"].rpartition(".")[2] in _WAITS or _WAITS_IN.search(frame["file"]) is not None
+
+
+def named(verdict: Verdict, stacks: Sequence[str], size: int) -> Verdict:
+    """Of a hang of which logs do not tell who stopped first: with that rank, where all others wait for it. `size`: of
+    the job; where it is one launcher, the stacks are those of the ranks that it has started."""
+    if (
+        verdict.symptom != Symptom.HANG
+        or verdict.worker is not None
+        or (size > 1 and verdict.rank is not None)
+    ):
+        return verdict
+    read_all = [read(text) for text in stacks]
+    found = [stack for stack in read_all if stack is not None]
+    away = [stack for stack in found if not stack.waits]
+    if len(found) != len(read_all) or len(found) < 2 or len(away) != 1:
+        return verdict
+    one, other = away[0], next(stack for stack in found if stack.waits)
+    why = (
+        f"Rank {one.number} stands in {one.place}; {'all others wait' if len(found) > 2 else 'the other waits'} for it "
+        f"in {other.waits}."
+    )
+    of_launcher = size == 1
+    return structs.replace(
+        verdict,
+        rank=0 if of_launcher else one.number if len(found) == size else None,
+        worker=one.number if of_launcher else None,
+        sentence=f"{verdict.sentence} {why}",
+    )

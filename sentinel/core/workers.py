@@ -1,0 +1,85 @@
+"""The ranks that launchers (torchrun, mpirun) have started, where a launcher is a rank of the job. Pure."""
+
+from collections.abc import Collection, Iterable, Iterator
+
+from msgspec import Struct, structs
+
+from sentinel.core.reports import Worker
+
+STOPPED = {
+    "T": "stopped by a signal",
+    "t": "stopped by a tracer",
+    "D": "stuck in the kernel",
+    "Z": "a zombie",
+}
+# Who prints a tenth as often as the others is not behind them.
+ALIKE = 0.5
+
+
+class Found(Struct, frozen=True, gc=False):
+    """The worker that stopped first: `rank` is its launcher."""
+
+    rank: int
+    number: int
+    why: str
+
+
+class Workers:
+    """Of one incarnation, by the rank that is their launcher."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[int, Worker]] = {}
+
+    def reset(self) -> None:
+        self._known.clear()
+
+    def fold(self, rank: int, news: Iterable[Worker]) -> None:
+        """Take in what was seen of processes, and what lines told."""
+        own = self._known.setdefault(rank, {})
+        for new in news:
+            old = own.get(new.number)
+            if old is None:
+                own[new.number] = new
+            elif new.pid:
+                own[new.number] = structs.replace(old, pid=new.pid, state=new.state)
+            else:
+                own[new.number] = structs.replace(old, told=new.told, step=new.step)
+
+    def below(self, rank: int) -> bool:
+        """Has it started several?"""
+        return len(self._known.get(rank, ())) > 1
+
+    def pids(self) -> dict[int, tuple[int, int]]:
+        """Of each process that is, or was, a worker: its launcher, and its number."""
+        return {one.pid: (rank, one.number) for rank, one in self._all(self._known) if one.pid}
+
+    def first_stopped(self, ranks: Collection[int]) -> Found | None:
+        """The one of all workers below `ranks` of which it is known that the others wait for it."""
+        known = list(self._all(ranks))
+        launchers = sum(map(self.below, self._known))
+        name = "rank {} (pid {})" if launchers < 2 else "rank {} (pid {}, below the launcher of rank {})"
+        stopped = [(rank, one, STOPPED[one.state]) for rank, one in known if one.state in STOPPED]
+        ended = [(rank, one, "gone, its launcher is not") for rank, one in known if one.pid and not one.state]
+        for found in (stopped, ended):
+            if len(found) == 1:
+                rank, one, how = found[0]
+                return Found(rank, one.number, f"{name.format(one.number, one.pid, rank)} is {how}")
+        return _behind(known)
+
+    def _all(self, ranks: Iterable[int]) -> Iterator[tuple[int, Worker]]:
+        """Of launchers: what has started one rank at most is that rank."""
+        for rank in filter(self.below, ranks):
+            yield from ((rank, one) for _, one in sorted(self._known[rank].items()))
+
+
+def _behind(known: list[tuple[int, Worker]]) -> Found | None:
+    most = max((one.told for _, one in known), default=0)
+    alike = [(rank, one) for rank, one in known if one.told > ALIKE * most]
+    reached = max((one.step or 0 for _, one in alike), default=0)
+    behind = [(rank, one) for rank, one in alike if one.told < most and (one.step or 0) < reached]
+    if len(behind) != 1 or len(alike) < 2:
+        return None
+    rank, one = behind[0]
+    return Found(
+        rank, one.number, f"rank {one.number} stopped after iteration {one.step}, others reached {reached}"
+    )

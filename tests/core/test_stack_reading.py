@@ -1,0 +1,80 @@
+"""Stacks of all ranks of a hung job → the rank for which the others wait.
+
+`stacks/` was printed by py-spy 0.4 of two programs under torchrun (torch 2.15, gloo): in `loop` rank 1 spins while the
+others stand in an all_reduce, in `data_loader` its loader gives no batch while rank 0 is in the backward pass of
+DistributedDataParallel.
+"""
+
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from sentinel.core.model import Cause, Symptom, Verdict
+from sentinel.core.stack_reading import named
+
+HERE = Path(__file__).parent / "stacks"
+HUNG = Verdict(
+    symptom=Symptom.HANG, cause=Cause.UNKNOWN, failure="hang", scope="job", sentence="The job hangs.", rank=0
+)
+
+
+def stacks(name: str) -> list[str]:
+    text = (HERE / f"{name}.txt").read_text()
+    return ["rank " + part.rstrip() for part in text.split("rank ")[1:]]
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "where"),
+    [
+        ("loop", "spin (train.py:8)", "all others wait for it in all_reduce (torch/distributed/"),
+        (
+            "data_loader",
+            "_MultiProcessingDataLoaderIter._try_get_data (torch/utils/data/dataloader.py:1293)",
+            "the other waits for it in _engine_run_backward (torch/autograd/graph.py",
+        ),
+    ],
+)
+def test_the_rank_that_did_not_come_is_named_with_where_it_stands(name: str, place: str, where: str) -> None:
+    v = named(HUNG, stacks(name), 1)
+    assert (v.rank, v.worker) == (0, 1)
+    assert f"Rank 1 stands in {place}; {where}" in v.sentence
+
+
+def test_of_ranks_that_sentinel_started_itself_it_is_the_rank() -> None:
+    v = named(structs.replace(HUNG, rank=None), stacks("loop"), 3)
+    assert (v.rank, v.worker) == (1, None)
+
+
+def test_who_is_named_already_stays_so() -> None:
+    for verdict in (structs.replace(HUNG, worker=2), structs.replace(HUNG, rank=2)):
+        assert named(verdict, stacks("loop"), 3) == verdict
+
+
+def test_nobody_is_named_where_the_stacks_do_not_tell() -> None:
+    loop = stacks("loop")
+    waiting, spinning, _ = loop
+    for known in (
+        [],
+        [spinning],
+        [waiting, waiting],  # all of them wait
+        [spinning, spinning, waiting],
+        [waiting, spinning, "rank 2: gone"],
+        [waiting, spinning, "rank 2: pid 7 (D)\nno Python stack: Permission denied"],
+    ):
+        assert named(HUNG, known, 1) == HUNG
+
+
+def test_what_a_rank_does_in_a_forward_pass_below_a_distributed_wrapper_is_its_own() -> None:
+    waiting, spinning, _ = stacks("loop")
+    below = spinning.replace(
+        "    <module> (train.py:16)",
+        "    _call_impl (torch/nn/modules/module.py:1775)\n"
+        "    forward (torch/distributed/fsdp/fully_sharded_data_parallel.py:854)\n    <module> (train.py:16)",
+    )
+    assert named(HUNG, [waiting, below], 1).worker == 1
+
+
+def test_of_anything_but_a_hang_nothing_is_said() -> None:
+    lost = structs.replace(HUNG, symptom=Symptom.RANK_LOST)
+    assert named(lost, stacks("loop"), 1) == lost

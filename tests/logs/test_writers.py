@@ -1,0 +1,89 @@
+"""Several ranks that print into one log: each iteration counts once, and that of a single rank is not lost."""
+
+from pathlib import Path
+
+import pytest
+
+from sentinel.core.now import Now
+from sentinel.logs.reader import RankLog
+from sentinel.logs.ruleset import RuleSet
+from sentinel.logs.writers import Writers
+
+
+def line(step: int, mark: str = "") -> str:
+    return f"{mark} iteration {step:8d}/  1000 | elapsed time per iteration (ms): 100.0 |\n"
+
+
+def steps(tmp_path: Path, rules: RuleSet, text: str, writers: int = 1) -> list[int | None]:
+    path = tmp_path / "rank-0.log"
+    path.write_text(text)
+    log = RankLog(path, rules)
+    log.expect(writers)
+    return [iteration.step for iteration in log.poll(Now(1.0, 1.0)).iterations]
+
+
+@pytest.mark.parametrize("mark", ["[default{}]:", "[rank{}]: ", "[rank {}] ", "[1,{}]<stdout>:"])
+def test_marked_lines_of_several_ranks_are_one_iteration_each_and_tell_how_far_each_rank_is(
+    mark: str, shipped: RuleSet, tmp_path: Path
+) -> None:
+    path = tmp_path / "rank-0.log"
+    told = [(step, rank) for step in range(1, 11) for rank in (step % 2, 1 - step % 2)][:-1]
+    path.write_text("".join(line(step, mark.format(rank)) for step, rank in told))
+    batch = RankLog(path, shipped).poll(Now(1.0, 1.0))
+    assert [iteration.step for iteration in batch.iterations] == list(range(1, 11))
+    assert {n: (one.told, one.step) for n, one in batch.workers.items()} == {0: (10, 10), 1: (9, 9)}
+
+
+def test_lines_without_a_step_count_once_too_where_they_are_marked(shipped: RuleSet, tmp_path: Path) -> None:
+    text = "".join(
+        f"[default{rank}]:this iteration hardware time is 10.5 and e2e time is 20.5 ms.\n"
+        for _ in range(7)
+        for rank in range(4)
+    )
+    assert len(steps(tmp_path, shipped, text)) == 7
+
+
+def test_labels_of_srun_are_believed_when_each_has_come_often(shipped: RuleSet, tmp_path: Path) -> None:
+    text = "".join(line(step, f"{rank}: ") for step in range(1, 101) for rank in range(3))
+    told = steps(tmp_path, shipped, text)
+    assert told[-50:] == list(range(51, 101))
+
+
+def test_a_number_at_the_beginning_that_only_goes_up_is_no_rank(shipped: RuleSet, tmp_path: Path) -> None:
+    text = "".join(line(step, f"{step}: ") for step in range(1, 101))
+    assert steps(tmp_path, shipped, text) == list(range(1, 101))
+
+
+def test_unmarked_lines_of_so_many_processes_as_are_known_are_one_iteration_each(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    order = [1, 1, 2, 2, 3, 4, 3, 4, 5, 5]  # one of them is ahead by an iteration for a moment
+    text = "".join(map(line, order))
+    assert steps(tmp_path, shipped, text, writers=2) == [1, 2, 3, 4, 5]
+    assert steps(tmp_path, shipped, text) == order  # of one process: it says so
+
+
+def test_where_only_one_of_several_prints_nothing_is_left_out(shipped: RuleSet, tmp_path: Path) -> None:
+    text = "".join(line(step) for step in range(10, 1000, 10))
+    assert steps(tmp_path, shipped, text, writers=8) == list(range(10, 1000, 10))
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3, 5, 17])
+@pytest.mark.parametrize("writers", [2, 4, 8])
+def test_short_epochs_of_one_that_prints_are_never_silent_for_long(epoch: int, writers: int) -> None:
+    several = Writers()
+    several.expected = writers
+    silent = longest = 0
+    for k in range(2000):
+        silent = 0 if several.counts(None, 1 + k % epoch) else silent + 1
+        longest = max(longest, silent)
+    assert longest <= 2 * writers
+
+
+def test_when_who_leads_prints_no_more_the_others_are_heard() -> None:
+    several = Writers()
+    for _ in range(1000):
+        several.counts(0, None)
+    several.counts(1, None)
+    assert any(several.counts(1, None) for _ in range(200))
+    assert all(several.counts(1, None) for _ in range(200))
