@@ -345,5 +345,6 @@ def _restarts(site: Site, rank: int) -> int:
 
 
 def _looked_at(site: Site, since: int) -> bool:
-    told = [one for arrived in site.world.arrived[since:] for one in arrived.report.ranks if one.state]
+    ranks = [one for arrived in site.world.arrived[since:] for one in arrived.report.ranks]
+    told = [one for one in ranks if one.io_bytes is not None]
     return {one.rank for one in told} == {0, 1}
