@@ -123,7 +123,10 @@ def test_below_a_launcher_the_rank_that_stopped_or_died_without_a_word_is_named(
     pid = box.ranks(2)[1]
     os.kill(pid, sent)
     verdict = box.phase("Recovered").verdict
-    assert (verdict.symptom, verdict.rank, verdict.worker) == ("hang", 0, 1), (verdict.sentence, verdict.evidence)
+    assert (verdict.symptom, verdict.rank, verdict.worker) == ("hang", 0, 1), (
+        verdict.sentence,
+        verdict.evidence,
+    )
     assert verdict.sentence.startswith("Rank 1 has made no iteration for ")
     assert verdict.evidence[0] == f"rank 1 (pid {pid}) is {how}"
     assert re.search(r"^  Rank +1$", box.sentinel("status", "job").stdout, re.M)
