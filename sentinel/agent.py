@@ -1,7 +1,7 @@
 """The agent of one node: follows the logs of its ranks, tells of their ends, passes on what checks find."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -127,6 +127,8 @@ class Agent:
                 incarnation=job.incarnation,
                 cri=process.cri,
             )
+            if job.launch is not None and _labels(job.launch.command):
+                reader.labelled()
             followed = _Followed(job.name, job.incarnation, process, reader, now)
             if job.policy.hang.after_s is not None:  # what a process does is known before its hang is judged
                 followed.silent_s = min(SILENT_S, job.policy.hang.after_s / 2)
@@ -257,6 +259,8 @@ class Agent:
         elif silent:
             self._looked_s = now.mono_s
         wanted = silent + [f for f in living if f.look_due and f not in silent]
+        for followed in wanted:
+            followed.look_due = False
         reports = []
         for job, incarnation in {(f.job, f.incarnation) for f in wanted}:
             uses = self._uses(job, incarnation)
@@ -313,8 +317,13 @@ class Agent:
         self._followed.clear()
 
 
+def _labels(command: Sequence[str]) -> bool:
+    """Does srun put the rank before each line?"""
+    srun = next((k for k, word in enumerate(command) if word.rpartition("/")[2] == "srun"), None)
+    return srun is not None and any(word in ("-l", "--label") for word in command[srun:])
+
+
 def _looked_at(followed: _Followed, use: Use) -> RankReport:
-    followed.look_due = False
     gone = (
         Worker(number=one.number, pid=one.pid)
         for number, one in followed.workers.items()

@@ -223,7 +223,7 @@ class Controller:
             if picture is not None:
                 self._note_log_problem(picture, rank)
                 picture.timing.fold(rank)
-                if rank.state:
+                if rank.state or rank.io_bytes is not None:  # a launcher has none of its own
                     picture.timing.hang.liveness.states[rank.rank] = rank.state
                 if rank.restarts:
                     self._relaunched(picture, rank, report.now.mono_s)

@@ -257,6 +257,7 @@ def hang_signal(
     evidence = [
         f"{_called(r.rank, workers)}: last iteration {r.last_step}" for r in sorted(timed, key=_progress)[:4]
     ]
+    evidence[:0] = workers.gone(alive)[:4]
     if culprit.why:
         evidence.insert(0, culprit.why)
     evidence.append(f"allowed: {length(allowed_s)} without an iteration")

@@ -66,6 +66,7 @@ class HangWatch:
 
     def progressed(self, rank: RankTiming) -> None:
         self._activities.progressed(rank)
+        self.workers.progressed(rank.rank)
 
     # ------------------------------------------------------------ reading
 

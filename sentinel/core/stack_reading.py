@@ -15,9 +15,11 @@ _THREAD = re.compile(r'^Thread .*?(?:: "(?P<name>[^"]*)")?$')
 _FRAME = re.compile(r"^ {4}(?P<function>\S+) \((?P<file>[^()]*?)(?::\d+)?\)$")
 # A rank waits for others where its innermost frames, before any of another program, are of a library that does it.
 _LIBRARY = re.compile(r"(?:^|/)(?:torch|deepspeed|horovod|mpi4py)/")
-# There in files of such names or, where a collective is asynchronous, for its result: in the backward pass, at the GPU.
+# There in files of such names. In the backward pass and at the GPU it may wait for others too, or for itself.
 _WAITS_IN = re.compile(r"/(?:distributed|comm)/|horovod/|mpi4py/")
-_WAITS = frozenset({"_engine_run_backward", "synchronize"})
+_MAY_WAIT = frozenset({"_engine_run_backward", "synchronize"})
+# Who waits here waits for no rank.
+_LOADS = re.compile(r"(?:^|/)torch/utils/data/")
 # A launcher of the rank's own stands in such a folder too.
 _RUNS = re.compile(r"distributed/(?:run|launch|launcher|elastic)\b")
 
@@ -25,7 +27,8 @@ _RUNS = re.compile(r"distributed/(?:run|launch|launcher|elastic)\b")
 class Stack(Struct, frozen=True):
     number: int
     place: str  # the innermost frame that is not of Python's own library: "spin (train.py:12)"
-    waits: str  # the frame in which it waits for others; "": it does not
+    waits: str  # the frame in which it waits for others, or may; "": it does not
+    surely: bool  # it does wait for others, or does not
 
 
 def read(text: str) -> Stack | None:
@@ -37,7 +40,8 @@ def read(text: str) -> Stack | None:
     inner = takewhile(lambda frame: _LIBRARY.search(frame["file"]), frames)
     waits = next((frame for frame in inner if _is_wait(frame)), None)
     place = next((frame for frame in frames if not _is_standard(frame)), frames[0])
-    return Stack(int(head.group(1)), place[0].strip(), waits[0].strip() if waits else "")
+    sure = _is_sure(waits) if waits else _LOADS.search(place["file"]) is not None
+    return Stack(int(head.group(1)), place[0].strip(), waits[0].strip() if waits else "", sure)
 
 
 def _main_thread(lines: Sequence[str]) -> list[re.Match[str]]:
@@ -59,7 +63,11 @@ def _is_standard(frame: re.Match[str]) -> bool:
 def _is_wait(frame: re.Match[str]) -> bool:
     if _RUNS.search(frame["file"]):
         return False
-    return frame["function"].rpartition(".")[2] in _WAITS or _WAITS_IN.search(frame["file"]) is not None
+    return frame["function"].rpartition(".")[2] in _MAY_WAIT or _is_sure(frame)
+
+
+def _is_sure(frame: re.Match[str]) -> bool:
+    return _WAITS_IN.search(frame["file"]) is not None
 
 
 def named(verdict: Verdict, stacks: Sequence[str], size: int) -> Verdict:
@@ -76,7 +84,11 @@ def named(verdict: Verdict, stacks: Sequence[str], size: int) -> Verdict:
     away = [stack for stack in found if not stack.waits]
     if len(found) != len(read_all) or len(found) < 2 or len(away) != 1:
         return verdict
-    one, other = away[0], next(stack for stack in found if stack.waits)
+    one, others = away[0], [stack for stack in found if stack.waits]
+    # A number that is fetched from the GPU (`loss.item()`) shows no frame of torch, and waits for the others' work too.
+    if not (one.surely or all(stack.surely for stack in others)):
+        return verdict
+    other = others[0]
     why = (
         f"Rank {one.number} stands in {one.place}; {'all others wait' if len(found) > 2 else 'the other waits'} for it "
         f"in {other.waits}."

@@ -53,23 +53,38 @@ class Workers:
         """Of each process that is, or was, a worker: its launcher, and its number."""
         return {one.pid: (rank, one.number) for rank, one in self._all(self._known) if one.pid}
 
+    def progressed(self, rank: int) -> None:
+        """Iterations came: who was gone by now was not needed for them."""
+        own = self._known.get(rank, {})
+        for number in [number for number, one in own.items() if _gone(one)]:
+            del own[number]
+
     def first_stopped(self, ranks: Collection[int]) -> Found | None:
         """The one of all workers below `ranks` of which it is known that the others wait for it."""
         known = list(self._all(ranks))
-        launchers = sum(map(self.below, self._known))
-        name = "rank {} (pid {})" if launchers < 2 else "rank {} (pid {}, below the launcher of rank {})"
-        stopped = [(rank, one, STOPPED[one.state]) for rank, one in known if one.state in STOPPED]
-        ended = [(rank, one, "gone, its launcher is not") for rank, one in known if one.pid and not one.state]
-        for found in (stopped, ended):
-            if len(found) == 1:
-                rank, one, how = found[0]
-                return Found(rank, one.number, f"{name.format(one.number, one.pid, rank)} is {how}")
+        stopped = [(rank, one) for rank, one in known if one.state in STOPPED]
+        if len(stopped) == 1:
+            rank, one = stopped[0]
+            return Found(rank, one.number, f"{self._called(rank, one)} is {STOPPED[one.state]}")
         return _behind(known)
+
+    def gone(self, ranks: Collection[int]) -> list[str]:
+        """Who has ended while its launcher has not. It may have been through: that blames nobody."""
+        gone = [(rank, one) for rank, one in self._all(ranks) if _gone(one)]
+        return [f"{self._called(rank, one)} has ended, its launcher has not" for rank, one in gone]
+
+    def _called(self, rank: int, one: Worker) -> str:
+        below = f", below the launcher of rank {rank}" if sum(map(self.below, self._known)) > 1 else ""
+        return f"rank {one.number} (pid {one.pid}{below})"
 
     def _all(self, ranks: Iterable[int]) -> Iterator[tuple[int, Worker]]:
         """Of launchers: what has started one rank at most is that rank."""
         for rank in filter(self.below, ranks):
             yield from ((rank, one) for _, one in sorted(self._known[rank].items()))
+
+
+def _gone(one: Worker) -> bool:
+    return bool(one.pid) and not one.state
 
 
 def _behind(known: list[tuple[int, Worker]]) -> Found | None:

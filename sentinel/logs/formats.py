@@ -196,7 +196,7 @@ class TimingParser:
             return []
         primary = self._primary
         alone = len(present) == 1 and present[0] is primary and self._lent_step is None
-        if stamps is None and alone and primary is not None and not self._marked(text, primary.literal):
+        if stamps is None and alone and primary is not None and not self.writers.marked(text):
             quick = primary.quick(text, at_s)
             if quick is not None:
                 if quick:
@@ -221,11 +221,6 @@ class TimingParser:
                 if offsets is not None:
                     offsets.append(line_start)
         return iterations
-
-    def _marked(self, text: bytes, literal: bytes) -> bool:
-        """Does the first line with `literal` tell whose it is?"""
-        line_start = text.rfind(b"\n", 0, text.find(literal)) + 1
-        return self.writers.number(text[line_start : line_start + MARK_BYTES]) is not None
 
     def _told_first(self, head: bytes, iteration: Iteration) -> bool:
         """Several ranks may tell the same iteration. `head`: of its line."""

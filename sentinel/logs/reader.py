@@ -16,6 +16,7 @@ from sentinel.logs.life import Life, Sign
 from sentinel.logs.match import LINE_LIMIT_BYTES
 from sentinel.logs.ruleset import RuleSet
 from sentinel.logs.text import plain, shown, stamp_wall_s
+from sentinel.logs.writers import MAX_EXPECTED
 
 READ_BYTES = 1 << 18  # at once: twice as fast as 1 MiB, since it stays in the CPU's cache
 POLL_BYTES = 1 << 19  # in one poll, so that one flood keeps the others waiting for a few milliseconds only
@@ -161,7 +162,11 @@ class RankLog:
 
     def expect(self, writers: int) -> None:
         """So many processes may print into it."""
-        self._timing.writers.expected = max(1, writers)
+        self._timing.writers.expected = min(max(1, writers), MAX_EXPECTED)
+
+    def labelled(self) -> None:
+        """Its lines begin with `3: `, the number of the rank."""
+        self._timing.writers.labelled = True
 
     def close(self) -> None:
         self._follower.close()

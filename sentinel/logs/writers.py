@@ -1,20 +1,20 @@
 """Several ranks of one launcher print into one log: who told an iteration, and which of them is a new one."""
 
 import re
-from collections import Counter, deque
+from collections import deque
+from itertools import pairwise
 
 # torchrun --tee, c10d and Sentinel, Open MPI --tag-output; with the runtime's head of a CRI line before it
 MARK = re.compile(
     rb"(\S{20,40} std(?:out|err) [PF] )?"
     rb"\[(?:(?:default|rank ?)(\d{1,5})\]:? ?|1,(\d{1,5})\]<std(?:out|err|diag)>: ?)"
 )
+MARKS = (b"[default", b"[rank", b"[1,")  # one of them is in every line that MARK knows
 LABEL = re.compile(rb"() {0,4}(\d{1,5})(): ")  # srun --label
 MAX_WRITERS = 4096
-# A program may print `12: loss 0.4` of its own: numbers at the beginning are ranks only if they are 0 … n-1, and each
-# has come so often.
-LABEL_TIMES = 3
-# Who leads may stop to print, and go on: after so many iterations of each of the others they count anew.
-REBASE_LINES = 50
+MAX_EXPECTED = 64  # unmarked: of one machine, and each line is compared with twice so many
+# Who leads may print no more while the others go on: after so many lines for each of all they count anew.
+REBASE_LINES = 4
 
 
 class Writers:
@@ -22,58 +22,54 @@ class Writers:
 
     def __init__(self) -> None:
         self.expected = 1  # processes that may print, as far as is known
+        self.labelled = False  # its lines begin with `3: `; a program may do so too, so somebody has to know
         self.told: dict[int, int] = {}  # marked number -> iterations that it has told
-        self._most = 0
+        self._leader = -1
+        self._since_leader = 0  # lines of others since its last
         self._recent: deque[int] = deque()  # steps that unmarked lines told
-        self._labels: Counter[int] | None = Counter()  # None: lines without came too
-        self._labelled = False
-        self._left_out = 0  # in a row
+        self._left_out = 0  # of unmarked lines, in a row
+
+    def marked(self, text: bytes) -> bool:
+        """May lines of `text` tell whose they are?"""
+        return self.labelled or bool(self.told) or any(mark in text for mark in MARKS)
 
     def number(self, line: bytes) -> int | None:
         """Of the rank whose line it is, where it says so."""
-        if (mark := MARK.match(line)) is not None:
-            number = int(mark.group(2) or mark.group(3))
-            return number if number < MAX_WRITERS else None
-        return self._label(line)
-
-    def _label(self, line: bytes) -> int | None:
-        if self._labels is None:
+        mark = MARK.match(line)
+        if mark is None and self.labelled:
+            mark = LABEL.match(line)
+        if mark is None:
             return None
-        found = LABEL.match(line)
-        number = int(found.group(2)) if found else -1
-        if not 0 <= number < MAX_WRITERS:
-            self._labels = None
-            return None
-        if not self._labelled:
-            self._labels[number] += 1
-            several = 1 < len(self._labels) == max(self._labels) + 1
-            self._labelled = several and min(self._labels.values()) >= LABEL_TIMES
-        return number if self._labelled else None
+        number = int(mark.group(2) or mark.group(3))
+        return number if number < MAX_WRITERS else None
 
     def counts(self, number: int | None, step: int | None) -> bool:
         """Is it an iteration that no other rank has told?"""
-        new = self._is_new(step) if number is None else self._leads(number)
-        most = REBASE_LINES * max(1, len(self.told)) if number is not None else 2 * self.expected
-        self._left_out = 0 if new else self._left_out + 1
-        if self._left_out <= most:
-            return new
-        self._recent.clear()
-        self.told.clear()
-        self._most = self._left_out = 0
-        return self.counts(number, step)
+        return self._is_new(step) if number is None else self._leads(number)
 
     def _leads(self, number: int) -> bool:
         told = self.told[number] = self.told.get(number, 0) + 1
-        if told <= self._most:
+        self._since_leader = 0 if number == self._leader else self._since_leader + 1
+        if self._since_leader > REBASE_LINES * len(self.told):
+            self.told = {number: 1}
+        elif told <= self.told.get(self._leader, 0) and number != self._leader:
             return False
-        self._most = told
+        self._leader, self._since_leader = number, 0
         return True
 
     def _is_new(self, step: int | None) -> bool:
         if step is None or self.expected < 2:
             return True
-        told = self._recent.count(step)
-        self._recent.append(step)
-        while len(self._recent) > 2 * self.expected:
-            self._recent.popleft()
-        return told % self.expected == 0
+        recent = self._recent
+        known = sorted(set(recent))
+        stride = min((b - a for a, b in pairwise(known)), default=1)
+        # Another epoch begins, or all of them are through with this step.
+        if known and (step < known[-1] - 2 * stride or self._left_out >= 2 * self.expected):
+            recent.clear()
+        told = recent.count(step)
+        recent.append(step)
+        if len(recent) > 2 * self.expected:
+            recent.popleft()
+        new = told % self.expected == 0
+        self._left_out = 0 if new else self._left_out + 1
+        return new

@@ -47,6 +47,12 @@ LAUNCHER = f"""
 """
 
 
+def named(site: Site, name: str, code: str) -> tuple[str, ...]:
+    """A launcher is known by its name."""
+    (site.root / name).write_text(textwrap.dedent(code))
+    return (sys.executable, "-u", str(site.root / name))
+
+
 @with_site
 async def test_forked_data_loaders_inherit_the_handler_and_are_not_signalled(site: Site) -> None:
     program = site.root / "train.py"
@@ -116,7 +122,7 @@ async def test_what_mpirun_and_srun_start_are_ranks(site: Site) -> None:
         1,
     ):
         launcher = LAUNCHER.replace("LOCAL_RANK", local).replace(", RANK=", f", {whole}=")
-        (process,) = await site.start(python(launcher), incarnation=incarnation, nproc=None)
+        (process,) = await site.start(named(site, "mpirun", launcher), incarnation=incarnation, nproc=None)
         await eventually(lambda k=incarnation: site.log(k).count("ready") == 2)
         found = site.cluster.find_ranks("job", incarnation)
         assert sorted(found) == [0, 1]
@@ -126,7 +132,7 @@ async def test_what_mpirun_and_srun_start_are_ranks(site: Site) -> None:
 
 @with_site
 async def test_torchrun_in_a_batch_script_of_slurm_is_a_launcher(site: Site) -> None:
-    await site.start(python(LAUNCHER), nproc=None, SLURM_PROCID="0", SLURM_LOCALID="0")
+    await site.start(named(site, "torchrun", LAUNCHER), nproc=None, SLURM_PROCID="0", SLURM_LOCALID="0")
     await eventually(lambda: site.log().count("ready") == 2)
     assert sorted(site.cluster.find_ranks("job", 1)) == [0, 1]
 
@@ -140,7 +146,7 @@ OF_SEVERAL = LAUNCHER.replace(
 
 @with_site
 async def test_two_launchers_mean_the_ranks_of_both(site: Site) -> None:
-    launchers = await site.start(python(OF_SEVERAL), nproc=2)
+    launchers = await site.start(named(site, "torchrun", OF_SEVERAL), nproc=2)
     for rank in (0, 1):
         await eventually(lambda rank=rank: site.log(rank=rank).count("ready") == 2)
     found = site.cluster.find_ranks("job", 1)
@@ -162,29 +168,76 @@ async def test_launchers_that_know_nothing_of_each_other_are_counted_through(sit
     alone = LAUNCHER.replace("env = dict(", "env = dict(MASTER_PORT='29500', **{k: v for k, v in ").replace(
         "os.environ, RANK", "os.environ.items() if k[-4:] not in ('RANK', 'PORT')}, RANK"
     )
-    await site.start(python(alone), nproc=2)
+    await site.start(named(site, "torchrun", alone), nproc=2)
     for rank in (0, 1):
         await eventually(lambda rank=rank: site.log(rank=rank).count("ready") == 2)
     assert sorted(site.cluster.find_ranks("job", 1)) == [0, 1, 2, 3]
 
 
 @with_site
-async def test_a_rank_that_evaluates_with_a_launcher_of_its_own_stays_one(site: Site) -> None:
-    evaluates = textwrap.dedent(CATCHES).replace(
-        "print('ready')", "os.environ['RANK'] == '1' and evaluate(); print('ready')"
-    )
-    code = f"""
-import subprocess
-def evaluate():
-    env = dict(os.environ, RANK='0', LOCAL_RANK='0', WORLD_SIZE='1')
-    subprocess.Popen([sys.executable, '-I', '-c', 'import time; time.sleep(600)'], env=env)
-{evaluates}
+async def test_a_launcher_below_a_launcher_is_no_rank(site: Site) -> None:
+    inner = named(site, "torchrun", LAUNCHER)
+    outer = f"""
+        import os, subprocess
+        subprocess.run({inner!r}, env=dict(os.environ, OMPI_COMM_WORLD_RANK='0', OMPI_COMM_WORLD_LOCAL_RANK='0'))
+    """
+    await site.start(named(site, "mpirun", outer), nproc=None)
+    await eventually(lambda: site.log().count("ready") == 2)
+    assert (await site.cluster.signal_ranks("job", 1, [0, 1], "SIGUSR1")).sent == (0, 1)
+
+
+# Programs that start others with numbers of their own, and are ranks themselves.
+EVALUATES = """
+    import os, signal, subprocess, sys, time
+    signal.signal(signal.SIGUSR1, lambda *_: print('saved by', os.getpid()))
+    for rank in range(2):
+        env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', MASTER_PORT='29501')
+        subprocess.Popen([sys.executable, '-I', '-S', '-c', 'import time; time.sleep(600)'], env=env)
+    print('ready')
+    while True:
+        signal.pause()
 """
-    ranks = await site.start(python("import os, sys" + code), nproc=2)
-    for rank in (0, 1):
-        await site.logged("ready", rank=rank)
-    found = site.cluster.find_ranks("job", 1)
-    assert {rank: proc.pid for rank, proc in found.items()} == {rank.rank: rank.pid for rank in ranks}
+NUMBERS_ITSELF = """
+    import os, signal, subprocess, sys
+    signal.signal(signal.SIGUSR1, lambda *_: print('saved by', os.getpid()))
+    os.environ.update(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1', MASTER_PORT='12355')
+    subprocess.Popen([sys.executable, '-I', '-S', '-c', 'import time; time.sleep(600)'])
+    print('ready')
+    while True:
+        signal.pause()
+"""
+
+
+@with_site
+async def test_a_rank_that_starts_an_evaluation_with_numbers_stays_the_rank(site: Site) -> None:
+    for nproc in (1, 2):
+        ranks = await site.start(python(EVALUATES), incarnation=nproc, nproc=nproc)
+        for rank in ranks:
+            await site.logged("ready", incarnation=nproc, rank=rank.rank)
+        found = site.cluster.find_ranks("job", nproc)
+        assert {rank: proc.pid for rank, proc in found.items()} == {rank.rank: rank.pid for rank in ranks}
+        await site.cluster.stop("job", nproc, 0.0)
+
+
+@with_site
+async def test_a_program_that_sets_its_own_number_is_not_its_helper(site: Site) -> None:
+    given = ({}, {"SLURM_PROCID": "3", "SLURM_LOCALID": "0"}, {"RANK": "0", "LOCAL_RANK": "0"})
+    for incarnation, env in enumerate(given, 1):
+        (process,) = await site.start(python(NUMBERS_ITSELF), incarnation=incarnation, nproc=None, **env)
+        await site.logged("ready", incarnation=incarnation)
+        found = site.cluster.find_ranks("job", incarnation)
+        assert {rank: proc.pid for rank, proc in found.items()} == {0: process.pid}
+        await site.cluster.stop("job", incarnation, 0.0)
+
+
+@with_site
+async def test_the_one_process_of_a_launcher_that_gives_no_numbers_is_the_rank(site: Site) -> None:
+    single = LAUNCHER.replace("range(2)", "range(1)").replace(", RANK=str(rank), LOCAL_RANK=str(rank)", "")
+    (launcher,) = await site.start(named(site, "accelerate", single), nproc=None)
+    await site.logged("ready")
+    (rank,) = site.cluster.find_ranks("job", 1).values()
+    assert rank.pid != launcher.pid
+    assert (await site.cluster.signal_ranks("job", 1, [0], "SIGUSR1")).sent == (0,)
 
 
 @with_site

@@ -65,6 +65,12 @@ def test_nobody_is_named_where_the_stacks_do_not_tell() -> None:
         assert named(HUNG, known, 1) == HUNG
 
 
+def test_who_may_wait_for_the_gpu_is_not_blamed() -> None:
+    _, spinning, _ = stacks("loop")
+    backward = stacks("data_loader")[0]
+    assert named(HUNG, [spinning, backward], 1) == HUNG  # `loss.item()` has no frame of its own
+
+
 def test_what_a_rank_does_in_a_forward_pass_below_a_distributed_wrapper_is_its_own() -> None:
     waiting, spinning, _ = stacks("loop")
     below = spinning.replace(

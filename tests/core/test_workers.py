@@ -16,18 +16,28 @@ def of(*workers: Worker, rank: int = 0) -> Workers:
     return found
 
 
-def test_the_one_that_is_stopped_or_gone_is_the_first() -> None:
-    for state, how in (
-        ("T", "stopped by a signal"),
-        ("D", "stuck in the kernel"),
-        ("", "gone, its launcher is not"),
-    ):
-        found = of(
-            Worker(number=0, pid=40, state="R"),
-            Worker(number=1, pid=41, state=state),
-            Worker(number=2, pid=42, state="S"),
-        )
-        assert found.first_stopped([0]) == Found(0, 1, f"rank 1 (pid 41) is {how}")
+@pytest.mark.parametrize(("state", "how"), [("T", "stopped by a signal"), ("D", "stuck in the kernel")])
+def test_the_one_that_is_stopped_is_the_first(state: str, how: str) -> None:
+    found = of(
+        Worker(number=0, pid=40, state="R"),
+        Worker(number=1, pid=41, state=state),
+        Worker(number=2, pid=42, state="S"),
+    )
+    assert found.first_stopped([0]) == Found(0, 1, f"rank 1 (pid 41) is {how}")
+
+
+def test_one_that_has_ended_is_told_until_the_others_get_on_without_it() -> None:
+    found = of(Worker(number=0, pid=40, state="R"), Worker(number=1, pid=41, state="S"))
+    found.fold(0, [Worker(number=1, pid=41)])
+    assert found.first_stopped([0]) is None  # it may have been through
+    assert found.gone([0]) == ["rank 1 (pid 41) has ended, its launcher has not"]
+    found.progressed(0)
+    assert found.gone([0]) == []
+
+
+def test_a_rank_that_no_launcher_has_started_is_no_worker() -> None:
+    found = of(Worker(number=3, pid=40, state="T"))
+    assert (found.first_stopped([0]), found.pids(), found.below(0)) == (None, {}, False)
 
 
 def test_of_several_that_are_stopped_none_is_the_first() -> None:

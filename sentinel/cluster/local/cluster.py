@@ -25,6 +25,7 @@ from sentinel.cluster.local.processes import (
     read_proc,
     scan,
     send_signal,
+    starts_ranks,
     tree_use,
 )
 from sentinel.cluster.local.status import Slot, Status, boot_id, read_status
@@ -252,12 +253,12 @@ class LocalCluster:
         table = scan() if alive else {}
         if not status.header.port:
             return {rank: find_ranks(proc, table) for rank, proc in alive.items()}
-        # A port was given: the ranks are ours, unless each of them is a launcher. One that has started an evaluation
-        # with a launcher of its own is none.
-        below = {rank: find_workers(proc, table) for rank, proc in alive.items()}
+        # A port was given: the ranks are ours, unless each of them is a launcher.
+        tops = {rank: below_wrappers(proc, table) for rank, proc in alive.items()}
+        below = {rank: find_workers(top, table) if starts_ranks(top) else {} for rank, top in tops.items()}
         if below and all(below.values()):
             return below
-        return {rank: {rank: below_wrappers(proc, table)} for rank, proc in alive.items()}
+        return {rank: {rank: top} for rank, top in tops.items()}
 
     def processes(self, job: str, incarnation: int) -> list[int]:
         """Pids of everything that belongs to the incarnation, ranks and helpers."""

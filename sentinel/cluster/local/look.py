@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from sentinel.cluster.local.processes import Proc, tree_use
+from sentinel.cluster.local.processes import Proc, numbered, tree_use
 from sentinel.core.reports import Worker
 
 
 class RankLook(Struct, frozen=True):
     """`state` as in /proc/PID/stat; `io_bytes` read and written by the rank and its helpers. `restarts`: how often a
     launcher inside has started it again, where that is known. `workers`: the ranks that it has started, where it is a
-    launcher, else itself."""
+    launcher, else itself if it has a number."""
 
     state: str
     io_bytes: int
@@ -34,7 +34,9 @@ def looked_at(
             io_bytes=sum(use.io_bytes for use in uses.values()),
             restarts=restarts.get(rank, 0),
             workers=tuple(
-                Worker(number=number, pid=proc.pid, state=proc.state) for number, proc in sorted(own.items())
+                Worker(number=number, pid=proc.pid, state=proc.state)
+                for number, proc in sorted(own.items())
+                if len(own) > 1 or numbered(proc.pid)
             ),
         )
     return found

@@ -5,9 +5,9 @@ A pid alone names nothing: it is reused. Everything here that acts on a process 
 """
 
 import os
+import re
 import signal
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 
 from msgspec import Struct
 
@@ -194,34 +194,80 @@ def runs_no_more(pid: int) -> bool:
 
 def find_ranks(root: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
     """The ranks at or below a started process, by their numbers: its workers where it is a launcher, else itself."""
-    own = numbers(root.pid)
-    return find_workers(root, table) or {own[0] if own else 0: below_wrappers(root, table)}
+    top = below_wrappers(root, table)
+    if workers := find_workers(top, table):
+        return workers
+    if starts_ranks(top):  # one process without numbers: `accelerate launch` of one
+        children = [child for child in children_of(table).get(top.pid, ()) if not child.dead]
+        if len(children) == 1:
+            return find_ranks(children[0], table)
+    own = rank_pair(top.pid)
+    return {own[0] if own else 0: top}
 
 
-def find_workers(root: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
-    """The ranks that a started process, then a launcher, has started, by their numbers; empty where it is none.
+def find_workers(top: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
+    """The ranks that a program, then a launcher, has started, by their numbers; empty where it is none.
 
     They are the topmost processes below it that carry numbers of their own. What a rank starts (data loaders, compile
-    workers) inherits its variables and is not a rank. A launcher may have inherited some too. A shell stands for what
-    it runs.
+    workers) inherits its variables and is not a rank. A launcher may have inherited some too, and may be started by
+    another. Of a program that is not known to be a launcher more is asked: that these numbers are RANK and LOCAL_RANK,
+    and several, since a rank may set them for itself, and a helper of it inherits that.
     """
     children = children_of(table)
-    own = numbers(root.pid)
+    known = starts_ranks(top)
+    own = _numbers(top.pid, known)
     tops: dict[int, Proc] = {}
-    todo = [child for child in children.get(root.pid, ()) if not child.dead]
+    todo = [child for child in children.get(top.pid, ()) if not child.dead]
     while todo:
         proc = todo.pop()
-        its = numbers(proc.pid)
-        if its is not None and its != own:
-            tops.setdefault(its[0], proc)
-        else:
+        its = _numbers(proc.pid, known)
+        if its is None or its == own:
             todo += [child for child in children.get(proc.pid, ()) if not child.dead]
-    return {rank: _below_wrappers(proc, children) for rank, proc in tops.items()}
+        elif starts_ranks(below := _below_wrappers(proc, children)):
+            tops |= find_workers(below, table)
+        else:
+            tops.setdefault(int(its[1]), below)
+    return tops if known or len(tops) > 1 else {}
 
 
 def below_wrappers(proc: Proc, table: Mapping[int, Proc]) -> Proc:
     """The program that a started process runs, where that is a shell or the like."""
     return _below_wrappers(proc, children_of(table))
+
+
+_LAUNCHERS = frozenset(
+    {
+        "torchrun",
+        "accelerate",
+        "deepspeed",
+        "mpirun",
+        "mpiexec",
+        "mpiexec.hydra",
+        "orterun",
+        "prterun",
+        "srun",
+    }
+    | {"horovodrun", "colossalai", "composer"}
+)
+_MODULES = re.compile(
+    r"torch\.distributed\.(?:run|launch)|accelerate\.commands\.\w+|deepspeed\.launcher\.\w+|paddle\.distributed\.launch"
+)
+
+
+def starts_ranks(proc: Proc) -> bool:
+    """Is it a launcher by its name, or a shell that runs several programs at once?"""
+    if program(proc.pid) in SHELLS:
+        return True  # `below_wrappers` has found no single one below it
+    words = cmdline(proc.pid)[:8]
+    if not words:
+        return False
+    if os.path.basename(words[0]).startswith("python"):
+        words = words[1:]
+        while words and words[0].startswith("-") and words[0] != "-m":
+            del words[0]
+        if words[:1] == ["-m"]:
+            return len(words) > 1 and _MODULES.fullmatch(words[1]) is not None
+    return bool(words) and os.path.basename(words[0]) in _LAUNCHERS
 
 
 # How launchers number what they start, in the whole job and on its machine; what a rank starts inherits it: torchrun
@@ -232,22 +278,33 @@ _VARIABLES = (
     ("PMI_RANK", "MPI_LOCALRANKID"),
     ("SLURM_PROCID", "SLURM_LOCALID"),
 )
-
-
 # A launcher may give the number that it was given itself, to a process of another world.
 _WORLD = ("WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
 
-def numbers(pid: int) -> tuple[int, int, str, str] | None:
-    """A process's number among its job's ranks, that among those of its machine (-1: not told), what told it, and
-    which job that is."""
+def rank_pair(pid: int) -> tuple[int, int] | None:
+    """RANK and LOCAL_RANK, as launchers set them; what a rank starts inherits them. A RANK alone may be that of a
+    machine, as platforms set it for a launcher: KubeDL, Kubeflow."""
     variables = environ(pid)
-    for whole, local in _VARIABLES:
-        # A RANK alone may be that of a machine, as platforms set it for a launcher: KubeDL, Kubeflow.
-        if whole in variables and (local in variables or whole != "RANK"):
-            with suppress(ValueError):
-                world = " ".join(variables.get(name, "") for name in _WORLD)
-                return int(variables[whole]), int(variables.get(local, "-1")), whole, world
+    try:
+        return int(variables["RANK"]), int(variables["LOCAL_RANK"])
+    except (KeyError, ValueError):
+        return None
+
+
+def numbered(pid: int) -> bool:
+    """Has a launcher of any kind given it a number?"""
+    return _numbers(pid, True) is not None
+
+
+def _numbers(pid: int, by_launcher: bool) -> tuple[str, ...] | None:
+    """What told a process its number, that, and more by which it differs from another's. `by_launcher`: of any kind."""
+    variables = environ(pid)
+    for whole, local in _VARIABLES[: None if by_launcher else 1]:
+        number = variables.get(whole, "")
+        if number.isascii() and number.isdecimal() and (local in variables or whole != "RANK"):
+            world = (variables.get(name, "") for name in _WORLD if by_launcher)
+            return whole, number, variables.get(local, ""), *world
     return None
 
 

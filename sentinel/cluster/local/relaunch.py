@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from sentinel.cluster.local.processes import Proc, environ, is_same, numbers, read_proc
+from sentinel.cluster.local.processes import Proc, environ, is_same, rank_pair, read_proc
 
 # torchrun sets it for its workers, from 0 on: torch/distributed/elastic/agent/server/local_elastic_agent.py
 TORCHRUN = "TORCHELASTIC_RESTART_COUNT"
@@ -18,7 +18,7 @@ class Relaunches:
     def count(self, container_id: str, ranks: Mapping[int, Proc]) -> int:
         """How often its ranks were started again, as far as is known. `ranks`: as `Pods.ranks` finds them; a program
         that no launcher has numbered is left out."""
-        ranks = {rank: _started(proc) for rank, proc in ranks.items() if numbers(proc.pid) is not None}
+        ranks = {rank: _started(proc) for rank, proc in ranks.items() if rank_pair(proc.pid) is not None}
         known = self._known.get(container_id, {})
         newest = max((proc.start_ticks for proc in known.values()), default=-1)
         fresh = [proc for proc in ranks.values() if proc.start_ticks > newest]
@@ -39,8 +39,8 @@ class Relaunches:
 
 def _started(proc: Proc) -> Proc:
     """What its launcher has started: programs that a rank's own script runs one after the other are no restart."""
-    own = numbers(proc.pid)
-    while (parent := read_proc(proc.ppid)) is not None and numbers(parent.pid) == own:
+    pair = rank_pair(proc.pid)
+    while (parent := read_proc(proc.ppid)) is not None and rank_pair(parent.pid) == pair:
         proc = parent
     return proc
 
