@@ -1,7 +1,9 @@
 """The agent of one node: follows the logs of its ranks, tells of their ends, passes on what checks find."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 import msgspec
@@ -35,6 +37,11 @@ EMPTY_POLLS = 5
 REREAD_BYTES = 256 << 10
 
 PROOF = "proof"  # what a line of the policy's proof pattern means, in the place of a failure class
+
+_LABEL_OPTION = re.compile(r"--label|-[A-Za-z]{0,3}l[A-Za-z]{0,3}")
+_PROGRAM = re.compile(
+    r"^(?:python[\d.]*|(?:ba|da|z|k)?sh)$|^[^-].*/|\.(?:py|sh)$"
+)  # srun's own words end here
 
 Output = Callable[[int, bytes], None]  # (rank, raw bytes of its log)
 
@@ -223,7 +230,7 @@ class Agent:
         told = (batch.caught_up, batch.problem)
         # To who has just begun to read every text is new.
         bounded = batch.sign is Sign.BAR or now.mono_s - followed.heard_s < TEXTS_S
-        gets_on = batch.sign is not Sign.NONE and bounded and not again
+        gets_on = ((batch.sign is not Sign.NONE and bounded) or batch.told_again > 0) and not again
         if iterations or gets_on or batch.workers or told != followed.last_told:
             if iterations:
                 followed.look_due = followed.look_due or not followed.begun
@@ -319,8 +326,10 @@ class Agent:
 
 def _labels(command: Sequence[str]) -> bool:
     """Does srun put the rank before each line?"""
-    srun = next((k for k, word in enumerate(command) if word.rpartition("/")[2] == "srun"), None)
-    return srun is not None and any(word in ("-l", "--label") for word in command[srun:])
+    if not command or command[0].rpartition("/")[2] != "srun":
+        return False
+    own = takewhile(lambda word: _PROGRAM.search(word) is None, command[1:])
+    return any(_LABEL_OPTION.fullmatch(word) for word in own)
 
 
 def _looked_at(followed: _Followed, use: Use) -> RankReport:

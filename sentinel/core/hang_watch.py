@@ -30,8 +30,8 @@ class HangWatch:
         self._gaps = gaps
         self._timed_before = timed  # this job is known to print iterations
         self._activities = Activities()
-        # When a log last told of progress without an iteration, or of a pause; 0: never.
-        self.sign_s = 0.0
+        self.sign_s = 0.0  # when a log last told that the program gets on, without an iteration; 0: never
+        self._announced_s = 0.0  # when a line last announced or ended a pause
         self._hung_at: int | None = None  # the step at which the last hang was told
         self._hangs_there = 0
         self._told = False
@@ -51,7 +51,7 @@ class HangWatch:
         self.exited.clear()
         self._activities.reset()
         self.liveness.reset()
-        self.sign_s = 0.0
+        self.sign_s = self._announced_s = 0.0
         self.relaunches.reset()
         self.workers.reset()
 
@@ -61,7 +61,7 @@ class HangWatch:
 
     def announced(self, match: LogMatch) -> None:
         """A line announced or ended a pause (`activity:NAME`)."""
-        self.sign_s = max(self.sign_s, match.at_s)
+        self._announced_s = max(self._announced_s, match.at_s)
         self._activities.note(match, self._ranks)
 
     def progressed(self, rank: RankTiming) -> None:
@@ -98,7 +98,7 @@ class HangWatch:
         """The last sign of progress: an iteration, or a line of any rank that announced or ended a pause, or that tells
         of any other progress."""
         again_s = self.relaunches.waits_since_s(rank) or 0.0
-        return max(rank.last_at_s or 0.0, self.sign_s, again_s)
+        return max(rank.last_at_s or 0.0, self.sign_s, self._announced_s, again_s)
 
     def _allowed_s(self, rank: RankTiming) -> float:
         there = self._hung_at is not None and (rank.last_step or 0) <= self._hung_at + 1
@@ -193,7 +193,7 @@ class HangWatch:
     def _start_ends_s(self) -> float | None:
         if self.started_s is None or not self._timed_before or self.exited:
             return None
-        return max(self.started_s, self.sign_s) + self.policy.start_timeout_s
+        return max(self.started_s, self.sign_s, self._announced_s) + self.policy.start_timeout_s
 
     def next_deadline(self, now: Now) -> float | None:
         """Monotonic time at which `signals` should be asked though nothing arrived; None: no need."""

@@ -66,16 +66,33 @@ class Workers:
         if len(stopped) == 1:
             rank, one = stopped[0]
             return Found(rank, one.number, f"{self._called(rank, one)} is {STOPPED[one.state]}")
-        return _behind(known)
+        return self._behind(known)
 
     def gone(self, ranks: Collection[int]) -> list[str]:
         """Who has ended while its launcher has not. It may have been through: that blames nobody."""
         gone = [(rank, one) for rank, one in self._all(ranks) if _gone(one)]
         return [f"{self._called(rank, one)} has ended, its launcher has not" for rank, one in gone]
 
+    def _behind(self, known: list[tuple[int, Worker]]) -> Found | None:
+        # torchrun numbers the lines of its own machine, and processes in the whole job.
+        seen = {rank for rank, one in known if one.pid}
+        if any(rank in seen and one.told and not one.pid for rank, one in known):
+            return None
+        most = max((one.told for _, one in known), default=0)
+        alike = [(rank, one) for rank, one in known if one.told > ALIKE * most]
+        reached = max((one.step or 0 for _, one in alike), default=0)
+        behind = [(rank, one) for rank, one in alike if one.told < most and (one.step or 0) < reached]
+        if len(behind) != 1 or len(alike) < 2:
+            return None
+        rank, one = behind[0]
+        why = f"{self._called(rank, one)} stopped after iteration {one.step}, others reached {reached}"
+        return Found(rank, one.number, why)
+
     def _called(self, rank: int, one: Worker) -> str:
-        below = f", below the launcher of rank {rank}" if sum(map(self.below, self._known)) > 1 else ""
-        return f"rank {one.number} (pid {one.pid}{below})"
+        more = [f"pid {one.pid}"] if one.pid else []
+        if sum(map(self.below, self._known)) > 1:
+            more.append(f"below the launcher of rank {rank}")
+        return f"rank {one.number} ({', '.join(more)})" if more else f"rank {one.number}"
 
     def _all(self, ranks: Iterable[int]) -> Iterator[tuple[int, Worker]]:
         """Of launchers: what has started one rank at most is that rank."""
@@ -85,16 +102,3 @@ class Workers:
 
 def _gone(one: Worker) -> bool:
     return bool(one.pid) and not one.state
-
-
-def _behind(known: list[tuple[int, Worker]]) -> Found | None:
-    most = max((one.told for _, one in known), default=0)
-    alike = [(rank, one) for rank, one in known if one.told > ALIKE * most]
-    reached = max((one.step or 0 for _, one in alike), default=0)
-    behind = [(rank, one) for rank, one in alike if one.told < most and (one.step or 0) < reached]
-    if len(behind) != 1 or len(alike) < 2:
-        return None
-    rank, one = behind[0]
-    return Found(
-        rank, one.number, f"rank {one.number} stopped after iteration {one.step}, others reached {reached}"
-    )

@@ -159,6 +159,7 @@ class TimingParser:
         self._retired: dict[int, tuple[int, int]] = {}  # format -> (line count when last seen, times)
         self._lines = 0
         self.writers = Writers()
+        self.left_out = 0  # lines of iterations that another rank had told; taken by the reader
         self.progress: dict[int, Worker] = {}  # where several mark their lines: what each told last
         if state is not None:
             self._primary = next((f for f in formats if f.row.id == state.primary), None)
@@ -211,9 +212,10 @@ class TimingParser:
         iterations: list[Iteration] = []
         for line_start in sorted(found):
             iteration = self._line(found[line_start], at_s)
-            if iteration is None or not self._told_first(
-                text[line_start : line_start + MARK_BYTES], iteration
-            ):
+            if iteration is None:
+                continue
+            if not self._told_first(text[line_start : line_start + MARK_BYTES], iteration):
+                self.left_out += 1
                 continue
             iterations.append(iteration)
             if stamps is not None:

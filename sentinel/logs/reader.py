@@ -44,6 +44,7 @@ class LogBatch(Struct, kw_only=True):
     caught_up: bool  # the log was read to its end
     problem: str  # "" or a degraded mode in words: "not there yet", "truncated", "vanished", ...
     workers: dict[int, Worker]  # of a launcher, whose ranks mark their lines: what each told last
+    told_again: int = 0  # lines of iterations that another rank of the launcher had told
     sign: Sign = Sign.NONE  # that the program gets on, though no iteration was told
     stamps: list[float | None] | None = None  # of each Iteration: its line's own time stamp, Unix seconds
     after: list[int] | None = (
@@ -154,6 +155,7 @@ class RankLog:
         if final and batch.caught_up:
             self._take(self._unfinished(), now, batch)
         batch.workers, self._timing.progress = self._timing.progress, {}
+        batch.told_again, self._timing.left_out = self._timing.left_out, 0
         if signs and newest and not batch.iterations:
             batch.sign = self._life.look(newest)
         if pieces:

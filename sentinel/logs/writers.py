@@ -13,6 +13,8 @@ MARKS = (b"[default", b"[rank", b"[1,")  # one of them is in every line that MAR
 LABEL = re.compile(rb"() {0,4}(\d{1,5})(): ")  # srun --label
 MAX_WRITERS = 4096
 MAX_EXPECTED = 64  # unmarked: of one machine, and each line is compared with twice so many
+# So often must lines in a row tell the same step before any is left out.
+SURE_PAIRS = 2
 # Who leads may print no more while the others go on: after so many lines for each of all they count anew.
 REBASE_LINES = 4
 
@@ -27,6 +29,8 @@ class Writers:
         self._leader = -1
         self._since_leader = 0  # lines of others since its last
         self._recent: deque[int] = deque()  # steps that unmarked lines told
+        self._newest: int | None = None  # of them
+        self._pairs = 0  # lines in a row of one step: one process alone prints none
         self._left_out = 0  # of unmarked lines, in a row
 
     def marked(self, text: bytes) -> bool:
@@ -60,6 +64,8 @@ class Writers:
     def _is_new(self, step: int | None) -> bool:
         if step is None or self.expected < 2:
             return True
+        self._pairs += step == self._newest
+        self._newest = step
         recent = self._recent
         known = sorted(set(recent))
         stride = min((b - a for a, b in pairwise(known)), default=1)
@@ -70,6 +76,6 @@ class Writers:
         recent.append(step)
         if len(recent) > 2 * self.expected:
             recent.popleft()
-        new = told % self.expected == 0
+        new = told % self.expected == 0 or self._pairs < SURE_PAIRS
         self._left_out = 0 if new else self._left_out + 1
         return new

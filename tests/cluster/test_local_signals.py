@@ -231,6 +231,40 @@ async def test_a_program_that_sets_its_own_number_is_not_its_helper(site: Site) 
 
 
 @with_site
+async def test_a_shell_with_a_pipe_or_a_helper_stays_the_rank(site: Site) -> None:
+    program = site.root / "train.py"
+    program.write_text(textwrap.dedent(CATCHES))
+    script = f"export MASTER_PORT=29500; sleep 600 & {sys.executable} -u {program} | cat; true"
+    for incarnation, (nproc, env) in enumerate([(None, {"SLURM_PROCID": "0"}), (2, {})], 1):
+        ranks = await site.start(("sh", "-c", script), incarnation=incarnation, nproc=nproc, **env)
+        for rank in ranks:
+            await site.logged("ready", incarnation=incarnation, rank=rank.rank)
+        found = site.cluster.find_ranks("job", incarnation)
+        assert {rank: proc.pid for rank, proc in found.items()} == {rank.rank: rank.pid for rank in ranks}
+        await site.cluster.stop("job", incarnation, 0.0)
+
+
+@with_site
+async def test_a_rank_that_is_a_shell_with_a_helper_is_not_lost_below_a_launcher(site: Site) -> None:
+    shells = LAUNCHER.replace(
+        "[sys.executable, '-I', '-S', '-u', '-c', worker]",
+        "['sh', '-c', 'sleep 600 & ' + sys.executable + ' -I -S -u -c \"$0\"; true', worker]",
+    )
+    await site.start(named(site, "torchrun", shells), nproc=None)
+    await eventually(lambda: site.log().count("ready") == 2)
+    assert sorted(site.cluster.find_ranks("job", 1)) == [0, 1]
+
+
+@with_site
+async def test_a_launcher_of_one_below_another_program_is_found(site: Site) -> None:
+    one = named(site, "torchrun", LAUNCHER.replace("range(2)", "range(1)"))
+    starts = f"import subprocess; subprocess.run([{one[0]!r}, '-W', 'ignore', {one[2]!r}])"
+    await site.start(python(starts), nproc=None)
+    await site.logged("ready")
+    assert (await site.cluster.signal_ranks("job", 1, [0], "SIGUSR1")).sent == (0,)
+
+
+@with_site
 async def test_the_one_process_of_a_launcher_that_gives_no_numbers_is_the_rank(site: Site) -> None:
     single = LAUNCHER.replace("range(2)", "range(1)").replace(", RANK=str(rank), LOCAL_RANK=str(rank)", "")
     (launcher,) = await site.start(named(site, "accelerate", single), nproc=None)

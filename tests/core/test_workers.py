@@ -66,6 +66,15 @@ def test_the_one_whose_newest_iteration_is_behind_is_the_first(
         assert one.why == "rank 2 stopped after iteration 80, others reached 90"
 
 
+def test_lines_that_bear_the_numbers_of_one_machine_of_several_name_nobody() -> None:
+    found = Workers()
+    for rank in (0, 1):
+        pids = [Worker(number=4 * rank + k, pid=40 + 4 * rank + k, state="S") for k in range(4)]
+        lines = [Worker(number=k, told=50 - (rank and k == 3), step=50 - (rank and k == 3)) for k in range(4)]
+        found.fold(rank, [*pids, *lines])
+    assert found.first_stopped([0, 1]) is None
+
+
 def test_what_was_seen_of_processes_and_what_lines_told_are_kept_together() -> None:
     found = of(Worker(number=0, pid=40, state="R"), Worker(number=1, pid=41, state="R"))
     found.fold(0, [Worker(number=0, told=3, step=3), Worker(number=1, told=2, step=2)])
@@ -73,7 +82,9 @@ def test_what_was_seen_of_processes_and_what_lines_told_are_kept_together() -> N
     found.fold(0, [Worker(number=1, pid=41, state="T")])
     assert found.first_stopped([0]) == Found(0, 1, "rank 1 (pid 41) is stopped by a signal")
     found.fold(0, [Worker(number=1, pid=41, state="S")])
-    assert found.first_stopped([0]) == Found(0, 1, "rank 1 stopped after iteration 2, others reached 3")
+    assert found.first_stopped([0]) == Found(
+        0, 1, "rank 1 (pid 41) stopped after iteration 2, others reached 3"
+    )
 
 
 def hang(timing: JobTiming) -> tuple[int | None, int | None, str, str]:

@@ -143,8 +143,10 @@ def test_below_a_launcher_that_waits_a_rank_that_has_ended_is_told_and_not_blame
 
 
 def test_two_launchers_are_four_ranks(box: Box) -> None:
-    command = ("sh", "-c", LAUNCHER, "-", "2", *train(*TOGETHER))
-    job = box.run(*command, policy=box.policy(**WATCHED), options=TWO)
+    torchrun = box.work / "torchrun"  # a launcher is known by its name
+    torchrun.write_text(f"#!/bin/sh{LAUNCHER}")
+    torchrun.chmod(0o755)
+    job = box.run("./torchrun", "2", *train(*TOGETHER), policy=box.policy(**WATCHED), options=TWO)
     box.stepping(lines=10)
     pid = box.ranks(4)[3]
     os.kill(pid, signal.SIGSTOP)

@@ -22,10 +22,11 @@ from sentinel.cluster.local.processes import (
     catches_signal,
     find_ranks,
     find_workers,
+    is_launcher,
+    is_shell,
     read_proc,
     scan,
     send_signal,
-    starts_ranks,
     tree_use,
 )
 from sentinel.cluster.local.status import Slot, Status, boot_id, read_status
@@ -255,7 +256,8 @@ class LocalCluster:
             return {rank: find_ranks(proc, table) for rank, proc in alive.items()}
         # A port was given: the ranks are ours, unless each of them is a launcher.
         tops = {rank: below_wrappers(proc, table) for rank, proc in alive.items()}
-        below = {rank: find_workers(top, table) if starts_ranks(top) else {} for rank, top in tops.items()}
+        may_be = {rank: is_launcher(top.pid) or is_shell(top.pid) for rank, top in tops.items()}
+        below = {rank: find_workers(top, table) if may_be[rank] else {} for rank, top in tops.items()}
         if below and all(below.values()):
             return below
         return {rank: {rank: top} for rank, top in tops.items()}

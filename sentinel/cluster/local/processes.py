@@ -197,7 +197,7 @@ def find_ranks(root: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
     top = below_wrappers(root, table)
     if workers := find_workers(top, table):
         return workers
-    if starts_ranks(top):  # one process without numbers: `accelerate launch` of one
+    if is_launcher(top.pid):  # one process without numbers: `accelerate launch` of one
         children = [child for child in children_of(table).get(top.pid, ()) if not child.dead]
         if len(children) == 1:
             return find_ranks(children[0], table)
@@ -210,24 +210,29 @@ def find_workers(top: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
 
     They are the topmost processes below it that carry numbers of their own. What a rank starts (data loaders, compile
     workers) inherits its variables and is not a rank. A launcher may have inherited some too, and may be started by
-    another. Of a program that is not known to be a launcher more is asked: that these numbers are RANK and LOCAL_RANK,
-    and several, since a rank may set them for itself, and a helper of it inherits that.
+    another. Of what is not a launcher by its name RANK and LOCAL_RANK count alone; of a program that is no shell they
+    must be several, since a rank may set them for itself, and a helper of it inherits that.
     """
     children = children_of(table)
-    known = starts_ranks(top)
-    own = _numbers(top.pid, known)
+    by_name = is_launcher(top.pid)
+    own = _numbers(top.pid, by_name)
     tops: dict[int, Proc] = {}
-    todo = [child for child in children.get(top.pid, ()) if not child.dead]
+    alone = True  # all that was found is below one other launcher
+    todo = first = [child for child in children.get(top.pid, ()) if not child.dead]
     while todo:
-        proc = todo.pop()
-        its = _numbers(proc.pid, known)
-        if its is None or its == own:
-            todo += [child for child in children.get(proc.pid, ()) if not child.dead]
-        elif starts_ranks(below := _below_wrappers(proc, children)):
-            tops |= find_workers(below, table)
-        else:
+        proc, *todo = todo
+        its = _numbers(proc.pid, by_name)
+        below = _below_wrappers(proc, children)
+        inner = find_workers(below, table) if is_launcher(below.pid) or is_shell(below.pid) else {}
+        if inner:
+            tops |= inner
+        elif its is not None and its != own:
             tops.setdefault(int(its[1]), below)
-    return tops if known or len(tops) > 1 else {}
+            alone = False
+        else:
+            todo += [child for child in children.get(proc.pid, ()) if not child.dead]
+    sure = by_name or is_shell(top.pid) or len(tops) > 1 or (alone and len(first) == 1)
+    return tops if sure else {}
 
 
 def below_wrappers(proc: Proc, table: Mapping[int, Proc]) -> Proc:
@@ -254,17 +259,15 @@ _MODULES = re.compile(
 )
 
 
-def starts_ranks(proc: Proc) -> bool:
-    """Is it a launcher by its name, or a shell that runs several programs at once?"""
-    if program(proc.pid) in SHELLS:
-        return True  # `below_wrappers` has found no single one below it
-    words = cmdline(proc.pid)[:8]
-    if not words:
-        return False
-    if os.path.basename(words[0]).startswith("python"):
-        words = words[1:]
+def is_launcher(pid: int) -> bool:
+    """By its name: one that starts ranks and is none."""
+    words = cmdline(pid)[:12]
+    if words and os.path.basename(words[0]) in SHELLS:  # Intel's mpirun is a script
+        del words[0]
+    elif words and os.path.basename(words[0]).startswith("python"):
+        del words[0]
         while words and words[0].startswith("-") and words[0] != "-m":
-            del words[0]
+            del words[: 2 if words[0] in ("-W", "-X") else 1]
         if words[:1] == ["-m"]:
             return len(words) > 1 and _MODULES.fullmatch(words[1]) is not None
     return bool(words) and os.path.basename(words[0]) in _LAUNCHERS
