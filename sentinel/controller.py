@@ -34,6 +34,7 @@ from sentinel.core.reports import LogMatch, RankExit, RankReport, Report
 from sentinel.core.signals import length, times
 from sentinel.core.triage import FailureClass
 from sentinel.effects.perform import NodeLink, Performer
+from sentinel.hang_looks import HangLooks
 from sentinel.job_mail import JobMail
 from sentinel.metrics import Metrics
 from sentinel.move_looks import MoveLooks
@@ -89,6 +90,9 @@ class Controller:
         self._quarantines = {one.entity: one for one in records.quarantines()}
         self._save_looks = SaveLooks(cluster, clock, self._save_looked_at)
         self._move_looks = MoveLooks(cluster, clock, self._fits_again, lambda: metrics.exception("job"))
+        self._hang_looks = HangLooks(
+            cluster, clock, lambda picture: self.cycle((picture.job.name,)), lambda: metrics.exception("job")
+        )
         self._recorded_mono_s: dict[str, float] = {}
         self.turned_mono_s = clock().mono_s
 
@@ -101,6 +105,7 @@ class Controller:
             job = structs.replace(job, started_mono_s=None, boot_id=self._boot_id)
         picture = JobPicture(job, self._failures)
         self.pictures[job.name] = picture
+        self._hang_looks.begin(picture)
         picture.timing.start(job.incarnation, job.size, now)
         picture.timing.hang.relaunches.reset(job.inner_restarts)
         picture.lost_s = sum(lost_run_s(incident, job.baseline_ms) for incident in incidents)
@@ -166,6 +171,7 @@ class Controller:
         """End every effect that is under way. The job is not touched."""
         await self._save_looks.close()
         await self._move_looks.close()
+        await self._hang_looks.close()
         await self._performer.close()
         for picture in self.pictures.values():
             self._record_progress(picture, force=True)
@@ -462,6 +468,7 @@ class Controller:
         self._record_progress(picture, force=fast)
         self._save_looks.look_after(picture)
         self._move_looks.look_after(picture)
+        self._hang_looks.look_after(picture)
 
     def _fits_again(self, picture: JobPicture, incident: Incident) -> None:
         picture.fits_again = incident.key

@@ -221,6 +221,7 @@ class JobsController(Controller):
         self._performer.cancel(name)
         self._save_looks.forget(name)
         self._move_looks.forget(name)
+        self._hang_looks.forget(name)
         self.pictures.pop(name, None)
         self._held.pop(name, None)
         self._recorded_mono_s.pop(name, None)

@@ -2,7 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
-from sentinel.core.hang import Activities, Activity, Liveness, allowance_s, hang_signal, least_allowance_s
+from msgspec import structs
+
+from sentinel.core.hang import (
+    FLOOR_S,
+    Activities,
+    Activity,
+    Liveness,
+    allowance_s,
+    hang_signal,
+    least_allowance_s,
+)
 from sentinel.core.model import Symptom
 from sentinel.core.now import Now
 from sentinel.core.performance import Gap, RankTiming
@@ -10,7 +20,18 @@ from sentinel.core.policy_model import Policy
 from sentinel.core.relaunch import Relaunches
 from sentinel.core.reports import LogMatch
 from sentinel.core.signals import TimingSignal, length
+from sentinel.core.stillness import Looks
 from sentinel.core.workers import Workers
+
+# Looks begin after this part of an allowance, about three until its end; for so long they must have found that
+# nothing moves.
+LOOK_SHARE, PAUSE_SHARE, STILL_SHARE = 1 / 2, 1 / 6, 0.3
+# The longer the silence the less often: each costs some CPU time of every rank's machine.
+LATER_SHARE = 1 / 12
+# An older one says nothing of now.
+FRESH_S = 60.0
+# A silence of which looks do not show that it is a hang is told after so long, since a person must look.
+DOUBT_S = 1800.0
 
 
 class HangWatch:
@@ -26,6 +47,7 @@ class HangWatch:
         self.liveness = Liveness()
         self.relaunches = Relaunches()
         self.workers = Workers()
+        self.looks: Looks | None = None  # None: silence alone decides
         self._ranks = ranks
         self._gaps = gaps
         self._timed_before = timed  # this job is known to print iterations
@@ -54,6 +76,21 @@ class HangWatch:
         self.sign_s = self._announced_s = 0.0
         self.relaunches.reset()
         self.workers.reset()
+        if self.looks is not None:
+            self.looks.reset()
+
+    def looked(self, texts: Sequence[str], now: Now) -> None:
+        """Where the ranks stand: see `Looks`."""
+        silence = self._silence()
+        if self.looks is None or silence is None:
+            return
+        since_s, allowed_s = silence
+        going = [
+            r.rank for r in self._timed() if now.mono_s - self._silent_since_s(r) < LOOK_SHARE * allowed_s
+        ]
+        if any(map(self.workers.below, self._alive())):
+            going = []  # the looks are at other processes, with numbers of their own
+        self.looks.fold(texts, now.mono_s, since_s, going)
 
     def signed(self, at_s: float) -> None:
         """A log told, without an iteration, that the program gets on."""
@@ -132,8 +169,67 @@ class HangWatch:
 
     def signal(self, now: Now) -> TimingSignal | None:
         found = self._signal(now)
-        self._told = self._told or found is not None
-        return found
+        if found is None:
+            return None
+        silence = self._silence() if self._needs_looks() else None
+        if self.looks is None or silence is None:
+            self._told = True
+            return found
+        since_s, allowed_s = silence
+        if doubt := self._doubt(self.looks, since_s, allowed_s, now):
+            late = now.mono_s - since_s >= max(DOUBT_S, allowed_s)
+            return structs.replace(found, doubt=doubt) if late else None
+        self._told = True
+        return structs.replace(found, evidence=(*found.evidence, self.looks.words()))
+
+    def _needs_looks(self) -> bool:
+        """An owner who names a time has decided; a rank that a signal has stopped makes no iteration."""
+        if self.looks is None or self.policy.hang.after_s is not None:
+            return False
+        alive = self._alive()
+        return not any(map(self.liveness.halted, alive)) and not self.workers.halted(alive)
+
+    def _doubt(self, looks: Looks, since_s: float, allowed_s: float, now: Now) -> str:
+        """Why this may be a job that is well; empty: it stands still."""
+        fresh_s = max(FRESH_S, 2 * self._look_pause_s(allowed_s, now.mono_s - since_s))
+        if looks.first_s < since_s or now.mono_s - looks.last_s > fresh_s:
+            return "nobody could look where its ranks stand"
+        if looks.still_s >= STILL_SHARE * allowed_s:
+            return ""
+        return looks.doubt or "its ranks have not been seen to stand still for long"
+
+    def _silence(self) -> tuple[float, float] | None:
+        """Since when the job is silent (the rank whose time ends first), and how long it may be."""
+        timed = self._timed()
+        if timed:
+            silences = [(self._silent_since_s(r), self._allowed_s(r)) for r in timed]
+            return min(silences, key=sum)
+        ends_s = self._start_ends_s()
+        return None if ends_s is None else (ends_s - self.policy.start_timeout_s, self.policy.start_timeout_s)
+
+    def look_due(self, now: Now) -> bool:
+        """Quick where iterations come."""
+        if self.looks is None or self.policy.hang.after_s is not None:
+            return False
+        oldest_s = min((r.last_at_s or 0.0 for r in self._timed()), default=0.0)
+        if now.mono_s - oldest_s < LOOK_SHARE * FLOOR_S:
+            return False
+        at_s = self.look_at_s()
+        return at_s is not None and now.mono_s >= at_s
+
+    def look_at_s(self) -> float | None:
+        """Monotonic time at which the next look is due; None: none is."""
+        silence = self._silence()
+        if self.looks is None or silence is None or not self._needs_looks() or not self._readable():
+            return None
+        since_s, allowed_s = silence
+        ends_s = max(since_s + allowed_s, self._activities.veto_ends_s() or 0.0)
+        first_s = ends_s - LOOK_SHARE * allowed_s
+        last_s = self.looks.last_s
+        return max(first_s, last_s + self._look_pause_s(allowed_s, last_s - since_s))
+
+    def _look_pause_s(self, allowed_s: float, silent_s: float) -> float:
+        return max(PAUSE_SHARE * allowed_s, LATER_SHARE * silent_s)
 
     def _signal(self, now: Now) -> TimingSignal | None:
         alive = self._alive()
@@ -206,4 +302,6 @@ class HangWatch:
         veto_s = self._activities.veto_ends_s()
         if veto_s is not None:
             ends = [max(end, veto_s) for end in ends]
+        if (look_s := self.look_at_s()) is not None:
+            ends.append(look_s)
         return min((end for end in ends if end > now.mono_s), default=None)

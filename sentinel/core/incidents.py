@@ -2,6 +2,7 @@
 
 from msgspec import structs
 
+from sentinel.core import stack_reading
 from sentinel.core.budget import restarts_left
 from sentinel.core.model import Incident, IncidentKind, Phase, ProtectedJob, Symptom
 from sentinel.core.now import Now
@@ -31,6 +32,8 @@ def open_incident(picture: JobPicture, decision: Open, now: Now, boot_id: str) -
         refusals=before.incident.refusals + 1 if before is not None else 0,
         failed_step=picture.timing.last_step if picture.timing.last_step is not None else job.last_step,
     )
+    if decision.kind == IncidentKind.NOTICE and decision.verdict.symptom == Symptom.HANG:
+        incident = _with_looks(picture, incident)
     if end is None:
         return incident
     return structs.replace(
@@ -42,6 +45,14 @@ def open_incident(picture: JobPicture, decision: Open, now: Now, boot_id: str) -
         grace_s=end.grace_s,
         save_wanted=end.save and checkpoint is not None and whole,
     )
+
+
+def _with_looks(picture: JobPicture, incident: Incident) -> Incident:
+    """Nothing is stopped, so no stacks are taken any more: those of the last look are."""
+    looks = picture.timing.hang.looks
+    stacks = looks.texts if looks is not None else ()
+    verdict = stack_reading.named(incident.verdict, stacks, incident.from_size)
+    return structs.replace(incident, stacks=stacks, verdict=verdict)
 
 
 def wanted(picture: JobPicture, incident: Incident) -> tuple[int, tuple[str, ...]]:

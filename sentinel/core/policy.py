@@ -153,7 +153,8 @@ def _feed(incident: Incident, reason: str, sentence: str, event: Event) -> Decis
 def _verify(picture: JobPicture, incident: Incident, now: Now) -> Decision:
     timing = picture.timing
     for signal in timing.signals(picture.known(now)):
-        if signal.symptom == Symptom.HANG and picture.job.policy.hang.action == "RestartAndAlert":
+        restarts = signal.symptom == Symptom.HANG and picture.job.policy.hang.action == "RestartAndAlert"
+        if restarts and not signal.doubt:
             verdict = picture.verdict(now, signal)
             return Feed("Hang", verdict.sentence, Fault(verdict, timing.last_step))
     if len(picture.alive) < picture.job.size - len(picture.exits):
@@ -286,7 +287,13 @@ def _decide_signal(picture: JobPicture, signal: TimingSignal, now: Now) -> Decis
     verdict = picture.verdict(now, signal)
     observe = policy.mode == "observe"
     if signal.symptom == Symptom.HANG and policy.hang.action == "RestartAndAlert" and not observe:
-        return Open("Hang", verdict.sentence, IncidentKind.FORCED, verdict)
+        if not signal.doubt:
+            return Open("Hang", verdict.sentence, IncidentKind.FORCED, verdict)
+        sentence = (
+            f"{verdict.sentence} Not restarted, since it may be well: {signal.doubt}. `hang.after` in the policy "
+            "names a time after which it is."
+        )
+        return _notice(picture, "MayBeWell", structs.replace(verdict, sentence=sentence), signal.key)
     if signal.symptom == Symptom.SLOW and policy.performance.action == "RescheduleAndAlert" and not observe:
         # This incarnation was not moved for it, and the owner knows why.
         if signal.key in picture.told and not _again(picture, signal.key, now):

@@ -12,7 +12,7 @@ STOPPED = {
     "D": "stuck in the kernel",
     "Z": "a zombie",
 }
-# Who prints a tenth as often as the others is not behind them.
+# Who prints half as often as the others is not behind them.
 ALIKE = 0.5
 
 
@@ -67,6 +67,10 @@ class Workers:
             rank, one = stopped[0]
             return Found(rank, one.number, f"{self._called(rank, one)} is {STOPPED[one.state]}")
         return self._behind(known)
+
+    def halted(self, ranks: Collection[int]) -> bool:
+        """A signal has stopped one of them."""
+        return any(one.state == "T" for _, one in self._all(ranks))
 
     def gone(self, ranks: Collection[int]) -> list[str]:
         """Who has ended while its launcher has not. It may have been through: that blames nobody."""

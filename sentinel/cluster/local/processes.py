@@ -37,7 +37,7 @@ class Proc(Struct, frozen=True, gc=False):
 
 
 class Use(Struct, frozen=True, gc=False):
-    """What a rank and its descendants have used. `io_bytes` counts reads and writes of every kind (rchar + wchar)."""
+    """What a rank and its descendants have used. `io_bytes` counts reads and writes of every kind."""
 
     io_bytes: int = 0
     cpu_s: float = 0.0
@@ -338,11 +338,9 @@ def through_shells(roots: Iterable[Proc], table: Mapping[int, Proc]) -> list[Pro
 
 
 def read_io_bytes(pid: int) -> int:
-    """rchar + wchar of /proc/PID/io; 0 where it may not be read."""
-    total = 0
-    for line in read_text(f"/proc/{pid}/io").splitlines()[:2]:
-        total += int(line.partition(":")[2])
-    return total
+    """rchar + wchar + read_bytes of /proc/PID/io, the last for files that are mapped; 0 where it may not be read."""
+    lines = read_text(f"/proc/{pid}/io").splitlines()
+    return sum(int(line.partition(":")[2]) for line in (*lines[:2], *lines[4:5]))
 
 
 def tree_use(roots: Mapping[int, int], table: Mapping[int, Proc]) -> dict[int, Use]:

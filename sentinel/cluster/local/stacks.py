@@ -2,22 +2,27 @@
 
 py-spy reads a process's memory from outside; `--nonblocking` never stops it, so that a stopped (SIGSTOP)
 or uninterruptible (D) process cannot hold us. A process that runs may change under such a reading; then it is read
-once more the pausing way.
+once more the pausing way. Whether it runs in circles or waits for the GPU, which spins too, samples tell.
 """
 
 import asyncio
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
 
-from sentinel.cluster.local.processes import Proc, read_proc, read_text, where
+from sentinel.cluster.local.processes import Proc, read_proc, read_text, scan, tree_use, where
 
 EACH_S = 4.0
 TOTAL_S = 12.0
 AT_ONCE = 2  # each py-spy takes tens of MiB for a moment
 MAX_CHARS = 8000
 KERNEL_STACK_CHARS = 2000
+SAMPLES_S, SAMPLES_PER_S = 1, 100
+
+
+_SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.M)
 
 
 def find_py_spy() -> str | None:
@@ -30,12 +35,18 @@ async def collect(ranks: Mapping[int, Proc | None]) -> tuple[str, ...]:
     """One text per rank, at most MAX_CHARS each, all within TOTAL_S."""
     gate = asyncio.Semaphore(AT_ONCE)
     until_s = asyncio.get_running_loop().time() + TOTAL_S
-    return tuple(await asyncio.gather(*(_one(rank, proc, gate, until_s) for rank, proc in ranks.items())))
+    table = scan()
+    return tuple(
+        await asyncio.gather(*(_one(rank, proc, table, gate, until_s) for rank, proc in ranks.items()))
+    )
 
 
-async def _one(rank: int, proc: Proc | None, gate: asyncio.Semaphore, until_s: float) -> str:
+async def _one(
+    rank: int, proc: Proc | None, table: Mapping[int, Proc], gate: asyncio.Semaphore, until_s: float
+) -> str:
     if proc is None:
         return f"rank {rank}: gone"
+    used = _used(proc.pid, table)
     async with gate:
         left_s = until_s - asyncio.get_running_loop().time()
         text, reason = "", "not looked at: the time for stacks was used up"
@@ -44,9 +55,43 @@ async def _one(rank: int, proc: Proc | None, gate: asyncio.Semaphore, until_s: f
     now = read_proc(proc.pid)
     if now is None:
         return f"rank {rank}: gone"
-    head = f"rank {rank}: {where(now)}"
+    places = await _places(proc.pid, until_s - asyncio.get_running_loop().time()) if now.state == "R" else 0
+    sampled = f", samples in {places} place{'s' * (places > 1)}" if places else ""
+    head = f"rank {rank}: {where(now)}{used}{sampled}"
     body = text or f"no Python stack: {reason}\n{_kernel_stack(proc.pid)}"
     return f"{head}\n{body}".strip()[:MAX_CHARS]
+
+
+def _used(pid: int, table: Mapping[int, Proc]) -> str:
+    """Since its start. Two looks tell by it what a stack does not: that it computes, reads, writes or goes round."""
+    use = tree_use({0: pid}, table)[0]
+    own_s = table[pid].cpu_s if pid in table else 0.0
+    helpers_s = max(0.0, use.cpu_s - own_s)
+    switches = _SWITCHES.search(read_text(f"/proc/{pid}/status"))
+    waits = f", {switches.group(1)} sleeps" if switches else ""
+    return f", CPU {own_s:.2f} s, helpers' CPU {helpers_s:.2f} s, I/O {use.io_bytes} bytes{waits}"
+
+
+async def _places(pid: int, limit_s: float) -> int:
+    """In how many places of the program its main thread is seen within SAMPLES_S; 0: it cannot be told."""
+    py_spy = find_py_spy()
+    if py_spy is None or limit_s < SAMPLES_S:
+        return 0
+    sample = [
+        py_spy,
+        "record",
+        "--nonblocking",
+        "--idle",
+        "--threads",
+        "--format",
+        "raw",
+        "--output",
+        "/dev/stdout",
+    ]
+    sample += ["--duration", str(SAMPLES_S), "--rate", str(SAMPLES_PER_S), "--pid", str(pid)]
+    code, output, _ = await _run(sample, min(limit_s, SAMPLES_S + EACH_S))
+    stacks = [line for line in output.splitlines() if "): MainThread;" in line]
+    return len(stacks) if code == 0 else 0
 
 
 def _kernel_stack(pid: int) -> str:
