@@ -26,7 +26,7 @@ from sentinel.core.workers import Workers
 # Looks begin after this part of an allowance, about three until its end; for so long they must have found that
 # nothing moves.
 LOOK_SHARE, PAUSE_SHARE, STILL_SHARE = 1 / 2, 1 / 6, 0.3
-# The longer the silence the less often: each costs some CPU time of every rank's machine.
+# The longer a silent job moves the less often: each look costs some CPU time of every rank's machine.
 LATER_SHARE = 1 / 12
 # An older one says nothing of now.
 FRESH_S = 60.0
@@ -226,10 +226,11 @@ class HangWatch:
         ends_s = max(since_s + allowed_s, self._activities.veto_ends_s() or 0.0)
         first_s = ends_s - LOOK_SHARE * allowed_s
         last_s = self.looks.last_s
-        return max(first_s, last_s + self._look_pause_s(allowed_s, last_s - since_s))
+        moves_s = 0.0 if self.looks.count > 1 else last_s - since_s
+        return max(first_s, last_s + self._look_pause_s(allowed_s, moves_s))
 
-    def _look_pause_s(self, allowed_s: float, silent_s: float) -> float:
-        return max(PAUSE_SHARE * allowed_s, LATER_SHARE * silent_s)
+    def _look_pause_s(self, allowed_s: float, moves_s: float) -> float:
+        return max(PAUSE_SHARE * allowed_s, LATER_SHARE * moves_s)
 
     def _signal(self, now: Now) -> TimingSignal | None:
         alive = self._alive()

@@ -84,7 +84,7 @@ def _moved(old: Seen, new: Seen, span_s: float) -> str:
         return "is another process than before"
     if old.stack and new.stack and old.stack.frames != new.stack.frames:
         if old.stack.place == new.stack.place:
-            return f"moves: it comes to {new.stack.place} on different ways"
+            return f"moves: it comes to {new.stack.place} by different ways"
         return f"moves: it stood in {old.stack.place}, then in {new.stack.place}"
     if _grows(old.head.io_bytes, new.head.io_bytes, IO_BYTES_PER_S * span_s):
         return "reads or writes"

@@ -33,6 +33,7 @@ from sentinel.core.picture import JobPicture
 from sentinel.core.policy import DAY_S, Decision, Feed, Finish, Nothing, Open, decide
 from sentinel.core.policy_model import Checkpoint, Elastic, Hang, Performance, Policy, Proof, Restart, Resume
 from sentinel.core.reports import Iteration, RankExit, RankReport
+from sentinel.core.stillness import Looks
 from sentinel.failures import failure_classes
 from tests.core import recovery_events as ev
 
@@ -243,6 +244,21 @@ def test_a_hang_is_only_told_where_the_policy_asks_for_no_more() -> None:
     decision = decide(picture, later)
     assert isinstance(decision, Open)
     assert (decision.kind, decision.reason) == (IncidentKind.NOTICE, "AlertOnly")
+
+
+def test_a_silence_that_may_be_no_hang_is_told_once_and_nothing_is_stopped() -> None:
+    picture, later = hung(rules())
+    picture.timing.hang.looks = Looks()
+    late = Now(later.mono_s + 1800, later.wall_s + 1800)
+    decision = decide(picture, late)
+    assert isinstance(decision, Open)
+    assert (decision.kind, decision.reason) == (IncidentKind.NOTICE, "MayBeWell")
+    assert decision.verdict.sentence.endswith(
+        "Not restarted, since it may be well: nobody could look where its ranks stand. `hang.after` in the policy "
+        "names a time after which it is."
+    )
+    picture.told.add(decision.key)
+    assert decide(picture, late) == Nothing("AlreadyTold", decision.verdict.sentence)
 
 
 # ---------------------------------------------------------------- performance

@@ -106,7 +106,7 @@ ELSEWHERE = stands(1, ("score (evaluate.py:31)", "main (train.py:20)"))
         ),
         (
             lambda look: stands(1, ("forward (model.py:9)", f"score (evaluate.py:{look})"))(look),
-            "rank 1 moves: it comes to forward (model.py:9) on different ways",
+            "rank 1 moves: it comes to forward (model.py:9) by different ways",
         ),
     ],
 )

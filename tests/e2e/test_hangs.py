@@ -326,3 +326,50 @@ def test_an_evaluation_whose_bar_moves_is_no_hang_however_long_it_takes(box: Box
     assert job.code() == 0
     assert "no iteration" not in job.err
     assert not box.incidents()
+
+
+# The first life steps and ends; the second one waits in a lock; the third one is long at something else, and steps.
+LIVES = """
+import os, sys, threading, time
+life = int(os.environ.get("SENTINEL_RESTARTS", "0"))
+
+def steps(count):
+    for _ in range(count):
+        print("this iteration hardware time is 10.5 and e2e time is 20.5 ms.", flush=True)
+        time.sleep(0.05)
+
+def twice(function, until_s):
+    while time.monotonic() < until_s:
+        function()
+
+def odd(): time.sleep(0.11)
+def even(): time.sleep(0.13)
+
+if life == 0:
+    steps(10)
+    sys.exit(1)
+if life == 1:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+end_s = time.monotonic() + 15.0
+while time.monotonic() < end_s:
+    odd()
+    even()
+steps(100_000)
+"""
+
+
+def test_by_default_only_a_job_that_stands_still_is_called_hung(box: Box) -> None:
+    policy = box.policy(startTimeout="5s", restart={"maxRestarts": 5}, lostRankGrace="500ms")
+    job = box.run(sys.executable, "-c", LIVES, policy=policy)
+    hung = until(
+        lambda: next((one for one in box.incidents() if one.verdict.symptom == "hang"), None), box.story
+    )
+    assert "looks at the stacks of rank 0: none has moved" in hung.verdict.evidence[-1]
+    until(lambda: box.incidents()[-1].phase == "Recovered" and len(box.incidents()) == 2, box.story)
+    assert [one.verdict.symptom for one in box.incidents()] == ["rank-lost", "hang"]
+    box.stepping(incarnation=3)
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+    box.empty()

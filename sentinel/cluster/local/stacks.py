@@ -90,8 +90,9 @@ async def _places(pid: int, limit_s: float) -> int:
     ]
     sample += ["--duration", str(SAMPLES_S), "--rate", str(SAMPLES_PER_S), "--pid", str(pid)]
     code, output, _ = await _run(sample, min(limit_s, SAMPLES_S + EACH_S))
-    stacks = [line for line in output.splitlines() if "): MainThread;" in line]
-    return len(stacks) if code == 0 else 0
+    seen = [line for line in output.splitlines() if line.startswith("thread (")]
+    # Threads have names where `threading` is imported, and else there is one.
+    return len([line for line in seen if "): MainThread;" in line] or seen) if code == 0 else 0
 
 
 def _kernel_stack(pid: int) -> str:
