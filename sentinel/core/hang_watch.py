@@ -183,11 +183,15 @@ class HangWatch:
         return structs.replace(found, evidence=(*found.evidence, self.looks.words()))
 
     def _needs_looks(self) -> bool:
-        """An owner who names a time has decided; a rank that a signal has stopped makes no iteration."""
-        if self.looks is None or self.policy.hang.after_s is not None:
+        """Not where an owner names a time for what is seen, nor where a signal has stopped a rank."""
+        if self.looks is None or (self.policy.hang.after_s is not None and self._iterates()):
             return False
         alive = self._alive()
         return not any(map(self.liveness.halted, alive)) and not self.workers.halted(alive)
+
+    def _iterates(self) -> bool:
+        """Is it known that its log tells of iterations?"""
+        return self._timed_before or any(r.count for r in self._ranks.values())
 
     def _doubt(self, looks: Looks, since_s: float, allowed_s: float, now: Now) -> str:
         """Why this may be a job that is well; empty: it stands still."""
@@ -204,12 +208,11 @@ class HangWatch:
         if timed:
             silences = [(self._silent_since_s(r), self._allowed_s(r)) for r in timed]
             return min(silences, key=sum)
-        ends_s = self._start_ends_s()
-        return None if ends_s is None else (ends_s - self.policy.start_timeout_s, self.policy.start_timeout_s)
+        return self._start_silence()
 
     def look_due(self, now: Now) -> bool:
         """Quick where iterations come."""
-        if self.looks is None or self.policy.hang.after_s is not None:
+        if self.looks is None or not self._needs_looks():
             return False
         oldest_s = min((r.last_at_s or 0.0 for r in self._timed()), default=0.0)
         if now.mono_s - oldest_s < LOOK_SHARE * FLOOR_S:
@@ -265,32 +268,46 @@ class HangWatch:
 
     def _hang_at_start(self, alive: list[int], now: Now) -> TimingSignal | None:
         """Only a job that is known to log iterations can miss its first one."""
-        ends_s = self._start_ends_s()
-        if ends_s is None or now.mono_s < ends_s:
+        silence = self._start_silence()
+        if silence is None or now.mono_s < sum(silence):
             return None
-        waited_s = now.mono_s - (self.started_s or 0.0)
+        since_s, allowed_s = silence
         stopped = self.liveness.stopped(alive)
         inner = self.workers.first_stopped(alive)
         only = next(iter(stopped)) if len(stopped) == 1 else alive[0] if len(alive) == 1 else None
+        if self._iterates():
+            waited_s = now.mono_s - (self.started_s or 0.0)
+            sentence = f"The job has made no iteration within {length(waited_s)} of its start."
+            confidence = "all logs were read to their end; earlier incarnations logged iterations"
+        else:
+            waited_s = now.mono_s - since_s
+            sentence = f"The job has told of no progress for {length(waited_s)}."
+            confidence = "all logs were read to their end; no iterations are seen in them"
         return TimingSignal(
             symptom=Symptom.HANG,
             key="hang",
             rank=only if inner is None else inner.rank,
             worker=None if inner is None else inner.number,
             value=waited_s,
-            threshold=self.policy.start_timeout_s,
-            sentence=f"The job has made no iteration within {length(waited_s)} of its start.",
+            threshold=allowed_s,
+            sentence=sentence,
             evidence=(
                 *(f"rank {r} is {why}" for r, why in stopped.items()),
                 *((inner.why,) if inner else ()),
             ),
-            confidence="all logs were read to their end; earlier incarnations logged iterations",
+            confidence=confidence,
         )
 
-    def _start_ends_s(self) -> float | None:
-        if self.started_s is None or not self._timed_before or self.exited:
+    def _start_silence(self) -> tuple[float, float] | None:
+        """Of a job without an iteration: as `_silence`. Where it is not known to log any, an owner's time counts from
+        whatever its output tells of progress."""
+        if self.started_s is None or self.exited:
             return None
-        return max(self.started_s, self.sign_s, self._announced_s) + self.policy.start_timeout_s
+        start_s, since_s = self.policy.start_timeout_s, max(self.started_s, self.sign_s, self._announced_s)
+        if self._iterates():
+            return since_s, start_s
+        after_s = self.policy.hang.after_s if self.looks is not None else None
+        return None if after_s is None else (max(since_s, self.started_s + start_s - after_s), after_s)
 
     def next_deadline(self, now: Now) -> float | None:
         """Monotonic time at which `signals` should be asked though nothing arrived; None: no need."""
@@ -298,8 +315,8 @@ class HangWatch:
             return None
         timed = self._timed()
         ends = [self._silent_since_s(r) + self._allowed_s(r) for r in timed]
-        if not timed and (start_s := self._start_ends_s()) is not None:
-            ends.append(start_s)
+        if not timed and (silence := self._start_silence()) is not None:
+            ends.append(sum(silence))
         veto_s = self._activities.veto_ends_s()
         if veto_s is not None:
             ends = [max(end, veto_s) for end in ends]

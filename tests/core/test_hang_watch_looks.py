@@ -3,6 +3,7 @@
 import pytest
 
 from sentinel.core.now import Now
+from sentinel.core.reports import RankReport
 from sentinel.core.stillness import Looks
 from sentinel.core.timing import JobTiming
 from tests.core.test_timing_hang import empty, feed, hang, job
@@ -138,3 +139,44 @@ def test_of_several_ranks_those_that_go_on_need_not_stand_still() -> None:
     signal = hang(timing, last + 120)
     assert signal is not None
     assert (signal.rank, signal.doubt) == (0, "")
+
+
+def unread(after_s: float | None) -> JobTiming:
+    """Its log was read to its end, and tells of no iteration."""
+    timing = watched(after_s)
+    empty(timing, 0)
+    return timing
+
+
+def test_where_no_iteration_is_seen_a_time_of_the_owners_counts_from_what_the_log_tells_and_looks_prove_it() -> (
+    None
+):
+    timing = unread(60.0)
+    timing.fold(RankReport(job="j", incarnation=1, rank=0, alive_s=700.0))
+    assert timing.hang.next_deadline(Now(700, 0)) == pytest.approx(730)
+    assert look(timing, 759) == pytest.approx([730, 740, 750])
+    assert hang(timing, 759) is None
+    signal = hang(timing, 760)
+    assert signal is not None
+    assert (signal.sentence, signal.doubt) == ("The job has told of no progress for 1 min.", "")
+    assert signal.evidence[-1] == "3 looks at the stacks of rank 0: none has moved"
+
+
+def test_it_has_the_time_of_its_start_first() -> None:
+    assert unread(60.0).hang.next_deadline(Now(0, 0)) == pytest.approx(600 - 30)
+
+
+def test_one_that_moves_is_told_in_doubt_only() -> None:
+    timing = unread(60.0)
+    look(timing, 2000, MOVES)
+    assert hang(timing, 2000) is None
+    look(timing, 2500, MOVES)
+    signal = hang(timing, 2500)
+    assert signal is not None
+    assert signal.doubt
+
+
+def test_without_a_time_of_the_owners_nothing_is_judged_where_no_iteration_is_seen() -> None:
+    timing = unread(None)
+    assert look(timing, 4000) == []
+    assert hang(timing, 4000) is None

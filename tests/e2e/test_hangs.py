@@ -368,3 +368,19 @@ def test_by_default_only_a_job_that_stands_still_is_called_hung(box: Box) -> Non
     job.send(signal.SIGINT)
     assert job.code() == 130
     box.empty()
+
+
+UNREAD = """
+import os, threading
+print("ready", flush=True)
+if "SENTINEL_RESTARTS" not in os.environ:
+    threading.Event().wait()
+"""
+
+
+def test_a_job_whose_iterations_cannot_be_read_is_restarted_where_its_owner_names_a_time(box: Box) -> None:
+    policy = box.policy(hang={"after": "2s"}, startTimeout="3s", restart={"maxRestarts": 3})
+    job = box.run(sys.executable, "-c", UNREAD, policy=policy)
+    assert job.code() == 0
+    (incident,) = box.incidents()
+    assert incident.verdict.sentence.startswith("The job has told of no progress for ")
