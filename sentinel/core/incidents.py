@@ -32,7 +32,7 @@ def open_incident(picture: JobPicture, decision: Open, now: Now, boot_id: str) -
         refusals=before.incident.refusals + 1 if before is not None else 0,
         failed_step=picture.timing.last_step if picture.timing.last_step is not None else job.last_step,
     )
-    if decision.kind == IncidentKind.NOTICE and decision.verdict.symptom == Symptom.HANG:
+    if decision.verdict.symptom == Symptom.HANG:
         incident = _with_looks(picture, incident)
     if end is None:
         return incident
@@ -48,11 +48,12 @@ def open_incident(picture: JobPicture, decision: Open, now: Now, boot_id: str) -
 
 
 def _with_looks(picture: JobPicture, incident: Incident) -> Incident:
-    """Nothing is stopped, so no stacks are taken any more: those of the last look are."""
+    """Where nothing is stopped, no stacks are taken any more; of ranks that stand still they would be the same."""
     looks = picture.timing.hang.looks
-    stacks = looks.texts if looks is not None else ()
-    verdict = stack_reading.named(incident.verdict, stacks, incident.from_size)
-    return structs.replace(incident, stacks=stacks, verdict=verdict)
+    if looks is None or (incident.kind != IncidentKind.NOTICE and not looks.still_s):
+        return incident
+    verdict = stack_reading.named(incident.verdict, looks.texts, incident.from_size)
+    return structs.replace(incident, stacks=looks.texts, verdict=verdict)
 
 
 def wanted(picture: JobPicture, incident: Incident) -> tuple[int, tuple[str, ...]]:
