@@ -1,12 +1,13 @@
 """What a line of a program says of the world outside it: a host that did not answer, a port in use. Pure.
 
-A program may go on after such a failure (tries again, takes its cache, another port), so a later word of its counts more.
+A program may go on after such a failure (it tries again, takes its cache, another port), so what it says later
+counts more.
 """
 
 import re
 from collections.abc import Sequence, Set
 
-from sentinel.core.triage_case import Case, Why
+from sentinel.core.triage_case import Case
 from sentinel.core.triage_rows import Row
 
 UNREACHABLE, PORT, OOM = "unreachable", "port-in-use", "host-oom"
