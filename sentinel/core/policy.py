@@ -4,7 +4,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, structs
 
-from sentinel.core import recovery
+from sentinel.core import diverged, recovery
 from sentinel.core.books import MOVE_DID_NOT_HELP
 from sentinel.core.budget import spent_budget
 from sentinel.core.events import DeadlinePassed, EndRequested, Event, Fault, JobFinished, Progressed
@@ -98,6 +98,11 @@ def decide(picture: JobPicture, now: Now) -> Decision:
         if picture.end is None or not isinstance(lost, Nothing):
             return lost
         return _end(picture, picture.end)  # only told of, in observe mode: what is left of the job is stopped
+    if (
+        picture.loss_lost is not None and diverged.KEY not in picture.told
+    ):  # also of one that ends with exit code 0
+        verdict = diverged.diverged(picture.loss_lost, picture.failures)
+        return _notice(picture, "LossNotANumber", verdict, diverged.KEY)
     if picture.finished:
         if (saved := picture.ended_by_save()) is not None:
             return _resumes_after_save(saved)

@@ -152,6 +152,8 @@ def _what(incident: Incident) -> str:
             return f"{'a rank' if verdict.rank is None else rank} fell behind its peers"
         case Symptom.FINDING:
             return f"a finding on {clean(verdict.entity, 60) or 'this machine'}"
+        case Symptom.DIVERGED:
+            return "the loss became NaN"
         case Symptom.START_FAILED:
             return "a start failed"
         case Symptom.RESIZE:
