@@ -9,16 +9,19 @@ from sentinel.core.triage_rows import FailureClass, clean
 KEY = "diverged"
 
 
-def diverged(match: LogMatch, failures: Mapping[str, FailureClass]) -> Verdict:
+def diverged(match: LogMatch, failures: Mapping[str, FailureClass], *, ended: bool) -> Verdict:
     """Nobody but the owner knows whether to go on: nothing is done about it. `match`: that of LOSS_LOST."""
     cls = failures[match.failure]
     since = "in all of its last reports" if match.step is None else f"since step {match.step}"
+    then = (
+        "So the job ended, with exit code 0." if ended else "The job goes on; Sentinel does nothing about it."
+    )
     return Verdict(
         symptom=Symptom.DIVERGED,
         cause=cls.cause,
         failure=cls.id,
         scope=cls.scope,
-        sentence=f"The loss is NaN or infinite {since}. The job goes on; Sentinel does nothing about it.",
+        sentence=f"The loss is NaN or infinite {since}. {then}",
         evidence=(f"rank {match.rank}: {clean(match.line)}",),
         advice=cls.advice,
         budget=cls.budget,

@@ -98,10 +98,9 @@ def decide(picture: JobPicture, now: Now) -> Decision:
         if picture.end is None or not isinstance(lost, Nothing):
             return lost
         return _end(picture, picture.end)  # only told of, in observe mode: what is left of the job is stopped
-    if (
-        picture.loss_lost is not None and diverged.KEY not in picture.told
-    ):  # also of one that ends with exit code 0
-        verdict = diverged.diverged(picture.loss_lost, picture.failures)
+    told = picture.loss_lost
+    if told is not None and diverged.KEY not in picture.told:  # of one that ends with exit code 0 too
+        verdict = diverged.diverged(told, picture.failures, ended=picture.finished)
         return _notice(picture, "LossNotANumber", verdict, diverged.KEY)
     if picture.finished:
         if (saved := picture.ended_by_save()) is not None:

@@ -752,7 +752,8 @@ def test_a_loss_that_is_no_number_is_told_also_of_a_job_that_ends_well() -> None
     picture.alive = set()
     opened = decide(picture, NOW)
     assert isinstance(opened, Open)
-    assert "in all of its last reports" in opened.verdict.sentence
+    said = "The loss is NaN or infinite in all of its last reports. So the job ended, with exit code 0."
+    assert opened.verdict.sentence == said
     picture.told.add(opened.key)
     assert isinstance(decide(picture, NOW), Finish)
     picture.told.clear()
