@@ -404,6 +404,7 @@ class Session:
             events=self._store.events(self.name),
             ranks=rank_rows(picture, now),
             findings=picture.findings,
+            processes=picture.timing.hang.workers.pids(),
             degraded=self._degraded(),
             protector=Protector(
                 pid=os.getpid(), url=url, loop_age_s=now.mono_s - self._controller.turned_mono_s

@@ -4,7 +4,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, structs
 
-from sentinel.core import recovery
+from sentinel.core import diverged, recovery
 from sentinel.core.books import MOVE_DID_NOT_HELP
 from sentinel.core.budget import spent_budget
 from sentinel.core.events import DeadlinePassed, EndRequested, Event, Fault, JobFinished, Progressed
@@ -98,6 +98,10 @@ def decide(picture: JobPicture, now: Now) -> Decision:
         if picture.end is None or not isinstance(lost, Nothing):
             return lost
         return _end(picture, picture.end)  # only told of, in observe mode: what is left of the job is stopped
+    told = picture.loss_lost
+    if told is not None and diverged.KEY not in picture.told:  # of one that ends with exit code 0 too
+        verdict = diverged.diverged(told, picture.failures, ended=picture.finished)
+        return _notice(picture, "LossNotANumber", verdict, diverged.KEY)
     if picture.finished:
         if (saved := picture.ended_by_save()) is not None:
             return _resumes_after_save(saved)

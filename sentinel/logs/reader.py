@@ -8,11 +8,12 @@ from typing import Protocol
 from msgspec import Struct
 
 from sentinel.core.now import Now
-from sentinel.core.reports import Iteration, LogMatch, Worker
+from sentinel.core.reports import LOSS_LOST, Iteration, LogMatch, Worker
 from sentinel.logs.cri import CriDecoder
 from sentinel.logs.follow import FilePosition, Follower
 from sentinel.logs.formats import FormatState, TimingParser
 from sentinel.logs.life import Life, Sign
+from sentinel.logs.losses import Losses
 from sentinel.logs.match import LINE_LIMIT_BYTES
 from sentinel.logs.ruleset import RuleSet
 from sentinel.logs.text import plain, shown, stamp_wall_s
@@ -20,6 +21,7 @@ from sentinel.logs.writers import MAX_EXPECTED
 
 READ_BYTES = 1 << 18  # at once: twice as fast as 1 MiB, since it stays in the CPU's cache
 POLL_BYTES = 1 << 19  # in one poll, so that one flood keeps the others waiting for a few milliseconds only
+NAN = "nan-loss"  # the class of lines whose loss is no number
 KEPT_FIRST = 3  # matches of one rule kept of a batch: the first ones, and the last
 
 
@@ -96,6 +98,7 @@ class RankLog:
         self._timing = TimingParser(ruleset.formats, position.format if position else None)
         self._cri = CriDecoder(position.cri_pending if position else None) if cri else None
         self._life = Life()
+        self._losses = Losses(ruleset.formats)
         self._rest = b""  # the line whose end has not come
         self._dropping = position.dropping if position else False
         self._iterations = position.iterations if position else 0
@@ -230,6 +233,23 @@ class RankLog:
             starts = self._match(text, rules, now, batch)
             if batch.after is not None:
                 batch.after += [before + bisect_left(offsets, start) for start in starts]
+        if self._losses.watching or any(self._rules.rules[index].failure == NAN for index, _ in rules):
+            self._look_at_losses(text, now, batch)
+
+    def _look_at_losses(self, text: bytes, now: Now, batch: LogBatch) -> None:
+        for lost in self._losses.look(text, self._timing.writers.expected):
+            match = LogMatch(
+                rule=LOSS_LOST,
+                failure=NAN,
+                rank=self._rank,
+                incarnation=self._incarnation,
+                at_s=now.mono_s,
+                line=shown(lost.line),
+                step=lost.step,
+            )
+            batch.matches.append(match)
+            if batch.after is not None:
+                batch.after.append(len(batch.iterations))
 
     def _match(self, text: bytes, present: list[tuple[int, int]], now: Now, batch: LogBatch) -> list[int]:
         """The offsets of the lines that were kept."""

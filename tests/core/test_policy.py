@@ -32,7 +32,7 @@ from sentinel.core.now import Now
 from sentinel.core.picture import JobPicture
 from sentinel.core.policy import DAY_S, Decision, Feed, Finish, Nothing, Open, decide
 from sentinel.core.policy_model import Checkpoint, Elastic, Hang, Performance, Policy, Proof, Restart, Resume
-from sentinel.core.reports import Iteration, RankExit, RankReport
+from sentinel.core.reports import LOSS_LOST, Iteration, LogMatch, RankExit, RankReport
 from sentinel.core.stillness import Looks
 from sentinel.failures import failure_classes
 from tests.core import recovery_events as ev
@@ -733,3 +733,47 @@ def test_the_exit_code_is_that_of_the_rank_to_blame() -> None:
     assert picture.exit_code(1) == 139
     assert picture.exit_code(None) == 7
     assert seen().exit_code(None) is None
+
+
+def lost_loss(step: int | None = 812) -> LogMatch:
+    line = f"step: {step}  loss: nan"
+    return LogMatch(
+        rule=LOSS_LOST, failure="nan-loss", rank=1, incarnation=1, at_s=900.0, line=line, step=step
+    )
+
+
+def test_a_loss_that_is_no_number_any_more_is_told_once_and_nothing_is_done() -> None:
+    picture = seen()
+    steps(picture, 30)
+    picture.add_match(lost_loss())
+    opened = decide(picture, NOW)
+    assert isinstance(opened, Open)
+    assert (opened.kind, opened.verdict.symptom, opened.verdict.failure) == (
+        IncidentKind.NOTICE,
+        Symptom.DIVERGED,
+        "nan-loss",
+    )
+    assert opened.verdict.sentence.startswith("The loss is NaN or infinite since step 812.")
+    assert opened.verdict.evidence == ("rank 1: step: 812  loss: nan",)
+    picture.told.add(opened.key)
+    picture.add_match(lost_loss(900))
+    assert isinstance(decide(picture, NOW), Nothing)
+
+
+def test_a_loss_that_is_no_number_is_told_also_of_a_job_that_ends_well() -> None:
+    picture = seen()
+    steps(picture, 30)
+    picture.add_match(lost_loss(None))
+    picture.exits = {rank: RankExit(rank=rank, incarnation=1, at_s=999.0, code=0) for rank in range(2)}
+    picture.alive = set()
+    opened = decide(picture, NOW)
+    assert isinstance(opened, Open)
+    said = "The loss is NaN or infinite in all of its last reports. So the job ended, with exit code 0."
+    assert opened.verdict.sentence == said
+    picture.told.add(opened.key)
+    assert isinstance(decide(picture, NOW), Finish)
+    picture.told.clear()
+    picture.exits[1] = RankExit(rank=1, incarnation=1, at_s=999.0, code=1)
+    failed = decide(picture, NOW)
+    assert isinstance(failed, Open)
+    assert failed.kind == IncidentKind.FORCED, "a fault comes first"
