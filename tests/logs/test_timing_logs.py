@@ -1,5 +1,7 @@
 """Whole logs: steps go on, and what is printed in between is none. Lines are of timing_lines.toml's sources."""
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,10 @@ from sentinel.core.now import Now
 from sentinel.core.performance import Histogram, RankTiming
 from sentinel.logs.reader import RankLog
 from sentinel.logs.ruleset import RuleSet
+from sentinel.logs.text import plain
 
 NOW = Now(mono_s=5.0, wall_s=1_750_000_000.0)
+LINES = tomllib.loads((Path(__file__).parent / "timing_lines.toml").read_text())["line"]
 NONE = [
     line
     for line in (Path(__file__).parent / "not_iterations.txt").read_text().splitlines()
@@ -33,6 +37,21 @@ def test_what_is_no_iteration_is_none_however_often_it_comes(
     assert told(f"{line}\n" * 3, shipped, tmp_path / "log") == []
     for form in shipped.formats:
         assert form.literal not in line.encode() or form.parse(line.encode()) is None, form.row.id
+
+
+@pytest.mark.parametrize("loss", [b"nan", b"-1.5", b"1.5e-05", b"123456"])
+def test_a_line_is_read_whatever_its_loss_and_however_far_it_has_come(loss: bytes, shipped: RuleSet) -> None:
+    """Iterations that seem to stop are a hang."""
+    forms = {form.row.id: form for form in shipped.formats}
+    for entry in LINES:
+        line = re.sub(
+            rb"(?i)(loss\w*\W{1,3})[-+]?\d[\d.]*(?:e[-+]\d+)?",
+            rb"\g<1>" + loss,
+            plain(entry["line"].encode()),
+        )
+        assert forms[entry["format"]].parse(line) is not None, line
+        line = re.sub(rb"(?<![\d.:])[1-9]\d*(?=[/\]:,; |)]|$)", b"123456", line)
+        assert forms[entry["format"]].parse(line) is not None, line
 
 
 IMAGENET = """\
