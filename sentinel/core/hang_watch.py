@@ -151,6 +151,7 @@ class HangWatch:
                 self.policy.start_timeout_s,
                 ending=ending,
                 repeats=self._hangs_there if there else 0,
+                started_s=self.started_s,
             )
             return max(usual_s, self.policy.start_timeout_s if starts else 0.0)
 

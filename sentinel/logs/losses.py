@@ -75,7 +75,7 @@ class Losses:
             self._steps, self._newest = self._steps + 1, step
 
     def _step_of(self, line: bytes) -> int | None:
-        told = (form.parse(line) for form in self._formats if form.has_step and form.literal in line)
+        told = (form.parse(line) for form in self._formats if form.literal in line)
         return next((values.step for values in told if values is not None and values.step is not None), None)
 
 

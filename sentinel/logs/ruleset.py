@@ -44,7 +44,7 @@ class RuleSet:
         self.patterns = tuple(LinePattern(rule.pattern, rule.literal) for rule in self.rules)
         self.ignores = tuple(LinePattern(row.pattern) for row in ignores)
         expressions = [as_bytes(rule.pattern) for rule in self.rules]
-        expressions += [as_bytes(re.escape(form.row.literal)) for form in self.formats]
+        expressions += [as_bytes(form.row.hint or re.escape(form.row.literal)) for form in self.formats]
         self.scanner = Scanner(expressions, cache_dir)
 
     def present(self, text: bytes) -> tuple[list[tuple[int, int]], list[Format]]:
