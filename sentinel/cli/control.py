@@ -34,28 +34,48 @@ class Presence(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Lock:
     """Held as long as this process protects the job; a killed process holds nothing."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "lock"
+    def __init__(self, folder: Path, name: str = "lock") -> None:
+        self._path = folder / name
         self._fd: int | None = None
 
     def take(self, wait_s: float = 0.0) -> bool:
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         deadline = time.monotonic() + wait_s
+        while not self._try():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _try(self) -> bool:
         while True:
+            folder = self._path.parent
+            try:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except (FileExistsError, FileNotFoundError):
+                if folder.exists() and not folder.is_dir():
+                    raise
+                continue  # the folder was set aside just now
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._names(fd):
+                    self._fd = fd
+                    return True
             except OSError as error:
+                os.close(fd)
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    os.close(fd)
                     raise
-                if time.monotonic() >= deadline:
-                    os.close(fd)
-                    return False
-                time.sleep(0.02)
-            else:
-                self._fd = fd
-                return True
+                return False
+            os.close(fd)
+
+    def _names(self, fd: int) -> bool:
+        """A folder that was set aside meanwhile takes its lock with it: that one guards nothing any more."""
+        try:
+            named = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        mine = os.fstat(fd)
+        return (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino)
 
     def release(self) -> None:
         if self._fd is not None:

@@ -24,9 +24,7 @@ PROOFS = {
 SLOW = {"maxHardwareRatio": 0.66, "over": 10, "action": "RescheduleAndAlert"}  # the job prints 0.6635
 
 
-def resume(
-    proof: dict[str, str] | None = None, graceful_stop: str = "1s", **more: Any
-) -> dict[str, Any]:
+def resume(proof: dict[str, str] | None = None, graceful_stop: str = "1s", **more: Any) -> dict[str, Any]:
     checkpoint = {"timeout": "20s", **({"proof": proof} if proof else {}), **more}
     return {"maxResumes": 3, "gracefulStop": graceful_stop, "checkpoint": checkpoint}
 
