@@ -77,6 +77,10 @@ class Lock:
         mine = os.fstat(fd)
         return (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino)
 
+    @property
+    def held(self) -> bool:
+        return self._fd is not None
+
     def release(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
@@ -97,10 +101,11 @@ def write_presence(folder: Path, presence: Presence) -> None:
 _SHORT = "/proc/self/fd/{}/{}"  # a socket's path may have 107 bytes only; the folder's descriptor shortens it
 
 
-def ask_holder(folder: Path, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Ask the Sentinel that holds the job's lock, which may just be starting. None: it does not answer."""
+def ask_holder(folder: Path, request: dict[str, Any], lock: Lock) -> dict[str, Any] | None:
+    """Ask the Sentinel that holds the job's lock, which may just be starting. None: it does not answer, or it is gone:
+    then `lock` is taken."""
     deadline = time.monotonic() + STARTING_S
-    while (answer := ask(folder, request)) is None and time.monotonic() < deadline:
+    while (answer := ask(folder, request)) is None and not lock.take() and time.monotonic() < deadline:
         time.sleep(0.05)
     return answer
 
