@@ -17,6 +17,7 @@ from sentinel.logs.punch import punch_hole
 
 log = structlog.get_logger(__name__)
 
+BEHIND = "it is written faster than it is read: until that is over it takes more on disk than keepBytes"
 TAIL_BYTES = 32  # of what was read last, to see that a file grew and was not written anew
 # What rotation appends to a name: ".1", "-20250413", ".20240101-120000"; compressed files cannot be read on
 _ROTATED = re.compile(r"[.-][0-9][0-9T_.:-]{0,40}")
@@ -57,6 +58,7 @@ class Follower:
         self._moved_polls = 0
         self._punched = 0
         self._hole_problem = ""
+        self._behind_problem = ""
         self._problem = "not there yet"
         self.offset = 0
         self.at_end = False
@@ -64,7 +66,7 @@ class Follower:
 
     @property
     def problem(self) -> str:
-        return "; ".join(filter(None, (self._problem, self._hole_problem)))
+        return "; ".join(filter(None, (self._problem, self._hole_problem, self._behind_problem)))
 
     def read(self, limit_bytes: int) -> bytes:
         """The next bytes, at most `limit_bytes`. Never raises OSError: `problem` says what happened."""
@@ -91,6 +93,8 @@ class Follower:
             return self._nothing_new(status)
         data = os.pread(self._fd, min(limit_bytes, size - self.offset), self.offset)
         self.offset += len(data)
+        unread_bytes = size - self.offset
+        self._behind_problem = BEHIND if self._keep_bytes and unread_bytes > self._keep_bytes else ""
         self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
         self._moved_polls = 0
         self.at_end = self.offset >= size and not self._queue
