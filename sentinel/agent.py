@@ -23,6 +23,7 @@ from sentinel.metrics import Metrics
 
 log = structlog.get_logger()
 
+AHEAD_BYTES = 256 << 10  # more than a rank prints between two looks, but for a flood
 POLL_S = 0.2  # how often a log is looked at: what a turn costs is in the waking, not in the lines
 SAVE_POSITIONS_S = 2.0
 # A rank that is silent for so long is looked at in /proc, so often; a stepping one never is.
@@ -132,6 +133,7 @@ class Agent:
                 rules,
                 position=_position(blob),
                 keep_bytes=job.policy.keep_log_bytes,
+                ahead_bytes=AHEAD_BYTES if job.launch is not None else 0,  # of pods the runtime writes it
                 rank=process.rank,
                 incarnation=job.incarnation,
                 cri=process.cri,
@@ -147,7 +149,8 @@ class Agent:
 
     def forget(self, job: str) -> None:
         for key in [key for key in self._followed if key[0] == job]:
-            self._followed.pop(key).reader.close()
+            followed = self._followed.pop(key)
+            followed.reader.close(ended=followed.ended)
         self._metrics.ranks_gone(job)
 
     # ------------------------------------------------------------ reading
@@ -332,7 +335,7 @@ class Agent:
     def close(self) -> None:
         self.save_positions()
         for followed in self._followed.values():
-            followed.reader.close()
+            followed.reader.close(ended=followed.ended)
         self._followed.clear()
 
 
