@@ -85,8 +85,8 @@ class RankLog:
         stamps: bool = False,
         source: Source | None = None,
     ) -> None:
-        """`keep_bytes`: punch holes behind the reader. `ahead_bytes`: hold room for the writer. `stamps`: also parse the
-        stamps of timing lines (replay).
+        """`keep_bytes`: punch holes behind the reader. `ahead_bytes`: hold room for the writer. `stamps`: also parse
+        the stamps of timing lines (replay).
 
         `source`: read from there instead of following `path`.
         """
