@@ -203,8 +203,8 @@ class Follower:
         self._stat_key = (status.st_dev, status.st_ino)
         self._problem = ""
         self._moved_polls = 0
-        self._held_end = 0
         if offset:
+            self._held_end = 0
             self.offset = offset
             before = min(TAIL_BYTES, offset)
             self._tail = os.pread(fd, before, offset - before)
@@ -215,6 +215,7 @@ class Follower:
 
     def _start_at_data(self, size: int) -> None:
         """Skip a hole at the beginning: a writer that does not append leaves one after a truncation."""
+        self._held_end = 0
         self.offset = 0
         if size:
             with contextlib.suppress(OSError):

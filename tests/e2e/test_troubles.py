@@ -171,3 +171,28 @@ def test_a_job_goes_on_printing_on_a_full_disk_where_its_oldest_output_gives_way
     job.send(signal.SIGINT)
     assert job.code() == 130
     assert on_disk() < log.stat().st_size, "what was held for it is free"
+
+
+def test_a_job_that_the_full_disk_of_the_state_ends_starts_again_only_when_there_is_room(
+    box: Box, small_state: Path
+) -> None:
+    """A flood, of which the room that was held for it takes only the beginning."""
+    box.settings(disk={"minFreeBytes": "8M"})
+    job = box.run(*train())
+    box.stepping()
+    fill_up(small_state)
+    until(lambda: not (small_state / "state.db.ballast").exists(), box.story)
+    (small_state / "hog").rename(small_state / "first")
+    fill_up(small_state)
+    box.order(0, "say " + "y" * 3_000_000)
+    until(
+        lambda: any(step.reason == "PrecheckFailed" for i in box.incidents() for step in i.steps), box.story
+    )
+    assert len(box.starts) == 1
+    verdict = box.incidents()[0].verdict
+    assert (verdict.failure, verdict.budget) == ("storage-full", "infrastructure")
+    for name in ("first", "hog"):
+        (small_state / name).unlink()
+    box.stepping(incarnation=2)
+    job.send(signal.SIGINT)
+    assert job.code() == 130
