@@ -10,7 +10,19 @@ from sentinel.checks.runner import CheckRunner
 from sentinel.cli.exit_codes import EXIT_STOPPED, EXIT_WARNED
 from sentinel.core.events import EndRequested
 from sentinel.core.model import JobState
+from sentinel.core.policy_model import Policy
+from sentinel.core.units import duration_text
 from sentinel.machine_controller import MachineController
+
+
+def _interrupted(policy: Policy) -> str:
+    """What the first Ctrl-C does, and what the next one would."""
+    checkpoint = policy.resume.checkpoint if policy.resume else None
+    grace = duration_text(policy.graceful_stop_s)
+    if checkpoint is None:
+        return f"Stopped by Ctrl-C: {grace} to end; Ctrl-C again kills it."
+    saves = duration_text(checkpoint.timeout_s)
+    return f"Stopped by Ctrl-C: saves first, at most {saves}, then {grace} to end; Ctrl-C again kills it at once."
 
 
 class SessionOrders:
@@ -37,13 +49,11 @@ class SessionOrders:
             return
         if number == signal.SIGINT:
             self._interrupts += 1
-            grace_s = policy.graceful_stop_s if self._interrupts == 1 else 0.0
-            text = "Stopped by Ctrl-C" + (
-                f": {grace_s:.0f} s to end; Ctrl-C again kills it."
-                if self._interrupts == 1
-                else ", twice: killed."
-            )
-            self._request(JobState.STOPPED, "Stopped", text, grace_s, save=False, code=EXIT_STOPPED)
+            if self._interrupts > 1:
+                text, grace_s, save = "Stopped by Ctrl-C, twice: killed.", 0.0, False
+            else:
+                text, grace_s, save = _interrupted(policy), policy.graceful_stop_s, True
+            self._request(JobState.STOPPED, "Stopped", text, grace_s, save=save, code=EXIT_STOPPED)
             return
         text = f"{number.name} was sent to Sentinel: saves, stops, and leaves nothing behind."
         self._request(JobState.STOPPED, "Warned", text, policy.graceful_stop_s, save=True, code=EXIT_WARNED)

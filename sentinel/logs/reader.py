@@ -80,13 +80,15 @@ class RankLog:
         *,
         position: Position | None = None,
         keep_bytes: int | None = None,
+        ahead_bytes: int = 0,
         cri: bool = False,
         rank: int = 0,
         incarnation: int = 0,
         stamps: bool = False,
         source: Source | None = None,
     ) -> None:
-        """`keep_bytes`: punch holes behind the reader. `stamps`: also parse the stamps of timing lines (replay).
+        """`keep_bytes`: punch holes behind the reader. `ahead_bytes`: hold room for the writer. `stamps`: also parse
+        the stamps of timing lines (replay).
 
         `source`: read from there instead of following `path`.
         """
@@ -94,7 +96,9 @@ class RankLog:
         self._rank = rank
         self._incarnation = incarnation
         self._stamps = stamps
-        self._follower: Source = source or Follower(path, position.file if position else None, keep_bytes)
+        self._follower: Source = source or Follower(
+            path, position.file if position else None, keep_bytes, ahead_bytes
+        )
         self._timing = TimingParser(ruleset.formats, position.format if position else None)
         self._cri = CriDecoder(position.cri_pending if position else None) if cri else None
         self._life = Life()
@@ -173,7 +177,10 @@ class RankLog:
         """Its lines begin with `3: `, the number of the rank."""
         self._timing.writers.labelled = True
 
-    def close(self) -> None:
+    def close(self, *, ended: bool = False) -> None:
+        """`ended`: nobody writes any more."""
+        if ended and isinstance(self._follower, Follower):
+            self._follower.give_back()
         self._follower.close()
 
     # ------------------------------------------------------------ lines
