@@ -34,7 +34,7 @@ class HangLooks:
             self._tasks.start(job, self._look(picture))
 
     async def _look(self, picture: JobPicture) -> None:
-        job, now = picture.job, self._clock()
+        job = picture.job
         try:
             texts = await self._cluster.stacks(job.name, job.incarnation, sorted(picture.alive))
         except Exception:  # the named boundary of one job: nothing was seen
@@ -42,7 +42,7 @@ class HangLooks:
             self._broke()
             texts = ()
         if picture.job.incarnation == job.incarnation and not picture.job.state.final:
-            picture.timing.hang.looked(texts, now)
+            picture.timing.hang.looked(texts, self._clock())
             self._looked(picture)
 
     def forget(self, job: str) -> None:

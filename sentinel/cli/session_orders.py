@@ -1,6 +1,7 @@
 """What people and schedulers ask of a session while it runs: signals, and requests over its control socket."""
 
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,9 @@ from sentinel.core.model import JobState
 from sentinel.core.policy_model import Policy
 from sentinel.core.units import duration_text
 from sentinel.machine_controller import MachineController
+
+# One Ctrl-C may come twice: from the terminal, and from a program that runs Sentinel and passes it on.
+ONE_CTRL_C_S = 0.3
 
 
 def _interrupted(policy: Policy) -> str:
@@ -40,6 +44,7 @@ class SessionOrders:
         self._job, self._controller, self._checks, self._terminal = job, controller, checks, terminal
         self._view, self._hand_over = view, hand_over
         self._interrupts = 0
+        self._interrupted_s = float("-inf")
 
     def signalled(self, number: signal.Signals) -> None:
         policy = self._controller.pictures[self._job].job.policy
@@ -48,6 +53,9 @@ class SessionOrders:
             self._terminal.detach()
             return
         if number == signal.SIGINT:
+            before_s, self._interrupted_s = self._interrupted_s, time.monotonic()
+            if self._interrupted_s - before_s < ONE_CTRL_C_S:
+                return
             self._interrupts += 1
             if self._interrupts > 1:
                 text, grace_s, save = "Stopped by Ctrl-C, twice: killed.", 0.0, False

@@ -1,7 +1,7 @@
 """When silence means a hang, and which rank stopped first.
 
-Missing progress decides, and only from logs that are known to be read to their end. I/O and GPU use
-raise confidence. CPU use says nothing: ranks that wait in a collective spin at 100 %.
+Missing progress makes a hang, and only from logs that are known to be read to their end; `stillness` says by default
+whether it is one. I/O and GPU use raise confidence.
 """
 
 from collections import deque

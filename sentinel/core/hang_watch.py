@@ -85,12 +85,12 @@ class HangWatch:
         if self.looks is None or silence is None:
             return
         since_s, allowed_s = silence
-        going = [
-            r.rank for r in self._timed() if now.mono_s - self._silent_since_s(r) < LOOK_SHARE * allowed_s
-        ]
-        if any(map(self.workers.below, self._alive())):
+        alive, quiet_s = self._alive(), LOOK_SHARE * allowed_s
+        going = [r.rank for r in self._timed() if now.mono_s - self._silent_since_s(r) < quiet_s]
+        if any(map(self.workers.below, alive)):
             going = []  # the looks are at other processes, with numbers of their own
-        self.looks.fold(texts, now.mono_s, since_s, going)
+        ranks = sum(max(1, self.workers.running(rank)) for rank in alive if rank not in going)
+        self.looks.fold(texts, now.mono_s, since_s, ranks=ranks, going=going)
 
     def signed(self, at_s: float) -> None:
         """A log told, without an iteration, that the program gets on."""
@@ -179,7 +179,7 @@ class HangWatch:
         since_s, allowed_s = silence
         if doubt := self._doubt(self.looks, since_s, allowed_s, now):
             late = now.mono_s - since_s >= max(DOUBT_S, allowed_s)
-            return structs.replace(found, doubt=doubt) if late else None
+            return structs.replace(found, key="silent", doubt=doubt) if late else None
         self._told = True
         return structs.replace(found, evidence=(*found.evidence, self.looks.words()))
 

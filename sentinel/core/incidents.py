@@ -9,6 +9,8 @@ from sentinel.core.now import Now
 from sentinel.core.picture import JobPicture
 from sentinel.core.policy import Open
 
+MOST_STACKS = 64  # kept of a job that is only told of
+
 
 def open_incident(picture: JobPicture, decision: Open, now: Now, boot_id: str) -> Incident:
     job, end = picture.job, decision.end
@@ -53,7 +55,8 @@ def _with_looks(picture: JobPicture, incident: Incident) -> Incident:
     if looks is None or (incident.kind != IncidentKind.NOTICE and not looks.still_s):
         return incident
     verdict = stack_reading.named(incident.verdict, looks.texts, incident.from_size)
-    return structs.replace(incident, stacks=looks.texts, verdict=verdict)
+    kept = looks.texts[:MOST_STACKS] if incident.kind == IncidentKind.NOTICE else looks.texts
+    return structs.replace(incident, stacks=kept, verdict=verdict)
 
 
 def wanted(picture: JobPicture, incident: Incident) -> tuple[int, tuple[str, ...]]:

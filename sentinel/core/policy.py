@@ -290,14 +290,14 @@ def _decide_signal(picture: JobPicture, signal: TimingSignal, now: Now) -> Decis
     policy = picture.job.policy
     verdict = picture.verdict(now, signal)
     observe = policy.mode == "observe"
-    if signal.symptom == Symptom.HANG and policy.hang.action == "RestartAndAlert" and not observe:
-        if not signal.doubt:
-            return Open("Hang", verdict.sentence, IncidentKind.FORCED, verdict)
+    if signal.doubt:
         sentence = (
-            f"{verdict.sentence} Not restarted, since it may be well: {signal.doubt}. `hang.after` in the policy "
+            f"{verdict.sentence} It may be well: {signal.doubt}. So it is not restarted; `hang.after` in the policy "
             "names a time after which it is."
         )
         return _notice(picture, "MayBeWell", structs.replace(verdict, sentence=sentence), signal.key)
+    if signal.symptom == Symptom.HANG and policy.hang.action == "RestartAndAlert" and not observe:
+        return Open("Hang", verdict.sentence, IncidentKind.FORCED, verdict)
     if signal.symptom == Symptom.SLOW and policy.performance.action == "RescheduleAndAlert" and not observe:
         # This incarnation was not moved for it, and the owner knows why.
         if signal.key in picture.told and not _again(picture, signal.key, now):

@@ -4,17 +4,18 @@ import re
 import sys
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import TypeAlias
 
 from msgspec import Struct, structs
 
 from sentinel.core.model import Symptom, Verdict
 
 # As cluster/local/stacks.py heads it.
-_RANK = re.compile(
-    r"rank (\d+): (?:pid (?P<pid>\d+) \((?P<state>\S)(?: in (?P<channel>[^)]*))?\))?(?P<used>.*)"
+_RANK = re.compile(r"rank (\d+): (?:pid (?P<pid>\d+) \(\S(?: in (?P<channel>[^)]*))?\))?(?P<more>.*)")
+_USED = re.compile(
+    r"CPU ([\d.]+) s \(main thread ([\d.]+) s\), helpers' CPU ([\d.]+) s, I/O (\d+) bytes, "
+    r"(\d+) sleeps \((\d+) of all threads\)"
 )
-_USED = re.compile(r", (?:(CPU|helpers' CPU|I/O|samples in) )?([0-9.]+) (s\b|bytes|sleeps|place)")
+_PLACES = re.compile(r"samples in (\d+) place")
 # As py-spy prints a stack: `Thread 812 (active): "MainThread"`, then `    all_reduce (torch/distributed/….py:2501)`.
 _THREAD = re.compile(r'^Thread .*?(?:: "(?P<name>[^"]*)")?$')
 _FRAME = re.compile(r"^ {4}(?P<function>\S+) \((?P<file>[^()]*?)(?::\d+)?\)$")
@@ -30,30 +31,34 @@ _RUNS = re.compile(r"distributed/(?:run|launch|launcher|elastic)\b")
 
 
 class Stack(Struct, frozen=True):
-    """Of the main thread. `frames`: of all its frames, innermost first, and of other threads that wait for others."""
+    """Of the main thread. `frames`: all of them, innermost first."""
 
     number: int
     place: str  # the innermost frame that is not of Python's own library: "spin (train.py:12)"
     waits: str  # the frame in which it waits for others, or may; "": it does not
     surely: bool  # it does wait for others, or does not
     frames: tuple[str, ...] = ()
-    inner_waits: bool = False  # another thread surely waits for others
+
+
+class Used(Struct, frozen=True, gc=False):
+    """By one process since its start. A sleep: a thread gave its CPU away."""
+
+    cpu_s: float
+    main_cpu_s: float  # by its main thread
+    helpers_cpu_s: float  # by its descendants, those included that it has waited for
+    io_bytes: float
+    sleeps: float  # of its main thread
+    all_sleeps: float
 
 
 class Head(Struct, frozen=True, gc=False):
-    """The first line. `pid` 0: gone. What it has used since its start is None where that is not told."""
+    """The first line. `pid` 0: gone."""
 
     number: int
     pid: int = 0
-    state: str = ""  # as in /proc/PID/stat
     channel: str = ""  # where in the kernel it waits
-    cpu_s: float | None = None
-    helpers_cpu_s: float | None = None
-    io_bytes: float | None = None
-    sleeps: float | None = None  # how often the main thread has given its CPU away
-    places: float | None = (
-        None  # in the program in which samples have seen the main thread; None: not sampled
-    )
+    used: Used | None = None  # None: not told
+    places: int = 0  # in the program in which samples have seen the main thread; 0: not sampled
 
 
 def read_head(text: str) -> Head | None:
@@ -61,59 +66,45 @@ def read_head(text: str) -> Head | None:
     head = _RANK.match(text)
     if head is None:
         return None
-    used = {name or unit: float(value) for name, value, unit in _USED.findall(head["used"])}
+    used, places = _USED.search(head["more"]), _PLACES.search(head["more"])
     return Head(
         int(head.group(1)),
         int(head["pid"] or 0),
-        head["state"] or "",
         head["channel"] or "",
-        used.get("CPU"),
-        used.get("helpers' CPU"),
-        used.get("I/O"),
-        used.get("sleeps"),
-        used.get("samples in"),
+        Used(*map(float, used.groups())) if used else None,
+        int(places.group(1)) if places else 0,
     )
 
 
 def read(text: str) -> Stack | None:
     """None: not the Python stack of a rank."""
     head = _RANK.match(text)
-    frames, others = _threads(text.splitlines()) if head else ([], [])
+    frames = _main_thread(text.splitlines()) if head else []
     if head is None or not frames:
         return None
-    waits = _wait(frames)
+    inner = takewhile(lambda frame: _LIBRARY.search(frame["file"]), frames)
+    waits = next((frame for frame in inner if _is_wait(frame)), None)
     place = next((frame for frame in frames if not _is_standard(frame)), frames[0])
     sure = _is_sure(waits) if waits else _LOADS.search(place["file"]) is not None
-    inner = [thread for thread in others if (wait := _wait(thread)) is not None and _is_sure(wait)]
     return Stack(
         int(head.group(1)),
         place[0].strip(),
         waits[0].strip() if waits else "",
         sure,
-        tuple(frame[0].strip() for thread in (frames, *inner) for frame in thread),
-        bool(inner),
+        tuple(frame[0].strip() for frame in frames),
     )
 
 
-Frames: TypeAlias = list[re.Match[str]]
-
-
-def _threads(lines: Sequence[str]) -> tuple[Frames, list[Frames]]:
-    """The frames of the main thread, else of the first, innermost first; and those of each other."""
-    threads: list[tuple[str, Frames]] = []
+def _main_thread(lines: Sequence[str]) -> list[re.Match[str]]:
+    """The frames of the main thread, else of the first, innermost first."""
+    threads: list[tuple[str, list[re.Match[str]]]] = []
     for line in lines:
         if (thread := _THREAD.match(line)) is not None:
             threads.append((thread.group("name") or "", []))
         elif threads and (frame := _FRAME.match(line)) is not None:
             threads[-1][1].append(frame)
-    threads.sort(key=lambda thread: thread[0] != "MainThread")
-    return (threads[0][1], [frames for _, frames in threads[1:]]) if threads else ([], [])
-
-
-def _wait(frames: Frames) -> re.Match[str] | None:
-    """The frame in which it waits for others, or may."""
-    inner = takewhile(lambda frame: _LIBRARY.search(frame["file"]), frames)
-    return next((frame for frame in inner if _is_wait(frame)), None)
+    named = [frames for name, frames in threads if name == "MainThread"]
+    return (named or [frames for _, frames in threads] or [[]])[0]
 
 
 def _is_standard(frame: re.Match[str]) -> bool:

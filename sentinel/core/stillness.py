@@ -9,7 +9,7 @@ from sentinel.core.stack_reading import Head, Stack, read, read_head
 
 # CPU seconds in a second: what sleeps uses next to none, what computes a whole one.
 BUSY = 0.05
-# A thread that goes round fetches data, takes locks: it gives its CPU away. One that spins in one call does not.
+# A thread that goes round fetches data, takes locks: it gives its CPU away. One that waits in one call does not.
 SLEEPS_PER_S = 0.2
 # What trackers of experiments and a job's own monitors write is less: bytes in a second.
 IO_BYTES_PER_S = 1 << 20
@@ -41,14 +41,25 @@ class Looks:
         """For how long nothing has moved, as far as looks can tell."""
         return self.last_s - self.first_s if self.count > 1 else 0.0
 
-    def fold(self, texts: Sequence[str], at_s: float, since_s: float, going: Collection[int] = ()) -> None:
-        """What a look has brought. `since_s`: the silence began; `going`: ranks that still make iterations."""
-        seen = {one.head.number: one for text in texts if (one := _read(text)) is not None}
-        seen = {number: one for number, one in seen.items() if number not in going}
-        if not self.count or self.first_s < since_s:
-            self.count, self.first_s, self.doubt = 0, at_s, ""
-        elif moved := _difference(self._seen, seen, at_s - self.last_s):
-            self.count, self.first_s, self.doubt = 0, at_s, moved
+    def fold(
+        self, texts: Sequence[str], at_s: float, since_s: float, *, ranks: int, going: Collection[int] = ()
+    ) -> None:
+        """What a look has brought. `since_s`: the silence began; `ranks`: so many must be seen, without `going`, those
+        that still make iterations."""
+        found = [one for text in texts if (one := _read(text)) is not None and one.head.number not in going]
+        seen = {one.head.number: one for one in found if one.head.pid}
+        if len(found) > len({one.head.number for one in found}):
+            doubt = "two processes call themselves by the same number"
+        elif len(seen) < ranks:
+            doubt = f"only {len(seen)} of {ranks} ranks could be looked at"
+        elif not self.count or self.first_s < since_s:
+            doubt = ""
+        elif self._seen.keys() != seen.keys():
+            doubt = "its ranks have not all been silent for long"
+        else:
+            doubt = _difference(self._seen, seen, at_s - self.last_s)
+        if not self.count or self.first_s < since_s or doubt:
+            self.count, self.first_s, self.doubt = 0, at_s, doubt
         self.count += 1
         self.last_s, self.texts, self._seen = at_s, tuple(texts), seen
 
@@ -67,55 +78,50 @@ def _read(text: str) -> Seen | None:
 
 def _difference(before: Mapping[int, Seen], now: Mapping[int, Seen], span_s: float) -> str:
     """Why this is not a job that stands still; empty where it is."""
-    if not any(one.head.pid for one in now.values()):
-        return "nobody tells where its processes stand"
-    if before.keys() != now.keys():
-        return "other processes than before are there"
-    places = {one.stack.place if one.stack else "" for one in now.values()}
-    together = len(now) > 1 and len(places) == 1
     for number, new in now.items():
-        if what := _moved(before[number], new, span_s) or _doubt(before[number], new, span_s, together):
+        old = before[number]
+        if what := _moved(old, new) or _at_work(old, new, span_s):
             return f"rank {number} {what}"
     return ""
 
 
-def _moved(old: Seen, new: Seen, span_s: float) -> str:
+def _moved(old: Seen, new: Seen) -> str:
     if old.head.pid != new.head.pid:
         return "is another process than before"
-    if old.stack and new.stack and old.stack.frames != new.stack.frames:
-        if old.stack.place == new.stack.place:
-            return f"moves: it comes to {new.stack.place} by different ways"
-        return f"moves: it stood in {old.stack.place}, then in {new.stack.place}"
-    if _grows(old.head.io_bytes, new.head.io_bytes, IO_BYTES_PER_S * span_s):
+    if old.stack is None or new.stack is None or old.stack.frames == new.stack.frames:
+        return ""
+    if old.stack.place == new.stack.place:
+        return f"moves: it comes to {new.stack.place} by different ways"
+    return f"moves: it stood in {old.stack.place}, then in {new.stack.place}"
+
+
+def _at_work(old: Seen, new: Seen, span_s: float) -> str:
+    """Why a rank whose stack is the same may be well."""
+    was, used = old.head.used, new.head.used
+    if was is None or used is None:
+        return "is on a node whose agent does not tell enough"
+    if used.io_bytes - was.io_bytes > IO_BYTES_PER_S * span_s:
         return "reads or writes"
-    if _grows(old.head.helpers_cpu_s, new.head.helpers_cpu_s, BUSY * span_s):
+    if used.helpers_cpu_s - was.helpers_cpu_s > BUSY * span_s:
         return "has helper processes that compute"
-    return ""
-
-
-def _doubt(old: Seen, new: Seen, span_s: float, together: bool) -> str:
-    """Its stack is the same, but that may be so in a program that is well. `together`: all ranks stand in one place."""
-    if not new.head.pid:
-        return ""  # it was gone before
-    told = old.head.cpu_s is not None and new.head.cpu_s is not None
-    sleeps = told and not _grows(old.head.cpu_s, new.head.cpu_s, BUSY * span_s)
-    if sleeps and "futex" in new.head.channel:
-        return ""
-    stack = new.stack if old.stack else None
-    if stack is None:
-        return f"shows no stack ({new.why or old.why})"
-    if sleeps:
-        if stack.waits or stack.inner_waits or stack.surely:
+    rests = used.sleeps - was.sleeps <= SLEEPS_PER_S * span_s
+    waits = old.stack is not None and new.stack is not None and new.stack.waits
+    if used.main_cpu_s - was.main_cpu_s <= BUSY * span_s:
+        if waits and rests:
             return ""
-        return f"may wait for something outside the job, in {stack.place}"
+        # A lock that another thread of its own may open: none of them may do anything.
+        all_rest = used.all_sleeps - was.all_sleeps <= SLEEPS_PER_S * span_s
+        if "futex" in new.head.channel and all_rest and used.cpu_s - was.cpu_s <= BUSY * span_s:
+            return ""
+        return f"may wait for something outside the job{_place(old, new)}"
+    if not waits:
+        return f"may compute{_place(old, new)}"
     # Who waits for the GPU spins as one who computes does, in one call; one who goes round passes other places too.
-    round_and_round = new.head.places is None or new.head.places > 1
-    if round_and_round or _grows(old.head.sleeps, new.head.sleeps, SLEEPS_PER_S * span_s):
-        return f"may go round, through {stack.place}"
-    if stack.waits or stack.inner_waits or together:
-        return ""
-    return f"may compute, in {stack.place}"
+    if new.head.places == 0:
+        return f"could not be sampled{_place(old, new)}"
+    return f"may go round{_place(old, new)}" if new.head.places > 1 or not rests else ""
 
 
-def _grows(old: float | None, new: float | None, least: float) -> bool:
-    return old is not None and new is not None and new - old > least
+def _place(old: Seen, new: Seen) -> str:
+    stack = new.stack if old.stack else None
+    return f", in {stack.place}" if stack else f"; no stack can be had ({new.why or old.why})"

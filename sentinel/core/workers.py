@@ -49,6 +49,10 @@ class Workers:
         """Has it started several?"""
         return len(self._known.get(rank, ())) > 1
 
+    def running(self, rank: int) -> int:
+        """How many of those that it has started are seen to run."""
+        return sum(bool(one.pid) and not _gone(one) for _, one in self._all([rank]))
+
     def pids(self) -> dict[int, tuple[int, int]]:
         """Of each process that is, or was, a worker: its launcher, and its number."""
         return {one.pid: (rank, one.number) for rank, one in self._all(self._known) if one.pid}

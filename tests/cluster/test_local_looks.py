@@ -7,18 +7,27 @@ from pathlib import Path
 
 import pytest
 
+from sentinel.cluster.local import stacks
 from sentinel.core.stillness import Looks
 from tests.cluster.local_jobs import Site, python, with_site
 from tests.waits import eventually
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine starts py-spy slowly."""
+    monkeypatch.setattr(stacks, "EACH_S", 60.0)
+    monkeypatch.setattr(stacks, "TOTAL_S", 120.0)
+
 
 PAUSE_S = 1.0  # between two looks: what is used meanwhile tells
 
 
 async def two_looks(site: Site) -> Looks:
     looks, loop = Looks(), asyncio.get_running_loop()
-    looks.fold(await site.cluster.stacks("job", 1, [0]), loop.time(), 0.0)
+    looks.fold(await site.cluster.stacks("job", 1, [0]), loop.time(), 0.0, ranks=1)
     await asyncio.sleep(PAUSE_S)
-    looks.fold(await site.cluster.stacks("job", 1, [0]), loop.time(), 0.0)
+    looks.fold(await site.cluster.stacks("job", 1, [0]), loop.time(), 0.0, ranks=1)
     return looks
 
 
@@ -83,6 +92,20 @@ async def test_a_rank_that_spins_in_a_collective_stands_still(site: Site) -> Non
             "subprocess.run([sys.executable, '-c', 'while True: pass'], check=False)",
             "has helper processes that compute",
         ),
+        (
+            "import subprocess, sys\nprint('ready')\n"
+            "while True: subprocess.run([sys.executable, '-S', '-c', 'sum(range(10**6))'], check=False)",
+            "rank 0 ",
+        ),
+        (
+            "import socket, threading\nfrom concurrent.futures import ThreadPoolExecutor\n"
+            "one, other = socket.socketpair()\n"
+            "def drains():\n    while other.recv(1 << 16): pass\n"
+            "threading.Thread(target=drains, daemon=True).start()\n"
+            "def uploads():\n    while True: one.sendall(bytes(1 << 16)); threading.Event().wait(0.05)\n"
+            "print('ready')\nThreadPoolExecutor(1).submit(uploads).result()",
+            "may wait for something outside the job",
+        ),
     ],
 )
 def test_a_rank_that_may_be_at_work_does_not(code: str, why: str, tmp_path: Path) -> None:
@@ -98,11 +121,9 @@ def test_a_rank_that_may_be_at_work_does_not(code: str, why: str, tmp_path: Path
 # It goes on where a file says so, and waits in a lock then.
 PHASES = """
     import os, threading
-    def wait():
+    def first():
         while not os.path.exists('on'):
             threading.Event().wait(0.02)
-    def first():
-        wait()
     def second():
         print('on')
         threading.Event().wait()
@@ -117,10 +138,10 @@ async def test_a_rank_that_has_moved_between_two_looks_does_not(site: Site) -> N
     await site.start(python(PHASES))
     await site.logged("ready")
     looks = Looks()
-    looks.fold(await site.cluster.stacks("job", 1, [0]), 100.0, 0.0)
+    looks.fold(await site.cluster.stacks("job", 1, [0]), 100.0, 0.0, ranks=1)
     (site.root / "on").touch()
     await site.logged("on\n")
-    looks.fold(await site.cluster.stacks("job", 1, [0]), 200.0, 0.0)
+    looks.fold(await site.cluster.stacks("job", 1, [0]), 200.0, 0.0, ranks=1)
     assert (looks.count, looks.still_s) == (1, 0.0)
     assert "moves: it stood in " in looks.doubt
     assert "then in second (<string>:" in looks.doubt
@@ -129,4 +150,4 @@ async def test_a_rank_that_has_moved_between_two_looks_does_not(site: Site) -> N
 @with_site
 async def test_where_python_cannot_be_read_a_rank_that_sleeps_does_not(site: Site) -> None:
     await site.start(("sleep", "600"))
-    await stands(site, "shows no stack (")
+    await stands(site, "no stack can be had (")

@@ -9,7 +9,8 @@ from sentinel.core.timing import JobTiming
 from tests.core.test_timing_hang import empty, feed, hang, job
 
 STILL = (
-    "rank 0: pid 7 (S in futex_do_wait), CPU 1.00 s, helpers' CPU 0.00 s, I/O 10 bytes, 5 sleeps\n"
+    "rank 0: pid 7 (S in futex_do_wait), CPU 1.00 s (main thread 1.00 s), helpers' CPU 0.00 s, "
+    "I/O 10 bytes, 5 sleeps (9 of all threads)\n"
     'Thread 7 (idle): "MainThread"\n    barrier (torch/distributed/distributed_c10d.py:1)\n    main (train.py:12)'
 )
 MOVES = STILL.replace("barrier (torch/distributed/distributed_c10d.py:1)", "forward (model.py:{look})")

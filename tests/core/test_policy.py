@@ -254,7 +254,7 @@ def test_a_silence_that_may_be_no_hang_is_told_once_and_nothing_is_stopped() -> 
     assert isinstance(decision, Open)
     assert (decision.kind, decision.reason) == (IncidentKind.NOTICE, "MayBeWell")
     assert decision.verdict.sentence.endswith(
-        "Not restarted, since it may be well: nobody could look where its ranks stand. `hang.after` in the policy "
+        "It may be well: nobody could look where its ranks stand. So it is not restarted; `hang.after` in the policy "
         "names a time after which it is."
     )
     picture.told.add(decision.key)

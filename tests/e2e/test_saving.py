@@ -227,7 +227,7 @@ def test_the_first_ctrl_c_leaves_a_save_its_time_and_the_second_one_kills(
         job.send(signal.SIGINT)
     job.said("Ctrl-C again")
     assert len(box.ranks(2)) == 2
-    job.send(signal.SIGINT)
+    job.interrupt_again()
     assert job.code() == code
     assert box.job().state == "stopped"  # type: ignore[union-attr]
     box.empty()

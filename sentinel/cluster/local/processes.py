@@ -22,7 +22,8 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Proc(Struct, frozen=True, gc=False):
-    """One line of /proc/PID/stat. `cpu_s`: user and system time, without children."""
+    """One line of /proc/PID/stat. `cpu_s`: user and system time, without children; `waited_cpu_s`: of those that have
+    ended and were waited for."""
 
     pid: int
     ppid: int
@@ -30,6 +31,7 @@ class Proc(Struct, frozen=True, gc=False):
     state: str
     start_ticks: int
     cpu_s: float
+    waited_cpu_s: float = 0.0
 
     @property
     def dead(self) -> bool:
@@ -48,14 +50,14 @@ def parse_stat(line: str) -> Proc:
     """The command's name may hold spaces and brackets: fields are counted from the last bracket."""
     head, _, tail = line.rpartition(")")
     f = tail.split()
-    cpu_s = (int(f[11]) + int(f[12])) / TICKS_PER_S
-    return Proc(int(head.split(" ", 1)[0]), int(f[1]), int(f[3]), f[0], int(f[19]), cpu_s)
+    cpu_s, waited_s = ((int(f[k]) + int(f[k + 1])) / TICKS_PER_S for k in (11, 13))
+    return Proc(int(head.split(" ", 1)[0]), int(f[1]), int(f[3]), f[0], int(f[19]), cpu_s, waited_s)
 
 
-def read_proc(pid: int) -> Proc | None:
-    """None: gone."""
+def read_proc(pid: int, of: str = "") -> Proc | None:
+    """None: gone. `of`: of one of its threads ("task/42/"), whose number stands for the pid then."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        with open(f"/proc/{pid}/{of}stat", encoding="utf-8", errors="replace") as file:
             return parse_stat(file.read())
     except (OSError, IndexError, ValueError):
         return None

@@ -12,7 +12,15 @@ import shutil
 import sys
 from collections.abc import Mapping
 
-from sentinel.cluster.local.processes import Proc, read_proc, read_text, scan, tree_use, where
+from sentinel.cluster.local.processes import (
+    Proc,
+    descendants,
+    read_io_bytes,
+    read_proc,
+    read_text,
+    scan,
+    where,
+)
 
 EACH_S = 4.0
 TOTAL_S = 12.0
@@ -52,10 +60,11 @@ async def _one(
         text, reason = "", "not looked at: the time for stacks was used up"
         if left_s > 0.1:
             text, reason = await _python_stack(proc.pid, min(EACH_S, left_s))
-    now = read_proc(proc.pid)
+        now = read_proc(proc.pid)
+        left_s = until_s - asyncio.get_running_loop().time()
+        places = await _places(proc.pid, left_s) if now is not None and now.state == "R" else 0
     if now is None:
         return f"rank {rank}: gone"
-    places = await _places(proc.pid, until_s - asyncio.get_running_loop().time()) if now.state == "R" else 0
     sampled = f", samples in {places} place{'s' * (places > 1)}" if places else ""
     head = f"rank {rank}: {where(now)}{used}{sampled}"
     body = text or f"no Python stack: {reason}\n{_kernel_stack(proc.pid)}"
@@ -64,12 +73,29 @@ async def _one(
 
 def _used(pid: int, table: Mapping[int, Proc]) -> str:
     """Since its start. Two looks tell by it what a stack does not: that it computes, reads, writes or goes round."""
-    use = tree_use({0: pid}, table)[0]
-    own_s = table[pid].cpu_s if pid in table else 0.0
-    helpers_s = max(0.0, use.cpu_s - own_s)
-    switches = _SWITCHES.search(read_text(f"/proc/{pid}/status"))
-    waits = f", {switches.group(1)} sleeps" if switches else ""
-    return f", CPU {own_s:.2f} s, helpers' CPU {helpers_s:.2f} s, I/O {use.io_bytes} bytes{waits}"
+    tree = [proc for proc in (table.get(pid), *descendants(table, [pid])) if proc is not None]
+    own_s = tree[0].cpu_s if tree else 0.0
+    helpers_s = sum(proc.cpu_s + proc.waited_cpu_s for proc in tree) - own_s
+    io_bytes = sum(read_io_bytes(proc.pid) for proc in tree)
+    main_s = main.cpu_s if (main := read_proc(pid, f"task/{pid}/")) else 0.0
+    main_sleeps = _sleeps(pid, str(pid))
+    all_sleeps = sum(_sleeps(pid, task) for task in _tasks(pid))
+    return (
+        f", CPU {own_s:.2f} s (main thread {main_s:.2f} s), helpers' CPU {helpers_s:.2f} s, I/O {io_bytes} bytes, "
+        f"{main_sleeps} sleeps ({all_sleeps} of all threads)"
+    )
+
+
+def _tasks(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def _sleeps(pid: int, task: str) -> int:
+    found = _SWITCHES.search(read_text(f"/proc/{pid}/task/{task}/status"))
+    return int(found.group(1)) if found else 0
 
 
 async def _places(pid: int, limit_s: float) -> int:
