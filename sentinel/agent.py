@@ -260,6 +260,7 @@ class Agent:
                 rank=followed.rank,
                 iterations=iterations,
                 before=before,
+                unsure=batch.unsure,
                 again=again,
                 caught_up=batch.caught_up,
                 log_problem=batch.problem,

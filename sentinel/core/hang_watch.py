@@ -184,8 +184,9 @@ class HangWatch:
         return structs.replace(found, evidence=(*found.evidence, self.looks.words()))
 
     def _needs_looks(self) -> bool:
-        """Not where an owner names a time for what is seen, nor where a signal has stopped a rank."""
-        if self.looks is None or (self.policy.hang.after_s is not None and self._iterates()):
+        """Not where an owner names a time for what is surely seen, nor where a signal has stopped a rank."""
+        sure = self._iterates() and not any(r.unsure for r in self._timed())
+        if self.looks is None or (self.policy.hang.after_s is not None and sure):
             return False
         alive = self._alive()
         return not any(map(self.liveness.halted, alive)) and not self.workers.halted(alive)

@@ -96,6 +96,7 @@ class RankReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rank: int
     iterations: list[Iteration] = []
     before: int = 0  # how many the log has told before these, where its reader knows
+    unsure: bool = False  # they are told in no format of a known trainer, and may be none
     again: bool = False  # some may have been told already: those up to the number that is known count no more
     caught_up: bool = True  # the log was read to its end: only then may silence mean a hang
     log_problem: str = ""  # "vanished", "truncated": a degraded mode named in status

@@ -186,6 +186,11 @@ class TimingParser:
             self._unsure = dict(state.unsure)
 
     @property
+    def unsure(self) -> bool:
+        """Are its iterations told in no format of a known trainer?"""
+        return self._primary is not None and not self._primary.sure
+
+    @property
     def state(self) -> FormatState:
         return FormatState(
             primary=self._primary.row.id if self._primary else "",
@@ -277,8 +282,8 @@ class TimingParser:
         step = values.step
         if step is None:
             step, self._lent_step = self._lent_step, None
-        elif form.row.progress_bar and step == self._last_step:
-            return None  # drawn again
+        elif (form.row.progress_bar or form.row.fallback) and step == self._last_step:
+            return None  # drawn again, or told for another part of the step
         self._last_step = step
         return Iteration(at_s, step, values.hardware_ms, values.e2e_ms)
 
@@ -297,7 +302,7 @@ class TimingParser:
         self._silent += 1
         finer = primary.row.progress_bar and not form.row.progress_bar and not form.epochs_only
         if not richer and self._silent <= (SILENT_BAR_LINES if finer else SILENT_LINES):
-            if values.step is not None and not form.epochs_only:
+            if values.step is not None and form.sure:
                 self._lend(values.step)
             return False
         if not richer:
@@ -314,8 +319,6 @@ class TimingParser:
         if form.row.id in self._unsure and (first is None or values.step is None or values.step > first):
             return True
         self._unsure[form.row.id] = values.step
-        if values.step is not None and not form.epochs_only:
-            self._lend(values.step)
         return False
 
     def _lend(self, number: int) -> None:

@@ -46,6 +46,7 @@ class LogBatch(Struct, kw_only=True):
     caught_up: bool  # the log was read to its end
     problem: str  # "" or a degraded mode in words: "not there yet", "truncated", "vanished", ...
     workers: dict[int, Worker]  # of a launcher, whose ranks mark their lines: what each told last
+    unsure: bool = False  # its iterations are told in no format of a known trainer
     told_again: int = 0  # lines of iterations that another rank of the launcher had told
     sign: Sign = Sign.NONE  # that the program gets on, though no iteration was told
     stamps: list[float | None] | None = None  # of each Iteration: its line's own time stamp, Unix seconds
@@ -163,6 +164,7 @@ class RankLog:
             self._take(self._unfinished(), now, batch)
         batch.workers, self._timing.progress = self._timing.progress, {}
         batch.told_again, self._timing.left_out = self._timing.left_out, 0
+        batch.unsure = self._timing.unsure
         if signs and newest and not batch.iterations:
             batch.sign = self._life.look(newest)
         if pieces:
