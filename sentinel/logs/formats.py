@@ -302,7 +302,7 @@ class TimingParser:
         self._silent += 1
         finer = primary.row.progress_bar and not form.row.progress_bar and not form.epochs_only
         if not richer and self._silent <= (SILENT_BAR_LINES if finer else SILENT_LINES):
-            if values.step is not None and form.sure:
+            if values.step is not None and not form.epochs_only:
                 self._lend(values.step)
             return False
         if not richer:
@@ -319,6 +319,8 @@ class TimingParser:
         if form.row.id in self._unsure and (first is None or values.step is None or values.step > first):
             return True
         self._unsure[form.row.id] = values.step
+        if values.step is not None and not form.epochs_only:
+            self._lend(values.step)
         return False
 
     def _lend(self, number: int) -> None:

@@ -181,3 +181,12 @@ def test_without_a_time_of_the_owners_nothing_is_judged_where_no_iteration_is_se
     timing = unread(None)
     assert look(timing, 4000) == []
     assert hang(timing, 4000) is None
+
+
+def test_a_time_of_the_owners_is_no_proof_where_what_is_told_may_be_no_iterations() -> None:
+    timing = watched(after_s=60.0)
+    last = feed(timing)
+    timing.fold(RankReport(job="j", incarnation=1, rank=0, unsure=True))
+    assert hang(timing, last + 100) is None
+    assert look(timing, last + 100)
+    assert hang(timing, last + 100) is not None

@@ -126,14 +126,20 @@ def test_a_yolo_counts_on_through_a_validation_that_is_longer_than_an_epoch(
 def test_what_a_script_prints_counts_from_its_second_line_on(shipped: RuleSet, tmp_path: Path) -> None:
     for line in (
         "step: {} loss: 0.5",
-        "[step {}] lr=0.1",
+        "[step {}] lr=0.1, loss=0.3",
         "Step {}/100, time: 0.3s, loss 0.2",
-        "iter {} | acc 0.7",
-        "step {} time 0.5s",
+        "iter {} | loss 0.7 | best 0.4 | val_loss 0.6",
+        "step {} time 0.5s loss 0.1 (1% complete)",
+        "/home/u/tests/train.py:12 INFO step {} loss 0.5",
     ):
         text = "".join(line.format(n) + "\n" for n in (5, 10, 15))
         assert steps(text, shipped, tmp_path / "log") == [10, 15], line
     assert steps("step 5 loss 0.5\n" * 9, shipped, tmp_path / "log") == []
+    assert steps("".join(f"step {n // 4} loss 0.5\n" for n in range(16)), shipped, tmp_path / "log") == [
+        1,
+        2,
+        3,
+    ]
 
 
 def test_epochs_count_where_nothing_finer_is_told(shipped: RuleSet, tmp_path: Path) -> None:
