@@ -143,7 +143,7 @@ def _what(incident: Incident) -> str:
         case Symptom.RANK_LOST:
             return "a rank was lost" if verdict.rank is None else f"{rank} was lost"
         case Symptom.HANG:
-            return f"{rank} hung"
+            return f"{rank} makes no iterations" if incident.reason == "MayBeWell" else f"{rank} hung"
         case Symptom.SLOW:
             return "steps became slow"
         case Symptom.STARVED:

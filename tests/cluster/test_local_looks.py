@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from sentinel.cli.node_jobs import numbered
 from sentinel.cluster.local import stacks
+from sentinel.cluster.local.processes import Proc
 from sentinel.core.stillness import Looks
 from tests.cluster.local_jobs import Site, python, with_site
 from tests.waits import eventually
@@ -151,3 +153,10 @@ async def test_a_rank_that_has_moved_between_two_looks_does_not(site: Site) -> N
 async def test_where_python_cannot_be_read_a_rank_that_sleeps_does_not(site: Site) -> None:
     await site.start(("sleep", "600"))
     await stands(site, "no stack can be had (")
+
+
+def test_the_only_process_of_a_pod_has_the_number_of_the_pod() -> None:
+    """RANK without LOCAL_RANK counts machines on some platforms: such a process is rank 0 to itself."""
+    procs = [Proc(pid, 1, 1, "S", 1, 0.0) for pid in range(10, 14)]
+    found = {0: {0: procs[0]}, 1: {0: procs[1]}, 2: {4: procs[2], 5: procs[3]}}
+    assert numbered(found) == {0: procs[0], 1: procs[1], 4: procs[2], 5: procs[3]}

@@ -117,6 +117,14 @@ def test_of_a_loss_that_became_nan_it_is_not_said_that_the_job_runs_since_it_may
     assert "left running" not in body(parse(render(mail)), "plain")
 
 
+def test_a_silent_job_that_may_be_well_is_not_called_hung():
+    told = an_incident(stages=(Stage.NOTICE,), phase=Phase.KEPT_RUNNING, reason="MayBeWell")
+    verdict = structs.replace(told.verdict, symptom=Symptom.HANG, cause=Cause.UNKNOWN, rank=None)
+    mail = compose(structs.replace(told, verdict=verdict), stage=Stage.NOTICE)
+    expected = "the job makes no iterations (cause unknown) - still running, MayBeWell"
+    assert mail.subject == f"[sentinel] llama: {expected}"
+
+
 @pytest.mark.parametrize("symptom", list(Symptom))
 @pytest.mark.parametrize("stage", list(Stage))
 @pytest.mark.parametrize("rank", [None, 0])
