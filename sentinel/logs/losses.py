@@ -16,12 +16,17 @@ RANKS_APART = 10  # steps that one rank's line may come after another's, at most
 _NAME = rb"(?i)(?:^|[\s,{|'\"(\[])(?:(?:train|training|total|main|lm)[ _/.-])?loss(?: train)?['\"]?"
 _SIGN = rb"\s{0,8}[:=|]\s{0,8}['\"]?(?:tensor\()?"
 _LOSS = re.compile(
-    _NAME + rb"(?:" + _SIGN + rb"(nan|[-+]?inf)\b|\s{1,8}(nan|[-+]?inf)\s{0,4}(?:$|[|,;(]|\w+[ :=]{1,3}[-\d.])"
+    _NAME
+    + rb"(?:"
+    + _SIGN
+    + rb"(nan|[-+]?inf)\b|\s{1,8}(nan|[-+]?inf)\s{0,4}(?:$|[|,;(]|\w+[ :=]{1,3}[-\d.])"
     rb"|(?:" + _SIGN + rb"|\s{1,8})[-+]?\.?\d)"
 )
 # A number of any loss of the training: the one that is no number is then not the one that it learns from.
 _OF_A_PART = re.compile(rb"(?i)\b((?:\w{1,40}[/.])?\w{1,40})loss['\"]?(?:" + _SIGN + rb"|\s{1,8})[-+]?\.?\d")
-_ASIDE = re.compile(rb"(?i)(?<![a-z])(?:val|valid|validation|eval|evaluation|test|dev|best|min|last)(?![a-z])")
+_ASIDE = re.compile(
+    rb"(?i)(?<![a-z])(?:val|valid|validation|eval|evaluation|test|dev|best|min|last)(?![a-z])"
+)
 # Before the word: not that of a step of the training.
 _OTHER = re.compile(
     rb"(?i)(?<![\w/.-])(?:val|valid|validation|validating|eval|evaluation|evaluating|test|testing|early[ _-]?stopping)"
@@ -30,7 +35,8 @@ _OTHER = re.compile(
 # Of the whole line: the step was left out, or it is one of an evaluation.
 _LEFT_OUT = re.compile(rb"(?i)skip|overflow|reducing|\bscal(?:e|er|ing)\b|loss_scale")
 _FIELD = re.compile(
-    rb"(?i)\w*(?:\b|_)(?:scaler?['\"]?[ :=|]{1,4}['\"]?\d|(?:overflow|skipped)(?:[ _]\w+)?['\"]?[ :=]{1,4}(?:false|0)\b(?!\.))"
+    rb"(?i)\w*(?:\b|_)(?:scaler?['\"]?[ :=|]{1,4}['\"]?\d"
+    rb"|(?:overflow|skipped)(?:[ _]\w+)?['\"]?[ :=]{1,4}(?:false|0)\b(?!\.))"
 )
 _MODE = re.compile(rb"(?i)['\"]?(?:mode|_type|split|phase)['\"]?\s?[:=]\s?['\"]?(?:val|eval|test)")
 
@@ -84,7 +90,10 @@ class Losses:
         if step is None:
             self._plain += 1
         elif self._newest is None or step > self._newest or _begins_anew(step, self._newest, writers):
-            self._steps, self._newest = self._steps + 1, step  # else another rank has told it, or a bar drawn anew
+            self._steps, self._newest = (
+                self._steps + 1,
+                step,
+            )  # else another rank has told it, or a bar drawn anew
 
     def _step_of(self, line: bytes) -> int | None:
         told = (form.parse(line) for form in self._formats if form.literal in line)

@@ -70,12 +70,15 @@ def test_a_host_that_a_program_could_not_reach_and_did_without_does_not_explain_
     assert verdict([*before, *later]).failure == "exception"
     between = "".join(f"step: {k}  loss: 2.31\n" for k in range(199))
     timed_out = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, OpType=ALLREDUCE)"
-    gone = "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process exited or there was a network error"
+    gone = "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process exited"
     for last, failure in (
         ("Traceback (most recent call last):\nKeyError: 'optimizer'", "exception"),
         (f"{timed_out}\n{gone}", "nccl-timeout"),
         ("ncclSystemError: System call failed", "nccl-abort"),
-        ("n1:1:2 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2 with status=12 opcode=0", "nccl-abort"),
+        (
+            "n1:1:2 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2 with status=12 opcode=0",
+            "nccl-abort",
+        ),
     ):
         for first in (HUB, "OSError: [Errno 98] Address already in use"):
             matches = said(shipped, tmp_path / "c", f"{first}\n{between}{last}\n")
