@@ -26,6 +26,7 @@ from sentinel.cluster.local.stop import STUCK_AFTER_S
 from sentinel.cluster.local.store import LocalStore
 from sentinel.core.budget import restarts_left
 from sentinel.core.events import EndRequested
+from sentinel.core.job_findings import OF_A_PROCESS
 from sentinel.core.model import Incident, JobState, Phase, ProtectedJob, StageMail
 from sentinel.core.reports import RankExit
 from sentinel.errors import PermanentError
@@ -408,9 +409,12 @@ class Session:
         return (*self._store.degraded, *self._broken.values(), *picture.job.degraded, *problems)
 
     def view(self) -> Any:
+        from sentinel.cluster.local.pods import groups_of
         from sentinel.web.view import Protector, build_view, rank_rows
 
         picture, now = self._controller.pictures[self.name], system_now()
+        ranks = rank_rows(picture, now)
+        killed = any(finding.code == OF_A_PROCESS for finding in picture.findings)
         url = self._server.url if self._server else ""
         return build_view(
             picture.job,
@@ -418,9 +422,10 @@ class Session:
             boot_id=self._boot_id,
             incidents=self._store.incidents(self.name),
             events=self._store.events(self.name),
-            ranks=rank_rows(picture, now),
+            ranks=ranks,
             findings=picture.findings,
             processes=picture.timing.hang.workers.pids(),
+            groups=groups_of(row.pid for row in ranks if row.pid is not None) if killed else (),
             degraded=self._degraded(),
             protector=Protector(
                 pid=os.getpid(), url=url, loop_age_s=now.mono_s - self._controller.turned_mono_s

@@ -10,16 +10,34 @@ OF_A_PROCESS = "oom-kill"  # whatever else is found is about a machine, and so a
 
 
 def concerning(
-    job: ProtectedJob, findings: Iterable[Finding], processes: Collection[int], incidents: Iterable[Incident]
+    job: ProtectedJob,
+    findings: Iterable[Finding],
+    processes: Collection[int],
+    incidents: Iterable[Incident],
+    groups: Collection[str] = (),
 ) -> Iterator[Finding]:
-    """Another's process that was killed for memory says nothing of this job. `processes`: the pids of this job's."""
+    """A process killed for memory that is known to be another's says nothing of this job; a child of a rank may be
+    known by nothing. `processes`: the pids of this job's; `groups`: their control groups, where known."""
     cited = {line for incident in incidents for line in incident.verdict.evidence}
-    own = _owners(job)
     for finding in findings:
-        where = f"{finding.job} {finding.cgroup.replace('_', '-')}"
-        of_this = finding.pid in processes or any(name in where for name in own)
-        if finding.code != OF_A_PROCESS or of_this or _is_cited(finding, cited):
+        of_this = finding.code != OF_A_PROCESS or finding.pid in processes or _is_cited(finding, cited)
+        if of_this or not _is_anothers(finding, job, groups):
             yield finding
+
+
+def _is_anothers(finding: Finding, job: ProtectedJob, groups: Collection[str]) -> bool:
+    """Does a pod, a job of Slurm or a control group name it that is not this job's?"""
+    where = f"{finding.job} {finding.cgroup.replace('_', '-')}"
+    own = _owners(job)
+    if any(name in where for name in own):
+        return False
+    if own and (finding.job or finding.cgroup):
+        return True
+    if finding.cgroup and groups:
+        return not any(f"{finding.cgroup}/".startswith(f"{group}/") for group in groups)
+    kind = finding.job.partition(" ")[0]
+    in_a_pod = job.launch is not None and "KUBERNETES_SERVICE_HOST" in job.launch.env
+    return kind == "slurm" or (kind == "pod" and not in_a_pod)
 
 
 def _owners(job: ProtectedJob) -> tuple[str, ...]:

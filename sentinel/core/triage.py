@@ -38,7 +38,7 @@ from sentinel.core.triage_launcher import (
 from sentinel.core.triage_node import by_network, by_node, by_stuck_process, named_network
 from sentinel.core.triage_past import weigh_past
 from sentinel.core.triage_rows import AGREED, FailureClass, Row
-from sentinel.core.triage_said import CHAIN_S, SURVIVED, clause_of, survived
+from sentinel.core.triage_said import SURVIVED, clause_of, survived
 from sentinel.core.triage_words import worded
 
 __all__ = ["AGREED", "FailureClass", "triage"]
@@ -279,12 +279,11 @@ def _better_said(generic: Row, own: Sequence[Row]) -> bool:
         later_s = row.match.at_s - generic.match.at_s
         if row.match.line == generic.match.line and (row.cls.role != "generic" or _says_more(row, generic)):
             return True
-        if row.cls.role == "generic" or row.cls.id == REPORT:
+        if row.cls.role == "generic" or row.cls.id == REPORT or (k < place and row.cls.id in SURVIVED):
             continue
         if row.cls.role == "root" and abs(later_s) <= MOMENT_S:
             return True
-        reason_s = CHAIN_S if row.cls.id in SURVIVED else TEARDOWN_S
-        if k < place and -later_s <= reason_s:  # it had a reason to raise
+        if k < place and -later_s <= TEARDOWN_S:  # it had a reason to raise
             return True
         if k > place and header and later_s <= MOMENT_S:  # the traceback ends in that line
             return True

@@ -1,18 +1,17 @@
 """What a line of a program says of the world outside it: a host that did not answer, a port in use. Pure.
 
-A program may go on after such a failure (it tries again, takes its cache, another port), so what it says later
-counts more.
+A program may go on after such a failure (it tries again, takes its cache, another port): it explains an end only
+where it is the last that is said of it. Lines that are read together have one time, so their order alone counts.
 """
 
 import re
 from collections.abc import Sequence, Set
 
-from sentinel.core.triage_case import Case
+from sentinel.core.triage_case import REPORT, Case
 from sentinel.core.triage_rows import Row
 
-UNREACHABLE, PORT, OOM = "unreachable", "port-in-use", "host-oom"
-SURVIVED = (UNREACHABLE, PORT, "locked-memory")
-CHAIN_S = 2.0  # an exception this soon after it may be its consequence, raised while it was handled
+UNREACHABLE, PORT, LOCKED, OOM = "unreachable", "port-in-use", "locked-memory", "host-oom"
+SURVIVED = (UNREACHABLE, PORT, LOCKED)
 
 _HOST = re.compile(
     r"\bhost='([\w.-]+)', port=(\d+)|\bconnect to host ([\w.-]+):(\d+)|\bConnection to ([\w.-]+) timed out"
@@ -24,15 +23,26 @@ _PORT = re.compile(
 
 
 def survived(row: Row, roots: Sequence[Row], dead: Set[int], case: Case) -> bool:
-    """Did its rank get on after this failure? `roots`: in order of time; `dead`: ranks whose end says itself why."""
+    """Did its rank get on after this failure? `roots`: what may explain the end; `dead`: ranks whose end says itself
+    why."""
     if row.cls.id not in SURVIVED:
         return False
     rank = row.match.rank
     ended = case.exit_of(rank) is not None
     if rank in dead or not (ended or _all_waited(case)):
         return True
-    later = (other for other in roots[roots.index(row) + 1 :] if other.match.rank == rank or not ended)
+    may = {id(other) for other in roots if other.match.rank == rank or not ended}
+    later = (o for o in _after(row, case) if id(o) in may or (o.match.rank == rank and _tells_of_others(o)))
     return any(_is_about_another(other, row) for other in later)
+
+
+def _after(row: Row, case: Case) -> Sequence[Row]:
+    place = next(k for k, other in enumerate(case.rows) if other is row)  # not one that is equal
+    return case.rows[place + 1 :]
+
+
+def _tells_of_others(row: Row) -> bool:
+    return row.cls.role in ("symptom", "cascade") and row.cls.id != REPORT
 
 
 def _all_waited(case: Case) -> bool:
@@ -44,7 +54,8 @@ def _all_waited(case: Case) -> bool:
 def _is_about_another(other: Row, row: Row) -> bool:
     if other.cls.id in SURVIVED or other.match.line == row.match.line:
         return False
-    return other.cls.role == "root" or other.match.at_s > row.match.at_s + CHAIN_S
+    nccls = row.cls.id == LOCKED and "NCCL WARN" in row.match.line  # NCCL gives up after it, and says so
+    return not (nccls and other.cls.id == "nccl-abort")
 
 
 def clause_of(row: Row, case: Case) -> str:

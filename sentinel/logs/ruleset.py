@@ -15,7 +15,9 @@ from sentinel.rules import RuleError, data_dir, load_rows
 
 
 class RuleRow(LogRule, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A log rule as written in a file."""
+    """A log rule as written in a file. A line that `unless` is found in too does not mean it."""
+
+    unless: str = ""
 
 
 class IgnoreRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,6 +44,11 @@ class RuleSet:
         self._owned = frozenset(index for index, rule in enumerate(self.rules) if rule.id in owned)
         self.formats = tuple(Format(row, index) for index, row in enumerate(timing))
         self.patterns = tuple(LinePattern(rule.pattern, rule.literal) for rule in self.rules)
+        self._unless = {
+            index: LinePattern(rule.unless)
+            for index, rule in enumerate(self.rules)
+            if isinstance(rule, RuleRow) and rule.unless
+        }
         self.ignores = tuple(LinePattern(row.pattern) for row in ignores)
         expressions = [as_bytes(rule.pattern) for rule in self.rules]
         expressions += [as_bytes(form.row.hint or re.escape(form.row.literal)) for form in self.formats]
@@ -60,7 +67,10 @@ class RuleSet:
         return rules, [self.formats[index] for index in sorted(formats)]
 
     def ignored(self, line: bytes, rule: int) -> bool:
-        """Is what rule number `rule` found in `line` only advice?"""
+        """Is what rule number `rule` found in `line` only advice, or something else?"""
+        unless = self._unless.get(rule)
+        if unless is not None and unless.matches(line):
+            return True
         if rule in self._owned:
             return False
         rest = line

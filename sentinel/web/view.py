@@ -120,10 +120,12 @@ def build_view(
     ranks: Iterable[RankRow] = (),
     findings: Iterable[Finding] = (),
     processes: Iterable[int] = (),
+    groups: Iterable[str] = (),
     degraded: Iterable[str] = (),
     protector: Protector | None = None,
 ) -> View:
-    """Join a job's records with its live numbers. Pure. `processes`: pids of the job's besides those of `ranks`.
+    """Join a job's records with its live numbers. Pure. `processes`: pids of the job's besides those of `ranks`;
+    `groups`: the control groups of its processes, where known.
 
     The job's own numbers are those of its slowest rank: the ranks of one job step together, and the
     slowest one is the pace. `boot_id` is this machine's: the start of an incarnation that ran in an
@@ -186,7 +188,9 @@ def build_view(
             sorted(incidents, key=lambda incident: (incident.opened_wall_s, incident.id), reverse=True)
         )[:MAX_INCIDENTS],
         events=tuple(sorted(events, key=lambda event: event.wall_s, reverse=True))[:MAX_EVENTS],
-        findings=tuple(sorted(concerning(job, findings, pids, incidents), key=_worst_first))[:MAX_FINDINGS],
+        findings=tuple(sorted(concerning(job, findings, pids, incidents, tuple(groups)), key=_worst_first))[
+            :MAX_FINDINGS
+        ],
     )
 
 

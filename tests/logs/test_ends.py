@@ -68,8 +68,23 @@ def test_a_host_that_a_program_could_not_reach_and_did_without_does_not_explain_
     assert verdict(before).failure == "unreachable"
     later = said(shipped, tmp_path / "b", "KeyError: 'optimizer'\n")
     assert verdict([*before, *later]).failure == "exception"
-    beside = said(shipped, tmp_path / "c", f"{HUB}\nRuntimeError: no data set\n")
-    assert verdict(beside).failure == "unreachable", "raised while the first was handled"
+    between = "".join(f"step: {k}  loss: 2.31\n" for k in range(199))
+    timed_out = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, OpType=ALLREDUCE)"
+    gone = "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process exited"
+    for last, failure in (
+        ("Traceback (most recent call last):\nKeyError: 'optimizer'", "exception"),
+        (f"{timed_out}\n{gone}", "nccl-timeout"),
+        ("ncclSystemError: System call failed", "nccl-abort"),
+        (
+            "n1:1:2 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2 with status=12 opcode=0",
+            "nccl-abort",
+        ),
+    ):
+        for first in (HUB, "OSError: [Errno 98] Address already in use"):
+            matches = said(shipped, tmp_path / "c", f"{first}\n{between}{last}\n")
+            assert verdict(matches).failure == failure, (first, last)
+    again = said(shipped, tmp_path / "d", f"{HUB}\n{between}KeyError: 'optimizer'\n{between}{HUB}\n")
+    assert verdict(again).failure == "unreachable", "the last that it says"
     for how, failure in (({"signal": 9}, "killed"), ({"signal": 11}, "segfault")):
         v = verdict(before, RankExit(rank=0, incarnation=1, at_s=NOW.mono_s, **how))
         assert v.failure == failure, "no exception ends in a signal"

@@ -70,3 +70,55 @@ def test_losses_of_evaluations_and_best_ones_are_not_those_of_the_training(
         assert told(shipped, tmp_path / "log", [f"epoch {k} {other}" for k in range(20)]) == [], other
     mixed = [f"step {k} loss: 2.{k} val loss: nan" for k in range(20)]
     assert told(shipped, tmp_path / "log", mixed) == []
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "Evaluating: step {k} loss: nan",
+        "Validation [{k}/20] loss: nan",
+        "Test: [{k}/391] Time 0.1 Loss nan (nan)",
+        "[val] epoch {k} loss: nan",
+        '{{"_type": "x", "step": {k}, "loss": nan, "mode": "eval"}}',
+        "trial {k} finished, loss: nan",
+        "EarlyStopping counter: {k}, loss: nan",
+        "step {k} loss: nan, skipping this batch",
+        "step {k}: gradient overflow, loss: nan",
+        "step: {k} loss: nan, reducing loss scale to 512",
+        "step {k} aux\nloss: nan\nmain_loss: 2.31",
+        "step {k} loss: nan\ntotal_loss: 2.31",
+        "step {k} loss: nan\ntrain/loss: 2.31",
+    ],
+)
+def test_a_line_of_something_else_or_a_loss_beside_a_sound_one_says_nothing(
+    form: str, shipped: RuleSet, tmp_path: Path
+) -> None:
+    assert told(shipped, tmp_path / "log", [form.format(k=k) for k in range(40)]) == []
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "step {k} train_loss: nan",
+        "step: {k} train/loss: nan",
+        "iter: {k} total_loss: nan lr: 0.01",
+        "Train: [1/300][{k}/1251] time 0.6 loss nan (nan) grad_norm nan (nan)",
+        "Epoch: [1][{k}/5004]\tTime  0.5 ( 0.5)\tLoss nan (nan)",
+        "iter {k}: loss nan, time 561.94ms",
+        "| {k} | train loss nan | ppl nan",
+        "step {k} loss: tensor(nan, device='cuda:0')",
+        "|    loss     | nan       |",
+        "iteration {k} | lm loss: nan | loss scale: 1.0 | number of skipped iterations: 0 |",
+        "step:[{k}/19], loss: nan, overflow cond: False, loss_scale: 1.0, global_norm: [nan]",
+        "step: {k} val_loss: 4.1 loss: nan load_balancing_loss: 1.1",
+    ],
+)
+def test_a_loss_is_read_in_the_ways_it_is_printed(form: str, shipped: RuleSet, tmp_path: Path) -> None:
+    assert len(told(shipped, tmp_path / "log", [form.format(k=k) for k in range(40)])) == 1
+
+
+def test_steps_that_begin_anew_in_each_epoch_are_counted_on(shipped: RuleSet, tmp_path: Path) -> None:
+    epochs = [line for _ in range(4) for line in (TITAN.format(step=k, loss="nan") for k in (50, 100))]
+    assert len(told(shipped, tmp_path / "a", epochs)) == 1
+    behind = [TITAN.format(step=k, loss="nan") for k in (2, 1, 2, 1, 3, 2, 3)]
+    assert told(shipped, tmp_path / "b", behind, ranks=2) == []

@@ -108,8 +108,14 @@ def test_another_jobs_process_that_was_killed_for_memory_is_not_shown_as_a_findi
         assert card in view.findings, "what is about the machine is told to all"
         return found in view.findings
 
-    assert not shown(killed(99))
-    assert not shown(killed(None, "/system.slice/other.service"))
+    assert shown(killed(99)), "perhaps a child of a rank: nothing says whose"
+    assert shown(killed(99, "/system.slice/own.service")), "its own is not known"
+    own = ("/system.slice/own.service",)
+    assert shown(killed(99, "/system.slice/own.service"), groups=own)
+    assert shown(killed(99, "/system.slice/own.service/ranks"), groups=own)
+    assert not shown(killed(None, "/system.slice/other.service"), groups=own)
+    assert not shown(killed(99, "/slurm/uid_0/job_4711/step_0", "slurm 4711"))
+    assert not shown(killed(99, "", "pod research/llama-0"))
     assert shown(killed(4712)), "a rank"
     assert shown(killed(4811)), "a rank that a launcher has started"
     told = samples.incident(1)
