@@ -147,9 +147,10 @@ def _rule_problems(where: str, rule: LogRule) -> list[str]:
     problems = []
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", rule.id):
         problems.append(f"{where}.id: {rule.id!r} is not made of a-z, 0-9 and -")
-    problem = check_pattern(rule.pattern)
-    if problem:
-        problems.append(f"{where}.pattern: {problem}")
+    unless = rule.unless if isinstance(rule, RuleRow) else ""
+    for name, pattern in (("pattern", rule.pattern), ("unless", unless)):
+        if (pattern or name == "pattern") and (problem := check_pattern(pattern)):
+            problems.append(f"{where}.{name}: {problem}")
     if not re.fullmatch(r"(activity:)?[a-z0-9][a-z0-9-]{0,62}", rule.failure):
         problems.append(f"{where}.failure: {rule.failure!r} is neither a failure class nor activity:NAME")
     return problems
