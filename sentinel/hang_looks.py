@@ -8,7 +8,6 @@ from sentinel.clock import Clock
 from sentinel.cluster.base import Cluster
 from sentinel.core.model import Phase
 from sentinel.core.picture import JobPicture
-from sentinel.core.stillness import Looks
 from sentinel.job_tasks import JobTasks
 
 log = structlog.get_logger()
@@ -22,10 +21,6 @@ class HangLooks:
     ) -> None:
         self._cluster, self._clock, self._looked, self._broke = cluster, clock, looked, broke
         self._tasks = JobTasks("hang")
-
-    def begin(self, picture: JobPicture) -> None:
-        """From now on silence alone is no hang of this job."""
-        picture.timing.hang.looks = Looks()
 
     def look_after(self, picture: JobPicture) -> None:
         job = picture.job.name

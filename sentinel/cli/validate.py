@@ -254,9 +254,10 @@ def _row_problems(row: dict[str, Any], kind: type[Struct], seen: set[str]) -> It
     parsed = msgspec.convert(row, kind)
     match parsed:
         case RuleRow():
-            for name, text in (("pattern", parsed.pattern), ("unless", parsed.unless)):
-                if (text or name == "pattern") and (problem := check_pattern(text)):
-                    yield name, f"a pattern for logs: {problem}"
+            if problem := check_pattern(parsed.pattern):
+                yield "pattern", f"a pattern for logs: {problem}"
+            if parsed.unless and (problem := check_pattern(parsed.unless)):
+                yield "unless", f"a pattern for logs: {problem}"
             if problem := failure_problem(parsed.failure):
                 yield "failure", problem
         case IgnoreRow():

@@ -143,6 +143,18 @@ class JobPicture:
         fresh = [one for one in seen if one.wall_s > since_s + 1e-3]
         return structs.replace(incident, pace=(*incident.pace, *fresh)) if fresh else incident
 
+    def with_progress(self) -> ProtectedJob:
+        """The job's record with what was learnt of it since: last step, baseline."""
+        job, step, learnt = self.job, self.timing.last_step, self.timing.baseline()
+        return structs.replace(
+            job,
+            last_step=step if step is not None else job.last_step,
+            best_step=max(step, job.best_step or 0) if step is not None else job.best_step,
+            baseline_ms=learnt[0] if learnt else job.baseline_ms,
+            baseline_ratio=learnt[1] if learnt else job.baseline_ratio,
+            fast_incarnation=job.incarnation if self.was_fast else job.fast_incarnation,
+        )
+
     def time_left_s(self, now: Now) -> float | None:
         if self.job.policy.max_duration_s is None:
             return None

@@ -26,18 +26,24 @@ _WAITS_IN = re.compile(r"/(?:distributed|comm)/|horovod/|mpi4py/")
 _MAY_WAIT = frozenset({"_engine_run_backward", "synchronize"})
 # Who waits here waits for no rank.
 _LOADS = re.compile(r"(?:^|/)torch/utils/data/")
+# Libraries that talk to other hosts, or run programs.
+_TALKS = re.compile(
+    r"(?:^|/)(?:socket|ssl|subprocess|asyncio|http|urllib3?|requests|httpx|httpcore|aiohttp|botocore|s3transfer|grpc)\b"
+)
 # A launcher of the rank's own stands in such a folder too.
 _RUNS = re.compile(r"distributed/(?:run|launch|launcher|elastic)\b")
 
 
 class Stack(Struct, frozen=True):
-    """Of the main thread. `frames`: all of them, innermost first."""
+    """Of one rank's main thread; frames are told innermost first."""
 
     number: int
     place: str  # the innermost frame that is not of Python's own library: "spin (train.py:12)"
     waits: str  # the frame in which it waits for others, or may; "": it does not
     surely: bool  # it does wait for others, or does not
     frames: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()  # of its other threads
+    talks: bool = False  # one of those does network requests, or runs a program
 
 
 class Used(Struct, frozen=True, gc=False):
@@ -79,7 +85,7 @@ def read_head(text: str) -> Head | None:
 def read(text: str) -> Stack | None:
     """None: not the Python stack of a rank."""
     head = _RANK.match(text)
-    frames = _main_thread(text.splitlines()) if head else []
+    frames, others = _threads(text.splitlines()) if head else ([], [])
     if head is None or not frames:
         return None
     inner = takewhile(lambda frame: _LIBRARY.search(frame["file"]), frames)
@@ -92,19 +98,23 @@ def read(text: str) -> Stack | None:
         waits[0].strip() if waits else "",
         sure,
         tuple(frame[0].strip() for frame in frames),
+        tuple(frame[0].strip() for frame in others),
+        any(_TALKS.search(frame["file"]) for frame in others),
     )
 
 
-def _main_thread(lines: Sequence[str]) -> list[re.Match[str]]:
-    """The frames of the main thread, else of the first, innermost first."""
+def _threads(lines: Sequence[str]) -> tuple[list[re.Match[str]], list[re.Match[str]]]:
+    """The frames of the main thread, else of the first, innermost first; and those of all others."""
     threads: list[tuple[str, list[re.Match[str]]]] = []
     for line in lines:
         if (thread := _THREAD.match(line)) is not None:
             threads.append((thread.group("name") or "", []))
         elif threads and (frame := _FRAME.match(line)) is not None:
             threads[-1][1].append(frame)
-    named = [frames for name, frames in threads if name == "MainThread"]
-    return (named or [frames for _, frames in threads] or [[]])[0]
+    threads.sort(key=lambda thread: thread[0] != "MainThread")
+    if not threads:
+        return [], []
+    return threads[0][1], [frame for _, frames in threads[1:] for frame in frames]
 
 
 def _is_standard(frame: re.Match[str]) -> bool:

@@ -109,9 +109,8 @@ def _at_work(old: Seen, new: Seen, span_s: float) -> str:
     if used.main_cpu_s - was.main_cpu_s <= BUSY * span_s:
         if waits and rests:
             return ""
-        # A lock that another thread of its own may open: none of them may do anything.
-        all_rest = used.all_sleeps - was.all_sleeps <= SLEEPS_PER_S * span_s
-        if "futex" in new.head.channel and all_rest and used.cpu_s - was.cpu_s <= BUSY * span_s:
+        locked = rests and "futex" in new.head.channel and used.cpu_s - was.cpu_s <= BUSY * span_s
+        if locked and _others_rest(old, new, SLEEPS_PER_S * span_s):
             return ""
         return f"may wait for something outside the job{_place(old, new)}"
     if not waits:
@@ -120,6 +119,15 @@ def _at_work(old: Seen, new: Seen, span_s: float) -> str:
     if new.head.places == 0:
         return f"could not be sampled{_place(old, new)}"
     return f"may go round{_place(old, new)}" if new.head.places > 1 or not rests else ""
+
+
+def _others_rest(old: Seen, new: Seen, sleeps: float) -> bool:
+    """Its other threads, which may open the lock that the main one waits for. Libraries' own poll now and then;
+    where no stack tells them apart, none may do anything."""
+    if old.stack is None or new.stack is None:
+        was, used = old.head.used, new.head.used
+        return was is not None and used is not None and used.all_sleeps - was.all_sleeps <= sleeps
+    return old.stack.others == new.stack.others and not new.stack.talks
 
 
 def _place(old: Seen, new: Seen) -> str:

@@ -29,6 +29,7 @@ def stands(
     sleeps: int = 0,
     all_sleeps: int = 0,
     places: int = 0,
+    thread: str = "",
 ) -> Rank:
     """One rank, as look after look (20 s apart) sees it; `cpu` and the like are what it uses between two."""
 
@@ -38,6 +39,7 @@ def stands(
         used += f"{look * sleeps} sleeps ({look * all_sleeps} of all threads)"
         sampled = f", samples in {places} place{'s' * (places > 1)}" if places else ""
         stack = ['Thread 1 (idle): "MainThread"', *(f"    {frame}" for frame in frames)]
+        stack += ['Thread 2 (idle): "Thread-1"', f"    {thread.format(look=look)}"] if thread else []
         body = stack if frames else ["no Python stack: Failed to find python version from target process"]
         return "\n".join([f"rank {number}: pid {pid or 100 + number} ({state}), {used}{sampled}", *body])
 
@@ -58,6 +60,7 @@ def still_s(*ranks: Rank, looks: int = 4) -> tuple[float, str]:
         [stands(), stands(1)],
         [stands(), stands(1, BACKWARD)],
         [stands(frames=LOCKED)],
+        [stands(frames=LOCKED, all_sleeps=400, thread="wait (threading.py:331)")],  # threads of gloo poll
         [stands(frames=())],  # no Python: it sleeps in a lock, and uses no CPU time
         [stands(state="S in ep_poll")],  # a collective over the network
         [stands(state="D in nfs_wait_on_request")],
@@ -89,9 +92,18 @@ ELSEWHERE = stands(1, ("score (evaluate.py:31)", "main (train.py:20)"))
         # A thread of its own that works, or waits for the network, may open the lock.
         (stands(1, LOCKED, cpu=5.0), "rank 1 may wait for something outside the job, in main (train.py:40)"),
         (
-            stands(1, LOCKED, all_sleeps=40),
+            stands(1, LOCKED, sleeps=40),
             "rank 1 may wait for something outside the job, in main (train.py:40)",
         ),
+        (
+            stands(1, LOCKED, thread="score (evaluate.py:{look})"),
+            "rank 1 may wait for something outside the job",
+        ),
+        (
+            stands(1, LOCKED, thread="readinto (socket.py:705)"),
+            "rank 1 may wait for something outside the job",
+        ),
+        (stands(1, (), all_sleeps=40), "rank 1 may wait for something outside the job; no stack can be had"),
         (stands(1, sleeps=40, all_sleeps=40), "rank 1 may wait for something outside the job, in all_reduce"),
         (stands(1, COLLECTIVE, **SPINS | {"places": 3}), "rank 1 may go round, in all_reduce"),
         (stands(1, COLLECTIVE, **SPINS | {"places": 0}), "rank 1 could not be sampled, in all_reduce"),
