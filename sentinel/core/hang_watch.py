@@ -50,7 +50,7 @@ class HangWatch:
         self.looks: Looks | None = None  # None: silence alone decides
         self._ranks = ranks
         self._gaps = gaps
-        self._timed_before = timed  # this job is known to print iterations
+        self.timed_before = timed  # this job is known to print iterations
         self._activities = Activities()
         self.sign_s = 0.0  # when a log last told that the program gets on, without an iteration; 0: never
         self._announced_s = 0.0  # when a line last announced or ended a pause
@@ -67,7 +67,7 @@ class HangWatch:
             again = self._hung_at is not None and here <= self._hung_at + 1
             self._hangs_there = self._hangs_there + 1 if again else 1
             self._hung_at = max(here, self._hung_at or 0) if again else here
-        self._timed_before = self._timed_before or any(r.count for r in self._ranks.values())
+        self.timed_before = self.timed_before or any(r.count for r in self._ranks.values())
         self._told = False
         self.size, self.started_s = size, now.mono_s
         self.exited.clear()
@@ -113,7 +113,7 @@ class HangWatch:
 
     def prints_since(self, least_s: float, now: Now) -> bool:
         """It started so long ago, for the first time, and says something, but not that it loads or compiles."""
-        if self.started_s is None or self._timed_before or self.excused(now):
+        if self.started_s is None or self.timed_before or self.excused(now):
             return False
         return self.sign_s > 0.0 and now.mono_s - self.started_s >= least_s
 
@@ -193,7 +193,7 @@ class HangWatch:
 
     def _iterates(self) -> bool:
         """Is it known that its log tells of iterations?"""
-        return self._timed_before or any(r.count for r in self._ranks.values())
+        return self.timed_before or any(r.count for r in self._ranks.values())
 
     def _doubt(self, looks: Looks, since_s: float, allowed_s: float, now: Now) -> str:
         """Why this may be a job that is well; empty: it stands still."""

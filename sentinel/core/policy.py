@@ -168,7 +168,7 @@ def _verify(picture: JobPicture, incident: Incident, now: Now) -> Decision:
         since = picture.silent_since_s
     since_fault_s = now.mono_s - since
     first = timing.first_step if timing.steps_told else None
-    if timing.has_timing or picture.job.best_step is not None:
+    if timing.has_timing or timing.hang.timed_before or picture.job.best_step is not None:
         # One iteration may be a left-over line; two show that iterations move.
         count = max((rank.count for rank in timing.ranks.values()), default=0)
         # A log that named its steps before names them again: only then is the loss known.

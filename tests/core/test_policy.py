@@ -551,6 +551,15 @@ def test_a_job_without_timing_lines_has_recovered_when_its_ranks_stay_up() -> No
     assert told.lost.steps is None
 
 
+def test_one_that_printed_iterations_before_has_recovered_when_it_does_so_again() -> None:
+    """Its log may be read later than its ranks come up."""
+    picture = verifying(best_step=None, failed_step=None)
+    steps(picture, 3, first=91)
+    picture.timing.start(picture.job.incarnation, picture.job.size, NOW)
+    later = Now(NOW.mono_s + 2 * picture.job.policy.verify_after_s, 0.0)
+    assert decide(picture, later).reason == "InProgress"
+
+
 def test_not_recovered_before_every_rank_is_up() -> None:
     picture = verifying()
     steps(picture, 3, first=91)
