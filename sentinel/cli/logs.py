@@ -197,8 +197,7 @@ def _show(args: argparse.Namespace, state_dir: Path) -> None:
 
 def _job_dir(state_dir: Path, name: str) -> Path:
     jobs_dir = state_dir / "jobs"
-    names = os.listdir(jobs_dir) if jobs_dir.is_dir() else []
-    known = [name for name in names if not name.startswith(".")]
+    known = [path.name for path in jobs_dir.iterdir()] if jobs_dir.is_dir() else []
     if name not in known:
         raise _Refusal(unknown_job(name, known, str(state_dir)))
     return jobs_dir / name

@@ -37,15 +37,14 @@ class Prefixer:
             state = self._ranks[rank] = _Rank(prefix=b"[rank %d] " % rank)
         if not state.held:
             state.since_s = now_s
-        whole, end, rest = (state.held + data).rpartition(b"\n")
+        *lines, rest = (state.held + data).split(b"\n")
         out = bytearray()
-        if end:
-            if b"\r" in whole:
-                whole = b"\n".join(map(_last_shown, whole.split(b"\n")))
+        for line in lines:
             out += self._begin(rank, state)
-            out += whole.replace(b"\n", b"\n" + state.prefix)  # of all lines at once: a flood has millions
+            out += _last_shown(line)
             out += b"\n"
             self._open = None
+        if lines:
             state.since_s = now_s
         overwritten = rest.rstrip(b"\r").rfind(b"\r")
         if overwritten > 0:

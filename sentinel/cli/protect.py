@@ -102,9 +102,7 @@ def take_over(settings: Settings, name: str) -> Lock | None:
     lock = Lock(folder)
     if lock.take():
         return lock
-    answer = ask_holder(folder, {"do": "handover"}, lock)
-    if lock.held:
-        return lock
+    answer = ask_holder(folder, {"do": "handover"})
     if answer is None:
         say(
             f"{name} is protected by another Sentinel that does not answer; end it first (kill -9 leaves the job alone)"

@@ -49,9 +49,6 @@ AGREED = frozenset(
         "not-found",
         "network",
         "user-exit",
-        "unreachable",
-        "port-in-use",
-        "locked-memory",
         # what a pod tells: core/pod_end.py, core/pod_wait.py
         "pod-preempted",
         "pod-evicted",
