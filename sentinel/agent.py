@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Protocol
@@ -16,12 +17,13 @@ from sentinel.core.model import ProtectedJob
 from sentinel.core.now import Now
 from sentinel.core.reports import LogMatch, RankExit, RankReport, Report, Worker
 from sentinel.logs.life import Sign
-from sentinel.logs.reader import LogBatch, Position, RankLog
+from sentinel.logs.reader import POLL_BYTES, LogBatch, Position, RankLog
 from sentinel.logs.ruleset import RuleSet
 from sentinel.metrics import Metrics
 
 log = structlog.get_logger()
 
+AHEAD_BYTES = 256 << 10  # more than a rank prints between two looks, but for a flood
 POLL_S = 0.2  # how often a log is looked at: what a turn costs is in the waking, not in the lines
 SAVE_POSITIONS_S = 2.0
 # A rank that is silent for so long is looked at in /proc, so often; a stepping one never is.
@@ -71,6 +73,7 @@ class _Followed:
         self.last_told: tuple[bool, str] | None = None
         self.heard_s = self.alive_s = now.mono_s
         self.silent_s = SILENT_S
+        self.signs_s = float("-inf")  # when a sign that the program gets on was looked for
         self.begun = self.look_due = False  # it iterates; nobody has looked yet whether others do so for it
         self.workers: dict[int, Worker] = {}  # where it is a launcher: what was seen of each
         self.saved: bytes = b""
@@ -130,6 +133,7 @@ class Agent:
                 rules,
                 position=_position(blob),
                 keep_bytes=job.policy.keep_log_bytes,
+                ahead_bytes=AHEAD_BYTES if job.launch is not None else 0,  # of pods the runtime writes it
                 rank=process.rank,
                 incarnation=job.incarnation,
                 cri=process.cri,
@@ -145,30 +149,38 @@ class Agent:
 
     def forget(self, job: str) -> None:
         for key in [key for key in self._followed if key[0] == job]:
-            self._followed.pop(key).reader.close()
+            followed = self._followed.pop(key)
+            followed.reader.close(ended=followed.ended)
         self._metrics.ranks_gone(job)
 
     # ------------------------------------------------------------ reading
 
     async def run(self) -> None:
-        """Poll until cancelled."""
+        """Poll until cancelled. What is behind is read without a pause, and with half of the loop at most: a log whose
+        size is bounded must be read as fast as it is written."""
         while True:
-            self.poll()
-            await asyncio.sleep(self.poll_s)
+            begun_s = time.monotonic()
+            behind = self.poll()
+            took_s = time.monotonic() - begun_s
+            await asyncio.sleep(min(took_s, self.poll_s) if behind else self.poll_s)
 
-    def poll(self) -> None:
-        """Read what is new of every log and report it; at most one bite per log, so that none starves."""
+    def poll(self) -> bool:
+        """Read what is new of every log and report it; at most one bite per log, so that none starves. True: of some
+        there is more."""
         now = self._clock()
         reports: list[RankReport] = []
         matches: list[LogMatch] = []
+        behind = False
         for followed in self._followed.values():
             if not followed.ended:
-                self._read(followed, now, reports, matches)
+                batch = self._read(followed, now, reports, matches)
+                behind |= len(batch.data) >= POLL_BYTES
         reports += self._look(now)
         if reports or matches:
             self._report(now, reports, matches)
         if now.mono_s - self._positions_saved_s >= SAVE_POSITIONS_S:
             self.save_positions()
+        return behind
 
     async def drain(self, job: str) -> None:
         """Read the kernel's log, and those of a job, to their end and report."""
@@ -213,7 +225,10 @@ class Agent:
         final: bool = False,
     ) -> LogBatch:
         quiet = now.mono_s - max(followed.alive_s, followed.heard_s) >= followed.silent_s
-        batch = followed.reader.poll(now, final=final, signs=quiet)
+        looks = quiet and now.mono_s - followed.signs_s >= self.poll_s  # not at each bite of a flood
+        if looks:
+            followed.signs_s = now.mono_s
+        batch = followed.reader.poll(now, final=final, signs=looks)
         if batch.data:
             self._metrics.log_read(len(batch.data))
             self._output(followed.rank, batch.data)
@@ -245,6 +260,7 @@ class Agent:
                 rank=followed.rank,
                 iterations=iterations,
                 before=before,
+                unsure=batch.unsure,
                 again=again,
                 caught_up=batch.caught_up,
                 log_problem=batch.problem,
@@ -320,7 +336,7 @@ class Agent:
     def close(self) -> None:
         self.save_positions()
         for followed in self._followed.values():
-            followed.reader.close()
+            followed.reader.close(ended=followed.ended)
         self._followed.clear()
 
 

@@ -5,6 +5,7 @@ whose outcome comes back as an event.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import structlog
 from msgspec import structs
@@ -32,8 +33,10 @@ from sentinel.core.policy_model import PROOF_RULE
 from sentinel.core.productive import lost_run_s
 from sentinel.core.reports import LogMatch, RankExit, RankReport, Report
 from sentinel.core.signals import length, times
+from sentinel.core.stillness import Looks
 from sentinel.core.triage import FailureClass
 from sentinel.effects.perform import NodeLink, Performer
+from sentinel.hang_looks import HangLooks
 from sentinel.job_mail import JobMail
 from sentinel.metrics import Metrics
 from sentinel.move_looks import MoveLooks
@@ -87,8 +90,12 @@ class Controller:
         self.pictures: dict[str, JobPicture] = {}
         self.mail = JobMail(self.pictures, records)
         self._quarantines = {one.entity: one for one in records.quarantines()}
-        self._save_looks = SaveLooks(cluster, clock, self._save_looked_at)
-        self._move_looks = MoveLooks(cluster, clock, self._fits_again, lambda: metrics.exception("job"))
+        broke = partial(metrics.exception, "job")
+        self._looks = (
+            SaveLooks(cluster, clock, self._save_looked_at),
+            MoveLooks(cluster, clock, self._fits_again, broke),
+            HangLooks(cluster, clock, lambda picture: self.cycle((picture.job.name,)), broke),
+        )
         self._recorded_mono_s: dict[str, float] = {}
         self.turned_mono_s = clock().mono_s
 
@@ -101,6 +108,7 @@ class Controller:
             job = structs.replace(job, started_mono_s=None, boot_id=self._boot_id)
         picture = JobPicture(job, self._failures)
         self.pictures[job.name] = picture
+        picture.timing.hang.looks = Looks()
         picture.timing.start(job.incarnation, job.size, now)
         picture.timing.hang.relaunches.reset(job.inner_restarts)
         picture.lost_s = sum(lost_run_s(incident, job.baseline_ms) for incident in incidents)
@@ -164,8 +172,8 @@ class Controller:
 
     async def close(self) -> None:
         """End every effect that is under way. The job is not touched."""
-        await self._save_looks.close()
-        await self._move_looks.close()
+        for looks in self._looks:
+            await looks.close()
         await self._performer.close()
         for picture in self.pictures.values():
             self._record_progress(picture, force=True)
@@ -460,8 +468,8 @@ class Controller:
     def _look_after(self, picture: JobPicture) -> None:
         fast = picture.was_fast and picture.job.fast_incarnation != picture.job.incarnation
         self._record_progress(picture, force=fast)
-        self._save_looks.look_after(picture)
-        self._move_looks.look_after(picture)
+        for looks in self._looks:
+            looks.look_after(picture)
 
     def _fits_again(self, picture: JobPicture, incident: Incident) -> None:
         picture.fits_again = incident.key
@@ -485,16 +493,5 @@ class Controller:
         if not force and not self._progress_due(last, now.mono_s):
             return
         self._recorded_mono_s[picture.job.name] = now.mono_s
-        learnt = picture.timing.baseline()
-        step = picture.timing.last_step
-        job = picture.job
-        changed = structs.replace(
-            job,
-            last_step=step if step is not None else job.last_step,
-            best_step=max(step, job.best_step or 0) if step is not None else job.best_step,
-            baseline_ms=learnt[0] if learnt else job.baseline_ms,
-            baseline_ratio=learnt[1] if learnt else job.baseline_ratio,
-            fast_incarnation=job.incarnation if picture.was_fast else job.fast_incarnation,
-        )
-        if changed != job:
+        if (changed := picture.with_progress()) != picture.job:
             self._save_job(picture, changed)

@@ -219,8 +219,8 @@ class JobsController(Controller):
     def drop(self, name: str) -> None:
         """It is not protected any more: nothing more is decided about it."""
         self._performer.cancel(name)
-        self._save_looks.forget(name)
-        self._move_looks.forget(name)
+        for looks in self._looks:
+            looks.forget(name)
         self.pictures.pop(name, None)
         self._held.pop(name, None)
         self._recorded_mono_s.pop(name, None)

@@ -20,8 +20,8 @@ log = structlog.get_logger()
 START_TRIES = 5
 BLIND_S = 120.0  # of output without an iteration that is known
 BLIND = (
-    "no iterations are seen in its output, so that nothing tells a hang or slow steps: give the format of its lines "
-    "(docs/timing.md, settings: rulesDir)"
+    "no iterations are seen in its output, so that nothing tells slow steps, nor a hang unless the policy names "
+    "hang.after: give the format of its lines (docs/timing.md, settings: rulesDir)"
 )
 
 

@@ -13,6 +13,7 @@ from sentinel.core import incidents, policy
 from sentinel.core.model import Incident
 from sentinel.core.move_again import Refused
 from sentinel.core.picture import JobPicture
+from sentinel.job_tasks import JobTasks
 
 log = structlog.get_logger()
 
@@ -37,7 +38,7 @@ class MoveLooks:
     ) -> None:
         self._cluster, self._clock, self._fits, self._broke = cluster, clock, fits, broke
         self._waits: dict[str, _Waits] = {}
-        self._looks: dict[str, asyncio.Task[None]] = {}
+        self._tasks = JobTasks("move")
         self._one = asyncio.Lock()  # what one is given the next one does not see
 
     def look_after(self, picture: JobPicture) -> None:
@@ -47,9 +48,8 @@ class MoveLooks:
             self.forget(name)
             return
         waits = self._waits.setdefault(name, _Waits(now.mono_s + LOOK_S))
-        if name not in self._looks and now.mono_s >= waits.due_mono_s:
-            task = asyncio.create_task(self._look(picture, waiting, waits), name=f"{name}:move")
-            self._looks[name] = task
+        if not self._tasks.busy(name) and now.mono_s >= waits.due_mono_s:
+            self._tasks.start(name, self._look(picture, waiting, waits))
 
     async def _look(self, picture: JobPicture, waiting: Refused, waits: _Waits) -> None:
         try:
@@ -71,9 +71,6 @@ class MoveLooks:
             log.exception("move_look_broke", job=picture.job.name)
             self._broke()
             waits.due_mono_s = self._clock().mono_s + LATEST_S
-        finally:
-            if self._looks.get(picture.job.name) is asyncio.current_task():
-                del self._looks[picture.job.name]
 
     async def _found(self, picture: JobPicture, incident: Incident) -> bool:
         size, excluded = incidents.wanted(picture, incident)
@@ -83,12 +80,7 @@ class MoveLooks:
     def forget(self, job: str) -> None:
         """Nothing of it waits to be moved; what waits no more must not hold room for itself."""
         self._waits.pop(job, None)
-        look = self._looks.pop(job, None)
-        if look is not None and look is not asyncio.current_task():
-            look.cancel()
+        self._tasks.forget(job)
 
     async def close(self) -> None:
-        looks = list(self._looks.values())
-        for look in looks:
-            look.cancel()
-        await asyncio.gather(*looks, return_exceptions=True)
+        await self._tasks.close()

@@ -2,7 +2,7 @@
 
 import os
 import tomllib
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,14 +27,21 @@ def data_dir(kind: str) -> Path:
     return installed if installed.is_dir() else package.parent / kind
 
 
+@lru_cache(maxsize=2)
+def _document(path: str, mtime_ns: int, size: int) -> dict[str, Any]:
+    """A file with several tables is read once: parsing takes longest."""
+    with open(path, "rb") as file:
+        return tomllib.load(file)
+
+
 def load_rows(path: str | os.PathLike[str], table: str, row_type: type[T]) -> list[T]:
     """Read the array of tables `table` of a TOML file as `row_type`.
 
     Raises RuleError that names every bad row (file, table[index], what was expected).
     """
     try:
-        with open(path, "rb") as file:
-            document = tomllib.load(file)
+        status = os.stat(path)
+        document = _document(os.fspath(path), status.st_mtime_ns, status.st_size)
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise RuleError([f"{path}: {error}"]) from None
     rows: list[Any] = document.get(table, [])

@@ -1,6 +1,5 @@
 """Can a running job save when it is told to? Looked at once in each incarnation, as soon as it trains."""
 
-import asyncio
 from collections.abc import Callable
 
 import structlog
@@ -9,6 +8,7 @@ from sentinel.clock import Clock
 from sentinel.cluster.base import Cluster
 from sentinel.core.picture import JobPicture
 from sentinel.errors import PermanentError, TemporaryError
+from sentinel.job_tasks import JobTasks
 
 log = structlog.get_logger()
 
@@ -21,7 +21,7 @@ class SaveLooks:
     def __init__(self, cluster: Cluster, clock: Clock, found: Callable[[JobPicture, str], None]) -> None:
         self._cluster, self._clock, self._found = cluster, clock, found
         self._checked: dict[str, int] = {}  # job -> incarnation whose handlers were looked at
-        self._looks: dict[str, asyncio.Task[None]] = {}  # job -> the look at its handlers
+        self._tasks = JobTasks("save")
 
     def look_after(self, picture: JobPicture) -> None:
         job, now = picture.job, self._clock()
@@ -35,7 +35,7 @@ class SaveLooks:
         if not ready or picture.incident is not None:
             return
         self._checked[job.name] = job.incarnation
-        self._looks[job.name] = asyncio.create_task(self._look(picture, checkpoint.signal))
+        self._tasks.start(job.name, self._look(picture, checkpoint.signal))
 
     async def _look(self, picture: JobPicture, signal: str) -> None:
         """Said when the job starts, and not in the night when a save is needed."""
@@ -54,11 +54,8 @@ class SaveLooks:
         self._found(picture, note)
 
     def forget(self, job: str) -> None:
-        if (look := self._looks.pop(job, None)) is not None:
-            look.cancel()
+        self._tasks.forget(job)
         self._checked.pop(job, None)
 
     async def close(self) -> None:
-        for look in self._looks.values():
-            look.cancel()
-        await asyncio.gather(*self._looks.values(), return_exceptions=True)
+        await self._tasks.close()

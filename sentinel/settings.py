@@ -162,6 +162,13 @@ class ControllerLink(Struct, frozen=True, kw_only=True, omit_defaults=True):
     api_server_ca_file: str = "/var/run/secrets/sentinel/api-server-ca.crt"
 
 
+class EndedJobs(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How long the records and logs of jobs that have ended on this machine are kept: both hold."""
+
+    keep_for_s: float = 30 * 86_400.0
+    at_most: int = 1000
+
+
 class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     state_dir: str = (
         ""  # default: $SENTINEL_STATE_DIR, else $XDG_STATE_HOME/sentinel, else ~/.local/state/sentinel
@@ -169,6 +176,7 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     listen: str = "127.0.0.1:9810"  # page and metrics; "" for none; a taken port falls back to a free one
     mail: Mail = Mail()
     caps: Caps = Caps()
+    ended_jobs: EndedJobs = EndedJobs()
     webhooks: tuple[Webhook, ...] = ()
     owners: tuple[OwnerRule, ...] = ()
     disk: Disk = Disk()

@@ -102,8 +102,7 @@ class FakeCluster:
         self.calls.append(("unpromise", job, ""))
 
     async def stacks(self, job: str, incarnation: int, ranks: Iterable[int]) -> tuple[str, ...]:
-        await self._called("stacks", tuple(ranks))
-        return ("rank 0: all_reduce",)
+        return await self._called("stacks", tuple(ranks)) or ("rank 0: all_reduce",)
 
     async def release(self, job: str) -> None:
         self.calls.append(("release", job, ""))

@@ -14,6 +14,7 @@ COMMANDS = {
     "status": ("sentinel.cli.status", "what runs, how it goes, what happened"),
     "logs": ("sentinel.cli.logs", "print or follow the logs of a job's ranks"),
     "stop": ("sentinel.cli.stop", "let a job save, then stop it"),
+    "forget": ("sentinel.cli.forget", "remove the records and logs of jobs that have ended"),
     "extend": ("sentinel.cli.extend", "let a job run longer than its maxDuration"),
     "retry": ("sentinel.cli.retry", "try a job of a cluster again that was given up, stopped or has expired"),
     "cancel": (

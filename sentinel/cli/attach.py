@@ -6,6 +6,7 @@ from collections.abc import Callable
 from sentinel.cli.options import add_settings, read_settings
 from sentinel.cli.protect import detached, open_store, protect, say, take_over
 from sentinel.core.events import EndRequested
+from sentinel.core.model import ProtectedJob
 from sentinel.settings import Settings
 
 
@@ -65,10 +66,7 @@ def attach(
         say(f"no job {name!r} in {settings.state_path} (known: {known})")
         return 1
     if job.state.final:
-        say(f"{name} has ended: {job.state.value} ({job.reason}): {job.sentence}")
-        from sentinel.cli.exit_codes import ended_code
-
-        return ended_code(job)
+        return _has_ended(job)
     store.close()
 
     def work(on_ready: Callable[[], None]) -> int:
@@ -77,6 +75,17 @@ def attach(
         if lock is None or own is None:
             return 73
         record = own.job(name) or job
+        if record.state.final:  # the other Sentinel ended with it
+            own.close()
+            lock.release()
+            return _has_ended(record)
         return protect(record, settings, own, lock, fresh=False, quiet=quiet, end=end, on_ready=on_ready)
 
     return detached(settings, name, work) if detach else work(lambda: None)
+
+
+def _has_ended(job: ProtectedJob) -> int:
+    from sentinel.cli.exit_codes import ended_code
+
+    say(f"{job.name} has ended: {job.state.value} ({job.reason}): {job.sentence}")
+    return ended_code(job)

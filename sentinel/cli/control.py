@@ -34,28 +34,52 @@ class Presence(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Lock:
     """Held as long as this process protects the job; a killed process holds nothing."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "lock"
+    def __init__(self, folder: Path, name: str = "lock") -> None:
+        self._path = folder / name
         self._fd: int | None = None
 
     def take(self, wait_s: float = 0.0) -> bool:
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         deadline = time.monotonic() + wait_s
+        while not self._try():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _try(self) -> bool:
         while True:
+            folder = self._path.parent
+            try:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except (FileExistsError, FileNotFoundError):
+                if folder.exists() and not folder.is_dir():
+                    raise
+                continue  # the folder was set aside just now
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._names(fd):
+                    self._fd = fd
+                    return True
             except OSError as error:
+                os.close(fd)
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    os.close(fd)
                     raise
-                if time.monotonic() >= deadline:
-                    os.close(fd)
-                    return False
-                time.sleep(0.02)
-            else:
-                self._fd = fd
-                return True
+                return False
+            os.close(fd)
+
+    def _names(self, fd: int) -> bool:
+        """A folder that was set aside meanwhile takes its lock with it: that one guards nothing any more."""
+        try:
+            named = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        mine = os.fstat(fd)
+        return (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino)
+
+    @property
+    def held(self) -> bool:
+        return self._fd is not None
 
     def release(self) -> None:
         if self._fd is not None:
@@ -77,10 +101,11 @@ def write_presence(folder: Path, presence: Presence) -> None:
 _SHORT = "/proc/self/fd/{}/{}"  # a socket's path may have 107 bytes only; the folder's descriptor shortens it
 
 
-def ask_holder(folder: Path, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Ask the Sentinel that holds the job's lock, which may just be starting. None: it does not answer."""
+def ask_holder(folder: Path, request: dict[str, Any], lock: Lock) -> dict[str, Any] | None:
+    """Ask the Sentinel that holds the job's lock, which may just be starting. None: it does not answer, or it is gone:
+    then `lock` is taken."""
     deadline = time.monotonic() + STARTING_S
-    while (answer := ask(folder, request)) is None and time.monotonic() < deadline:
+    while (answer := ask(folder, request)) is None and not lock.take() and time.monotonic() < deadline:
         time.sleep(0.05)
     return answer
 

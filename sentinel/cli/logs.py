@@ -197,7 +197,8 @@ def _show(args: argparse.Namespace, state_dir: Path) -> None:
 
 def _job_dir(state_dir: Path, name: str) -> Path:
     jobs_dir = state_dir / "jobs"
-    known = [path.name for path in jobs_dir.iterdir()] if jobs_dir.is_dir() else []
+    names = os.listdir(jobs_dir) if jobs_dir.is_dir() else []
+    known = [name for name in names if not name.startswith(".")]
     if name not in known:
         raise _Refusal(unknown_job(name, known, str(state_dir)))
     return jobs_dir / name

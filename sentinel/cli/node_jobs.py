@@ -51,6 +51,14 @@ class _Position(Struct, frozen=True, array_like=True):
     blob: bytes
 
 
+def numbered(found: Mapping[int, Mapping[int, Proc]]) -> dict[int, Proc]:
+    """The only process of a pod has the pod's number: without LOCAL_RANK its own is not known."""
+    whole: dict[int, Proc] = {}
+    for rank, procs in found.items():
+        whole |= {rank: next(iter(procs.values()))} if len(procs) == 1 else procs
+    return whole
+
+
 class NodeJobs:
     """`ordered` is called with all orders whenever they have changed; `run` is a service of the agent."""
 
@@ -269,8 +277,7 @@ class NodeJobs:
         if ask.what is What.FILES:
             return await self._looked(id, ask, found)
         if ask.what is What.STACKS:
-            flat = {number: proc for procs in found.values() for number, proc in procs.items()}
-            return Answer(order=id, texts=await stacks.collect(flat))
+            return Answer(order=id, texts=await stacks.collect(numbered(found)))
         signo = signal.Signals[ask.signal]
         if ask.what is What.HANDLERS:
             capable = {

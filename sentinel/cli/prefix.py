@@ -37,14 +37,15 @@ class Prefixer:
             state = self._ranks[rank] = _Rank(prefix=b"[rank %d] " % rank)
         if not state.held:
             state.since_s = now_s
-        *lines, rest = (state.held + data).split(b"\n")
+        whole, end, rest = (state.held + data).rpartition(b"\n")
         out = bytearray()
-        for line in lines:
+        if end:
+            if b"\r" in whole:
+                whole = b"\n".join(map(_last_shown, whole.split(b"\n")))
             out += self._begin(rank, state)
-            out += _last_shown(line)
+            out += whole.replace(b"\n", b"\n" + state.prefix)  # of all lines at once: a flood has millions
             out += b"\n"
             self._open = None
-        if lines:
             state.since_s = now_s
         overwritten = rest.rstrip(b"\r").rfind(b"\r")
         if overwritten > 0:

@@ -102,7 +102,9 @@ def take_over(settings: Settings, name: str) -> Lock | None:
     lock = Lock(folder)
     if lock.take():
         return lock
-    answer = ask_holder(folder, {"do": "handover"})
+    answer = ask_holder(folder, {"do": "handover"}, lock)
+    if lock.held:
+        return lock
     if answer is None:
         say(
             f"{name} is protected by another Sentinel that does not answer; end it first (kill -9 leaves the job alone)"

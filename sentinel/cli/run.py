@@ -28,7 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--detach", action="store_true", help="protect the job in the background")
     parser.add_argument("--adopt", action="store_true", help="if a job of this name runs, protect that one")
     add_settings(parser)
-    parser.add_argument("cmd", nargs=argparse.REMAINDER, metavar="-- CMD …", help="the training command")
+    parser.add_argument(
+        "cmd",
+        nargs=argparse.REMAINDER,
+        metavar="-- CMD …",
+        help="the training command; its ranks read nothing from the terminal (stdin is /dev/null: no breakpoint())",
+    )
 
 
 def main(args: argparse.Namespace) -> int:

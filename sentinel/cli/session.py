@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -25,6 +26,7 @@ from sentinel.cluster.local.stop import STUCK_AFTER_S
 from sentinel.cluster.local.store import LocalStore
 from sentinel.core.budget import restarts_left
 from sentinel.core.events import EndRequested
+from sentinel.core.job_findings import OF_A_PROCESS
 from sentinel.core.model import Incident, JobState, Phase, ProtectedJob, StageMail
 from sentinel.core.reports import RankExit
 from sentinel.errors import PermanentError
@@ -44,7 +46,9 @@ MAIL_AFTER_S = 1.0
 SERVICE_PAUSE_S = 1.0  # before a service that broke begins again
 SAVE_CHECKS_S = 10.0
 MIN_STUCK_AFTER_S = 2.0
-KEEP_RECORDS_S = 30 * 86_400.0
+KEEP_RECORDS_S = 30 * 86_400.0  # of closed incidents and ended isolations, whatever became of their job
+TIDY_S = 3600.0
+TIDY_AGAIN_S = 1.0
 
 
 class Quiet:
@@ -211,7 +215,6 @@ class Session:
             self._record_mail,
             log_paths=lambda job: self._log_paths(),
         )
-        self._store.prune(system_now().wall_s - KEEP_RECORDS_S)
         self._checks.runner.on_result = self._agent.checked
         self._checks.restore()
         services = {
@@ -220,6 +223,7 @@ class Session:
             "mail": self._notifier.run,
             "page": self._serve,
             "display": self._show,
+            "ended jobs": self._tidy,
         }
         for part, work in services.items():
             self._tasks.append(asyncio.create_task(self._kept(part, work), name=part))
@@ -349,6 +353,19 @@ class Session:
         self._presence(self._server.url)
         self._terminal.say(f"{self.name}: status and metrics on {self._server.url}")
 
+    async def _tidy(self) -> None:
+        """What is old goes: at the start, and then each hour."""
+        from sentinel.cli.ended import sweep, tidy
+
+        jobs_dir = self._settings.state_path / "jobs"
+        while True:
+            now_wall_s = system_now().wall_s
+            self._store.prune(now_wall_s - KEEP_RECORDS_S)
+            more = tidy(self._store, jobs_dir, self._settings.ended_jobs, now_wall_s)
+            # A daemon: a disk that hangs must not keep the process from ending.
+            threading.Thread(target=sweep, args=(jobs_dir,), name="sweep", daemon=True).start()
+            await asyncio.sleep(TIDY_AGAIN_S if more else TIDY_S)
+
     async def _show(self) -> None:
         from sentinel.cli.terminal import Live
 
@@ -392,9 +409,12 @@ class Session:
         return (*self._store.degraded, *self._broken.values(), *picture.job.degraded, *problems)
 
     def view(self) -> Any:
+        from sentinel.cluster.local.pods import groups_of
         from sentinel.web.view import Protector, build_view, rank_rows
 
         picture, now = self._controller.pictures[self.name], system_now()
+        ranks = rank_rows(picture, now)
+        killed = any(finding.code == OF_A_PROCESS for finding in picture.findings)
         url = self._server.url if self._server else ""
         return build_view(
             picture.job,
@@ -402,8 +422,10 @@ class Session:
             boot_id=self._boot_id,
             incidents=self._store.incidents(self.name),
             events=self._store.events(self.name),
-            ranks=rank_rows(picture, now),
+            ranks=ranks,
             findings=picture.findings,
+            processes=picture.timing.hang.workers.pids(),
+            groups=groups_of(row.pid for row in ranks if row.pid is not None) if killed else (),
             degraded=self._degraded(),
             protector=Protector(
                 pid=os.getpid(), url=url, loop_age_s=now.mono_s - self._controller.turned_mono_s

@@ -1,6 +1,7 @@
 """What people and schedulers ask of a session while it runs: signals, and requests over its control socket."""
 
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,22 @@ from sentinel.checks.runner import CheckRunner
 from sentinel.cli.exit_codes import EXIT_STOPPED, EXIT_WARNED
 from sentinel.core.events import EndRequested
 from sentinel.core.model import JobState
+from sentinel.core.policy_model import Policy
+from sentinel.core.units import duration_text
 from sentinel.machine_controller import MachineController
+
+# One Ctrl-C may come twice: from the terminal, and from a program that runs Sentinel and passes it on.
+ONE_CTRL_C_S = 0.3
+
+
+def _interrupted(policy: Policy) -> str:
+    """What the first Ctrl-C does, and what the next one would."""
+    checkpoint = policy.resume.checkpoint if policy.resume else None
+    grace = duration_text(policy.graceful_stop_s)
+    if checkpoint is None:
+        return f"Stopped by Ctrl-C: {grace} to end; Ctrl-C again kills it."
+    saves = duration_text(checkpoint.timeout_s)
+    return f"Stopped by Ctrl-C: saves first, at most {saves}, then {grace} to end; Ctrl-C again kills it at once."
 
 
 class SessionOrders:
@@ -28,6 +44,7 @@ class SessionOrders:
         self._job, self._controller, self._checks, self._terminal = job, controller, checks, terminal
         self._view, self._hand_over = view, hand_over
         self._interrupts = 0
+        self._interrupted_s = float("-inf")
 
     def signalled(self, number: signal.Signals) -> None:
         policy = self._controller.pictures[self._job].job.policy
@@ -36,14 +53,15 @@ class SessionOrders:
             self._terminal.detach()
             return
         if number == signal.SIGINT:
+            before_s, self._interrupted_s = self._interrupted_s, time.monotonic()
+            if self._interrupted_s - before_s < ONE_CTRL_C_S:
+                return
             self._interrupts += 1
-            grace_s = policy.graceful_stop_s if self._interrupts == 1 else 0.0
-            text = "Stopped by Ctrl-C" + (
-                f": {grace_s:.0f} s to end; Ctrl-C again kills it."
-                if self._interrupts == 1
-                else ", twice: killed."
-            )
-            self._request(JobState.STOPPED, "Stopped", text, grace_s, save=False, code=EXIT_STOPPED)
+            if self._interrupts > 1:
+                text, grace_s, save = "Stopped by Ctrl-C, twice: killed.", 0.0, False
+            else:
+                text, grace_s, save = _interrupted(policy), policy.graceful_stop_s, True
+            self._request(JobState.STOPPED, "Stopped", text, grace_s, save=save, code=EXIT_STOPPED)
             return
         text = f"{number.name} was sent to Sentinel: saves, stops, and leaves nothing behind."
         self._request(JobState.STOPPED, "Warned", text, policy.graceful_stop_s, save=True, code=EXIT_WARNED)

@@ -8,7 +8,8 @@ import sys
 import time
 
 from sentinel.cli.protect import detached, open_store, protect, say
-from sentinel.cluster.local.store import LocalStore, check_job_name
+from sentinel.cluster.local.names import check_job_name
+from sentinel.cluster.local.store import LocalStore
 from sentinel.core.model import JobState, Launch, ProtectedJob
 from sentinel.core.policy_model import Policy
 from sentinel.errors import PermanentError

@@ -30,6 +30,7 @@ from sentinel.web.words import NONE, duration, lost, milliseconds, number, print
 
 WATCH_S = 2.0
 EVENTS_SHOWN = 20
+ENDED_SHOWN = 20
 EVIDENCE_SHOWN = 6
 
 
@@ -53,7 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster", action="store_true", help="the nodes of a cluster, also where this machine has jobs"
     )
-    parser.add_argument("--all", action="store_true", help="all nodes and jobs that matter, however many")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="all nodes and jobs that matter, however many; on one machine all jobs that have ended, "
+        f"not the newest {ENDED_SHOWN} alone",
+    )
     parser.add_argument(
         "-A", "--all-namespaces", dest="every_namespace", action="store_true", help="jobs of all namespaces"
     )
@@ -69,15 +75,16 @@ def main(args: argparse.Namespace) -> int:
 
         return fleet_status.main(args)
     shown = Shown(WATCH_S if args.watch else 0.0)
+    every = args.all or args.output == "json"  # a program gets all that there is
     try:
         while True:
-            views, troubles = collect(state_dir, args.name)
+            views, left_out, troubles = collect(state_dir, args.name, None if every else ENDED_SHOWN)
             if args.output == "json":
                 put_json(_json(views, one=args.name is not None))
                 for trouble in troubles:
                     complain(trouble)
             else:
-                lines = _text(views, state_dir, one=args.name is not None)
+                lines = _text(views, state_dir, one=args.name is not None, left_out=left_out)
                 shown.show(lines, troubles, system_now().wall_s)
             if not args.watch:
                 return 0
@@ -99,8 +106,11 @@ def _of_cluster(args: argparse.Namespace, state_dir: Path) -> bool:
     return not args.state_dir and reach.of_cluster(args, state_dir, args.name or "")
 
 
-def collect(state_dir: Path, name: str | None = None) -> tuple[list[View], tuple[str, ...]]:
-    """Views of all jobs (unfinished first, then the newest), or of one; and what is wrong with the store.
+def collect(
+    state_dir: Path, name: str | None = None, ended: int | None = None
+) -> tuple[list[View], int, tuple[str, ...]]:
+    """Views of all jobs (unfinished first, then the newest), or of one; how many ended ones are left out, of which only
+    the newest `ended` are wanted; and what is wrong with the store.
 
     Raises PermanentError for the state file of a newer Sentinel.
     """
@@ -112,7 +122,11 @@ def collect(state_dir: Path, name: str | None = None) -> tuple[list[View], tuple
             raise _UnknownJob("; ".join((known, *store.degraded)))  # a job may be in what cannot be read
         wanted = [job for job in jobs if name in (None, job.name)]
         wanted.sort(key=lambda job: (job.state.final, -job.created_wall_s, job.name))
-        return [_view(job, store, state_dir) for job in wanted], store.degraded
+        if name is None and ended is not None:
+            running = sum(not job.state.final for job in wanted)
+            wanted = wanted[: running + ended]
+        views = [_view(job, store, state_dir) for job in wanted]
+        return views, 0 if name is not None else len(jobs) - len(wanted), store.degraded
     finally:
         store.close()
 
@@ -146,10 +160,15 @@ def _json(views: list[View], *, one: bool) -> str:
     return msgspec.json.encode(views[0] if one else views).decode() + "\n"
 
 
-def _text(views: list[View], state_dir: Path, *, one: bool) -> list[str]:
+def _text(views: list[View], state_dir: Path, *, one: bool, left_out: int) -> list[str]:
     if one:
         return details(views[0], _protected_by(views[0]))
-    return _overview(views) if views else [f"No jobs in {printable(str(state_dir))}."]
+    if not views:
+        return [f"No jobs in {printable(str(state_dir))}."]
+    lines = _overview(views)
+    if left_out:
+        lines += ["", f"{left_out} more have ended: `sentinel status --all` shows them."]
+    return lines
 
 
 def _protected_by(view: View) -> str:

@@ -2,16 +2,24 @@
 
 import argparse
 import time
+from pathlib import Path
 
 from sentinel.cli import reach
 from sentinel.cli.attach import attach
 from sentinel.cli.control import Lock, ask_holder
+from sentinel.cli.exit_codes import EXIT_STOPPED
 from sentinel.cli.job_target import FORMS
 from sentinel.cli.options import add_settings, duration_s, read_settings
 from sentinel.cli.ordering import add_job_order, order_of_job
 from sentinel.cli.protect import open_store, say
+from sentinel.cluster.local.processes import is_same
+from sentinel.cluster.local.status import boot_id, read_status
+from sentinel.cluster.local.store import LocalStore
 from sentinel.core.events import EndRequested
-from sentinel.core.model import JobState
+from sentinel.core.model import JobState, ProtectedJob
+from sentinel.settings import Settings
+
+POLL_S = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,36 +59,70 @@ def main(args: argparse.Namespace) -> int:
     if job.state.final:
         say(f"{args.name} has already ended: {job.state.value}")
         return 0
+    store.close()
     grace_s = 0.0 if args.now else args.grace if args.grace is not None else job.policy.graceful_stop_s
-    folder = settings.state_path / "jobs" / args.name
+    return _stop(settings, args.name, grace_s, save=not args.now, timeout_s=args.timeout)
+
+
+def _stop(settings: Settings, name: str, grace_s: float, *, save: bool, timeout_s: float) -> int:
+    """Ask the Sentinel that protects the job and wait for the end; where nobody does, or does no more, do it here."""
+    folder = settings.state_path / "jobs" / name
     lock = Lock(folder)
-    if lock.take():
-        # Nobody protects it: this process adopts it to stop it.
-        lock.release()
+    deadline = time.monotonic() + timeout_s
+    asked = False
+    while (ended := _ended(settings, name)) is None:
+        if time.monotonic() > deadline:
+            say(f"{name} has not ended within {timeout_s:.0f} s; it is still being stopped")
+            return 1
+        if lock.take():  # nobody protects it, or its Sentinel has ended with it just now
+            lock.release()
+            if _ended(settings, name) is not None:
+                continue
+            if asked:
+                say(
+                    f"the Sentinel that was stopping {name} is gone, as after kill -9; {_stands(folder)}; "
+                    f"the stop goes on here, `sentinel stop --now {name}` kills the job at once"
+                )
+            end = EndRequested(
+                JobState.STOPPED, "Stopped", "Stopped by a person.", grace_s, save=save, code=EXIT_STOPPED
+            )
+            if attach(settings, name, quiet=True, end=end) and _ended(settings, name) is None:
+                return 1  # why was said
+            asked = False  # another Sentinel, which began at the same time, may have taken it over
+            continue
+        if not asked:
+            answer = ask_holder(folder, {"do": "stop", "grace_s": grace_s, "save": save}, lock)
+            asked = True
+            if answer is not None:
+                say(str(answer.get("text")))
+            elif not lock.held:
+                say(
+                    f"the Sentinel that protects {name} does not answer; kill -9 it (the job goes on), try again"
+                )
+                return 1
+            lock.release()
+        time.sleep(POLL_S)
+    say(f"{name}: {ended.state.value}: {ended.sentence}")
+    return 0
+
+
+def _ended(settings: Settings, name: str) -> ProtectedJob | None:
+    """The record of the job, once it has ended."""
+    store = LocalStore(settings.state_path / "state.db", read_only=True)
+    try:
+        job = store.job(name)
+    finally:
         store.close()
-        end = EndRequested(
-            JobState.STOPPED, "Stopped", "Stopped by a person.", grace_s, save=not args.now, code=130
-        )
-        attach(settings, args.name, quiet=True, end=end)
-        store = open_store(settings)
-        ended = store.job(args.name) if store else None
-        if store is None or ended is None or ended.state.final:
-            say(f"{args.name}: {ended.state.value if ended else 'unknown'}")
-            return 0 if ended is not None else 1
-        # Another Sentinel, which began at the same time, takes it over.
-    answer = ask_holder(folder, {"do": "stop", "grace_s": grace_s, "save": not args.now})
-    if answer is None:
-        say(
-            f"the Sentinel that protects {args.name} does not answer; kill -9 it (the job goes on), try again"
-        )
-        return 1
-    say(str(answer.get("text")))
-    deadline = time.monotonic() + args.timeout
-    while time.monotonic() < deadline:
-        ended = store.job(args.name)
-        if ended is not None and ended.state.final:
-            say(f"{args.name}: {ended.state.value}: {ended.sentence}")
-            return 0
-        time.sleep(0.1)
-    say(f"{args.name} has not ended within {args.timeout:.0f} s; it is still being stopped")
-    return 1
+    return job if job is not None and job.state.final else None
+
+
+def _stands(folder: Path) -> str:
+    """What of the job is alive, in words."""
+    status = read_status(folder)
+    if status is None or status.header.boot_id != boot_id():
+        return "none of its ranks runs"
+    alive = [slot.pid for slot in status.slots.values() if is_same(slot.pid, slot.start_ticks)]
+    if not alive:
+        return "none of its ranks runs"
+    pids = ", ".join(map(str, alive[:8])) + (", ..." if len(alive) > 8 else "")
+    return f"{len(alive)} of its {status.header.size} ranks run on (pid {pids})"

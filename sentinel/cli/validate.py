@@ -256,6 +256,8 @@ def _row_problems(row: dict[str, Any], kind: type[Struct], seen: set[str]) -> It
         case RuleRow():
             if problem := check_pattern(parsed.pattern):
                 yield "pattern", f"a pattern for logs: {problem}"
+            if parsed.unless and (problem := check_pattern(parsed.unless)):
+                yield "unless", f"a pattern for logs: {problem}"
             if problem := failure_problem(parsed.failure):
                 yield "failure", problem
         case IgnoreRow():

@@ -169,7 +169,10 @@ class PerformanceSpec(Section):
 
 class HangSpec(Section):
     core = policy_model.Hang
-    after_s: AutoOrDuration = written("after", "No iteration for so long is a hang; auto adapts to the job.")
+    after_s: AutoOrDuration = written(
+        "after",
+        "No iteration for so long is a hang; auto adapts to the job, and asks that its ranks stand still.",
+    )
     action: Annotated[str, one_of("RestartAndAlert", "Alert"), Meaning("RestartAndAlert, Alert")] = written(
         "action", "Restart and tell, or tell only."
     )

@@ -357,6 +357,12 @@ class ShapeSpec(Section):
     services: Texts = written("services", "systemd units that are active, like kubelet.service.")
 
 
+class EndedJobsSpec(Section):
+    core = settings.EndedJobs
+    keep_for_s: PositiveDuration = written("keepFor", "Those that ended longer ago are forgotten.")
+    at_most: Count = written("atMost", "Of more than this the oldest are forgotten.")
+
+
 class SettingsDocument(Section):
     core = settings.Settings
     api_version: Literal["sentinel.dev/v1alpha1"] = required("apiVersion", "sentinel.dev/v1alpha1")
@@ -374,6 +380,11 @@ class SettingsDocument(Section):
     caps: CapsSpec = written(
         "caps",
         "What owners may ask at most. A policy that asks for more gets as much as is allowed, and is told so.",
+    )
+    ended_jobs: EndedJobsSpec = written(
+        "endedJobs",
+        "On one machine: how long records and logs of jobs that have ended are kept. `sentinel forget` removes them "
+        "sooner. One that runs or can be attached is never forgotten.",
     )
     owners: tuple[OwnerRuleSpec, ...] = written(
         "owners",

@@ -136,7 +136,9 @@ def _refusal(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: 
             False,
         )
     if _same_step(job, failed_step, now) >= SAME_STEP_LIMIT - 1 and verdict.budget != Budget.FREE:
-        where = "before its first step" if failed_step is None else f"at step {failed_step}"
+        where = f"at step {failed_step}"
+        if failed_step is None:  # of those before this start nothing is said, nor of what a log does not tell
+            where = "before its log told of a step after the start,"
         return (
             "NoProgress",
             f"Not started again: it failed {SAME_STEP_LIMIT} times {where} with no newer checkpoint.",

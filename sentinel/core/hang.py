@@ -1,7 +1,7 @@
 """When silence means a hang, and which rank stopped first.
 
-Missing progress decides, and only from logs that are known to be read to their end. I/O and GPU use
-raise confidence. CPU use says nothing: ranks that wait in a collective spin at 100 %.
+Missing progress makes a hang, and only from logs that are known to be read to their end; `stillness` says by default
+whether it is one. I/O and GPU use raise confidence.
 """
 
 from collections import deque
@@ -159,13 +159,22 @@ def least_allowance_s(hang: Hang) -> float:
 
 
 def allowance_s(
-    rank: RankTiming, hang: Hang, gaps: Sequence[Gap], start_timeout_s: float, *, ending: bool, repeats: int
+    rank: RankTiming,
+    hang: Hang,
+    gaps: Sequence[Gap],
+    start_timeout_s: float,
+    *,
+    ending: bool,
+    repeats: int,
+    started_s: float | None = None,
 ) -> float:
     """How long this rank may be silent after its last iteration. `repeats`: hangs told at this very place."""
     if hang.after_s is not None:
         return max(hang.after_s, EXIT_ALLOWANCE_S) if ending else hang.after_s
     stepped_s = (rank.last_at_s or 0.0) - (rank.first_at_s or 0.0)
     pause_s = gaps[0].gap_s if gaps else 0.0
+    if rank.count == 1 and started_s is not None:  # who tells one in half an hour has shown no pause yet
+        pause_s = max(pause_s, (rank.first_at_s or 0.0) - started_s)
     allowed = max(
         min(max(FLOOR_S, FLOOR_SHARE * stepped_s), CEILING_S),
         STEPS * (rank.step_ms or 0.0) / 1000,

@@ -2,7 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
-from sentinel.core.hang import Activities, Activity, Liveness, allowance_s, hang_signal, least_allowance_s
+from msgspec import structs
+
+from sentinel.core.hang import (
+    FLOOR_S,
+    Activities,
+    Activity,
+    Liveness,
+    allowance_s,
+    hang_signal,
+    least_allowance_s,
+)
 from sentinel.core.model import Symptom
 from sentinel.core.now import Now
 from sentinel.core.performance import Gap, RankTiming
@@ -10,7 +20,18 @@ from sentinel.core.policy_model import Policy
 from sentinel.core.relaunch import Relaunches
 from sentinel.core.reports import LogMatch
 from sentinel.core.signals import TimingSignal, length
+from sentinel.core.stillness import Looks
 from sentinel.core.workers import Workers
+
+# Looks begin after this part of an allowance, about three until its end; for so long they must have found that
+# nothing moves.
+LOOK_SHARE, PAUSE_SHARE, STILL_SHARE = 1 / 2, 1 / 6, 0.3
+# The longer a silent job moves the less often: each look costs some CPU time of every rank's machine.
+LATER_SHARE = 1 / 12
+# An older one says nothing of now.
+FRESH_S = 60.0
+# A silence of which looks do not show that it is a hang is told after so long, since a person must look.
+DOUBT_S = 1800.0
 
 
 class HangWatch:
@@ -26,9 +47,10 @@ class HangWatch:
         self.liveness = Liveness()
         self.relaunches = Relaunches()
         self.workers = Workers()
+        self.looks: Looks | None = None  # None: silence alone decides
         self._ranks = ranks
         self._gaps = gaps
-        self._timed_before = timed  # this job is known to print iterations
+        self.timed_before = timed  # this job is known to print iterations
         self._activities = Activities()
         self.sign_s = 0.0  # when a log last told that the program gets on, without an iteration; 0: never
         self._announced_s = 0.0  # when a line last announced or ended a pause
@@ -45,7 +67,7 @@ class HangWatch:
             again = self._hung_at is not None and here <= self._hung_at + 1
             self._hangs_there = self._hangs_there + 1 if again else 1
             self._hung_at = max(here, self._hung_at or 0) if again else here
-        self._timed_before = self._timed_before or any(r.count for r in self._ranks.values())
+        self.timed_before = self.timed_before or any(r.count for r in self._ranks.values())
         self._told = False
         self.size, self.started_s = size, now.mono_s
         self.exited.clear()
@@ -54,6 +76,21 @@ class HangWatch:
         self.sign_s = self._announced_s = 0.0
         self.relaunches.reset()
         self.workers.reset()
+        if self.looks is not None:
+            self.looks.reset()
+
+    def looked(self, texts: Sequence[str], now: Now) -> None:
+        """Where the ranks stand: see `Looks`."""
+        silence = self._silence()
+        if self.looks is None or silence is None:
+            return
+        since_s, allowed_s = silence
+        alive, quiet_s = self._alive(), LOOK_SHARE * allowed_s
+        going = [r.rank for r in self._timed() if now.mono_s - self._silent_since_s(r) < quiet_s]
+        if any(map(self.workers.below, alive)):
+            going = []  # the looks are at other processes, with numbers of their own
+        ranks = sum(max(1, self.workers.running(rank)) for rank in alive if rank not in going)
+        self.looks.fold(texts, now.mono_s, since_s, ranks=ranks, going=going)
 
     def signed(self, at_s: float) -> None:
         """A log told, without an iteration, that the program gets on."""
@@ -76,7 +113,7 @@ class HangWatch:
 
     def prints_since(self, least_s: float, now: Now) -> bool:
         """It started so long ago, for the first time, and says something, but not that it loads or compiles."""
-        if self.started_s is None or self._timed_before or self.excused(now):
+        if self.started_s is None or self.timed_before or self.excused(now):
             return False
         return self.sign_s > 0.0 and now.mono_s - self.started_s >= least_s
 
@@ -114,6 +151,7 @@ class HangWatch:
                 self.policy.start_timeout_s,
                 ending=ending,
                 repeats=self._hangs_there if there else 0,
+                started_s=self.started_s,
             )
             return max(usual_s, self.policy.start_timeout_s if starts else 0.0)
 
@@ -132,8 +170,72 @@ class HangWatch:
 
     def signal(self, now: Now) -> TimingSignal | None:
         found = self._signal(now)
-        self._told = self._told or found is not None
-        return found
+        if found is None:
+            return None
+        silence = self._silence() if self._needs_looks() else None
+        if self.looks is None or silence is None:
+            self._told = True
+            return found
+        since_s, allowed_s = silence
+        if doubt := self._doubt(self.looks, since_s, allowed_s, now):
+            late = now.mono_s - since_s >= max(DOUBT_S, allowed_s)
+            return structs.replace(found, key="silent", doubt=doubt) if late else None
+        self._told = True
+        return structs.replace(found, evidence=(*found.evidence, self.looks.words()))
+
+    def _needs_looks(self) -> bool:
+        """Not where an owner names a time for what is surely seen, nor where a signal has stopped a rank."""
+        sure = self._iterates() and not any(r.unsure for r in self._timed())
+        if self.looks is None or (self.policy.hang.after_s is not None and sure):
+            return False
+        alive = self._alive()
+        return not any(map(self.liveness.halted, alive)) and not self.workers.halted(alive)
+
+    def _iterates(self) -> bool:
+        """Is it known that its log tells of iterations?"""
+        return self.timed_before or any(r.count for r in self._ranks.values())
+
+    def _doubt(self, looks: Looks, since_s: float, allowed_s: float, now: Now) -> str:
+        """Why this may be a job that is well; empty: it stands still."""
+        fresh_s = max(FRESH_S, 2 * self._look_pause_s(allowed_s, now.mono_s - since_s))
+        if looks.first_s < since_s or now.mono_s - looks.last_s > fresh_s:
+            return "nobody could look where its ranks stand"
+        if looks.still_s >= STILL_SHARE * allowed_s:
+            return ""
+        return looks.doubt or "its ranks have not been seen to stand still for long"
+
+    def _silence(self) -> tuple[float, float] | None:
+        """Since when the job is silent (the rank whose time ends first), and how long it may be."""
+        timed = self._timed()
+        if timed:
+            silences = [(self._silent_since_s(r), self._allowed_s(r)) for r in timed]
+            return min(silences, key=sum)
+        return self._start_silence()
+
+    def look_due(self, now: Now) -> bool:
+        """Quick where iterations come."""
+        if self.looks is None or not self._needs_looks():
+            return False
+        oldest_s = min((r.last_at_s or 0.0 for r in self._timed()), default=0.0)
+        if now.mono_s - oldest_s < LOOK_SHARE * FLOOR_S:
+            return False
+        at_s = self.look_at_s()
+        return at_s is not None and now.mono_s >= at_s
+
+    def look_at_s(self) -> float | None:
+        """Monotonic time at which the next look is due; None: none is."""
+        silence = self._silence()
+        if self.looks is None or silence is None or not self._needs_looks() or not self._readable():
+            return None
+        since_s, allowed_s = silence
+        ends_s = max(since_s + allowed_s, self._activities.veto_ends_s() or 0.0)
+        first_s = ends_s - LOOK_SHARE * allowed_s
+        last_s = self.looks.last_s
+        moves_s = 0.0 if self.looks.count > 1 else last_s - since_s
+        return max(first_s, last_s + self._look_pause_s(allowed_s, moves_s))
+
+    def _look_pause_s(self, allowed_s: float, moves_s: float) -> float:
+        return max(PAUSE_SHARE * allowed_s, LATER_SHARE * moves_s)
 
     def _signal(self, now: Now) -> TimingSignal | None:
         alive = self._alive()
@@ -168,32 +270,46 @@ class HangWatch:
 
     def _hang_at_start(self, alive: list[int], now: Now) -> TimingSignal | None:
         """Only a job that is known to log iterations can miss its first one."""
-        ends_s = self._start_ends_s()
-        if ends_s is None or now.mono_s < ends_s:
+        silence = self._start_silence()
+        if silence is None or now.mono_s < sum(silence):
             return None
-        waited_s = now.mono_s - (self.started_s or 0.0)
+        since_s, allowed_s = silence
         stopped = self.liveness.stopped(alive)
         inner = self.workers.first_stopped(alive)
         only = next(iter(stopped)) if len(stopped) == 1 else alive[0] if len(alive) == 1 else None
+        if self._iterates():
+            waited_s = now.mono_s - (self.started_s or 0.0)
+            sentence = f"The job has made no iteration within {length(waited_s)} of its start."
+            confidence = "all logs were read to their end; earlier incarnations logged iterations"
+        else:
+            waited_s = now.mono_s - since_s
+            sentence = f"The job has told of no progress for {length(waited_s)}."
+            confidence = "all logs were read to their end; no iterations are seen in them"
         return TimingSignal(
             symptom=Symptom.HANG,
             key="hang",
             rank=only if inner is None else inner.rank,
             worker=None if inner is None else inner.number,
             value=waited_s,
-            threshold=self.policy.start_timeout_s,
-            sentence=f"The job has made no iteration within {length(waited_s)} of its start.",
+            threshold=allowed_s,
+            sentence=sentence,
             evidence=(
                 *(f"rank {r} is {why}" for r, why in stopped.items()),
                 *((inner.why,) if inner else ()),
             ),
-            confidence="all logs were read to their end; earlier incarnations logged iterations",
+            confidence=confidence,
         )
 
-    def _start_ends_s(self) -> float | None:
-        if self.started_s is None or not self._timed_before or self.exited:
+    def _start_silence(self) -> tuple[float, float] | None:
+        """Of a job without an iteration: as `_silence`. Where it is not known to log any, an owner's time counts from
+        whatever its output tells of progress."""
+        if self.started_s is None or self.exited:
             return None
-        return max(self.started_s, self.sign_s, self._announced_s) + self.policy.start_timeout_s
+        start_s, since_s = self.policy.start_timeout_s, max(self.started_s, self.sign_s, self._announced_s)
+        if self._iterates():
+            return since_s, start_s
+        after_s = self.policy.hang.after_s if self.looks is not None else None
+        return None if after_s is None else (max(since_s, self.started_s + start_s - after_s), after_s)
 
     def next_deadline(self, now: Now) -> float | None:
         """Monotonic time at which `signals` should be asked though nothing arrived; None: no need."""
@@ -201,9 +317,11 @@ class HangWatch:
             return None
         timed = self._timed()
         ends = [self._silent_since_s(r) + self._allowed_s(r) for r in timed]
-        if not timed and (start_s := self._start_ends_s()) is not None:
-            ends.append(start_s)
+        if not timed and (silence := self._start_silence()) is not None:
+            ends.append(sum(silence))
         veto_s = self._activities.veto_ends_s()
         if veto_s is not None:
             ends = [max(end, veto_s) for end in ends]
+        if (look_s := self.look_at_s()) is not None:
+            ends.append(look_s)
         return min((end for end in ends if end > now.mono_s), default=None)

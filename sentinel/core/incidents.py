@@ -2,11 +2,14 @@
 
 from msgspec import structs
 
+from sentinel.core import stack_reading
 from sentinel.core.budget import restarts_left
 from sentinel.core.model import Incident, IncidentKind, Phase, ProtectedJob, Symptom
 from sentinel.core.now import Now
 from sentinel.core.picture import JobPicture
 from sentinel.core.policy import Open
+
+MOST_STACKS = 64  # kept of a job that is only told of
 
 
 def open_incident(picture: JobPicture, decision: Open, now: Now, boot_id: str) -> Incident:
@@ -31,6 +34,8 @@ def open_incident(picture: JobPicture, decision: Open, now: Now, boot_id: str) -
         refusals=before.incident.refusals + 1 if before is not None else 0,
         failed_step=picture.timing.last_step if picture.timing.last_step is not None else job.last_step,
     )
+    if decision.verdict.symptom == Symptom.HANG:
+        incident = _with_looks(picture, incident)
     if end is None:
         return incident
     return structs.replace(
@@ -42,6 +47,16 @@ def open_incident(picture: JobPicture, decision: Open, now: Now, boot_id: str) -
         grace_s=end.grace_s,
         save_wanted=end.save and checkpoint is not None and whole,
     )
+
+
+def _with_looks(picture: JobPicture, incident: Incident) -> Incident:
+    """Where nothing is stopped, no stacks are taken any more; of ranks that stand still they would be the same."""
+    looks = picture.timing.hang.looks
+    if looks is None or (incident.kind != IncidentKind.NOTICE and not looks.still_s):
+        return incident
+    verdict = stack_reading.named(incident.verdict, looks.texts, incident.from_size)
+    kept = looks.texts[:MOST_STACKS] if incident.kind == IncidentKind.NOTICE else looks.texts
+    return structs.replace(incident, stacks=kept, verdict=verdict)
 
 
 def wanted(picture: JobPicture, incident: Incident) -> tuple[int, tuple[str, ...]]:

@@ -34,6 +34,7 @@ class Symptom(StrEnum):
     STARVED = "starved"  # hardware ratio under the owner's threshold: data loading
     STRAGGLER = "straggler"
     FINDING = "finding"
+    DIVERGED = "diverged"  # the loss is NaN or infinite for good
     START_FAILED = "start failed"
     ENDING = "ending"  # a person, a warning signal or maxDuration ends the job
     RESIZE = "resize"

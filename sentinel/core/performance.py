@@ -204,10 +204,12 @@ class RankTiming:
         "pause_since_s",
         "rank",
         "steps_told",
+        "unsure",
     )
 
     def __init__(self, rank: int, over: int, histogram: Histogram, gaps: list[Gap]) -> None:
         self.rank = rank
+        self.unsure = False  # what is told may be no iterations
         self.over = max(1, over)
         self.count = 0
         self.first_step: int | None = None

@@ -9,7 +9,7 @@ from sentinel.core.health import Finding
 from sentinel.core.model import Incident, Pace, ProtectedJob, Verdict
 from sentinel.core.move_again import Refused, refused
 from sentinel.core.now import Now
-from sentinel.core.reports import LogMatch, RankExit
+from sentinel.core.reports import LOSS_LOST, LogMatch, RankExit
 from sentinel.core.timing import JobTiming, TimingSignal
 from sentinel.core.triage import FailureClass, triage
 from sentinel.core.triage_case import Struck
@@ -34,6 +34,7 @@ class JobPicture:
         self.incident: Incident | None = None
         self.exits: dict[int, RankExit] = {}  # of the running incarnation
         self.matches: list[LogMatch] = []  # of the running incarnation, bounded
+        self.loss_lost: LogMatch | None = None  # since when its loss is no number for good
         self.findings: list[Finding] = []
         self.alive: set[int] = set()
         self.pids: dict[int, int] = {}
@@ -62,6 +63,7 @@ class JobPicture:
     def begin_incarnation(self, now: Now) -> None:
         self.exits.clear()
         self.matches.clear()
+        self.loss_lost = None
         self.alive.clear()
         self.pids.clear()
         self.told.clear()
@@ -79,6 +81,9 @@ class JobPicture:
 
     def add_match(self, match: LogMatch) -> None:
         """Keeps the oldest half (the root comes first) and the newest."""
+        if match.rule == LOSS_LOST:
+            self.loss_lost = self.loss_lost or match
+            return
         self.matches.append(match)
         if len(self.matches) > KEPT_MATCHES:
             del self.matches[KEPT_MATCHES // 2]
@@ -137,6 +142,18 @@ class JobPicture:
         ]
         fresh = [one for one in seen if one.wall_s > since_s + 1e-3]
         return structs.replace(incident, pace=(*incident.pace, *fresh)) if fresh else incident
+
+    def with_progress(self) -> ProtectedJob:
+        """The job's record with what was learnt of it since: last step, baseline."""
+        job, step, learnt = self.job, self.timing.last_step, self.timing.baseline()
+        return structs.replace(
+            job,
+            last_step=step if step is not None else job.last_step,
+            best_step=max(step, job.best_step or 0) if step is not None else job.best_step,
+            baseline_ms=learnt[0] if learnt else job.baseline_ms,
+            baseline_ratio=learnt[1] if learnt else job.baseline_ratio,
+            fast_incarnation=job.incarnation if self.was_fast else job.fast_incarnation,
+        )
 
     def time_left_s(self, now: Now) -> float | None:
         if self.job.policy.max_duration_s is None:

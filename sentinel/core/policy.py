@@ -4,7 +4,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, structs
 
-from sentinel.core import recovery
+from sentinel.core import diverged, recovery
 from sentinel.core.books import MOVE_DID_NOT_HELP
 from sentinel.core.budget import spent_budget
 from sentinel.core.events import DeadlinePassed, EndRequested, Event, Fault, JobFinished, Progressed
@@ -98,6 +98,10 @@ def decide(picture: JobPicture, now: Now) -> Decision:
         if picture.end is None or not isinstance(lost, Nothing):
             return lost
         return _end(picture, picture.end)  # only told of, in observe mode: what is left of the job is stopped
+    told = picture.loss_lost
+    if told is not None and diverged.KEY not in picture.told:  # of one that ends with exit code 0 too
+        verdict = diverged.diverged(told, picture.failures, ended=picture.finished)
+        return _notice(picture, "LossNotANumber", verdict, diverged.KEY)
     if picture.finished:
         if (saved := picture.ended_by_save()) is not None:
             return _resumes_after_save(saved)
@@ -153,7 +157,8 @@ def _feed(incident: Incident, reason: str, sentence: str, event: Event) -> Decis
 def _verify(picture: JobPicture, incident: Incident, now: Now) -> Decision:
     timing = picture.timing
     for signal in timing.signals(picture.known(now)):
-        if signal.symptom == Symptom.HANG and picture.job.policy.hang.action == "RestartAndAlert":
+        restarts = signal.symptom == Symptom.HANG and picture.job.policy.hang.action == "RestartAndAlert"
+        if restarts and not signal.doubt:
             verdict = picture.verdict(now, signal)
             return Feed("Hang", verdict.sentence, Fault(verdict, timing.last_step))
     if len(picture.alive) < picture.job.size - len(picture.exits):
@@ -163,7 +168,7 @@ def _verify(picture: JobPicture, incident: Incident, now: Now) -> Decision:
         since = picture.silent_since_s
     since_fault_s = now.mono_s - since
     first = timing.first_step if timing.steps_told else None
-    if timing.has_timing or picture.job.best_step is not None:
+    if timing.has_timing or timing.hang.timed_before or picture.job.best_step is not None:
         # One iteration may be a left-over line; two show that iterations move.
         count = max((rank.count for rank in timing.ranks.values()), default=0)
         # A log that named its steps before names them again: only then is the loss known.
@@ -285,6 +290,12 @@ def _decide_signal(picture: JobPicture, signal: TimingSignal, now: Now) -> Decis
     policy = picture.job.policy
     verdict = picture.verdict(now, signal)
     observe = policy.mode == "observe"
+    if signal.doubt:
+        sentence = (
+            f"{verdict.sentence} It may be well: {signal.doubt}. So it is not restarted; `hang.after` in the policy "
+            "names a time after which it is."
+        )
+        return _notice(picture, "MayBeWell", structs.replace(verdict, sentence=sentence), signal.key)
     if signal.symptom == Symptom.HANG and policy.hang.action == "RestartAndAlert" and not observe:
         return Open("Hang", verdict.sentence, IncidentKind.FORCED, verdict)
     if signal.symptom == Symptom.SLOW and policy.performance.action == "RescheduleAndAlert" and not observe:

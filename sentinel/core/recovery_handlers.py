@@ -330,7 +330,7 @@ def end_before_stop(incident: Incident, event: EndRequested, now: Now, terms: Te
 
 
 def end_saving(incident: Incident, event: EndRequested, now: Now, terms: Terms) -> Result:
-    """The save goes on unless the request leaves no time for it (Ctrl-C, and a second one)."""
+    """The save goes on unless the request leaves no time for it (a second Ctrl-C, `stop --now`)."""
     incident = _with_end(incident, event)
     if event.save:
         return incident, ()

@@ -30,6 +30,11 @@ class LogMatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stamp_wall_s: float | None = None  # the line's own time stamp, if it has one
     line: str = ""
     job: str = ""
+    step: int | None = None  # that of LOSS_LOST
+
+
+# A rule of our own, which no file holds: the loss is no number for good (logs/losses.py). Its line is the first one.
+LOSS_LOST = "loss-lost"
 
 
 class RankExit(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -91,6 +96,7 @@ class RankReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rank: int
     iterations: list[Iteration] = []
     before: int = 0  # how many the log has told before these, where its reader knows
+    unsure: bool = False  # they are told in no format of a known trainer, and may be none
     again: bool = False  # some may have been told already: those up to the number that is known count no more
     caught_up: bool = True  # the log was read to its end: only then may silence mean a hang
     log_problem: str = ""  # "vanished", "truncated": a degraded mode named in status

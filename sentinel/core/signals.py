@@ -20,6 +20,7 @@ class TimingSignal(Struct, frozen=True, kw_only=True, omit_defaults=True):
     threshold: float = 0.0
     evidence: tuple[str, ...] = ()
     confidence: str = ""
+    doubt: str = ""  # why this may be a job that is well
 
 
 def names(ranks: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""Stacks of all ranks of a hung job → the one for which the others wait. Pure."""
+"""Text that tells where a rank stands → what it waits for, and of all ranks the one for which the others wait. Pure."""
 
 import re
 import sys
@@ -9,8 +9,14 @@ from msgspec import Struct, structs
 
 from sentinel.core.model import Symptom, Verdict
 
+# As cluster/local/stacks.py heads it.
+_RANK = re.compile(r"rank (\d+): (?:pid (?P<pid>\d+) \(\S(?: in (?P<channel>[^)]*))?\))?(?P<more>.*)")
+_USED = re.compile(
+    r"CPU ([\d.]+) s \(main thread ([\d.]+) s\), helpers' CPU ([\d.]+) s, I/O (\d+) bytes, "
+    r"(\d+) sleeps \((\d+) of all threads\)"
+)
+_PLACES = re.compile(r"samples in (\d+) place")
 # As py-spy prints a stack: `Thread 812 (active): "MainThread"`, then `    all_reduce (torch/distributed/….py:2501)`.
-_RANK = re.compile(r"rank (\d+): ")
 _THREAD = re.compile(r'^Thread .*?(?:: "(?P<name>[^"]*)")?$')
 _FRAME = re.compile(r"^ {4}(?P<function>\S+) \((?P<file>[^()]*?)(?::\d+)?\)$")
 # A rank waits for others where its innermost frames, before any of another program, are of a library that does it.
@@ -20,40 +26,95 @@ _WAITS_IN = re.compile(r"/(?:distributed|comm)/|horovod/|mpi4py/")
 _MAY_WAIT = frozenset({"_engine_run_backward", "synchronize"})
 # Who waits here waits for no rank.
 _LOADS = re.compile(r"(?:^|/)torch/utils/data/")
+# Libraries that talk to other hosts, or run programs.
+_TALKS = re.compile(
+    r"(?:^|/)(?:socket|ssl|subprocess|asyncio|http|urllib3?|requests|httpx|httpcore|aiohttp|botocore|s3transfer|grpc)\b"
+)
 # A launcher of the rank's own stands in such a folder too.
 _RUNS = re.compile(r"distributed/(?:run|launch|launcher|elastic)\b")
 
 
 class Stack(Struct, frozen=True):
+    """Of one rank's main thread; frames are told innermost first."""
+
     number: int
     place: str  # the innermost frame that is not of Python's own library: "spin (train.py:12)"
     waits: str  # the frame in which it waits for others, or may; "": it does not
     surely: bool  # it does wait for others, or does not
+    frames: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()  # of its other threads
+    talks: bool = False  # one of those does network requests, or runs a program
+
+
+class Used(Struct, frozen=True, gc=False):
+    """By one process since its start. A sleep: a thread gave its CPU away."""
+
+    cpu_s: float
+    main_cpu_s: float  # by its main thread
+    helpers_cpu_s: float  # by its descendants, those included that it has waited for
+    io_bytes: float
+    sleeps: float  # of its main thread
+    all_sleeps: float
+
+
+class Head(Struct, frozen=True, gc=False):
+    """The first line. `pid` 0: gone."""
+
+    number: int
+    pid: int = 0
+    channel: str = ""  # where in the kernel it waits
+    used: Used | None = None  # None: not told
+    places: int = 0  # in the program in which samples have seen the main thread; 0: not sampled
+
+
+def read_head(text: str) -> Head | None:
+    """None: not the text of a rank."""
+    head = _RANK.match(text)
+    if head is None:
+        return None
+    used, places = _USED.search(head["more"]), _PLACES.search(head["more"])
+    return Head(
+        int(head.group(1)),
+        int(head["pid"] or 0),
+        head["channel"] or "",
+        Used(*map(float, used.groups())) if used else None,
+        int(places.group(1)) if places else 0,
+    )
 
 
 def read(text: str) -> Stack | None:
     """None: not the Python stack of a rank."""
     head = _RANK.match(text)
-    frames = _main_thread(text.splitlines()) if head else []
+    frames, others = _threads(text.splitlines()) if head else ([], [])
     if head is None or not frames:
         return None
     inner = takewhile(lambda frame: _LIBRARY.search(frame["file"]), frames)
     waits = next((frame for frame in inner if _is_wait(frame)), None)
     place = next((frame for frame in frames if not _is_standard(frame)), frames[0])
     sure = _is_sure(waits) if waits else _LOADS.search(place["file"]) is not None
-    return Stack(int(head.group(1)), place[0].strip(), waits[0].strip() if waits else "", sure)
+    return Stack(
+        int(head.group(1)),
+        place[0].strip(),
+        waits[0].strip() if waits else "",
+        sure,
+        tuple(frame[0].strip() for frame in frames),
+        tuple(frame[0].strip() for frame in others),
+        any(_TALKS.search(frame["file"]) for frame in others),
+    )
 
 
-def _main_thread(lines: Sequence[str]) -> list[re.Match[str]]:
-    """The frames of the main thread, else of the first, innermost first."""
+def _threads(lines: Sequence[str]) -> tuple[list[re.Match[str]], list[re.Match[str]]]:
+    """The frames of the main thread, else of the first, innermost first; and those of all others."""
     threads: list[tuple[str, list[re.Match[str]]]] = []
     for line in lines:
         if (thread := _THREAD.match(line)) is not None:
             threads.append((thread.group("name") or "", []))
         elif threads and (frame := _FRAME.match(line)) is not None:
             threads[-1][1].append(frame)
-    named = [frames for name, frames in threads if name == "MainThread"]
-    return (named or [frames for _, frames in threads] or [[]])[0]
+    threads.sort(key=lambda thread: thread[0] != "MainThread")
+    if not threads:
+        return [], []
+    return threads[0][1], [frame for _, frames in threads[1:] for frame in frames]
 
 
 def _is_standard(frame: re.Match[str]) -> bool:

@@ -95,6 +95,7 @@ class JobTiming:
             self.ranks[report.rank] = rank
         rank.caught_up = report.caught_up
         rank.log_problem = report.log_problem
+        rank.unsure = report.unsure
         if report.alive_s is not None:
             self.hang.signed(report.alive_s)
         if report.workers:

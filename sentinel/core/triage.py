@@ -12,7 +12,7 @@ from msgspec import structs
 from sentinel.core.health import Finding, Severity
 from sentinel.core.model import Cause, Failure, Restartable, Symptom, Verdict
 from sentinel.core.now import Now
-from sentinel.core.reports import LogMatch, RankExit
+from sentinel.core.reports import SIGNAL_OFFSET, LogMatch, RankExit
 from sentinel.core.signals import TimingSignal, names
 from sentinel.core.triage_case import (
     CLASS_OF_SYMPTOM,
@@ -38,10 +38,12 @@ from sentinel.core.triage_launcher import (
 from sentinel.core.triage_node import by_network, by_node, by_stuck_process, named_network
 from sentinel.core.triage_past import weigh_past
 from sentinel.core.triage_rows import AGREED, FailureClass, Row
+from sentinel.core.triage_said import SURVIVED, clause_of, survived
 from sentinel.core.triage_words import worded
 
 __all__ = ["AGREED", "FailureClass", "triage"]
 
+SIGKILL = 9
 # Lines and exits this close belong to one event: a poll of the log, the teardown of a rank.
 MOMENT_S = 2.0
 # An exception this soon after a message that others are gone is about that.
@@ -144,7 +146,13 @@ def _earliest_root(case: Case) -> Why | None:
     for exit_ in case.lost:
         named = _named_by_oom(exit_, case)
         if exit_.oom_killed or named is not None:
-            why = Why(cls=case.failures["host-oom"], rank=exit_.rank)
+            its_own = _sigkilled(exit_)
+            clause = (
+                ""
+                if its_own
+                else f"the kernel killed one of its processes ({exit_.describe()}): memory ran out"
+            )
+            why = Why(cls=case.failures["host-oom"], rank=exit_.rank, clause=clause)
             return why if named is None else of_worker(why, case.worker_of_pid(named))
     rows = [row for row in _roots(case) if not _torn_down(row, case) and not _told_to_end(row, case)]
     deaths = [
@@ -160,6 +168,7 @@ def _earliest_root(case: Case) -> Why | None:
     rows = [row for row in rows if row.match.rank not in killed or row.cls.restart is Restartable.YES]
     dead = {rank for _, rank, _ in deaths}  # no exception ends in a signal
     rows = [row for row in rows if row.match.rank not in dead or row.cls.role == "root"]
+    rows = [row for row in rows if not survived(row, rows, dead, case)]
     first_row = rows[0] if rows else None
     first_death = deaths[0] if deaths else None
     if first_row and (first_death is None or _at(first_row, case) <= first_death[0]):
@@ -167,6 +176,7 @@ def _earliest_root(case: Case) -> Why | None:
             cls=first_row.cls,
             rank=first_row.match.rank,
             entity=_entity_if_unclear(first_row.cls, first_row.match.rank, case),
+            clause=clause_of(first_row, case),
         )
         return named_inner(why, first_row, case)
     if first_death is not None:
@@ -235,18 +245,28 @@ def _named_by_oom(exit_: RankExit, case: Case) -> int | None:
     """The process of this rank, or of its workers, whose pid the kernel's memory killer wrote into its log."""
     codes = case.failures["host-oom"].codes
     named = (f.pid for f in case.findings if f.code in codes and case.rank_of_pid(f.pid) == exit_.rank)
-    return next(named, None)
+    # A rank that ended otherwise was not killed: such a pid is one of another time, or of another machine.
+    return next((pid for pid in named if case.worker_of_pid(pid) is not None or _sigkilled(exit_)), None)
+
+
+def _sigkilled(exit_: RankExit) -> bool:
+    return exit_.unknown or exit_.signal == SIGKILL or exit_.code == SIGNAL_OFFSET + SIGKILL
 
 
 def _roots(case: Case) -> list[Row]:
-    """Root lines. A generic one (a bare exception) counts only where its rank says nothing better."""
+    """Root lines. A generic one (a bare exception) counts only where its rank says nothing better, and of one line the
+    rule that stands first."""
     told: dict[int, list[Row]] = {}
     for row in case.rows:
         told.setdefault(row.match.rank, []).append(row)
     found = []
+    first: dict[tuple[int, str], FailureClass] = {}
     for row in case.rows:
         own = told[row.match.rank]
-        if row.cls.role == "root" or (row.cls.role == "generic" and not _better_said(row, own)):
+        if row.cls.role == "root":
+            if first.setdefault((row.match.rank, row.match.line), row.cls) is row.cls:
+                found.append(row)
+        elif row.cls.role == "generic" and not _better_said(row, own):
             found.append(row)
     return found
 
@@ -259,7 +279,7 @@ def _better_said(generic: Row, own: Sequence[Row]) -> bool:
         later_s = row.match.at_s - generic.match.at_s
         if row.match.line == generic.match.line and (row.cls.role != "generic" or _says_more(row, generic)):
             return True
-        if row.cls.role == "generic" or row.cls.id == REPORT:
+        if row.cls.role == "generic" or row.cls.id == REPORT or (k < place and row.cls.id in SURVIVED):
             continue
         if row.cls.role == "root" and abs(later_s) <= MOMENT_S:
             return True

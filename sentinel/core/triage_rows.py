@@ -49,6 +49,9 @@ AGREED = frozenset(
         "not-found",
         "network",
         "user-exit",
+        "unreachable",
+        "port-in-use",
+        "locked-memory",
         # what a pod tells: core/pod_end.py, core/pod_wait.py
         "pod-preempted",
         "pod-evicted",

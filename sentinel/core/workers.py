@@ -12,7 +12,7 @@ STOPPED = {
     "D": "stuck in the kernel",
     "Z": "a zombie",
 }
-# Who prints a tenth as often as the others is not behind them.
+# Who prints half as often as the others is not behind them.
 ALIKE = 0.5
 
 
@@ -49,6 +49,10 @@ class Workers:
         """Has it started several?"""
         return len(self._known.get(rank, ())) > 1
 
+    def running(self, rank: int) -> int:
+        """How many of those that it has started are seen to run."""
+        return sum(bool(one.pid) and not _gone(one) for _, one in self._all([rank]))
+
     def pids(self) -> dict[int, tuple[int, int]]:
         """Of each process that is, or was, a worker: its launcher, and its number."""
         return {one.pid: (rank, one.number) for rank, one in self._all(self._known) if one.pid}
@@ -67,6 +71,10 @@ class Workers:
             rank, one = stopped[0]
             return Found(rank, one.number, f"{self._called(rank, one)} is {STOPPED[one.state]}")
         return self._behind(known)
+
+    def halted(self, ranks: Collection[int]) -> bool:
+        """A signal has stopped one of them."""
+        return any(one.state == "T" for _, one in self._all(ranks))
 
     def gone(self, ranks: Collection[int]) -> list[str]:
         """Who has ended while its launcher has not. It may have been through: that blames nobody."""

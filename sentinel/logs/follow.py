@@ -4,6 +4,7 @@ With nothing new a poll costs one fstat of the open descriptor and one stat of t
 """
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -13,10 +14,15 @@ from pathlib import Path
 import structlog
 from msgspec import Struct
 
-from sentinel.logs.punch import punch_hole
+from sentinel.logs.punch import hold_room, punch_hole
 
 log = structlog.get_logger(__name__)
 
+BEHIND = "it is written faster than it is read: until that is over it takes more on disk than keepBytes"
+FULL = (
+    "its disk is full: the oldest of it is dropped as far as it was read, so that the job can go on writing"
+)
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 TAIL_BYTES = 32  # of what was read last, to see that a file grew and was not written anew
 # What rotation appends to a name: ".1", "-20250413", ".20240101-120000"; compressed files cannot be read on
 _ROTATED = re.compile(r"[.-][0-9][0-9T_.:-]{0,40}")
@@ -45,10 +51,15 @@ class Follower:
         path: str | os.PathLike[str],
         position: FilePosition | None = None,
         keep_bytes: int | None = None,
+        ahead_bytes: int = 0,
     ) -> None:
+        """`ahead_bytes`: room that its writer finds taken on a disk that has filled up."""
         self._path = os.fspath(path)
         self._resume = position
         self._keep_bytes = keep_bytes
+        self._ahead_bytes = ahead_bytes
+        self._held_end = self._size = 0
+        self._full_problem = ""
         self._fd = -1
         self._stat_key = (0, 0)  # device, inode of the open file
         self._queue: list[str] = []  # rotated files that come before the path itself
@@ -57,6 +68,7 @@ class Follower:
         self._moved_polls = 0
         self._punched = 0
         self._hole_problem = ""
+        self._behind_problem = ""
         self._problem = "not there yet"
         self.offset = 0
         self.at_end = False
@@ -64,7 +76,9 @@ class Follower:
 
     @property
     def problem(self) -> str:
-        return "; ".join(filter(None, (self._problem, self._hole_problem)))
+        return "; ".join(
+            filter(None, (self._problem, self._hole_problem, self._behind_problem, self._full_problem))
+        )
 
     def read(self, limit_bytes: int) -> bytes:
         """The next bytes, at most `limit_bytes`. Never raises OSError: `problem` says what happened."""
@@ -83,6 +97,7 @@ class Follower:
             return b""
         status = os.fstat(self._fd)
         size, self._mtime_ns = status.st_size, status.st_mtime_ns
+        self._size = size
         if size != self.offset and not self._grew(size):
             log.info("log_truncated", path=self._path, read_bytes=self.offset, size_bytes=size)
             self._problem, self.switched = "truncated", True
@@ -91,6 +106,8 @@ class Follower:
             return self._nothing_new(status)
         data = os.pread(self._fd, min(limit_bytes, size - self.offset), self.offset)
         self.offset += len(data)
+        unread_bytes = size - self.offset
+        self._behind_problem = BEHIND if self._keep_bytes and unread_bytes > self._keep_bytes else ""
         self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
         self._moved_polls = 0
         self.at_end = self.offset >= size and not self._queue
@@ -164,15 +181,17 @@ class Follower:
     def _open(self, path: str, offset: int, missing_is_problem: bool = False) -> bool:
         flags = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
         try:
-            fd = os.open(path, flags | (os.O_RDWR if self._keep_bytes else os.O_RDONLY))
+            fd = os.open(path, flags | (os.O_RDWR if self._keep_bytes or self._ahead_bytes else os.O_RDONLY))
         except FileNotFoundError:
             if missing_is_problem and self._problem != "vanished":
                 self._problem = "not there yet"
             return False
         except OSError as error:
-            if not self._keep_bytes:
+            if not self._keep_bytes and not self._ahead_bytes:
                 raise
-            self._stop_punching(error)
+            self._ahead_bytes = 0
+            if self._keep_bytes:
+                self._stop_punching(error)
             fd = os.open(path, flags | os.O_RDONLY)
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -185,6 +204,7 @@ class Follower:
         self._problem = ""
         self._moved_polls = 0
         if offset:
+            self._held_end = 0
             self.offset = offset
             before = min(TAIL_BYTES, offset)
             self._tail = os.pread(fd, before, offset - before)
@@ -195,6 +215,7 @@ class Follower:
 
     def _start_at_data(self, size: int) -> None:
         """Skip a hole at the beginning: a writer that does not append leaves one after a truncation."""
+        self._held_end = 0
         self.offset = 0
         if size:
             with contextlib.suppress(OSError):
@@ -268,7 +289,8 @@ class Follower:
         )
 
     def free_behind(self, behind_bytes: int) -> None:
-        """Give back blocks so that at most `keep_bytes` of what was read stay on the disk."""
+        """Give back blocks so that at most `keep_bytes` of what was read stay on the disk; hold some for the writer."""
+        self._hold_ahead(behind_bytes)
         if not self._keep_bytes or self._hole_problem or self._fd < 0:
             return
         consumed = self.offset - behind_bytes
@@ -280,6 +302,34 @@ class Follower:
             self._punched = punch_hole(self._fd, self._punched, end)
         except OSError as error:
             self._stop_punching(error)
+
+    def _hold_ahead(self, behind_bytes: int) -> None:
+        """A program that prints dies of a full disk: so the blocks of its next lines are always taken, in the end in
+        place of its oldest ones."""
+        if not self._ahead_bytes or self._fd < 0 or self._held_end - self._size > self._ahead_bytes // 2:
+            return
+        try:
+            hold_room(self._fd, self._size, self._ahead_bytes)
+            self._full_problem = ""
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                self._ahead_bytes = 0  # not on this file system
+                return
+            self._full_problem = FULL
+            end = min(self.offset - behind_bytes - TAIL_BYTES, self._punched + 4 * self._ahead_bytes)
+            try:
+                self._punched = punch_hole(self._fd, self._punched, end)
+                hold_room(self._fd, self._size, self._ahead_bytes)
+            except OSError:
+                return  # the next look tries again
+        self._held_end = self._size + self._ahead_bytes
+
+    def give_back(self) -> None:
+        """The writer has ended: what was held for it is free. Whoever still wrote could lose a line."""
+        if self._held_end > self._size and self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size)
+        self._held_end = 0
 
     def _stop_punching(self, error: OSError) -> None:
         self._keep_bytes = None

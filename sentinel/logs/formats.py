@@ -3,11 +3,16 @@
 A job may tell the same iteration in several formats. Per rank one format is primary and makes the
 Iterations: the richest seen (hardware and end-to-end time, then end-to-end time, then a step number;
 among equals the earlier row). Lines of other formats only lend their step number to a primary line that
-has none. A primary that fell silent for SILENT_LINES lines of others gives way.
+has none. A primary that fell silent for SILENT_LINES lines of others gives way, a progress bar sooner.
+
+What is written by hand (`fallback`) counts only where no format of a known trainer does, and an epoch only
+where nothing finer does. Such a line may be a stray one, so that only a second one with a higher number
+makes an Iteration.
 """
 
 import contextlib
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +24,7 @@ from sentinel.logs.text import stamp_wall_s
 from sentinel.logs.writers import Writers
 
 SILENT_LINES = 50
+SILENT_BAR_LINES = 5  # the training's own bar is drawn between any two lines of the training
 COMEBACK_LINES = 3  # a format that gave way is primary again after so many of its lines in near succession
 NUMBER_LIMIT_DIGITS = 24
 MARK_BYTES = 80  # of a line, in which stands whose it is
@@ -31,16 +37,19 @@ class TimingRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One format. Named groups of `pattern`: step, total, epoch (integers; commas allowed), hardware_ms,
     hardware_s, e2e_ms, e2e_s, rate_per_s (iterations per second).
 
-    With `epoch` and `total` the step counts on across epochs. `progress_bar`: the same step may be drawn
-    again, and a shorter bar inside a longer one (an evaluation) is not training.
+    With `epoch` and `total` the step counts on across epochs; a format with `epoch` alone tells epochs only.
+    `fallback`: any other format that tells the job's iterations goes before it. `progress_bar`: the same step
+    may be drawn again, and a shorter bar inside a longer one (an evaluation) is not training.
     """
 
     id: str
     pattern: str
     literal: str  # a string that every match contains
+    hint: str = ""  # a short pattern that every line has, where the literal is so common that it says little
     source: str
     unless: str = ""  # a line that matches this too is none of this format
     progress_bar: bool = False
+    fallback: bool = False
     first_epoch: int = 1
 
 
@@ -63,8 +72,10 @@ class Format:
         self.groups = _group_names(row.pattern)
         has_hardware = bool({"hardware_ms", "hardware_s"} & set(self.groups))
         has_e2e = bool({"e2e_ms", "e2e_s", "rate_per_s"} & set(self.groups))
-        self.has_step = "step" in self.groups
-        self.rank = (2 * has_e2e + has_hardware, self.has_step, -index)
+        self.epochs_only = "epoch" in self.groups and "step" not in self.groups
+        self.sure = not (row.fallback or self.epochs_only)
+        worth = 2 if self.sure else 0 if self.epochs_only else 1
+        self.rank = (worth, 2 * has_e2e + has_hardware, "step" in self.groups, -index)
         pair = self.groups == ("hardware_ms", "e2e_ms") and not (row.unless or row.progress_bar)
         quick = quick_pattern(row.pattern) if pair else None
         self._quick = re.compile(quick + rb"[^\n]*+") if quick else None  # one match in a line
@@ -100,8 +111,8 @@ class Format:
                     numbers[name] = float(digits)
             except ValueError:
                 return None  # "1.2.3": looks like the format and is not
-        step, total = counts.get("step"), counts.get("total")
-        if step is not None and total is not None and "epoch" in counts:
+        step, total = counts.get("epoch" if self.epochs_only else "step"), counts.get("total")
+        if step is not None and total is not None and "epoch" in counts and not self.epochs_only:
             step += total * max(0, counts["epoch"] - self.row.first_epoch)
         e2e_ms = _milliseconds(numbers, "e2e")
         if e2e_ms is None and numbers.get("rate_per_s"):
@@ -117,10 +128,14 @@ class Format:
         except ValueError:
             return None
 
-    def lines(self, text: bytes) -> Iterator[tuple[int, Values]]:
-        """(offset of the line, its numbers) for every line of this format."""
+    def lines(self, text: bytes, known: Sequence[tuple[int, int]] = ()) -> Iterator[tuple[int, Values]]:
+        """(offset of the line, its numbers) for every line of this format outside `known` spans of whole lines."""
         pos = text.find(self.literal)
         while pos >= 0:
+            span = bisect_right(known, (pos, len(text))) - 1
+            if span >= 0 and pos < known[span][1]:
+                pos = text.find(self.literal, known[span][1])
+                continue
             line_start = text.rfind(b"\n", 0, pos) + 1
             line_end = text.find(b"\n", pos)
             if line_end < 0:
@@ -141,6 +156,7 @@ class FormatState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_number: int | None = None
     bar_total: int = 0
     silent: int = 0
+    unsure: dict[str, int | None] = {}  # formats of which one line came -> its number
 
 
 class TimingParser:
@@ -158,6 +174,7 @@ class TimingParser:
         self._bar_total = 0
         self._retired: dict[int, tuple[int, int]] = {}  # format -> (line count when last seen, times)
         self._lines = 0
+        self._unsure: dict[str, int | None] = {}
         self.writers = Writers()
         self.left_out = 0  # lines of iterations that another rank had told; taken by the reader
         self.progress: dict[int, Worker] = {}  # where several mark their lines: what each told last
@@ -166,6 +183,12 @@ class TimingParser:
             self._last_step, self._lent_step = state.last_step, state.lent_step
             self._bar_total, self._silent = state.bar_total, state.silent
             self._numbered_after, self._last_number = state.numbered_after, state.last_number
+            self._unsure = dict(state.unsure)
+
+    @property
+    def unsure(self) -> bool:
+        """Are its iterations told in no format of a known trainer?"""
+        return self._primary is not None and not self._primary.sure
 
     @property
     def state(self) -> FormatState:
@@ -177,6 +200,7 @@ class TimingParser:
             last_number=self._last_number,
             bar_total=self._bar_total,
             silent=self._silent,
+            unsure=dict(self._unsure),
         )
 
     def feed(
@@ -206,9 +230,17 @@ class TimingParser:
                     self._last_step = None
                 return quick
         found: dict[int, list[tuple[Format, Values]]] = {}
-        for form in present:
-            for line_start, values in form.lines(text):
+        told: list[tuple[int, int]] = []  # lines of which no poorer format could tell more
+        for form in sorted(present, key=lambda form: form.rank, reverse=True):
+            if form.epochs_only:  # they lend nothing
+                told = _spans(text, sorted(found), [])
+            news: list[int] = []
+            for line_start, values in form.lines(text, told):
                 found.setdefault(line_start, []).append((form, values))
+                if values.step is not None:
+                    news.append(line_start)
+            if news and form is not present[-1]:
+                told = _spans(text, news, told)
         iterations: list[Iteration] = []
         for line_start in sorted(found):
             iteration = self._line(found[line_start], at_s)
@@ -238,7 +270,7 @@ class TimingParser:
         """One line; several formats may know it, then the richest counts."""
         form, values = max(candidates, key=lambda candidate: candidate[0].rank)
         if len(candidates) > 1 and values.step is None:
-            lent = next((v.step for _, v in candidates if v.step is not None), None)
+            lent = next((v.step for f, v in candidates if v.step is not None and not f.epochs_only), None)
             if lent is not None:
                 values = Values(lent, values.total, values.hardware_ms, values.e2e_ms)
         self._lines += 1
@@ -250,8 +282,8 @@ class TimingParser:
         step = values.step
         if step is None:
             step, self._lent_step = self._lent_step, None
-        elif form.row.progress_bar and step == self._last_step:
-            return None  # drawn again
+        elif (form.row.progress_bar or form.row.fallback) and step == self._last_step:
+            return None  # drawn again, or told for another part of the step
         self._last_step = step
         return Iteration(at_s, step, values.hardware_ms, values.e2e_ms)
 
@@ -259,13 +291,18 @@ class TimingParser:
         """A line of another format than the primary: does its Iteration count?"""
         primary = self._primary
         if primary is None:
-            self._primary = form
-            self._numbered_after = values.step is None
+            if not form.sure and not self._is_second(form, values):
+                return False
+            self._primary, self._unsure = form, {}
+            if values.step is not None:
+                self._lent_step = None
+            self._numbered_after = values.step is None and self._lent_step is None
             return True
         richer = form.rank > primary.rank and self._may_return(form)
         self._silent += 1
-        if not richer and self._silent <= SILENT_LINES:
-            if values.step is not None:
+        finer = primary.row.progress_bar and not form.row.progress_bar and not form.epochs_only
+        if not richer and self._silent <= (SILENT_BAR_LINES if finer else SILENT_LINES):
+            if values.step is not None and not form.epochs_only:
                 self._lend(values.step)
             return False
         if not richer:
@@ -275,6 +312,16 @@ class TimingParser:
         self._numbered_after, self._last_number = False, None
         # the poorer format has just told this same iteration: it must not count twice
         return not told
+
+    def _is_second(self, form: Format, values: Values) -> bool:
+        """Of a format that may be none: has such a line come before, with a lower number?"""
+        first = self._unsure.get(form.row.id)
+        if form.row.id in self._unsure and (first is None or values.step is None or values.step > first):
+            return True
+        self._unsure[form.row.id] = values.step
+        if values.step is not None and not form.epochs_only:
+            self._lend(values.step)
+        return False
 
     def _lend(self, number: int) -> None:
         """A line of another format named the step: of this iteration, or of the one just told, whose next one
@@ -306,10 +353,22 @@ class TimingParser:
         return True
 
 
+def _spans(text: bytes, starts: list[int], others: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The lines that begin at `starts`, and `others`, as spans without a gap between neighbours, in order."""
+    spans: list[tuple[int, int]] = []
+    lines = [(start, text.find(b"\n", start) + 1 or len(text)) for start in starts]
+    for start, end in sorted(lines + others) if others else lines:
+        if spans and spans[-1][1] == start:
+            spans[-1] = (spans[-1][0], end)
+        else:
+            spans.append((start, end))
+    return spans
+
+
 def check_row(row: TimingRow) -> list[str]:
     """What is wrong with a row."""
     problems = []
-    for name, pattern in (("pattern", row.pattern), ("unless", row.unless)):
+    for name, pattern in (("pattern", row.pattern), ("unless", row.unless), ("hint", row.hint)):
         problem = check_pattern(pattern) if pattern or name == "pattern" else None
         if problem:
             problems.append(f"{name}: {problem}")

@@ -1,4 +1,4 @@
-"""Giving back the disk blocks of a log that was read: its size stays, its use of the disk is bounded."""
+"""Disk blocks of a log: those that were read are given back, those that it needs next are taken; its size stays."""
 
 import ctypes
 import os
@@ -26,8 +26,17 @@ def punch_hole(fd: int, start: int, end: int) -> int:
     last = end // BLOCK_BYTES * BLOCK_BYTES
     if last <= first:
         return start
-    result = _fallocate()(fd, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(first), ctypes.c_int64(last - first))
-    if result != 0:
+    _call(fd, _KEEP_SIZE | _PUNCH_HOLE, first, last - first)
+    return last
+
+
+def hold_room(fd: int, start: int, length_bytes: int) -> None:
+    """Take the blocks that a writer who appends needs next; `start` is the end of the file. Raises OSError: ENOSPC,
+    EOPNOTSUPP where the file system cannot, EBADF where `fd` is not open for writing."""
+    _call(fd, _KEEP_SIZE, start, length_bytes)
+
+
+def _call(fd: int, mode: int, start: int, length_bytes: int) -> None:
+    if _fallocate()(fd, mode, ctypes.c_int64(start), ctypes.c_int64(length_bytes)) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    return last

@@ -8,11 +8,12 @@ from typing import Protocol
 from msgspec import Struct
 
 from sentinel.core.now import Now
-from sentinel.core.reports import Iteration, LogMatch, Worker
+from sentinel.core.reports import LOSS_LOST, Iteration, LogMatch, Worker
 from sentinel.logs.cri import CriDecoder
 from sentinel.logs.follow import FilePosition, Follower
 from sentinel.logs.formats import FormatState, TimingParser
 from sentinel.logs.life import Life, Sign
+from sentinel.logs.losses import Losses
 from sentinel.logs.match import LINE_LIMIT_BYTES
 from sentinel.logs.ruleset import RuleSet
 from sentinel.logs.text import plain, shown, stamp_wall_s
@@ -20,6 +21,7 @@ from sentinel.logs.writers import MAX_EXPECTED
 
 READ_BYTES = 1 << 18  # at once: twice as fast as 1 MiB, since it stays in the CPU's cache
 POLL_BYTES = 1 << 19  # in one poll, so that one flood keeps the others waiting for a few milliseconds only
+NAN = "nan-loss"  # the class of lines whose loss is no number
 KEPT_FIRST = 3  # matches of one rule kept of a batch: the first ones, and the last
 
 
@@ -44,6 +46,7 @@ class LogBatch(Struct, kw_only=True):
     caught_up: bool  # the log was read to its end
     problem: str  # "" or a degraded mode in words: "not there yet", "truncated", "vanished", ...
     workers: dict[int, Worker]  # of a launcher, whose ranks mark their lines: what each told last
+    unsure: bool = False  # its iterations are told in no format of a known trainer
     told_again: int = 0  # lines of iterations that another rank of the launcher had told
     sign: Sign = Sign.NONE  # that the program gets on, though no iteration was told
     stamps: list[float | None] | None = None  # of each Iteration: its line's own time stamp, Unix seconds
@@ -78,13 +81,15 @@ class RankLog:
         *,
         position: Position | None = None,
         keep_bytes: int | None = None,
+        ahead_bytes: int = 0,
         cri: bool = False,
         rank: int = 0,
         incarnation: int = 0,
         stamps: bool = False,
         source: Source | None = None,
     ) -> None:
-        """`keep_bytes`: punch holes behind the reader. `stamps`: also parse the stamps of timing lines (replay).
+        """`keep_bytes`: punch holes behind the reader. `ahead_bytes`: hold room for the writer. `stamps`: also parse
+        the stamps of timing lines (replay).
 
         `source`: read from there instead of following `path`.
         """
@@ -92,10 +97,13 @@ class RankLog:
         self._rank = rank
         self._incarnation = incarnation
         self._stamps = stamps
-        self._follower: Source = source or Follower(path, position.file if position else None, keep_bytes)
+        self._follower: Source = source or Follower(
+            path, position.file if position else None, keep_bytes, ahead_bytes
+        )
         self._timing = TimingParser(ruleset.formats, position.format if position else None)
         self._cri = CriDecoder(position.cri_pending if position else None) if cri else None
         self._life = Life()
+        self._losses = Losses(ruleset.formats)
         self._rest = b""  # the line whose end has not come
         self._dropping = position.dropping if position else False
         self._iterations = position.iterations if position else 0
@@ -156,6 +164,7 @@ class RankLog:
             self._take(self._unfinished(), now, batch)
         batch.workers, self._timing.progress = self._timing.progress, {}
         batch.told_again, self._timing.left_out = self._timing.left_out, 0
+        batch.unsure = self._timing.unsure
         if signs and newest and not batch.iterations:
             batch.sign = self._life.look(newest)
         if pieces:
@@ -170,7 +179,10 @@ class RankLog:
         """Its lines begin with `3: `, the number of the rank."""
         self._timing.writers.labelled = True
 
-    def close(self) -> None:
+    def close(self, *, ended: bool = False) -> None:
+        """`ended`: nobody writes any more."""
+        if ended and isinstance(self._follower, Follower):
+            self._follower.give_back()
         self._follower.close()
 
     # ------------------------------------------------------------ lines
@@ -230,6 +242,23 @@ class RankLog:
             starts = self._match(text, rules, now, batch)
             if batch.after is not None:
                 batch.after += [before + bisect_left(offsets, start) for start in starts]
+        if self._losses.watching or any(self._rules.rules[index].failure == NAN for index, _ in rules):
+            self._look_at_losses(text, now, batch)
+
+    def _look_at_losses(self, text: bytes, now: Now, batch: LogBatch) -> None:
+        for lost in self._losses.look(text, self._timing.writers.expected):
+            match = LogMatch(
+                rule=LOSS_LOST,
+                failure=NAN,
+                rank=self._rank,
+                incarnation=self._incarnation,
+                at_s=now.mono_s,
+                line=shown(lost.line),
+                step=lost.step,
+            )
+            batch.matches.append(match)
+            if batch.after is not None:
+                batch.after.append(len(batch.iterations))
 
     def _match(self, text: bytes, present: list[tuple[int, int]], now: Now, batch: LogBatch) -> list[int]:
         """The offsets of the lines that were kept."""

@@ -15,7 +15,9 @@ from sentinel.rules import RuleError, data_dir, load_rows
 
 
 class RuleRow(LogRule, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A log rule as written in a file."""
+    """A log rule as written in a file. A line that `unless` is found in too does not mean it."""
+
+    unless: str = ""
 
 
 class IgnoreRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,9 +44,14 @@ class RuleSet:
         self._owned = frozenset(index for index, rule in enumerate(self.rules) if rule.id in owned)
         self.formats = tuple(Format(row, index) for index, row in enumerate(timing))
         self.patterns = tuple(LinePattern(rule.pattern, rule.literal) for rule in self.rules)
+        self._unless = {
+            index: LinePattern(rule.unless)
+            for index, rule in enumerate(self.rules)
+            if isinstance(rule, RuleRow) and rule.unless
+        }
         self.ignores = tuple(LinePattern(row.pattern) for row in ignores)
         expressions = [as_bytes(rule.pattern) for rule in self.rules]
-        expressions += [as_bytes(re.escape(form.row.literal)) for form in self.formats]
+        expressions += [as_bytes(form.row.hint or re.escape(form.row.literal)) for form in self.formats]
         self.scanner = Scanner(expressions, cache_dir)
 
     def present(self, text: bytes) -> tuple[list[tuple[int, int]], list[Format]]:
@@ -60,7 +67,10 @@ class RuleSet:
         return rules, [self.formats[index] for index in sorted(formats)]
 
     def ignored(self, line: bytes, rule: int) -> bool:
-        """Is what rule number `rule` found in `line` only advice?"""
+        """Is what rule number `rule` found in `line` only advice, or something else?"""
+        unless = self._unless.get(rule)
+        if unless is not None and unless.matches(line):
+            return True
         if rule in self._owned:
             return False
         rest = line
@@ -137,9 +147,10 @@ def _rule_problems(where: str, rule: LogRule) -> list[str]:
     problems = []
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", rule.id):
         problems.append(f"{where}.id: {rule.id!r} is not made of a-z, 0-9 and -")
-    problem = check_pattern(rule.pattern)
-    if problem:
-        problems.append(f"{where}.pattern: {problem}")
+    unless = rule.unless if isinstance(rule, RuleRow) else ""
+    for name, pattern in (("pattern", rule.pattern), ("unless", unless)):
+        if (pattern or name == "pattern") and (problem := check_pattern(pattern)):
+            problems.append(f"{where}.{name}: {problem}")
     if not re.fullmatch(r"(activity:)?[a-z0-9][a-z0-9-]{0,62}", rule.failure):
         problems.append(f"{where}.failure: {rule.failure!r} is neither a failure class nor activity:NAME")
     return problems

@@ -143,7 +143,7 @@ def _what(incident: Incident) -> str:
         case Symptom.RANK_LOST:
             return "a rank was lost" if verdict.rank is None else f"{rank} was lost"
         case Symptom.HANG:
-            return f"{rank} hung"
+            return f"{rank} makes no iterations" if incident.reason == "MayBeWell" else f"{rank} hung"
         case Symptom.SLOW:
             return "steps became slow"
         case Symptom.STARVED:
@@ -152,6 +152,8 @@ def _what(incident: Incident) -> str:
             return f"{'a rank' if verdict.rank is None else rank} fell behind its peers"
         case Symptom.FINDING:
             return f"a finding on {clean(verdict.entity, 60) or 'this machine'}"
+        case Symptom.DIVERGED:
+            return "the loss became NaN or infinite"
         case Symptom.START_FAILED:
             return "a start failed"
         case Symptom.RESIZE:
@@ -191,13 +193,18 @@ def _headline(incident: Incident, job: ProtectedJob, stage: Stage) -> str:
     if incident.phase == Phase.ENDED or asked:
         state = incident.end_state or job.state
         return f"{state.value} - {clean(incident.reason, 60) or what}"
-    if incident.phase == Phase.KEPT_RUNNING and incident.reason:
+    if incident.phase == Phase.KEPT_RUNNING and incident.reason and not _only_told(incident):
         return f"{what} ({cause}) - still running, {clean(incident.reason, 60)}"
     return f"{what} ({cause})"
 
 
 _LABEL = {Stage.STARTED: "Recovering", Stage.RECOVERED: "Recovered", Stage.GAVE_UP: "Gave up"}
 _TONE = {Stage.STARTED: "busy", Stage.RECOVERED: "good", Stage.GAVE_UP: "bad"}
+
+
+def _only_told(incident: Incident) -> bool:
+    """It may be told of a job that has just ended well, too."""
+    return incident.verdict.symptom == Symptom.DIVERGED
 
 
 def _ended_well(incident: Incident) -> bool:
@@ -296,7 +303,7 @@ def _advice(incident: Incident, job: ProtectedJob, stage: Stage) -> str:
     elif incident.phase == Phase.ENDED:
         then = "" if _ended_well(incident) else "The job has ended and will not be started again."
     else:
-        then = "The job was left running."
+        then = "" if _only_told(incident) else "The job was left running."
     return " ".join(part for part in (then, own) if part)
 
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 from sentinel import __version__
 from sentinel.core.budget import restarts_left
 from sentinel.core.health import Finding
+from sentinel.core.job_findings import concerning
 from sentinel.core.model import Incident, JobEvent, JobState, ProtectedJob, ProvedCheckpoint
 from sentinel.core.now import Now
 from sentinel.core.picture import JobPicture
@@ -118,16 +119,20 @@ def build_view(
     events: Iterable[JobEvent] = (),
     ranks: Iterable[RankRow] = (),
     findings: Iterable[Finding] = (),
+    processes: Iterable[int] = (),
+    groups: Iterable[str] = (),
     degraded: Iterable[str] = (),
     protector: Protector | None = None,
 ) -> View:
-    """Join a job's records with its live numbers. Pure.
+    """Join a job's records with its live numbers. Pure. `processes`: pids of the job's besides those of `ranks`;
+    `groups`: the control groups of its processes, where known.
 
     The job's own numbers are those of its slowest rank: the ranks of one job step together, and the
     slowest one is the pace. `boot_id` is this machine's: the start of an incarnation that ran in an
     earlier boot is not comparable with `now` and is left out.
     """
     rows, incidents = tuple(sorted(ranks, key=lambda row: row.rank)), tuple(incidents)
+    pids = {*processes, *(row.pid for row in rows if row.pid is not None and not row.node)}
     run_s = job.run_s + _running_s(job, now, boot_id)
     slowest = max(
         (row for row in rows if _pace(row) is not None), key=lambda row: _pace(row) or 0, default=None
@@ -183,7 +188,9 @@ def build_view(
             sorted(incidents, key=lambda incident: (incident.opened_wall_s, incident.id), reverse=True)
         )[:MAX_INCIDENTS],
         events=tuple(sorted(events, key=lambda event: event.wall_s, reverse=True))[:MAX_EVENTS],
-        findings=tuple(sorted(findings, key=_worst_first))[:MAX_FINDINGS],
+        findings=tuple(sorted(concerning(job, findings, pids, incidents, tuple(groups)), key=_worst_first))[
+            :MAX_FINDINGS
+        ],
     )
 
 

@@ -274,3 +274,29 @@ sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_of_many_ended_jobs_the_newest_are_shown_and_how_many_more_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = LocalStore(tmp_path / "state.db")
+    jobs = [samples.job(name="llama-7b", created_wall_s=1.0)]  # runs, and is older than all the others
+    for number in range(25):
+        name = f"done-{number}"
+        jobs.append(
+            samples.job(name=name, state=JobState.SUCCEEDED, degraded=(), created_wall_s=100.0 + number)
+        )
+    store.save(jobs=jobs)
+    store.close()
+    assert run(tmp_path) == 0
+    shown = lines(capsys)
+    names = [line.split()[0] for line in shown if line.startswith(("done-", "llama"))]
+    assert names == ["llama-7b", *(f"done-{number}" for number in range(24, 4, -1))]
+    assert "5 more have ended: `sentinel status --all` shows them." in shown
+    assert run(tmp_path, "--all") == 0
+    shown = lines(capsys)
+    assert sum(line.startswith(("done-", "llama")) for line in shown) == 26
+    assert not any("more have ended" in line for line in shown)
+    assert run(tmp_path, "-o", "json") == 0
+    assert len(json.loads(capsys.readouterr().out)) == 26, "a program gets all"
+    assert run(tmp_path, "done-0") == 0

@@ -18,7 +18,17 @@ from sentinel.core.fleet_model import Mode
 from sentinel.core.fleet_settings import Allowance, FenceHook, FleetSettings, Limit, fleet_settings
 from sentinel.core.policy_model import Policy, Restart
 from sentinel.core.units import duration_text, parse_duration, parse_size, size_text
-from sentinel.settings import Caps, Disk, Mail, MountThresholds, Network, OwnerRule, Settings, Shape
+from sentinel.settings import (
+    Caps,
+    Disk,
+    EndedJobs,
+    Mail,
+    MountThresholds,
+    Network,
+    OwnerRule,
+    Settings,
+    Shape,
+)
 from tests.config.test_policy import FULL, HEAD, only
 
 SETTINGS_HEAD = "apiVersion: sentinel.dev/v1alpha1\nkind: Settings\n"
@@ -422,6 +432,7 @@ def test_every_field_of_the_core_can_be_written_and_is_in_the_reference() -> Non
         (Settings, ""),
         (Mail, "mail"),
         (Caps, "caps"),
+        (EndedJobs, "endedJobs"),
         (OwnerRule, "owners[]"),
         (Disk, "disk"),
         (MountThresholds, "disk.mounts[]"),

@@ -143,7 +143,15 @@ def test_three_failures_at_one_step_with_no_newer_checkpoint_are_given_up_early(
     newer = job(failures=twice, checkpoint=ProvedCheckpoint(step=39, proof="a line", wall_s=0.0))
     assert plan_after_stop(newer, of("user-exit"), 40, NOW).restart
     before = plan_after_stop(job(failures=(failed(None), failed(None))), of("user-exit"), None, NOW)
-    assert "before its first step" in before.sentence
+    assert "failed 3 times before its log told of a step after the start, with no newer" in before.sentence
+
+
+def test_a_job_that_made_steps_in_an_earlier_life_is_not_said_to_have_made_none() -> None:
+    twice = (failed(None), failed(None))
+    for best in (None, 40):  # None: its log may name none, and it made some all the same
+        said = plan_after_stop(job(failures=twice, best_step=best), of("user-exit"), None, NOW)
+        assert said.reason == "NoProgress"
+        assert "its first step" not in said.sentence
 
 
 def test_a_job_that_names_no_steps_and_ran_for_hours_between_its_failures_is_not_given_up_early() -> None:

@@ -32,7 +32,8 @@ from sentinel.core.now import Now
 from sentinel.core.picture import JobPicture
 from sentinel.core.policy import DAY_S, Decision, Feed, Finish, Nothing, Open, decide
 from sentinel.core.policy_model import Checkpoint, Elastic, Hang, Performance, Policy, Proof, Restart, Resume
-from sentinel.core.reports import Iteration, RankExit, RankReport
+from sentinel.core.reports import LOSS_LOST, Iteration, LogMatch, RankExit, RankReport
+from sentinel.core.stillness import Looks
 from sentinel.failures import failure_classes
 from tests.core import recovery_events as ev
 
@@ -243,6 +244,21 @@ def test_a_hang_is_only_told_where_the_policy_asks_for_no_more() -> None:
     decision = decide(picture, later)
     assert isinstance(decision, Open)
     assert (decision.kind, decision.reason) == (IncidentKind.NOTICE, "AlertOnly")
+
+
+def test_a_silence_that_may_be_no_hang_is_told_once_and_nothing_is_stopped() -> None:
+    picture, later = hung(rules())
+    picture.timing.hang.looks = Looks()
+    late = Now(later.mono_s + 1800, later.wall_s + 1800)
+    decision = decide(picture, late)
+    assert isinstance(decision, Open)
+    assert (decision.kind, decision.reason) == (IncidentKind.NOTICE, "MayBeWell")
+    assert decision.verdict.sentence.endswith(
+        "It may be well: nobody could look where its ranks stand. So it is not restarted; `hang.after` in the policy "
+        "names a time after which it is."
+    )
+    picture.told.add(decision.key)
+    assert decide(picture, late) == Nothing("AlreadyTold", decision.verdict.sentence)
 
 
 # ---------------------------------------------------------------- performance
@@ -535,6 +551,15 @@ def test_a_job_without_timing_lines_has_recovered_when_its_ranks_stay_up() -> No
     assert told.lost.steps is None
 
 
+def test_one_that_printed_iterations_before_has_recovered_when_it_does_so_again() -> None:
+    """Its log may be read later than its ranks come up."""
+    picture = verifying(best_step=None, failed_step=None)
+    steps(picture, 3, first=91)
+    picture.timing.start(picture.job.incarnation, picture.job.size, NOW)
+    later = Now(NOW.mono_s + 2 * picture.job.policy.verify_after_s, 0.0)
+    assert decide(picture, later).reason == "InProgress"
+
+
 def test_not_recovered_before_every_rank_is_up() -> None:
     picture = verifying()
     steps(picture, 3, first=91)
@@ -717,3 +742,47 @@ def test_the_exit_code_is_that_of_the_rank_to_blame() -> None:
     assert picture.exit_code(1) == 139
     assert picture.exit_code(None) == 7
     assert seen().exit_code(None) is None
+
+
+def lost_loss(step: int | None = 812) -> LogMatch:
+    line = f"step: {step}  loss: nan"
+    return LogMatch(
+        rule=LOSS_LOST, failure="nan-loss", rank=1, incarnation=1, at_s=900.0, line=line, step=step
+    )
+
+
+def test_a_loss_that_is_no_number_any_more_is_told_once_and_nothing_is_done() -> None:
+    picture = seen()
+    steps(picture, 30)
+    picture.add_match(lost_loss())
+    opened = decide(picture, NOW)
+    assert isinstance(opened, Open)
+    assert (opened.kind, opened.verdict.symptom, opened.verdict.failure) == (
+        IncidentKind.NOTICE,
+        Symptom.DIVERGED,
+        "nan-loss",
+    )
+    assert opened.verdict.sentence.startswith("The loss is NaN or infinite since step 812.")
+    assert opened.verdict.evidence == ("rank 1: step: 812  loss: nan",)
+    picture.told.add(opened.key)
+    picture.add_match(lost_loss(900))
+    assert isinstance(decide(picture, NOW), Nothing)
+
+
+def test_a_loss_that_is_no_number_is_told_also_of_a_job_that_ends_well() -> None:
+    picture = seen()
+    steps(picture, 30)
+    picture.add_match(lost_loss(None))
+    picture.exits = {rank: RankExit(rank=rank, incarnation=1, at_s=999.0, code=0) for rank in range(2)}
+    picture.alive = set()
+    opened = decide(picture, NOW)
+    assert isinstance(opened, Open)
+    said = "The loss is NaN or infinite in all of its last reports. So the job ended, with exit code 0."
+    assert opened.verdict.sentence == said
+    picture.told.add(opened.key)
+    assert isinstance(decide(picture, NOW), Finish)
+    picture.told.clear()
+    picture.exits[1] = RankExit(rank=1, incarnation=1, at_s=999.0, code=1)
+    failed = decide(picture, NOW)
+    assert isinstance(failed, Open)
+    assert failed.kind == IncidentKind.FORCED, "a fault comes first"

@@ -384,3 +384,13 @@ def test_a_job_counts_as_stepping_only_while_iterations_come() -> None:
     assert timing.stepping(Now(last + 30, 0)), "it evaluates"
     fast = job(after_s=1.0)
     assert not fast.stepping(Now(feed(fast) + 2, 0))
+
+
+def test_who_tells_an_iteration_in_an_hour_is_not_hung_while_the_second_is_awaited() -> None:
+    """Epochs, or a line each thousand steps: nothing but the time to the first one says how far they are apart."""
+    timing = job()
+    first = feed(timing, count=1, every_s=3600.0)
+    assert hang(timing, first + 3700) is None
+    second = feed(timing, count=1, first=2, start_s=first, every_s=3600.0)
+    assert hang(timing, second + 3700) is None
+    assert hang(timing, second + 5500) is not None

@@ -401,6 +401,16 @@ def test_the_kernels_memory_killer_is_believed_by_pid() -> None:
     )
     assert verdict([ended(2, signal=9)], [], [oom]).failure == "host-oom"
     assert verdict([ended(3, signal=9)], [], [oom]).failure == "killed"
+    own_end = verdict([ended(2)], [line("exception", 2)], [oom])
+    assert own_end.failure == "exception", "what ends by an exit code of its own was not killed"
+
+
+def test_of_a_container_in_which_a_process_was_killed_it_is_not_said_that_the_rank_was() -> None:
+    v = verdict([ended(2, code=1, oom_killed=True)])
+    assert v.failure == "host-oom"
+    assert (
+        v.sentence == "Rank 2 was lost: the kernel killed one of its processes (exit code 1): memory ran out."
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
+from sentinel.cli.session_orders import ONE_CTRL_C_S
 from sentinel.cluster.local.store import LocalStore
 from sentinel.core.model import Incident, JobEvent, ProtectedJob
 from tests.gate.rights import TO_MOUNT
@@ -44,6 +46,11 @@ class Running:
 
     def send(self, number: int) -> None:
         self.process.send_signal(number)
+
+    def interrupt_again(self) -> None:
+        """A second Ctrl-C, later than one that is taken for the first."""
+        time.sleep(2 * ONE_CTRL_C_S)
+        self.send(signal.SIGINT)
 
     def kill(self) -> None:
         self.process.kill()

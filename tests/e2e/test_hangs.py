@@ -326,3 +326,61 @@ def test_an_evaluation_whose_bar_moves_is_no_hang_however_long_it_takes(box: Box
     assert job.code() == 0
     assert "no iteration" not in job.err
     assert not box.incidents()
+
+
+# The first life steps and ends; the second one waits in a lock; the third one is long at something else, and steps.
+LIVES = """
+import os, sys, threading, time
+life = int(os.environ.get("SENTINEL_RESTARTS", "0"))
+
+def steps(count):
+    for _ in range(count):
+        print("this iteration hardware time is 10.5 and e2e time is 20.5 ms.", flush=True)
+        time.sleep(0.05)
+
+def odd(): time.sleep(0.11)
+def even(): time.sleep(0.13)
+
+if life == 0:
+    steps(10)
+    sys.exit(1)
+if life == 1:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+end_s = time.monotonic() + 15.0
+while time.monotonic() < end_s:
+    odd()
+    even()
+steps(100_000)
+"""
+
+
+def test_by_default_only_a_job_that_stands_still_is_called_hung(box: Box) -> None:
+    policy = box.policy(startTimeout="5s", restart={"maxRestarts": 5}, lostRankGrace="500ms")
+    job = box.run(sys.executable, "-c", LIVES, policy=policy)
+    incident = box.phase("Recovered")
+    assert incident.verdict.symptom == "hang"
+    assert "looks at the stacks of rank 0: none has moved" in incident.verdict.evidence[-1]
+    assert [step.reason for step in incident.steps if step.phase == "Stopping"] == ["RankLost", "FaultAgain"]
+    box.stepping(incarnation=3)
+    assert len(box.incidents()) == 1
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+    box.empty()
+
+
+UNREAD = """
+import os, threading
+print("ready", flush=True)
+if "SENTINEL_RESTARTS" not in os.environ:
+    threading.Event().wait()
+"""
+
+
+def test_a_job_whose_iterations_cannot_be_read_is_restarted_where_its_owner_names_a_time(box: Box) -> None:
+    policy = box.policy(hang={"after": "2s"}, startTimeout="3s", restart={"maxRestarts": 3})
+    job = box.run(sys.executable, "-c", UNREAD, policy=policy)
+    assert job.code() == 0
+    (incident,) = box.incidents()
+    assert incident.verdict.sentence.startswith("The job has told of no progress for ")

@@ -108,9 +108,25 @@ def test_the_exit_code_is_that_of_the_job(box: Box, command: list[str], code: in
     box.empty()
 
 
+def test_a_name_with_capitals_underscores_and_dots_serves_all_commands(box: Box) -> None:
+    name = "My_Run.v2"
+    job = box.run(*train(), name=name)
+    box.stepping(name=name)
+    assert box.status(name)["name"] == name
+    assert re.search(rf"^{name} +running ", box.sentinel("status").stdout, re.MULTILINE)
+    assert "iteration        1/" in box.sentinel("logs", name).stdout
+    job.kill()
+    again = box.attach(name)
+    again.said(f"protects {name} again")
+    assert box.sentinel("stop", name).returncode == 0
+    assert again.code() == 130
+    assert box.sentinel("forget", name).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
+        (["run", "--name", "my run", "--", "true"], 64, "'my-run' would do"),
         (["run"], 64, "no command"),
         (["run", "--nproc", "0", "--", "true"], 64, "--nproc 0"),
         (["run", "--name", "a/b", "--", "true"], 64, "a/b"),
@@ -164,8 +180,9 @@ def test_a_second_ctrl_c_kills_at_once(box: Box) -> None:
     box.stepping()
     job.send(signal.SIGINT)
     job.said("Ctrl-C again")
+    job.send(signal.SIGINT)  # the same one, passed on
     box.ranks(2)
-    job.send(signal.SIGINT)
+    job.interrupt_again()
     assert job.code() == 130
     box.empty()
 

@@ -4,11 +4,16 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from sentinel.cli.control import Lock
+from sentinel.cluster.local.store import LocalStore
+from sentinel.core.model import JobState
 from tests.e2e.box import Box, train
 from tests.waits import until
 
@@ -250,3 +255,69 @@ def test_the_command_of_the_unit_attaches_every_job_that_runs(box: Box) -> None:
         assert box.status(name)["protector"] is not None
         assert box.sentinel("stop", name, "--now").returncode == 0
     box.empty()
+
+
+def test_a_stop_whose_sentinel_is_killed_meanwhile_says_so_and_goes_on_with_it(box: Box) -> None:
+    proof = {"logPattern": "wrote the model"}
+    policy = box.policy(resume={"gracefulStop": "1s", "checkpoint": {"timeout": "1h", "proof": proof}})
+    job = box.run(*train("--save", "never"), policy=policy, options=("--nproc", "2"))
+    box.stepping()
+    stop = box.start("stop", "job", "--settings", box.settings())
+    box.phase("Saving")
+    until(lambda: len(box.noted("signals")) == 2, box.story)
+    job.kill()
+    stop.said("the Sentinel that was stopping job is gone, as after kill -9; 2 of its 2 ranks run on (pid ")
+    assert len(box.ranks(2)) == 2
+    until(lambda: box.status()["protector"], box.story)
+    done = box.sentinel("stop", "job", "--now")
+    assert done.returncode == 0, done.stderr
+    assert stop.code() == 0, stop.err
+    assert "job: stopped: Stopped by a person." in stop.err
+    box.empty()
+
+
+def test_a_stop_whose_sentinel_is_killed_before_it_answers_is_done_at_once(box: Box) -> None:
+    job = box.run(*train())
+    box.stepping()
+    os.kill(job.pid, signal.SIGSTOP)  # it takes the connection and says nothing
+    stop = box.start("stop", "job", "--settings", box.settings())
+    until(lambda: waits_on(stop.pid), lambda: stop.err)
+    job.kill()
+    assert stop.code() == 0, stop.err
+    assert "job: stopped" in stop.err
+    box.empty()
+
+
+def waits_on(pid: int) -> bool:
+    """It waits for an answer on a socket."""
+    try:
+        return any(os.readlink(fd).startswith("socket:") for fd in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+
+
+def test_attach_to_a_job_whose_sentinel_ends_with_it_just_now_says_that_it_has_ended(box: Box) -> None:
+    job = box.run(*train())
+    box.stepping()
+    job.kill()
+    folder = box.state / "jobs" / "job"
+    lock = Lock(folder)  # this test is the Sentinel that protects it
+    assert lock.take()
+    (folder / "control.sock").unlink(missing_ok=True)
+    opened = os.open(folder, os.O_PATH)  # the path of a socket is short
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"/proc/self/fd/{opened}/control.sock")
+        listener.listen()
+        other = box.attach()
+        asked, _ = listener.accept()
+        record = box.job()
+        assert record is not None
+        store = LocalStore(box.state / "state.db")
+        store.save(jobs=[structs.replace(record, state=JobState.STOPPED, sentence="Stopped by a person.")])
+        store.close()
+        asked.sendall(b'{"ok": true}\n')
+        asked.close()
+        lock.release()
+    os.close(opened)
+    assert other.code() == 130, other.err
+    assert "job has ended: stopped" in other.err

@@ -1,8 +1,11 @@
 """Saving: who is asked, what proves it, and what follows where nothing does."""
 
+import contextlib
 import os
+import pty
 import re
 import signal
+import threading
 import urllib.request
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.box import Box, Running, train
+from tests.e2e.box import SENTINEL, Box, Running, train
 from tests.waits import until
 
 PROOFS = {
@@ -21,9 +24,9 @@ PROOFS = {
 SLOW = {"maxHardwareRatio": 0.66, "over": 10, "action": "RescheduleAndAlert"}  # the job prints 0.6635
 
 
-def resume(proof: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
+def resume(proof: dict[str, str] | None = None, graceful_stop: str = "1s", **more: Any) -> dict[str, Any]:
     checkpoint = {"timeout": "20s", **({"proof": proof} if proof else {}), **more}
-    return {"maxResumes": 3, "gracefulStop": "1s", "checkpoint": checkpoint}
+    return {"maxResumes": 3, "gracefulStop": graceful_stop, "checkpoint": checkpoint}
 
 
 @pytest.mark.parametrize("how", ["say", "silent", "lock"])
@@ -168,14 +171,64 @@ def test_a_rank_that_is_lost_while_the_others_save_ends_the_wait(box: Box) -> No
     box.empty()
 
 
-def test_ctrl_c_ends_a_save_that_nobody_wants_to_wait_for(box: Box) -> None:
+def test_ctrl_c_on_the_terminal_saves_as_stop_does_and_reaches_no_rank_itself(box: Box) -> None:
+    """The terminal sends SIGINT to all in its foreground: a rank that got it would end without a save."""
     policy = box.policy(resume=resume(PROOFS["say"], timeout="1h"))
-    job = box.run(*train("--save", "never"), policy=policy, options=("--nproc", "2"))
+    words = ("run", "--name", "job", "--nproc", "2", "--policy", policy, "--settings", box.settings())
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(box.work)
+        os.execve(SENTINEL, [SENTINEL, *words, "--", *train()], box.env)
+    shown = bytearray()
+    threading.Thread(target=drained, args=(terminal, shown), daemon=True).start()
     box.stepping()
-    job.send(signal.SIGTERM)
-    box.phase("Saving")
+    box.ranks(2)
+    os.write(terminal, b"\x03")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    until(lambda: b"saves first, at most 1h, then 1s to end; Ctrl-C again kills it at once" in shown)
+    os.close(terminal)
+    incident = box.phase("Ended")
+    assert incident.save is not None
+    assert "wrote the model" in incident.save.proved_by
+    assert box.job().checkpoint.proof == incident.save.proved_by  # type: ignore[union-attr]
+    assert {(s["kind"], s["signal"]) for s in box.noted("signals")} == {("rank", signal.SIGUSR1)}
+    box.empty()
+
+
+def drained(terminal: int, shown: bytearray) -> None:
+    with contextlib.suppress(OSError):  # its last writer has ended
+        while part := os.read(terminal, 65536):
+            shown += part
+
+
+def test_ctrl_c_waits_for_a_save_no_longer_than_its_time(box: Box) -> None:
+    policy = box.policy(resume=resume(PROOFS["say"], timeout="1s"))
+    job = box.run(*train("--save", "never"), policy=policy)
+    box.stepping()
     job.send(signal.SIGINT)
-    assert job.code() == 75  # what asked first is what the caller is told
+    assert job.code() == 130
+    incident = box.phase("Ended")
+    assert any("not proved within 1 s" in step.sentence for step in incident.steps), box.story()
+    box.empty()
+
+
+@pytest.mark.parametrize(("first", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_the_first_ctrl_c_leaves_a_save_its_time_and_the_second_one_kills(
+    box: Box, first: int, code: int
+) -> None:
+    """Also where something else asked first, which the caller is told."""
+    policy = box.policy(resume=resume(PROOFS["say"], graceful_stop="1h", timeout="1h"))
+    job = box.run(*train("--save", "never", "--at", "1:deaf"), policy=policy, options=("--nproc", "2"))
+    box.stepping()
+    job.send(first)
+    box.phase("Saving")
+    until(lambda: len(box.noted("signals")) == 2, box.story)
+    if first != signal.SIGINT:
+        job.send(signal.SIGINT)
+    job.said("Ctrl-C again")
+    assert len(box.ranks(2)) == 2
+    job.interrupt_again()
+    assert job.code() == code
     assert box.job().state == "stopped"  # type: ignore[union-attr]
     box.empty()
 

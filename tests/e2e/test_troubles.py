@@ -1,12 +1,20 @@
 """Logs, files and state that go wrong under a running job: it lives, and what is degraded is said."""
 
+import contextlib
 import os
 import signal
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
+from sentinel.agent import AHEAD_BYTES
+from sentinel.logs.follow import FULL
+from tests.disks import fill_up, small_tmpfs
 from tests.e2e.box import Box, Running, train
+from tests.gate.rights import needs_root
 from tests.waits import until
 
 
@@ -112,3 +120,79 @@ def test_a_state_directory_that_is_removed_costs_no_job(box: Box) -> None:
         path.unlink()
     assert job.code() == 0
     assert "Traceback" not in job.err
+
+
+# ---------------------------------------------------------------- the disk of the state
+
+
+@pytest.fixture
+@needs_root
+def small_state(box: Box) -> Iterator[Path]:
+    """The state directory on a file system of its own."""
+    with small_tmpfs(box.state, "32m") as place:
+        yield place
+        box.close()
+
+
+def test_a_job_goes_on_printing_on_a_full_disk_where_its_oldest_output_gives_way(
+    box: Box, small_state: Path
+) -> None:
+    job = box.run(*train())
+    log = small_state / "jobs" / "job" / "logs" / "1" / "rank-0.log"
+
+    def on_disk() -> int:
+        return log.stat().st_blocks * 512
+
+    box.stepping()
+    until(lambda: on_disk() > AHEAD_BYTES, box.story)  # it has room to go on with
+    fill_up(small_state)
+    until(
+        lambda: not (small_state / "state.db.ballast").exists(), box.story
+    )  # what the records had in reserve
+    rest = open(small_state / "rest", "wb", buffering=0)  # noqa: SIM115 what is freed is taken at once
+    for number in range(20):
+        with contextlib.suppress(OSError):
+            while True:
+                rest.write(b"\0" * 4096)
+        text = f"{number:02}" * 20_000
+        box.order(0, f"say {text}")
+        until(lambda: f"{text}\n" in job.out, box.story)  # noqa: B023
+    rest.close()
+    assert len(box.starts) == 1
+    assert box.incidents() == []
+    assert log.stat().st_size - on_disk() > 200_000
+    assert any(FULL in mode for mode in box.status()["degraded"])
+    (small_state / "hog").unlink()
+    (small_state / "rest").unlink()
+    for _ in range(8):  # it looks when there is something to read
+        box.order(0, f"say {text}")
+        until(lambda: not (box.work / "orders.0").exists(), box.story)
+    until(lambda: not any(FULL in mode for mode in box.status()["degraded"]), lambda: str(box.status()))
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+    assert on_disk() < log.stat().st_size, "what was held for it is free"
+
+
+def test_a_job_that_the_full_disk_of_the_state_ends_starts_again_only_when_there_is_room(
+    box: Box, small_state: Path
+) -> None:
+    """A flood, of which the room that was held for it takes only the beginning."""
+    box.settings(disk={"minFreeBytes": "8M"})
+    job = box.run(*train())
+    box.stepping()
+    fill_up(small_state)
+    until(lambda: not (small_state / "state.db.ballast").exists(), box.story)
+    (small_state / "hog").rename(small_state / "first")
+    fill_up(small_state)
+    box.order(0, "say " + "y" * 3_000_000)
+    until(
+        lambda: any(step.reason == "PrecheckFailed" for i in box.incidents() for step in i.steps), box.story
+    )
+    assert len(box.starts) == 1
+    verdict = box.incidents()[0].verdict
+    assert (verdict.failure, verdict.budget) == ("storage-full", "infrastructure")
+    for name in ("first", "hog"):
+        (small_state / name).unlink()
+    box.stepping(incarnation=2)
+    job.send(signal.SIGINT)
+    assert job.code() == 130

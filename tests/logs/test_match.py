@@ -166,7 +166,7 @@ def test_every_problem_of_added_rules_is_listed_at_once(tmp_path: Path) -> None:
     )
     (tmp_path / "b.toml").write_text('[[timing]]\nid = "t"\npattern = "x"\nliteral = ""\nsource = ""\n')
     (tmp_path / "c.toml").write_text("not toml")
-    (tmp_path / "d.toml").write_text('[[rule]]\nid = "ok"\npattern = "("\nfailure = "proof"\n')
+    (tmp_path / "d.toml").write_text('[[rule]]\nid = "ok"\npattern = "("\nunless = "["\nfailure = "proof"\n')
     with pytest.raises(RuleError) as caught:
         load_ruleset((LogRule(id="mine", pattern="(?=x)", failure="proof"),), str(tmp_path))
     text = "\n".join(caught.value.problems)
@@ -175,6 +175,7 @@ def test_every_problem_of_added_rules_is_listed_at_once(tmp_path: Path) -> None:
         "b.toml: timing[0].literal",
         "c.toml",
         "d.toml: rule[0].pattern",
+        "d.toml: rule[0].unless",
         "logRules[0]",
     ):
         assert part in text

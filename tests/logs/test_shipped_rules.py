@@ -1,5 +1,6 @@
 """Every shipped row: real lines match, near misses do not, sources are named, patterns are sound."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -109,7 +110,10 @@ def test_failures_named_by_rules_are_classes_or_activities(shipped: RuleSet) -> 
 @pytest.mark.parametrize("entry", TIMING, ids=lambda entry: f"{entry['format']}-{entry['seen'][:20]}")
 def test_a_timing_line_tells_its_numbers(entry: dict[str, object], shipped: RuleSet, tmp_path: Path) -> None:
     path = tmp_path / "log"
-    path.write_text(f"{entry['line']}\n")
+    [form] = [form for form in shipped.formats if form.row.id == entry["format"]]
+    # What may be a stray line counts from the second one on, if that has a higher number.
+    first = "" if form.sure else re.sub(r"(?<!\d)0*([1-9]\d*)(?![.\d])", "0", str(entry["line"])) + "\n"
+    path.write_text(f"{first}{entry['line']}\n")
     [iteration] = RankLog(path, shipped).poll(NOW).iterations
     assert iteration.at_s == NOW.mono_s
     assert iteration.step == entry.get("step")

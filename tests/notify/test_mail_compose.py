@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sentinel.core.model import JobState, Lost, Pace, Phase, SaveResult, Stage, Step, Symptom
+from sentinel.core.model import Cause, JobState, Lost, Pace, Phase, SaveResult, Stage, Step, Symptom
 from sentinel.core.now import Now
 from sentinel.core.picture import JobPicture
 from sentinel.core.policy_model import Policy, Restart
@@ -107,6 +107,22 @@ def test_each_stage_has_a_subject_of_its_own(stage, changes, expected):
         compose(an_incident(stages=(stage,), **changes), stage=stage).subject
         == f"[sentinel] llama: {expected}"
     )
+
+
+def test_of_a_loss_that_became_nan_it_is_not_said_that_the_job_runs_since_it_may_have_ended_so():
+    told = an_incident(stages=(Stage.NOTICE,), phase=Phase.KEPT_RUNNING, reason="LossNotANumber")
+    verdict = structs.replace(told.verdict, symptom=Symptom.DIVERGED, cause=Cause.DATA)
+    mail = compose(structs.replace(told, verdict=verdict), stage=Stage.NOTICE)
+    assert mail.subject == "[sentinel] llama: the loss became NaN or infinite (data)"
+    assert "left running" not in body(parse(render(mail)), "plain")
+
+
+def test_a_silent_job_that_may_be_well_is_not_called_hung():
+    told = an_incident(stages=(Stage.NOTICE,), phase=Phase.KEPT_RUNNING, reason="MayBeWell")
+    verdict = structs.replace(told.verdict, symptom=Symptom.HANG, cause=Cause.UNKNOWN, rank=None)
+    mail = compose(structs.replace(told, verdict=verdict), stage=Stage.NOTICE)
+    expected = "the job makes no iterations (cause unknown) - still running, MayBeWell"
+    assert mail.subject == f"[sentinel] llama: {expected}"
 
 
 @pytest.mark.parametrize("symptom", list(Symptom))

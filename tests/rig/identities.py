@@ -3,6 +3,7 @@
 import base64
 import json
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import trustme
@@ -17,18 +18,21 @@ class Identities:
         self._ca = trustme.CA()
         self.ca = folder / "ca.pem"
         self._ca.cert_pem.write_to_path(str(self.ca))
+        self._lock = Lock()
+        self._users: dict[tuple[str, str], tuple[Path, Path]] = {}
 
     def server(self, name: str, *hosts: str) -> tuple[Path, Path]:
         """Certificate and key of a server with these names and addresses."""
         return self._write(name, self._ca.issue_cert(*hosts))
 
     def user(self, user: str, group: str) -> tuple[Path, Path]:
-        """Certificate and key of a user of the API server, in one group."""
-        name = user.replace(":", "-")
-        # Without a name of a host trustme's certificates have an empty critical extension, which Go refuses.
-        return self._write(
-            name, self._ca.issue_cert("rig.invalid", common_name=user, organization_name=group)
-        )
+        """Certificate and key of a user of the API server, in one group. Nodes that start at once share them."""
+        with self._lock:
+            if (user, group) not in self._users:
+                # Without a name of a host trustme's certificates have an empty critical extension, which Go refuses.
+                leaf = self._ca.issue_cert("rig.invalid", common_name=user, organization_name=group)
+                self._users[user, group] = self._write(user.replace(":", "-"), leaf)
+            return self._users[user, group]
 
     def key_pair(self, name: str) -> Path:
         """A private key, for signing service accounts' tokens."""

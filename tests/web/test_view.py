@@ -1,8 +1,10 @@
 """What is shown of a job, built from its records."""
 
 import msgspec
+from msgspec import structs
 
-from sentinel.core.model import JobState, Phase
+from sentinel.core.health import Component, Finding, Severity
+from sentinel.core.model import JobState, Launch, Phase, Placed, RankPlace
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
 from sentinel.web.view import (
@@ -14,6 +16,7 @@ from sentinel.web.view import (
     build_view,
     open_incident,
 )
+from tests.samples import lost_gpu
 from tests.web import samples
 
 
@@ -78,3 +81,51 @@ def test_health_is_the_age_of_the_control_loops_last_turn() -> None:
 def test_degraded_modes_are_named_once() -> None:
     view = build_view(samples.job(), now=Now(mono_s=0, wall_s=0), degraded=samples.job().degraded)
     assert view.degraded == samples.job().degraded
+
+
+def test_another_jobs_process_that_was_killed_for_memory_is_not_shown_as_a_finding_of_this_job() -> None:
+    def killed(pid: int | None, cgroup: str = "", job: str = "") -> Finding:
+        word = f"Out of memory: Killed process {pid} (python3)"
+        return lost_gpu(
+            check="kernel",
+            component=Component.SYSTEM,
+            entity="host",
+            code="oom-kill",
+            severity=Severity.WARNING,
+            summary=word,
+            evidence=(word,),
+            event=True,
+            pid=pid,
+            cgroup=cgroup,
+            job=job,
+        )
+
+    def shown(found: Finding, **more: object) -> bool:
+        given = {"ranks": samples.ranks(), "processes": (4811,), "incidents": (samples.incident(1),)} | more
+        job = given.pop("job", samples.job())
+        card = samples.finding()
+        view = build_view(job, now=samples.NOW, findings=(found, card), **given)  # type: ignore[arg-type]
+        assert card in view.findings, "what is about the machine is told to all"
+        return found in view.findings
+
+    assert shown(killed(99)), "perhaps a child of a rank: nothing says whose"
+    assert shown(killed(99, "/system.slice/own.service")), "its own is not known"
+    own = ("/system.slice/own.service",)
+    assert shown(killed(99, "/system.slice/own.service"), groups=own)
+    assert shown(killed(99, "/system.slice/own.service/ranks"), groups=own)
+    assert not shown(killed(None, "/system.slice/other.service"), groups=own)
+    assert not shown(killed(99, "/slurm/uid_0/job_4711/step_0", "slurm 4711"))
+    assert not shown(killed(99, "", "pod research/llama-0"))
+    assert shown(killed(4712)), "a rank"
+    assert shown(killed(4811)), "a rank that a launcher has started"
+    told = samples.incident(1)
+    verdict = structs.replace(told.verdict, evidence=("kernel: Out of memory: Killed process 99 (python3)",))
+    assert shown(killed(99), incidents=(structs.replace(told, verdict=verdict),)), "an incident rests on it"
+    place = RankPlace(0, "77f06c5c-aa11-4a7b-9f3e-0123456789ab", "node-1")
+    on_cluster = samples.job(placed=Placed(3, (place,)))
+    pod = "/kubepods.slice/kubepods-pod77f06c5c_aa11_4a7b_9f3e_0123456789ab.slice/cri-containerd-ab.scope"
+    assert shown(killed(99, pod), job=on_cluster)
+    assert not shown(killed(99, pod.replace("77f06c5c", "88f06c5c")), job=on_cluster)
+    slurm = samples.job(launch=Launch(command=("a",), cwd="/", env={"SLURM_JOB_ID": "471"}, nproc=4))
+    assert shown(killed(99, "/slurm/uid_0/job_471/step_0", "slurm 471"), job=slurm)
+    assert not shown(killed(99, "/slurm/uid_0/job_4711/step_0", "slurm 4711"), job=slurm)

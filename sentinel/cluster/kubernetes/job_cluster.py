@@ -44,6 +44,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 ANSWER_S = 10.0  # of an agent
+STACKS_S = 20.0  # of one that looks at all ranks of its node
 DRAIN_S = 5.0
 REFUSED_S = 30.0  # a stop that was refused is tried again after so long
 TRIES = 5  # of a decision that a write of somebody else overtook
@@ -399,7 +400,7 @@ class JobCluster(KnownJobs):
         raise TemporaryError("no agent tells of the first rank's files")
 
     async def stacks(self, job: str, incarnation: int, ranks: Iterable[int]) -> tuple[str, ...]:
-        answers = await self._ask(job, incarnation, What.STACKS, ANSWER_S, sorted(ranks))
+        answers = await self._ask(job, incarnation, What.STACKS, STACKS_S, sorted(ranks))
         return tuple(line for answer in answers.values() for line in answer.texts)
 
     async def drain(self, job: str) -> None:

@@ -161,3 +161,11 @@ def _members(ids: set[str], table: Mapping[int, Proc]) -> dict[str, list[Proc]]:
                 found.setdefault(id, []).append(proc)
                 break
     return found
+
+
+def groups_of(pids: Iterable[int]) -> frozenset[str]:
+    """The control groups of processes as the kernel names them; none where a namespace hides them."""
+    found = (line for pid in pids for line in read_text(f"/proc/{pid}/cgroup", CGROUP_BYTES).split("\n"))
+    named = (line.split(":", 2) for line in found if line.count(":") >= 2)
+    groups = (group for _, kinds, group in named if not kinds or "memory" in kinds.split(","))
+    return frozenset(group for group in groups if group != "/" and not group.startswith("/.."))

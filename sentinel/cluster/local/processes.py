@@ -22,7 +22,8 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Proc(Struct, frozen=True, gc=False):
-    """One line of /proc/PID/stat. `cpu_s`: user and system time, without children."""
+    """One line of /proc/PID/stat. `cpu_s`: user and system time, without children; `waited_cpu_s`: of those that have
+    ended and were waited for."""
 
     pid: int
     ppid: int
@@ -30,6 +31,7 @@ class Proc(Struct, frozen=True, gc=False):
     state: str
     start_ticks: int
     cpu_s: float
+    waited_cpu_s: float = 0.0
 
     @property
     def dead(self) -> bool:
@@ -37,7 +39,7 @@ class Proc(Struct, frozen=True, gc=False):
 
 
 class Use(Struct, frozen=True, gc=False):
-    """What a rank and its descendants have used. `io_bytes` counts reads and writes of every kind (rchar + wchar)."""
+    """What a rank and its descendants have used. `io_bytes` counts reads and writes of every kind."""
 
     io_bytes: int = 0
     cpu_s: float = 0.0
@@ -48,14 +50,14 @@ def parse_stat(line: str) -> Proc:
     """The command's name may hold spaces and brackets: fields are counted from the last bracket."""
     head, _, tail = line.rpartition(")")
     f = tail.split()
-    cpu_s = (int(f[11]) + int(f[12])) / TICKS_PER_S
-    return Proc(int(head.split(" ", 1)[0]), int(f[1]), int(f[3]), f[0], int(f[19]), cpu_s)
+    cpu_s, waited_s = ((int(f[k]) + int(f[k + 1])) / TICKS_PER_S for k in (11, 13))
+    return Proc(int(head.split(" ", 1)[0]), int(f[1]), int(f[3]), f[0], int(f[19]), cpu_s, waited_s)
 
 
-def read_proc(pid: int) -> Proc | None:
-    """None: gone."""
+def read_proc(pid: int, of: str = "") -> Proc | None:
+    """None: gone. `of`: of one of its threads ("task/42/"), whose number stands for the pid then."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        with open(f"/proc/{pid}/{of}stat", encoding="utf-8", errors="replace") as file:
             return parse_stat(file.read())
     except (OSError, IndexError, ValueError):
         return None
@@ -338,11 +340,9 @@ def through_shells(roots: Iterable[Proc], table: Mapping[int, Proc]) -> list[Pro
 
 
 def read_io_bytes(pid: int) -> int:
-    """rchar + wchar of /proc/PID/io; 0 where it may not be read."""
-    total = 0
-    for line in read_text(f"/proc/{pid}/io").splitlines()[:2]:
-        total += int(line.partition(":")[2])
-    return total
+    """rchar + wchar + read_bytes of /proc/PID/io, the last for files that are mapped; 0 where it may not be read."""
+    lines = read_text(f"/proc/{pid}/io").splitlines()
+    return sum(int(line.partition(":")[2]) for line in (*lines[:2], *lines[4:5]))
 
 
 def tree_use(roots: Mapping[int, int], table: Mapping[int, Proc]) -> dict[int, Use]:

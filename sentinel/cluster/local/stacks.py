@@ -2,22 +2,35 @@
 
 py-spy reads a process's memory from outside; `--nonblocking` never stops it, so that a stopped (SIGSTOP)
 or uninterruptible (D) process cannot hold us. A process that runs may change under such a reading; then it is read
-once more the pausing way.
+once more the pausing way. Whether it runs in circles or waits for the GPU, which spins too, samples tell.
 """
 
 import asyncio
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
 
-from sentinel.cluster.local.processes import Proc, read_proc, read_text, where
+from sentinel.cluster.local.processes import (
+    Proc,
+    descendants,
+    read_io_bytes,
+    read_proc,
+    read_text,
+    scan,
+    where,
+)
 
 EACH_S = 4.0
 TOTAL_S = 12.0
 AT_ONCE = 2  # each py-spy takes tens of MiB for a moment
 MAX_CHARS = 8000
 KERNEL_STACK_CHARS = 2000
+SAMPLES_S, SAMPLES_PER_S = 1, 100
+
+
+_SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.M)
 
 
 def find_py_spy() -> str | None:
@@ -30,23 +43,82 @@ async def collect(ranks: Mapping[int, Proc | None]) -> tuple[str, ...]:
     """One text per rank, at most MAX_CHARS each, all within TOTAL_S."""
     gate = asyncio.Semaphore(AT_ONCE)
     until_s = asyncio.get_running_loop().time() + TOTAL_S
-    return tuple(await asyncio.gather(*(_one(rank, proc, gate, until_s) for rank, proc in ranks.items())))
+    table = scan()
+    return tuple(
+        await asyncio.gather(*(_one(rank, proc, table, gate, until_s) for rank, proc in ranks.items()))
+    )
 
 
-async def _one(rank: int, proc: Proc | None, gate: asyncio.Semaphore, until_s: float) -> str:
+async def _one(
+    rank: int, proc: Proc | None, table: Mapping[int, Proc], gate: asyncio.Semaphore, until_s: float
+) -> str:
     if proc is None:
         return f"rank {rank}: gone"
+    used = _used(proc.pid, table)
     async with gate:
         left_s = until_s - asyncio.get_running_loop().time()
         text, reason = "", "not looked at: the time for stacks was used up"
         if left_s > 0.1:
             text, reason = await _python_stack(proc.pid, min(EACH_S, left_s))
-    now = read_proc(proc.pid)
+        now = read_proc(proc.pid)
+        left_s = until_s - asyncio.get_running_loop().time()
+        places = await _places(proc.pid, left_s) if now is not None and now.state == "R" else 0
     if now is None:
         return f"rank {rank}: gone"
-    head = f"rank {rank}: {where(now)}"
+    sampled = f", samples in {places} place{'s' * (places > 1)}" if places else ""
+    head = f"rank {rank}: {where(now)}{used}{sampled}"
     body = text or f"no Python stack: {reason}\n{_kernel_stack(proc.pid)}"
     return f"{head}\n{body}".strip()[:MAX_CHARS]
+
+
+def _used(pid: int, table: Mapping[int, Proc]) -> str:
+    """Since its start. Two looks tell by it what a stack does not: that it computes, reads, writes or goes round."""
+    tree = [proc for proc in (table.get(pid), *descendants(table, [pid])) if proc is not None]
+    own_s = tree[0].cpu_s if tree else 0.0
+    helpers_s = sum(proc.cpu_s + proc.waited_cpu_s for proc in tree) - own_s
+    io_bytes = sum(read_io_bytes(proc.pid) for proc in tree)
+    main_s = main.cpu_s if (main := read_proc(pid, f"task/{pid}/")) else 0.0
+    main_sleeps = _sleeps(pid, str(pid))
+    all_sleeps = sum(_sleeps(pid, task) for task in _tasks(pid))
+    return (
+        f", CPU {own_s:.2f} s (main thread {main_s:.2f} s), helpers' CPU {helpers_s:.2f} s, I/O {io_bytes} bytes, "
+        f"{main_sleeps} sleeps ({all_sleeps} of all threads)"
+    )
+
+
+def _tasks(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def _sleeps(pid: int, task: str) -> int:
+    found = _SWITCHES.search(read_text(f"/proc/{pid}/task/{task}/status"))
+    return int(found.group(1)) if found else 0
+
+
+async def _places(pid: int, limit_s: float) -> int:
+    """In how many places of the program its main thread is seen within SAMPLES_S; 0: it cannot be told."""
+    py_spy = find_py_spy()
+    if py_spy is None or limit_s < SAMPLES_S:
+        return 0
+    sample = [
+        py_spy,
+        "record",
+        "--nonblocking",
+        "--idle",
+        "--threads",
+        "--format",
+        "raw",
+        "--output",
+        "/dev/stdout",
+    ]
+    sample += ["--duration", str(SAMPLES_S), "--rate", str(SAMPLES_PER_S), "--pid", str(pid)]
+    code, output, _ = await _run(sample, min(limit_s, SAMPLES_S + EACH_S))
+    seen = [line for line in output.splitlines() if line.startswith("thread (")]
+    # Threads have names where `threading` is imported, and else there is one.
+    return len([line for line in seen if "): MainThread;" in line] or seen) if code == 0 else 0
 
 
 def _kernel_stack(pid: int) -> str:

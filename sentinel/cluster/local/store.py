@@ -6,7 +6,6 @@ reads come from there, and the next save or flush writes what is owed. `degraded
 
 import errno
 import os
-import re
 import sqlite3
 import threading
 import time
@@ -34,9 +33,8 @@ from sentinel.cluster.local.store_file import (
 )
 from sentinel.core.health import Finding
 from sentinel.core.model import Incident, JobEvent, ProtectedJob, Quarantine
-from sentinel.errors import PermanentError
 
-__all__ = ["VERSION", "LocalStore", "StateVersionError", "check_job_name"]
+__all__ = ["VERSION", "LocalStore", "StateVersionError"]
 
 log = structlog.get_logger()
 
@@ -48,7 +46,6 @@ BALLAST_BYTES = 4 << 20
 SAVES_PER_CHECKPOINT = 100
 CLOSE_S = 2.0  # a checkpoint on a stuck disk must not hold up the end
 
-_JOB_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _LOCKED = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -56,18 +53,6 @@ _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 T = TypeVar("T")
 Key = tuple[Any, ...]  # (table, key columns...)
 Values = tuple[Any, ...]  # all columns, the blob last
-
-
-def check_job_name(name: str) -> str:
-    """`name` if it can name a job (and its folder), else PermanentError that says what is allowed."""
-    if len(name) <= 63 and _JOB_NAME.fullmatch(name):
-        return name
-    shown = name if len(name) <= 80 else name[:77] + "..."
-    raise PermanentError(
-        f"{shown!r} cannot name a job: expected 1 to 63 of a-z, 0-9, '-' and '.', "
-        "with a letter or digit first and last",
-        reason="BadName",
-    )
 
 
 class LocalStore:
@@ -191,18 +176,35 @@ class LocalStore:
             self.flush()
 
     def prune(self, older_than_wall_s: float) -> int:
-        """Drop closed incidents, ended quarantines, and jobs that ended before then with all that is theirs.
-        Returns the number of rows."""
+        """Drop incidents that were closed and quarantines that ended before then. Returns the number of rows."""
+        return self._drop(
+            (
+                "DELETE FROM incidents WHERE closed_s < :than",
+                "DELETE FROM quarantines WHERE ended_s < :than",
+            ),
+            older_than_wall_s,
+        )
+
+    def forget(self, job: str) -> bool:
+        """Drop an ended job and all that is its. True: it is gone."""
+        its = "job IN (SELECT name FROM jobs WHERE name = :than AND final)"
+        statements = [f"DELETE FROM {table} WHERE {its}" for table in ("events", "positions", "incidents")]
+        return self._drop((*statements, "DELETE FROM jobs WHERE name = :than AND final"), job) > 0
+
+    def ended(self) -> list[tuple[str, float]]:
+        """Name and end (Unix seconds) of the jobs that have ended, the newest first."""
+        found: list[tuple[str, float]] = []
+        query = "SELECT name, saved_s FROM jobs WHERE final ORDER BY saved_s DESC, name"
+
+        def read() -> None:
+            found[:] = self._ready().execute(query).fetchall()
+
+        return found if self._attempt(read) else []
+
+    def _drop(self, statements: Iterable[str], than: float | str) -> int:
         if not self.flush() or self._db is None:
             return 0
         dropped = 0
-        gone = "SELECT name FROM jobs WHERE final AND saved_s < :t"
-        statements = [
-            "DELETE FROM incidents WHERE closed_s < :t",
-            "DELETE FROM quarantines WHERE ended_s < :t",
-            *(f"DELETE FROM {table} WHERE job IN ({gone})" for table in ("events", "positions", "incidents")),
-            f"DELETE FROM jobs WHERE name IN ({gone})",
-        ]
 
         def remove() -> None:
             nonlocal dropped
@@ -210,7 +212,7 @@ class LocalStore:
             db = self._ready()
             db.execute("BEGIN IMMEDIATE")
             for statement in statements:
-                dropped += db.execute(statement, {"t": older_than_wall_s}).rowcount
+                dropped += db.execute(statement, {"than": than}).rowcount
             db.execute("COMMIT")
 
         if not self._attempt(remove):

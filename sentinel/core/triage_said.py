@@ -1,0 +1,83 @@
+"""What a line of a program says of the world outside it: a host that did not answer, a port in use. Pure.
+
+A program may go on after such a failure (it tries again, takes its cache, another port): it explains an end only
+where it is the last that is said of it. Lines that are read together have one time, so their order alone counts.
+"""
+
+import re
+from collections.abc import Sequence, Set
+
+from sentinel.core.triage_case import REPORT, Case
+from sentinel.core.triage_rows import Row
+
+UNREACHABLE, PORT, LOCKED, OOM = "unreachable", "port-in-use", "locked-memory", "host-oom"
+SURVIVED = (UNREACHABLE, PORT, LOCKED)
+
+_HOST = re.compile(
+    r"\bhost='([\w.-]+)', port=(\d+)|\bconnect to host ([\w.-]+):(\d+)|\bConnection to ([\w.-]+) timed out"
+    r"|\b[Ff]ailed to resolve '([\w.-]+)'|\bhttps?://([\w.-]+)(?::(\d+))?"
+)
+_PORT = re.compile(
+    r"\bport: (\d+)|(?:bind to|listen on) \S+:(\d+)\b|bind on address \('[^']*', (\d+)|\b[Pp]ort (\d+)\b"
+)
+
+
+def survived(row: Row, roots: Sequence[Row], dead: Set[int], case: Case) -> bool:
+    """Did its rank get on after this failure? `roots`: what may explain the end; `dead`: ranks whose end says itself
+    why."""
+    if row.cls.id not in SURVIVED:
+        return False
+    rank = row.match.rank
+    ended = case.exit_of(rank) is not None
+    if rank in dead or not (ended or _all_waited(case)):
+        return True
+    may = {id(other) for other in roots if other.match.rank == rank or not ended}
+    later = (o for o in _after(row, case) if id(o) in may or (o.match.rank == rank and _tells_of_others(o)))
+    return any(_is_about_another(other, row) for other in later)
+
+
+def _after(row: Row, case: Case) -> Sequence[Row]:
+    place = next(k for k, other in enumerate(case.rows) if other is row)  # not one that is equal
+    return case.rows[place + 1 :]
+
+
+def _tells_of_others(row: Row) -> bool:
+    return row.cls.role in ("symptom", "cascade") and row.cls.id != REPORT
+
+
+def _all_waited(case: Case) -> bool:
+    """Who was lost complains of others: it may have waited for the one that could not get on."""
+    complaining = {row.match.rank for row in case.of("symptom", "cascade")}
+    return all(exit_.rank in complaining for exit_ in case.lost)
+
+
+def _is_about_another(other: Row, row: Row) -> bool:
+    if other.cls.id in SURVIVED or other.match.line == row.match.line:
+        return False
+    nccls = row.cls.id == LOCKED and "NCCL WARN" in row.match.line  # NCCL gives up after it, and says so
+    return not (nccls and other.cls.id == "nccl-abort")
+
+
+def clause_of(row: Row, case: Case) -> str:
+    """What the line, and those of the same kind beside it, tell more than the sentence of the class."""
+    told = [one.match.line for one in case.rows if one.match.rank == row.match.rank and one.cls is row.cls]
+    if row.cls.id == UNREACHABLE:
+        host = next((name for line in told if (name := _host_in(line))), "")
+        return f"the program could not reach {host}" if host else ""
+    if row.cls.id == PORT:
+        found = next((found for line in told if (found := _PORT.search(line))), None)
+        port = next((number for number in found.groups() if number), "") if found else ""
+        return row.cls.sentence.replace("a port ", f"port {port} ", 1) if port else ""
+    if row.cls.id == OOM:  # the kernel's own word, by pid or control group, is believed before all lines
+        return "its log says that processes were killed because memory ran out"
+    return ""
+
+
+def _host_in(line: str) -> str:
+    found = _HOST.search(line)
+    if found is None:
+        return ""
+    name, port, other, other_port, silent, unknown, url, url_port = found.groups()
+    host = name or other or silent or unknown or url
+    number = port or other_port or url_port or ""
+    return host if number in ("", "80", "443") else f"{host}:{number}"

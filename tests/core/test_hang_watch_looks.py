@@ -1,0 +1,192 @@
+"""By default a silent job is looked at, and only one that stands still is called hung."""
+
+import pytest
+
+from sentinel.core.now import Now
+from sentinel.core.reports import RankReport
+from sentinel.core.stillness import Looks
+from sentinel.core.timing import JobTiming
+from tests.core.test_timing_hang import empty, feed, hang, job
+
+STILL = (
+    "rank 0: pid 7 (S in futex_do_wait), CPU 1.00 s (main thread 1.00 s), helpers' CPU 0.00 s, "
+    "I/O 10 bytes, 5 sleeps (9 of all threads)\n"
+    'Thread 7 (idle): "MainThread"\n    barrier (torch/distributed/distributed_c10d.py:1)\n    main (train.py:12)'
+)
+MOVES = STILL.replace("barrier (torch/distributed/distributed_c10d.py:1)", "forward (model.py:{look})")
+
+
+def watched(after_s: float | None = None, size: int = 1) -> JobTiming:
+    timing = job(size, after_s)
+    timing.hang.looks = Looks()
+    return timing
+
+
+def look(timing: JobTiming, until_s: float, text: str = STILL) -> list[float]:
+    """Looks whenever one is due, as the controller does; the times."""
+    made: list[float] = []
+    at_s = timing.last_at_s or 0.0
+    while at_s <= until_s:
+        if timing.hang.look_due(Now(at_s, 0)):
+            timing.hang.looked([text.format(look=len(made))], Now(at_s, 0))
+            made.append(at_s)
+        at_s += 0.25
+    return made
+
+
+def test_by_default_a_silence_is_a_hang_when_looks_over_its_second_half_have_found_that_nothing_moves() -> (
+    None
+):
+    timing = watched()
+    last = feed(timing)  # allowed: 120 s
+    assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 60)
+    assert look(timing, last + 119.9) == pytest.approx([last + 60, last + 80, last + 100])
+    assert hang(timing, last + 119.9) is None
+    signal = hang(timing, last + 120)
+    assert signal is not None
+    assert signal.doubt == ""
+    assert signal.evidence[-1] == "3 looks at the stacks of rank 0: none has moved"
+
+
+def test_without_a_look_silence_alone_is_told_late_and_in_doubt() -> None:
+    timing = watched()
+    last = feed(timing)
+    assert hang(timing, last + 1799) is None
+    signal = hang(timing, last + 1801)
+    assert signal is not None
+    assert signal.doubt == "nobody could look where its ranks stand"
+
+
+def test_a_silent_evaluation_is_told_in_doubt_and_a_hang_that_follows_it_is_proved() -> None:
+    timing = watched()
+    last = feed(timing)
+    made = look(timing, last + 1500, MOVES)
+    assert len(made) < 40  # each costs something: less and less often
+    assert hang(timing, last + 1500) is None
+    look(timing, last + 1810, MOVES)
+    told = hang(timing, last + 1810)
+    assert told is not None
+    assert told.doubt.startswith("rank 0 moves: it stood in forward (model.py:")
+    look(timing, last + 2400)  # now it stands
+    proved = hang(timing, last + 2400)
+    assert proved is not None
+    assert proved.doubt == ""
+    feed(timing, first=51, count=5, start_s=last + 2400)
+    assert hang(timing, last + 2405) is None
+
+
+def test_looks_of_the_silence_before_say_nothing_of_this_one() -> None:
+    timing = watched()
+    last = feed(timing)
+    look(timing, last + 110)
+    last = feed(timing, first=51, count=5, start_s=last + 115)
+    assert look(timing, last + 10) == []
+    assert hang(timing, last + 180) is None
+
+
+def test_an_old_look_says_nothing_of_now() -> None:
+    timing = watched()
+    last = feed(timing)
+    look(timing, last + 110)
+    assert hang(timing, last + 130) is not None
+    assert hang(timing, last + 400) is None
+
+
+def test_who_names_a_time_asks_for_no_look() -> None:
+    timing = watched(after_s=10.0)
+    last = feed(timing)
+    assert look(timing, last + 20) == []
+    signal = hang(timing, last + 10)
+    assert signal is not None
+    assert signal.doubt == ""
+
+
+def test_a_rank_that_a_signal_has_stopped_needs_no_look() -> None:
+    timing = watched()
+    last = feed(timing)
+    timing.hang.liveness.states[0] = "T"
+    assert look(timing, last + 119) == []
+    assert hang(timing, last + 120) is not None
+
+
+def test_a_start_without_iterations_is_looked_at_too() -> None:
+    timing = watched()
+    feed(timing)
+    timing.start(2, 1, Now(100.0, 0))
+    empty(timing, 0, incarnation=2)
+    assert look(timing, 690) == pytest.approx([400, 500, 600])
+    assert hang(timing, 699) is None
+    assert hang(timing, 700) is not None
+
+
+def test_a_hang_that_was_told_in_doubt_does_not_make_the_next_silence_longer() -> None:
+    timing = watched()
+    last = feed(timing)
+    assert hang(timing, last + 1801) is not None
+    timing.start(2, 1, Now(2000.0, 0))
+    last = feed(timing, start_s=2000.0, incarnation=2)
+    assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 60)
+
+
+def test_of_several_ranks_those_that_go_on_need_not_stand_still() -> None:
+    timing = watched(size=2)
+    last = feed(timing)
+    feed(timing, 1)
+    for _ in range(12):  # rank 1 goes on, and its stack moves
+        feed(timing, 1, first=(timing.ranks[1].last_step or 0) + 1, count=20, start_s=timing.last_at_s or 0.0)
+        at_s = timing.last_at_s or 0.0
+        if timing.hang.look_due(Now(at_s, 0)):
+            timing.hang.looked([STILL, MOVES.replace("rank 0", "rank 1").format(look=at_s)], Now(at_s, 0))
+    signal = hang(timing, last + 120)
+    assert signal is not None
+    assert (signal.rank, signal.doubt) == (0, "")
+
+
+def unread(after_s: float | None) -> JobTiming:
+    """Its log was read to its end, and tells of no iteration."""
+    timing = watched(after_s)
+    empty(timing, 0)
+    return timing
+
+
+def test_where_no_iteration_is_seen_a_time_of_the_owners_counts_from_what_the_log_tells_and_looks_prove_it() -> (
+    None
+):
+    timing = unread(60.0)
+    timing.fold(RankReport(job="j", incarnation=1, rank=0, alive_s=700.0))
+    assert timing.hang.next_deadline(Now(700, 0)) == pytest.approx(730)
+    assert look(timing, 759) == pytest.approx([730, 740, 750])
+    assert hang(timing, 759) is None
+    signal = hang(timing, 760)
+    assert signal is not None
+    assert (signal.sentence, signal.doubt) == ("The job has told of no progress for 1 min.", "")
+    assert signal.evidence[-1] == "3 looks at the stacks of rank 0: none has moved"
+
+
+def test_it_has_the_time_of_its_start_first() -> None:
+    assert unread(60.0).hang.next_deadline(Now(0, 0)) == pytest.approx(600 - 30)
+
+
+def test_one_that_moves_is_told_in_doubt_only() -> None:
+    timing = unread(60.0)
+    look(timing, 2000, MOVES)
+    assert hang(timing, 2000) is None
+    look(timing, 2500, MOVES)
+    signal = hang(timing, 2500)
+    assert signal is not None
+    assert signal.doubt
+
+
+def test_without_a_time_of_the_owners_nothing_is_judged_where_no_iteration_is_seen() -> None:
+    timing = unread(None)
+    assert look(timing, 4000) == []
+    assert hang(timing, 4000) is None
+
+
+def test_a_time_of_the_owners_is_no_proof_where_what_is_told_may_be_no_iterations() -> None:
+    timing = watched(after_s=60.0)
+    last = feed(timing)
+    timing.fold(RankReport(job="j", incarnation=1, rank=0, unsure=True))
+    assert hang(timing, last + 100) is None
+    assert look(timing, last + 100)
+    assert hang(timing, last + 100) is not None
