@@ -5,10 +5,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sentinel.cluster.base import Room, StopOutcome
-from sentinel.core.health import Component
+from sentinel.core.health import Component, Severity
 from sentinel.core.model import JobState, Phase, Stage
 from sentinel.core.policy_model import Policy, Restart
 from sentinel.core.recovery_moves import START_TRIES
@@ -406,6 +407,28 @@ def test_what_the_kernel_wrote_of_a_dead_rank_is_in_the_verdict_however_late_it_
         world.ends(1)
         await world.phase(Phase.VERIFYING)
         assert world.incident.verdict.cause == "host memory"
+
+    play(tmp_path, scene)
+
+
+def test_what_the_driver_said_of_a_program_that_ran_before_is_not_laid_to_this_one(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        started_s = world.job.started_mono_s
+        assert started_s is not None
+        before = gpu_fault(
+            "GPU b", code="XID 43", severity=Severity.WARNING, action="IGNORE", seen_mono_s=started_s - 1.0
+        )
+        world.steps(41, 42)
+        world.checks(before)
+        world.clock.mono_s += 20.0
+        world.ends(1, signal=6)
+        await world.phase(Phase.VERIFYING)
+        assert world.incident.verdict.failure != "illegal-access"
+        world.clock.mono_s += 20.0
+        world.steps(43)
+        world.checks(msgspec.structs.replace(before, seen_mono_s=world.clock.mono_s))
+        world.ends(1, signal=6)
+        await world.until(lambda: world.incident.verdict.failure == "illegal-access")
 
     play(tmp_path, scene)
 

@@ -50,7 +50,11 @@ class Holder(Struct, frozen=True):
 
 
 def find_holders(procfs: Path) -> tuple[list[Holder], int]:
-    """Also how many processes could not be looked into. Raises OSError when /proc itself cannot be read."""
+    """Also how many processes could not be looked into. Raises OSError when /proc itself cannot be read.
+
+    Of init it says nothing that it is hidden: it may have capabilities that root itself lacks (a virtual machine whose
+    init keeps one for itself), and trains nothing.
+    """
     holders, hidden = [], 0
     for name in os.listdir(procfs):
         if name[0] not in "123456789":
@@ -61,7 +65,7 @@ def find_holders(procfs: Path) -> tuple[list[Holder], int]:
                 command = (procfs / name / "comm").read_text(errors="replace").strip()
                 holders.append(Holder(int(name), command, gpu, rdma))
         except PermissionError:
-            hidden += 1
+            hidden += name != "1"
         except (OSError, ValueError):  # it ended
             continue
     return holders, hidden
@@ -187,6 +191,6 @@ def check(look: Look) -> list[Finding]:
     found = [*judge_environment(environments), *judge_locked(locked)]
     look.kept["detail"] = f"{len(holders)} programs hold a GPU or an RDMA device"
     if hidden:
-        text = f"{hidden} processes of other users cannot be looked into: that needs root (CAP_SYS_PTRACE)"
+        text = f"processes that cannot be looked into: {hidden}; that needs root (CAP_SYS_PTRACE)"
         raise Unknown(text, tuple(found))
     return found

@@ -176,6 +176,7 @@ class JobPicture:
             failures=self.failures,
             history=self.job.failures,
             now=now,
+            started_s=float("-inf") if self.job.started_mono_s is None else self.job.started_mono_s,
             others=self.others,
             last_iteration_s={
                 rank: timing.last_at_s

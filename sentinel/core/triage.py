@@ -67,13 +67,14 @@ def triage(
     last_iteration_s: Mapping[int, float] | None = None,
     others: Callable[[], Iterable[Struck]] = tuple,
     worker_pids: Mapping[int, tuple[int, int]] | None = None,
+    started_s: float = float("-inf"),
 ) -> Verdict:
     """The one explanation of an incident of `job`.
 
     `exits` and `matches` are those of the running incarnation, `findings` those of the job's nodes,
     `failures` must hold every class of AGREED, `history` is newest last. `last_iteration_s` (monotonic,
     by rank) tells which lines a rank survived: it has iterated since, so they explain nothing. `others` gives
-    what other jobs met, of the last day or longer.
+    what other jobs met, of the last day or longer. `started_s` (monotonic): the incarnation began.
     """
     failed = (e for e in exits if not e.ok and not e.stopped_by_us)
     lost = tuple(sorted(failed, key=lambda e: (e.at_s, _ended_s(e))))
@@ -95,6 +96,7 @@ def triage(
         processes={pid: (rank, None) for rank, pid in rank_pids.items()} | dict(worker_pids or {}),
         failures=failures,
         history=history,
+        started_s=started_s,
         others=others,
         now=now,
     )

@@ -56,6 +56,7 @@ class Case(Struct, frozen=True, kw_only=True):
     ]  # pid -> its rank, and its number where that is a launcher
     failures: Mapping[str, FailureClass]
     history: Sequence[Failure]
+    started_s: float  # monotonic; of the running incarnation
     others: Callable[[], Iterable[Struck]]  # of other jobs; asked only where it matters
     now: Now
 

@@ -94,8 +94,17 @@ def overrides(hardware: Why, root: Why, case: Case) -> bool:
 
 
 def by_program_or_gpu(case: Case) -> Why | None:
-    """The driver stopped a rank's kernel, which may be the program's own fault, and its log is silent."""
+    """The driver stopped a rank's kernel, which may be the program's own fault, and its log is silent.
+
+    What another program did there before says nothing of this one, and what came after the ranks had begun to complain
+    of each other is not why they did.
+    """
+    complaints = (row.match.at_s for row in case.of("symptom", "cascade") if row.cls.id != REPORT)
+    until_s = min(complaints, default=float("inf"))
     for finding in case.findings:
+        before = case.rank_of_pid(finding.pid) is None and finding.seen_mono_s < case.started_s
+        if finding.event and (before or finding.seen_mono_s > until_s):
+            continue
         cls, phrase = class_of_finding(finding, case.failures)
         rank = rank_of(finding, case)
         ambiguous = cls.role == "root" and cls.restart is Restartable.ONCE

@@ -153,6 +153,11 @@ class Scenario:
                 self.values[name] = value
         self._write()
 
+    def load(self, path: Path) -> None:
+        """Nothing but what a file of the same lines says."""
+        self.values = dict(line.split(" ", 1) for line in path.read_text().splitlines())
+        self._write()
+
     def event(self, card: int, kind: int, data: int = 0) -> None:
         """An event of `card`: kind 8 is an Xid."""
         count = self.values.get("events", 0)

@@ -131,7 +131,7 @@ from sentinel.core.now import Now
 from sentinel.settings import Settings
 if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)
 try:
-    environment.check(Look(Settings(sysfs=sys.argv[1]), (), Now(1.0, 1.0), "boot", {}))
+    environment.check(Look(Settings(sysfs=sys.argv[1], procfs=sys.argv[2]), (), Now(1.0, 1.0), "boot", {}))
 except Unknown as unknown:
     print(unknown)
 """
@@ -141,9 +141,22 @@ def test_without_root_what_cannot_be_seen_is_unknown_and_named() -> None:
     with tempfile.TemporaryDirectory() as folder:  # of pytest's folders only the owner sees anything
         Path(folder).chmod(0o755)
         (Path(folder) / "class/infiniband").mkdir(parents=True)
-        command = [sys.executable, "-c", SCRIPT, folder]
+        command = [sys.executable, "-c", SCRIPT, folder, "/proc"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "needs root (CAP_SYS_PTRACE)" in done.stdout
+
+
+def test_an_init_that_is_hidden_from_root_too_leaves_nothing_unknown() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        (Path(folder) / "class/infiniband").mkdir(parents=True)
+        for pid, said in ((1, ""), (2, "processes that cannot be looked into: 1")):
+            (Path(folder) / f"{pid}/fd").mkdir(parents=True, mode=0)
+            (Path(folder) / f"{pid}/fd").chmod(0)
+            command = [sys.executable, "-c", SCRIPT, folder, folder]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            assert said in done.stdout
+            assert said or not done.stdout
 
 
 def test_a_machine_without_devices_is_absent(tmp_path: Path) -> None:

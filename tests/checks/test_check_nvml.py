@@ -17,6 +17,7 @@ from sentinel.checks.proc_scan import INIT_PID_NAMESPACE
 from sentinel.core.health import Severity
 from tests.waits import runs, until
 
+CAPTURED = Path(__file__).parent / "fixtures" / "cards"
 FIRST, SECOND = "0000:18:00.0", "0000:2a:00.0"
 
 
@@ -25,6 +26,19 @@ def test_healthy_cards_have_no_findings_and_one_child_serves_all_samples(sample:
     child = sample.child_pid
     assert sample() == {}
     assert sample.child_pid == child
+
+
+@pytest.mark.parametrize("card", ["nvidia-h100-580.159.04", "nvidia-h200-580.159.04"])
+def test_a_well_card_as_a_real_driver_tells_of_it_has_no_findings(
+    sample: Any, machine: Any, nvml: Any, card: str
+) -> None:
+    machine.add_pci("0000:00:06.0")
+    scenario = nvml("0000:00:06.0")
+    scenario.load(CAPTURED / f"{card}.txt")
+    scenario.set(gpu0_processes=f"{os.getpid()}:784334848")
+    assert sample.until(15) == {}
+    assert sample.measure("DCGM_FI_DEV_GPU_TEMP") == float(scenario.values["0.temperature"])
+    assert sample.measure("DCGM_FI_DEV_POWER_USAGE") == float(scenario.values["0.power"]) / 1000
 
 
 def test_without_cards_and_library_the_check_is_absent_and_starts_nothing(

@@ -2,7 +2,8 @@
 
 `stacks/` was printed by py-spy 0.4 of two programs under torchrun (torch 2.15, gloo): in `loop` rank 1 spins while the
 others stand in an all_reduce, in `data_loader` its loader gives no batch while rank 0 is in the backward pass of
-DistributedDataParallel.
+DistributedDataParallel. `gpu` was printed of three programs (torch 2.11, an H200) behind a kernel that never ends:
+`torch.cuda.synchronize()`, a backward pass that is in it, and the launch of another kernel, which blocks too.
 """
 
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from sentinel.core.model import Cause, Symptom, Verdict
-from sentinel.core.stack_reading import named
+from sentinel.core.stack_reading import named, read
 
 HERE = Path(__file__).parent / "stacks"
 HUNG = Verdict(
@@ -69,6 +70,14 @@ def test_who_may_wait_for_the_gpu_is_not_blamed() -> None:
     _, spinning, _ = stacks("loop")
     backward = stacks("data_loader")[0]
     assert named(HUNG, [spinning, backward], 1) == HUNG  # `loss.item()` has no frame of its own
+
+
+def test_who_waits_for_a_gpu_may_wait_for_others_and_a_call_without_a_frame_tells_nothing() -> None:
+    told = [stack for text in stacks("gpu") if (stack := read(text)) is not None]
+    assert [stack.waits.partition(" ")[0] for stack in told] == ["synchronize", "_engine_run_backward", ""]
+    assert not any(stack.surely for stack in told)
+    assert told[1].others[0] == "Slow.backward (gpu.py:79)"
+    assert named(HUNG, stacks("gpu"), 3) == HUNG
 
 
 def test_what_a_rank_does_in_a_forward_pass_below_a_distributed_wrapper_is_its_own() -> None:

@@ -32,6 +32,7 @@ def verdict(
     entities: dict[int, str] | None = None,
     history: Sequence[Failure] = (),
     iterated_s: dict[int, float] | None = None,
+    started_s: float = 0.0,
 ) -> Verdict:
     return triage(
         job="j",
@@ -47,6 +48,7 @@ def verdict(
         history=history,
         now=NOW,
         last_iteration_s=iterated_s,
+        started_s=started_s,
     )
 
 
@@ -782,6 +784,26 @@ def past(failure: str, entity: str = "", step: int | None = None, age_s: float =
 def test_an_ambiguous_failure_is_retried_once() -> None:
     v = verdict([ended(2, signal=11)])
     assert (v.restart, v.entity, v.scope) == (Restartable.ONCE, GPUS[2], "job")
+
+
+def test_what_another_program_met_on_the_gpu_before_says_nothing_of_this_one() -> None:
+    seen = [xid(43, 0, Severity.WARNING, action="IGNORE", event=True, seen_mono_s=1900.0)]
+    gone, waited = [ended(0, signal=6)], [line("nccl-timeout", 0, 1990.0)]
+    assert verdict(gone, findings=seen, size=1, started_s=1800.0).failure == "illegal-access"
+    own = [
+        msgspec.structs.replace(seen[0], pid=PIDS[0])
+    ]  # its first seconds, before it was known to have begun
+    assert verdict(gone, findings=own, size=1, started_s=1950.0).failure == "illegal-access"
+    v = verdict(gone, waited, seen, size=1, started_s=1950.0)
+    assert (v.failure, v.cause) == ("nccl-timeout", Cause.UNKNOWN)
+    assert "XID" not in v.sentence
+
+
+def test_what_the_driver_stops_after_ranks_complained_of_each_other_is_not_why_they_did() -> None:
+    gone, waited = [ended(0, signal=6)], [line("nccl-timeout", 0, 1990.0)]
+    for at_s, failure in ((1980.0, "illegal-access"), (1995.0, "nccl-timeout")):
+        seen = [xid(43, 0, Severity.WARNING, action="IGNORE", event=True, seen_mono_s=at_s)]
+        assert verdict(gone, waited, seen, size=1).failure == failure
 
 
 def test_an_ambiguous_failure_on_another_gpu_follows_the_job() -> None:
