@@ -53,9 +53,10 @@ class SessionOrders:
             self._terminal.detach()
             return
         if number == signal.SIGINT:
-            before_s, self._interrupted_s = self._interrupted_s, time.monotonic()
-            if self._interrupted_s - before_s < ONE_CTRL_C_S:
+            now_s = time.monotonic()
+            if now_s - self._interrupted_s < ONE_CTRL_C_S:
                 return
+            self._interrupted_s = now_s
             self._interrupts += 1
             if self._interrupts > 1:
                 text, grace_s, save = "Stopped by Ctrl-C, twice: killed.", 0.0, False

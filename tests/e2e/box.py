@@ -48,8 +48,9 @@ class Running:
         self.process.send_signal(number)
 
     def interrupt_again(self) -> None:
-        """A second Ctrl-C, later than one that is taken for the first."""
-        time.sleep(2 * ONE_CTRL_C_S)
+        """A second Ctrl-C, once the first one, which was answered, lies so far back that this is another one."""
+        answered_s = time.monotonic()
+        until(lambda: time.monotonic() - answered_s > ONE_CTRL_C_S)
         self.send(signal.SIGINT)
 
     def kill(self) -> None:

@@ -180,8 +180,6 @@ def test_a_second_ctrl_c_kills_at_once(box: Box) -> None:
     box.stepping()
     job.send(signal.SIGINT)
     job.said("Ctrl-C again")
-    job.send(signal.SIGINT)  # the same one, passed on
-    box.ranks(2)
     job.interrupt_again()
     assert job.code() == 130
     box.empty()
