@@ -18,3 +18,21 @@ XID_79 = Finding(
 
 def lost_gpu(**changes: object) -> Finding:
     return structs.replace(XID_79, **changes)
+
+
+def killed_for_memory(pid: int | None, **changes: object) -> Finding:
+    """The kernel's own word."""
+    word = f"Out of memory: Killed process {pid} (python3)"
+    found = Finding(
+        check="kernel",
+        component=Component.SYSTEM,
+        entity="host",
+        code="oom-kill",
+        severity=Severity.WARNING,
+        action="",
+        summary=word,
+        evidence=(word,),
+        event=True,
+        pid=pid,
+    )
+    return structs.replace(found, **changes)

@@ -14,6 +14,7 @@ from sentinel.core.reports import LogMatch, RankExit
 from sentinel.core.timing import TimingSignal
 from sentinel.core.triage import triage
 from sentinel.failures import failure_classes
+from tests.samples import killed_for_memory
 
 WALL_S = 1_700_000_000.0
 NOW = Now(2000.0, WALL_S)
@@ -389,18 +390,7 @@ def test_a_rank_killed_for_memory_is_told_as_that() -> None:
 
 
 def test_the_kernels_memory_killer_is_believed_by_pid() -> None:
-    oom = Finding(
-        check="kernel",
-        component=Component.SYSTEM,
-        entity="pid 4002",
-        code="oom-kill",
-        severity=Severity.WARNING,
-        action="",
-        summary="",
-        pid=4002,
-        event=True,
-        seen_mono_s=1998.0,
-    )
+    oom = killed_for_memory(4002, seen_mono_s=1998.0)
     assert verdict([ended(2, signal=9)], [], [oom]).failure == "host-oom"
     assert verdict([ended(3, signal=9)], [], [oom]).failure == "killed"
     own_end = verdict([ended(2)], [line("exception", 2)], [oom])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.core.health import Component, Finding, Severity
+from sentinel.core.health import Finding
 from sentinel.core.model import Verdict
 from sentinel.core.now import Now
 from sentinel.core.reports import LogMatch, RankExit
@@ -13,6 +13,7 @@ from sentinel.core.triage import triage
 from sentinel.failures import failure_classes
 from sentinel.logs.reader import RankLog
 from sentinel.logs.ruleset import RuleSet
+from tests.samples import killed_for_memory
 
 ENDS = tomllib.loads((Path(__file__).parent / "ends.toml").read_text())["end"]
 NOW = Now(mono_s=100.0, wall_s=1_764_000_000.0)
@@ -115,17 +116,6 @@ def test_the_kernels_word_that_a_job_prints_counts_only_where_the_kernel_says_it
     )
     killed = RankExit(rank=0, incarnation=1, at_s=NOW.mono_s, signal=9)
     assert verdict(printed, killed).failure == "killed"
-    word = Finding(
-        check="kernel",
-        component=Component.SYSTEM,
-        entity="pid 4000 (python3)",
-        code="oom-kill",
-        severity=Severity.WARNING,
-        action="",
-        summary="killed for memory",
-        pid=4000,
-        event=True,
-        seen_mono_s=99.0,
-    )
+    word = killed_for_memory(4000, seen_mono_s=99.0)
     v = verdict(printed, killed, findings=(word,))
     assert (v.failure, "the kernel killed it" in v.sentence) == ("host-oom", True)

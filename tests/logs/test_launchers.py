@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.core.health import Component, Finding, Severity
+from sentinel.core.health import Finding
 from sentinel.core.model import Budget, Restartable, Verdict
 from sentinel.core.now import Now
 from sentinel.core.reports import LogMatch, RankExit
@@ -26,7 +26,7 @@ from sentinel.core.triage import triage
 from sentinel.failures import failure_classes
 from sentinel.logs.reader import RankLog
 from sentinel.logs.ruleset import RuleSet
-from tests.samples import lost_gpu
+from tests.samples import killed_for_memory
 
 HERE = Path(__file__).parent
 NOW = Now(mono_s=100.0, wall_s=1_764_000_000.0)
@@ -40,19 +40,8 @@ def verdict(log: Path, rules: RuleSet, tmp_path: Path, findings: tuple[Finding, 
     return of(batch.matches, findings)
 
 
-def killed_for_memory(pid: int) -> Finding:
-    return lost_gpu(
-        check="kernel",
-        component=Component.SYSTEM,
-        entity="host",
-        code="oom-kill",
-        severity=Severity.WARNING,
-        summary=f"Out of memory: Killed process {pid} (python3)",
-        event=True,
-        pid=pid,
-        first_seen_wall_s=NOW.wall_s - 1.0,
-        seen_mono_s=NOW.mono_s - 1.0,
-    )
+def killed(pid: int) -> Finding:
+    return killed_for_memory(pid, first_seen_wall_s=NOW.wall_s - 1.0, seen_mono_s=NOW.mono_s - 1.0)
 
 
 def of(
@@ -115,7 +104,7 @@ def test_a_process_that_the_kernel_killed_for_memory_is_known_by_the_pid_that_to
 ) -> None:
     log = HERE / "launchers/torchrun-killed.log"
     pid = int(log.read_text().partition("local_rank: 1 (pid: ")[2].partition(")")[0])
-    oom = killed_for_memory(pid)
+    oom = killed(pid)
     assert verdict(log, shipped, tmp_path, (oom,)).failure == "host-oom"
 
 
@@ -125,10 +114,10 @@ def test_a_process_of_a_launcher_that_was_killed_for_memory_is_known_by_its_pid_
     log = shutil.copy(HERE / "launchers/spawn-killed.log", tmp_path / "rank-0.log")
     matches = RankLog(Path(log), shipped, rank=0, incarnation=1).poll(NOW).matches
     workers = {4001: (0, 6), 4002: (0, 7)}
-    v = of(matches, (killed_for_memory(4002),), workers)
+    v = of(matches, (killed(4002),), workers)
     assert (v.failure, v.rank, v.worker) == ("host-oom", 0, 7), v
     assert "rank 7 of those that a launcher had started" in v.sentence
-    assert of(matches, (killed_for_memory(4003),), workers).failure == "killed"
+    assert of(matches, (killed(4003),), workers).failure == "killed"
 
 
 def test_the_pid_in_a_report_tells_the_number_in_the_whole_job(shipped: RuleSet, tmp_path: Path) -> None:

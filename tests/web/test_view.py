@@ -3,7 +3,7 @@
 import msgspec
 from msgspec import structs
 
-from sentinel.core.health import Component, Finding, Severity
+from sentinel.core.health import Finding
 from sentinel.core.model import JobState, Launch, Phase, Placed, RankPlace
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
@@ -16,7 +16,7 @@ from sentinel.web.view import (
     build_view,
     open_incident,
 )
-from tests.samples import lost_gpu
+from tests.samples import killed_for_memory
 from tests.web import samples
 
 
@@ -85,20 +85,7 @@ def test_degraded_modes_are_named_once() -> None:
 
 def test_another_jobs_process_that_was_killed_for_memory_is_not_shown_as_a_finding_of_this_job() -> None:
     def killed(pid: int | None, cgroup: str = "", job: str = "") -> Finding:
-        word = f"Out of memory: Killed process {pid} (python3)"
-        return lost_gpu(
-            check="kernel",
-            component=Component.SYSTEM,
-            entity="host",
-            code="oom-kill",
-            severity=Severity.WARNING,
-            summary=word,
-            evidence=(word,),
-            event=True,
-            pid=pid,
-            cgroup=cgroup,
-            job=job,
-        )
+        return killed_for_memory(pid, cgroup=cgroup, job=job)
 
     def shown(found: Finding, **more: object) -> bool:
         given = {"ranks": samples.ranks(), "processes": (4811,), "incidents": (samples.incident(1),)} | more
