@@ -55,7 +55,7 @@ NVIDIA's but GPUd's (`rules/sxid.tsv`).
 **Whom it is blamed on** when a job ends ([triage.md](triage.md)): 13, 31 and 43, and those whose investigation NVIDIA
 begins at the program (11, 25, 32, 69, 80), on the job; other exceptions that ask for the program's restart, on the job
 or the card, until they come again; 45 on nobody; 94, NVLink errors and all that is degraded or fatal, on the card.
-What different jobs met on one card became degraded or fatal by the repeats below.
+What different jobs met on one card and on no other becomes degraded by the repeats below; no node is isolated for it.
 
 An uncorrected-ECC count that an Xid 94 of the same card explains does not isolate by itself.
 
@@ -68,10 +68,11 @@ the driver's taking the card, are no fault; later one alone is recorded, and rep
 ## Repeats
 
 The same fault of the same card or device, counted over restarts of the agent and of the machine. *Jobs* are different
-ones that met it on this card, told apart by their control groups, else by the names of their programs. Only Slurm's
-jobs and pods whose names are known isolate: another container or program may be another try of one person. A job that
-meets it on other cards too speaks against none. *Apart*: one error may print a line for each
-channel, link or command that it hit; lines closer together than this are one occurrence.
+ones that met it on this card, told apart by their control groups: Slurm's jobs and pods whose names are known, since
+another container or program may be another try of one person. A job that meets it on other cards too speaks against
+none, and while other jobs meet it on other cards it is none's own. Such a repeat never isolates: on a node with one card
+nothing tells a bad card from a program that goes wrong several times. *Apart*: one error may print a line for each channel,
+link or command that it hit; lines closer together than this are one occurrence.
 
 {repeats}
 ## How a finding ends

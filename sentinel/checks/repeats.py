@@ -11,7 +11,6 @@ from sentinel.checks.xid import RepeatRow, severities
 from sentinel.core.health import Finding, Severity
 
 MAX_JOBS = 8  # of one fault that are remembered: the newest
-PROGRAM = "program "  # stands for a job where only the name of the process is known
 MAX_PLACES = 256  # cards or devices for which the repeats of one code are counted
 
 Key = tuple[str, str, str]
@@ -36,7 +35,7 @@ class Past(Struct):
 
 
 def _is_named(job: str) -> bool:
-    """Known for another job: a container, or a pod whose name is not known, may be only another try."""
+    """Known for another job: a program, container, or pod without a name may be only another try of one person."""
     return job.startswith("slurm ") or (job.startswith("pod ") and "/" in job)
 
 
@@ -68,8 +67,8 @@ class Repeats:
                 del places[next(iter(places))]
         if not told:
             past.note(finding, rows)
-        job = finding.job or (PROGRAM + finding.process if finding.process else "")
-        if job:
+        job = finding.job
+        if _is_named(job):
             past.jobs.pop(job, None)
             past.jobs[job] = finding.seen_mono_s
             while len(past.jobs) > MAX_JOBS:
@@ -84,17 +83,13 @@ class Repeats:
             return len(times) >= row.count and times[-1] - times[0] <= row.within_s
         since_s = max(past.jobs.values(), default=0.0) - row.within_s
         met = [job for job, at_s in past.jobs.items() if at_s >= since_s]
-        if row.severity is Severity.FATAL:  # who tries several programs of his own proves nothing
-            met = [job for job in met if _is_named(job)]
         if len(met) < row.jobs:  # in a flood of cards all of them need not be asked for each line
             return False
         # A job that meets the same fault on another card too carries it along: it speaks against no card.
         elsewhere = {
             job: at_s for other, there in places.items() if other != key for job, at_s in there.jobs.items()
         }
-        if row.severity is Severity.FATAL and any(
-            at_s >= since_s for job, at_s in elsewhere.items() if job not in past.jobs
-        ):
+        if any(at_s >= since_s for job, at_s in elsewhere.items() if job not in past.jobs):
             return False  # other jobs meet it on other cards, as those of one array do: it is not this card's own
         return len([job for job in met if job not in elsewhere]) >= row.jobs
 

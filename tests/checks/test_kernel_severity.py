@@ -418,12 +418,12 @@ def test_a_card_that_different_jobs_met_outlives_a_boot_until_it_was_looked_at()
         book.add(
             [Finding(**{name: getattr(found, name) for name in found.__struct_fields__} | {"job": job})], NOW
         )
-    assert (book.active()[0].severity, book.active()[0].action) == (Severity.FATAL, "RUN_DIAGNOSTICS")
+    assert (book.active()[0].severity, book.active()[0].action) == (Severity.DEGRADED, "RUN_DIAGNOSTICS")
     again = FindingBook("another boot")
     state: BookState = book.state()
     again.restore(state, NOW)
-    assert again.active()[0].severity is Severity.FATAL
-    again.fold("kernel", [], later(KEPT_S[Severity.FATAL] + 1))
+    assert again.active()[0].severity is Severity.DEGRADED
+    again.fold("kernel", [], later(KEPT_S[Severity.DEGRADED] + 1))
     assert again.active() == ()
 
 
