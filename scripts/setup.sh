@@ -77,6 +77,8 @@ install_test_tools() {
         PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%:*}" >/dev/null || missing+=("${pair#*:}")
     done
     if ! [ -e /usr/include/stdlib.h ]; then missing+=(libc6-dev); fi
+    # Ranks that train for real. PyPI's PyTorch brings 5 GB of CUDA with it.
+    if ! [ -e /usr/lib/python3/dist-packages/torch/__init__.py ]; then missing+=(python3-torch); fi
     if ! [ -e /usr/lib/cni/bridge ]; then missing+=(containernetworking-plugins); fi
     if [ ${#missing[@]} -gt 0 ]; then
         apt_install "${missing[@]}"

@@ -70,9 +70,9 @@ the driver's taking the card, are no fault; later one alone is recorded, and rep
 The same fault of the same card or device, counted over restarts of the agent and of the machine. *Jobs* are different
 ones that met it on this card, told apart by their control groups: Slurm's jobs and pods whose names are known, since
 another container or program may be another try of one person. A job that meets it on other cards too speaks against
-none, and while other jobs meet it on other cards it is none's own. Such a repeat never isolates: on a node with one card
-nothing tells a bad card from a program that goes wrong several times. *Apart*: one error may print a line for each channel,
-link or command that it hit; lines closer together than this are one occurrence.
+none, and while other jobs meet it on other cards it is none's own. Such a repeat never isolates: on a node with one
+card nothing tells a bad card from a program that goes wrong several times. *Apart*: one error may print a line for
+each channel, link or command that it hit; lines closer together than this are one occurrence.
 
 {repeats}
 ## How a finding ends

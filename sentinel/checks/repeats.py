@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from sentinel.checks.xid import RepeatRow, severities
-from sentinel.core.health import Finding, Severity
+from sentinel.core.health import Finding
 
 MAX_JOBS = 8  # of one fault that are remembered: the newest
 MAX_PLACES = 256  # cards or devices for which the repeats of one code are counted

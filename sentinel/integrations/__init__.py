@@ -7,8 +7,8 @@
             save_checkpoint(step)             # yours
             saver.saved(step)
 
-`sentinel.integrations.transformers` and `sentinel.integrations.lightning` do it in their trainers. Nothing but Python is
-needed here: no other part of Sentinel is imported, and PyTorch is used only by a program that has imported it.
+`sentinel.integrations.transformers` and `sentinel.integrations.lightning` do it in their trainers. Nothing but Python
+is needed here: no other part of Sentinel is imported, and PyTorch is used only by a program that has imported it.
 """
 
 import os
@@ -22,6 +22,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 MOST_OPEN = 64  # iterations that a GPU may lag behind before it is waited for
+# The newest numbers that ranks voted with. A thread of gloo that were the last to hold one would wait for the GIL, which
+# the program holds where it ends the process group and waits for the thread (seen with PyTorch 1.13).
+_KEPT: deque[Any] = deque(maxlen=8)
 
 __all__ = ["SaveOnSignal"]
 
@@ -106,6 +109,7 @@ class _Vote:
             local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
             device = torch.device("cuda", torch.cuda.current_device() or local)
         self._number = torch.full((1,), int(wish), dtype=torch.int32, device=device)
+        _KEPT.append(self._number)
         largest = torch.distributed.ReduceOp.MAX
         self._work = torch.distributed.all_reduce(self._number, op=largest, async_op=True)
         self._copied: Any = None
@@ -148,7 +152,9 @@ class _Times:
         if not self._prints:
             return
         ended = _mark()
-        if type(self._begun) is type(ended):  # else it is the first, or the one in which the GPU was first used
+        if type(self._begun) is type(
+            ended
+        ):  # else it has no begin, or none on the GPU, which was not used before
             ready = self._ready if type(self._ready) is type(ended) else self._begun
             self._open.append((step, self._begun, ready, ended))
         self._begun, self._ready = ended, None

@@ -17,7 +17,8 @@ from typing import Any
 
 from sentinel.integrations import SaveOnSignal
 
-if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:  # its older name, a package of its own
+# Lightning's older name is a package of its own, whose Trainer knows nothing of the newer one's callbacks.
+if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
     from pytorch_lightning.callbacks import Callback
 else:
     from lightning.pytorch.callbacks import Callback
@@ -35,8 +36,14 @@ class SentinelCallback(Callback):  # type: ignore[misc]  # of a package that nee
         self._pid = os.getpid()
         self._step = -1
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy in another process, which catches the signal anew in `setup`."""
+        return {"_arguments": self._arguments, "_options": self._options, "_pid": 0}
+
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if self._pid != os.getpid():  # a strategy that starts its ranks as copies of this process
+        if (
+            self._pid != os.getpid()
+        ):  # a strategy that starts its ranks as copies of this process, or forks them
             self._catch()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -64,7 +71,9 @@ class SentinelCallback(Callback):  # type: ignore[misc]  # of a package that nee
         trainer.save_checkpoint(path)
         self._saver.saved(step)
         if trainer.is_global_zero:
-            self._remove(trainer, [one for one in glob(f"{escape(folder)}/last-sentinel-step=*.ckpt") if one != path])
+            self._remove(
+                trainer, [one for one in glob(f"{escape(folder)}/last-sentinel-step=*.ckpt") if one != path]
+            )
 
     def _remove(self, trainer: Any, paths: list[str]) -> None:
         for path in paths:
