@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 MOST_OPEN = 64  # iterations that a GPU may lag behind before it is waited for
-# The newest numbers that ranks voted with. A thread of gloo that were the last to hold one would wait for the GIL, which
-# the program holds where it ends the process group and waits for the thread (seen with PyTorch 1.13).
+# The newest numbers that ranks voted with. A thread of gloo that were the last to hold one would wait for the GIL,
+# which the program holds where it ends the process group and waits for that thread (seen with PyTorch 1.13).
 _KEPT: deque[Any] = deque(maxlen=8)
 
 __all__ = ["SaveOnSignal"]
