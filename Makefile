@@ -1,6 +1,6 @@
 # The two commands of the README: `make demo` and `make test`. Both install what they need first.
 
-.PHONY: demo test test-busy test-operators chaos explore cluster as-root image lint bench screenshots setup test-setup lock clean
+.PHONY: demo test test-busy test-operators test-trainers chaos explore cluster as-root image lint bench screenshots setup test-setup lock clean
 .DEFAULT_GOAL := demo
 MAKEFLAGS += --no-print-directory
 export PYTHONDONTWRITEBYTECODE :=  # tests start thousands of Pythons: each module is compiled once
@@ -20,6 +20,11 @@ test-busy: test-setup
 # Tests under the operators that `make test` leaves out: it builds them first, which takes long. docs/test-rig.md.
 test-operators: test-setup
 	@.venv/bin/python -m pytest tests/operators $(args)
+
+# Real trainers below real launchers, broken; then docs/trainers.md. Installs gigabytes, or takes what there is:
+# `make test-trainers venv=DIR args="tests/trainers -k torchrun"`.
+test-trainers: test-setup
+	@scripts/trainers.sh $(or $(venv),build/trainers) $(args)
 
 # Kills Sentinel at 2000 instants and breaks nodes of a cluster 10000 times, instead of 200 each as `make test` does.
 # `make chaos kills=500 incidents=1000 nodes=38 seed=7`, `make chaos args="-k nodes_leave"`. A new seed each time.

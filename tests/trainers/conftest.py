@@ -1,0 +1,35 @@
+"""Real trainers, which `make test` leaves out: their packages take gigabytes. `make test-trainers`."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import box
+from tests.trainers.report import ROWS
+
+__all__ = ["box"]
+Keep = Callable[..., None]
+
+
+@pytest.fixture(scope="session")
+def venv() -> Path:
+    """The environment with torch and the launchers: `make test-trainers` names it."""
+    found = Path(os.environ.get("TRAINERS_VENV", "build/trainers")).absolute()
+    assert (found / "bin/torchrun").exists(), f"no torchrun in {found}: make test-trainers makes it"
+    return found
+
+
+@pytest.fixture
+def keep(request: pytest.FixtureRequest) -> Keep:
+    """Writes one row of the page: its kind, and what its table needs (report.py)."""
+
+    def write(kind: str, **row: Any) -> None:
+        ROWS.mkdir(parents=True, exist_ok=True)
+        name = request.node.name.replace("/", "-")
+        (ROWS / f"{kind}-{name}.json").write_text(json.dumps({"kind": kind, **row}, indent=1))
+
+    return write

@@ -1,0 +1,127 @@
+"""A small real training of several ranks: DistributedDataParallel over gloo, nanoGPT's lines, a checkpoint at times.
+
+One rank breaks at one step, once: where the file `broken` is there, it has been. What breaks it is an argument:
+
+    kill | stop | loop | memory GROUP | exit | raise
+
+`memory` fills a control group of little memory that the rank has joined before. The ranks are started by a launcher, or
+by this program with `--spawn`.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def loops():
+    while True:
+        pass
+
+
+def break_down(fault):
+    with open("broken.partial", "w") as file:
+        file.write(str(time.time()))
+    os.replace("broken.partial", "broken")
+    what, _, group = fault.partition(" ")
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif what == "loop":
+        loops()
+    elif what == "memory":
+        with open(f"{group}/cgroup.procs", "w") as file:
+            file.write(str(os.getpid()))
+        kept = []
+        while True:
+            kept.append(bytearray(1 << 20))
+    elif what == "exit":
+        sys.exit(1)
+    elif what == "raise":
+        raise RuntimeError("the training set is not sorted")
+
+
+def train(args):
+    # As long as NCCL's ranks wait for each other; gloo's own would be half an hour.
+    dist.init_process_group("gloo", timeout=timedelta(minutes=10))
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = 0
+    if os.path.exists("ckpt.pt"):
+        saved = torch.load("ckpt.pt")
+        model.module.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        step = saved["iter_num"]
+    while step < args.steps:
+        step += 1
+        begun = time.time()
+        if step == args.at and rank == args.rank and args.fault and not os.path.exists("broken"):
+            break_down(args.fault)
+        rows = torch.randn(16, 32)
+        loss = nn.functional.mse_loss(model(rows), rows.sum(1, keepdim=True))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        time.sleep(0.2)
+        if rank == 0:
+            print(
+                f"iter {step}: loss {loss.item():.4f}, time {(time.time() - begun) * 1000:.2f}ms", flush=True
+            )
+            if step % args.save_every == 0:
+                print("saving checkpoint to ckpt.pt", flush=True)
+                saved = {
+                    "model": model.module.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "iter_num": step,
+                }
+                torch.save(saved, "ckpt.partial")
+                os.replace("ckpt.partial", "ckpt.pt")
+    dist.destroy_process_group()
+
+
+def spawned(number, args, port):
+    os.environ |= {
+        "RANK": str(number),
+        "LOCAL_RANK": str(number),
+        "WORLD_SIZE": str(args.spawn),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    train(args)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--save-every", type=int, default=5)
+    parser.add_argument("--fault", default="")
+    parser.add_argument("--rank", type=int, default=1, help="the one that breaks")
+    parser.add_argument("--at", type=int, default=22, help="the step at which it does")
+    parser.add_argument("--spawn", type=int, default=0, help="start so many ranks")
+    args = parser.parse_args()
+    if args.spawn:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        torch.multiprocessing.spawn(spawned, (args, port), args.spawn)
+        return
+    for name, mpi in (("RANK", "RANK"), ("LOCAL_RANK", "LOCAL_RANK"), ("WORLD_SIZE", "SIZE")):
+        if found := os.environ.get(f"OMPI_COMM_WORLD_{mpi}"):
+            os.environ[name] = found
+    train(args)
+
+
+if __name__ == "__main__":
+    main()

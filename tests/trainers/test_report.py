@@ -1,0 +1,26 @@
+"""The page of what real trainers showed."""
+
+from tests.trainers.report import page
+
+
+def row(launcher: str, fault: str, order: list[int], **more: object) -> dict[str, object]:
+    usual = {"failure": "killed", "rank": 1, "restarted": True, "seconds": 8.4}
+    return {"kind": "launchers", "launcher": launcher, "fault": fault, "order": order, **usual, **more}
+
+
+def test_each_launcher_is_a_column_and_each_fault_a_row() -> None:
+    made = page(
+        [
+            row("torchrun", "a rank loops", [1, 1], failure="hang", rank=None, restarted=False, seconds=None),
+            row("none", "a rank is killed", [0, 0]),
+        ],
+        "",
+    )
+    assert "| | none | torchrun |\n|---|---|---|\n" in made
+    assert "| a rank is killed | killed; rank 1; 8 s |  |" in made
+    assert "| a rank loops |  | hang; no rank; not restarted |" in made
+
+
+def test_a_table_without_new_rows_stays_as_it_was() -> None:
+    before = page([row("none", "a rank is killed", [0, 0])], "")
+    assert page([], before) == before
