@@ -477,8 +477,9 @@ class Controller:
 
     def _save_looked_at(self, picture: JobPicture, note: str) -> None:
         job = picture.job
-        if note != job.save_note:
-            self._save_job(picture, structs.replace(job, save_note=note))
+        if note == job.save_note:
+            return
+        self._save_job(picture, structs.replace(job, save_note=note))
         if note:
             self._event(job, "NotSaveCapable", note, warning=True)
             self._say(job.name, note)

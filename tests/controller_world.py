@@ -44,6 +44,7 @@ class FakeCluster:
         self.hooks: dict[str, Hook] = {}
         self.calls: list[tuple[str, Any, str]] = []
         self.running: dict[int, int] = {}  # incarnation -> ranks
+        self.catches = True  # whether ranks have a handler for the save signal
         self.gpus = ["GPU a", "GPU b"]
 
     def names(self) -> list[str]:
@@ -85,7 +86,7 @@ class FakeCluster:
         return SignalOutcome(sent=tuple(ranks))
 
     async def save_capable(self, job: str, incarnation: int, name: str) -> dict[int, bool]:
-        return {}
+        return dict.fromkeys(range(self.running.get(incarnation, 0)), self.catches)
 
     async def files(self, job: str, incarnation: int, cwd: str, pattern: str) -> Files:
         return {}

@@ -17,6 +17,7 @@ from sentinel.core.reports import RankReport
 from sentinel.effects import perform
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.machine_controller import BLIND, BLIND_S
+from sentinel.save_looks import AGAIN_MOST_S, UNREAD_S
 from tests.controller_world import RESUMABLE, World, gpu_fault, without_proof
 from tests.waits import turns
 
@@ -542,6 +543,29 @@ def test_a_job_in_whose_output_no_iteration_is_seen_says_so_until_one_is(tmp_pat
         world.steps(1)
         world.controller.cycle()
         assert not world.job.degraded
+
+    play(tmp_path, scene)
+
+
+def test_ranks_that_do_not_catch_the_signal_are_told_once_and_until_they_do(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        world.cluster.catches = False
+        world.clock.mono_s += UNREAD_S - 1.0  # it loads its model
+        world.controller.cycle()
+        await turns()
+        assert not world.job.save_note
+        world.steps(1)
+        world.controller.cycle()
+        await world.until(lambda: world.job.save_note)
+        for _ in range(5):
+            world.clock.mono_s += AGAIN_MOST_S
+            world.controller.cycle()
+            await turns()
+        assert len([one for one in world.store.events("j") if one.reason == "NotSaveCapable"]) == 1
+        world.cluster.catches = True
+        world.clock.mono_s += AGAIN_MOST_S
+        world.controller.cycle()
+        await world.until(lambda: not world.job.save_note)
 
     play(tmp_path, scene)
 

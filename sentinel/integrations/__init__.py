@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+LIFE_S = 5.0  # between two lines of an evaluation
 MOST_OPEN = 64  # iterations that a GPU may lag behind before it is waited for
 # The newest numbers that ranks voted with. A thread of gloo that were the last to hold one would wait for the GIL,
 # which the program holds where it ends the process group and waits for that thread (seen with PyTorch 1.13).
@@ -46,8 +47,9 @@ class SaveOnSignal:
             raise ValueError(f'times: expected "first", "all" or "none", found {times!r}')
         self._asked = False
         self._vote: _Vote | None = None
-        prints = times == "all" or (times == "first" and os.environ.get("LOCAL_RANK", "0") == "0")
-        self._times = _Times(prints)
+        self._prints = times == "all" or (times == "first" and os.environ.get("LOCAL_RANK", "0") == "0")
+        self._times = _Times(self._prints)
+        self._alive_s = -LIFE_S
         self._before = signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -65,6 +67,13 @@ class SaveOnSignal:
     def begin(self) -> None:
         """The next iteration begins now: what came before it, an evaluation or a save, is no part of it."""
         self._times.begin()
+
+    def evaluating(self, step: int, done: int, total: int | None = None) -> None:
+        """After each batch of an evaluation, `done` of `total`: a line now and then says that it is no hang."""
+        now_s = time.monotonic()
+        if self._prints and now_s - self._alive_s >= LIFE_S:
+            self._alive_s = now_s
+            print(f"evaluating step {step}: batch {done}{f'/{total}' if total else ''}", flush=True)
 
     def batch_ready(self) -> None:
         """`batches` does it. Where loops are others', called when the first batch of an iteration is there."""

@@ -61,6 +61,12 @@ class SentinelCallback(Callback):  # type: ignore[misc]  # of a package that nee
         if self._saver.should_save(step):
             self._save(trainer, step)
 
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        total = trainer.num_val_batches[dataloader_idx]
+        self._saver.evaluating(trainer.global_step, batch_idx + 1, total if isinstance(total, int) else None)
+
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self._saver.begin()
 

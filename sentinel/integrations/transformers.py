@@ -20,6 +20,7 @@ class SentinelCallback(TrainerCallback):  # type: ignore[misc]  # of a package t
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._saver = SaveOnSignal(*args, **options)
+        self._evaluated = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._saver.begin()
@@ -31,7 +32,12 @@ class SentinelCallback(TrainerCallback):  # type: ignore[misc]  # of a package t
         if self._saver.should_save(state.global_step):
             control.should_save = True
 
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._evaluated += 1
+        self._saver.evaluating(state.global_step, self._evaluated)
+
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._evaluated = 0
         self._saver.begin()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -1,0 +1,78 @@
+"""Hugging Face's Trainer with a tiny model. FOLDER STEPS EVALUATE_AT EVALUATION_S SIGNAL_AT; 0: never.
+
+At the end rank 0 prints a number that is another one for any other weights.
+"""
+
+import hashlib
+import os
+import signal
+import sys
+import time
+
+import torch
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+from transformers.trainer_utils import get_last_checkpoint
+
+from sentinel.integrations.transformers import SentinelCallback
+
+FOLDER = sys.argv[1]
+STEPS, EVALUATE_AT, EVALUATION_S, SIGNAL_AT = (int(word) for word in sys.argv[2:])
+STEP_S = 0.05
+
+
+class Texts(torch.utils.data.Dataset):
+    def __init__(self, size, pause_s=0.0):
+        self.size, self.pause_s = size, pause_s
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        time.sleep(self.pause_s)
+        words = torch.randint(0, 50, (8,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": words, "labels": index % 2}
+
+
+class Disturbance(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        time.sleep(STEP_S)
+        if state.global_step + 1 == SIGNAL_AT and os.environ.get("RANK") == "1":
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_evaluate = state.global_step == EVALUATE_AT
+
+
+torch.manual_seed(0)
+model = BertForSequenceClassification(
+    BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+)
+args = TrainingArguments(
+    output_dir=FOLDER,
+    max_steps=STEPS,
+    per_device_train_batch_size=4,
+    per_device_eval_batch_size=1,
+    save_strategy="no",
+    logging_steps=10,
+    use_cpu=True,
+    report_to=[],
+)
+trainer = Trainer(
+    model,
+    args,
+    train_dataset=Texts(1000),
+    eval_dataset=Texts(2 * EVALUATION_S, pause_s=1.0),  # of two ranks, each of which takes every other one
+    callbacks=[SentinelCallback(), Disturbance()],
+)
+trainer.train(resume_from_checkpoint=get_last_checkpoint(FOLDER) if os.path.isdir(FOLDER) else None)
+if trainer.is_world_process_zero():
+    weights = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
+    print("\nweights", hashlib.sha256(weights).hexdigest(), flush=True)

@@ -1,0 +1,83 @@
+"""Lightning with a tiny model on two ranks of its own making. Arguments and last line are those of hf.py."""
+
+import hashlib
+import os
+import signal
+import sys
+import time
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from sentinel.integrations.lightning import SentinelCallback
+
+FOLDER = sys.argv[1]
+STEPS, EVALUATE_AT, EVALUATION_S, SIGNAL_AT = (int(word) for word in sys.argv[2:])
+STEP_S = 0.05
+
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+
+    def training_step(self, batch, index):
+        time.sleep(STEP_S)
+        if self.global_step + 1 == SIGNAL_AT and self.global_rank == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return self.layer(batch).square().mean()
+
+    def validation_step(self, batch, index):
+        time.sleep(1.0)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+class Batches:
+    """Keeps its place, for without that Lightning goes on with the first batches of the epoch again."""
+
+    def __init__(self, size, rank=0):
+        self.size, self.rank, self.at = size, rank, 0
+
+    def __len__(self):
+        return self.size
+
+    def __iter__(self):
+        while self.at < self.size:
+            self.at += 1
+            yield torch.randn(4, 8, generator=torch.Generator().manual_seed(2 * self.at + self.rank))
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+def main():
+    torch.manual_seed(0)
+    model = Model()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        max_steps=STEPS,
+        callbacks=[ModelCheckpoint(dirpath=FOLDER, save_last=True), SentinelCallback()],
+        logger=False,
+        num_sanity_val_steps=0,
+        val_check_interval=EVALUATE_AT or None,
+        limit_val_batches=EVALUATION_S,
+        check_val_every_n_epoch=1,
+    )
+    training, validation = Batches(1000, trainer.global_rank), Batches(EVALUATION_S)
+    trainer.fit(model, training, validation if EVALUATE_AT else None, ckpt_path="last")
+    if trainer.is_global_zero:
+        weights = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
+        print("\nweights", hashlib.sha256(weights).hexdigest(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
