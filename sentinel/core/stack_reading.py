@@ -17,7 +17,9 @@ _USED = re.compile(
 )
 _PLACES = re.compile(r"samples in (\d+) place")
 # As py-spy prints a stack: `Thread 812 (active): "MainThread"`, then `    all_reduce (torch/distributed/….py:2501)`.
-_THREAD = re.compile(r'^Thread .*?(?:: "(?P<name>[^"]*)")?$')
+_THREAD = re.compile(r'^Thread (?P<state>.*?)(?:: "(?P<name>[^"]*)")?$')
+# It holds the interpreter: it runs Python. Torch lets go of it wherever it waits for a GPU, in `loss.item()` too.
+_RUNS_PYTHON = "+gil)"
 _FRAME = re.compile(r"^ {4}(?P<function>\S+) \((?P<file>[^()]*?)(?::\d+)?\)$")
 # A rank waits for others where its innermost frames, before any of another program, are of a library that does it.
 _LIBRARY = re.compile(r"(?:^|/)(?:torch|deepspeed|horovod|mpi4py)/")
@@ -44,6 +46,7 @@ class Stack(Struct, frozen=True):
     frames: tuple[str, ...] = ()
     others: tuple[str, ...] = ()  # of its other threads
     talks: bool = False  # one of those does network requests, or runs a program
+    runs: bool = False  # it runs Python at this moment, so that it waits for no GPU
 
 
 class Used(Struct, frozen=True, gc=False):
@@ -85,7 +88,7 @@ def read_head(text: str) -> Head | None:
 def read(text: str) -> Stack | None:
     """None: not the Python stack of a rank."""
     head = _RANK.match(text)
-    frames, others = _threads(text.splitlines()) if head else ([], [])
+    state, frames, others = _threads(text.splitlines()) if head else ("", [], [])
     if head is None or not frames:
         return None
     inner = takewhile(lambda frame: _LIBRARY.search(frame["file"]), frames)
@@ -100,21 +103,22 @@ def read(text: str) -> Stack | None:
         tuple(frame[0].strip() for frame in frames),
         tuple(frame[0].strip() for frame in others),
         any(_TALKS.search(frame["file"]) for frame in others),
+        state.endswith(_RUNS_PYTHON),
     )
 
 
-def _threads(lines: Sequence[str]) -> tuple[list[re.Match[str]], list[re.Match[str]]]:
-    """The frames of the main thread, else of the first, innermost first; and those of all others."""
-    threads: list[tuple[str, list[re.Match[str]]]] = []
+def _threads(lines: Sequence[str]) -> tuple[str, list[re.Match[str]], list[re.Match[str]]]:
+    """State and frames of the main thread, else of the first, innermost first; and the frames of all others."""
+    threads: list[tuple[str, str, list[re.Match[str]]]] = []
     for line in lines:
         if (thread := _THREAD.match(line)) is not None:
-            threads.append((thread.group("name") or "", []))
+            threads.append((thread.group("name") or "", thread["state"], []))
         elif threads and (frame := _FRAME.match(line)) is not None:
-            threads[-1][1].append(frame)
+            threads[-1][2].append(frame)
     threads.sort(key=lambda thread: thread[0] != "MainThread")
     if not threads:
-        return [], []
-    return threads[0][1], [frame for _, frames in threads[1:] for frame in frames]
+        return "", [], []
+    return threads[0][1], threads[0][2], [frame for _, _, frames in threads[1:] for frame in frames]
 
 
 def _is_standard(frame: re.Match[str]) -> bool:
@@ -147,7 +151,7 @@ def named(verdict: Verdict, stacks: Sequence[str], size: int) -> Verdict:
         return verdict
     one, others = away[0], [stack for stack in found if stack.waits]
     # A number that is fetched from the GPU (`loss.item()`) shows no frame of torch, and waits for the others' work too.
-    if not (one.surely or all(stack.surely for stack in others)):
+    if not (one.surely or one.runs or all(stack.surely for stack in others)):
         return verdict
     other = others[0]
     why = (

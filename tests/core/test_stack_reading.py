@@ -67,9 +67,19 @@ def test_nobody_is_named_where_the_stacks_do_not_tell() -> None:
 
 
 def test_who_may_wait_for_the_gpu_is_not_blamed() -> None:
-    _, spinning, _ = stacks("loop")
+    _, backward, item = stacks("gpu")
+    assert named(HUNG, [item, backward], 1) == HUNG  # `loss.item()` has no frame of its own
+
+
+def test_who_runs_python_while_the_others_are_in_the_backward_pass_is_the_one_they_wait_for() -> None:
+    _, spinning, _ = stacks("loop")  # (active+gil): who waits for a GPU is (active)
     backward = stacks("data_loader")[0]
-    assert named(HUNG, [spinning, backward], 1) == HUNG  # `loss.item()` has no frame of its own
+    verdict = named(HUNG, [backward, spinning], 1)
+    assert verdict.worker == 1
+    assert (
+        "Rank 1 stands in spin (train.py:8); the other waits for it in _engine_run_backward"
+        in verdict.sentence
+    )
 
 
 def test_who_waits_for_a_gpu_may_wait_for_others_and_a_call_without_a_frame_tells_nothing() -> None:
