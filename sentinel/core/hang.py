@@ -253,7 +253,9 @@ def hang_signal(
         culprit = Culprit(None, culprit.why)  # one of several, and nothing tells which
     last = max((r.last_step or 0 for r in stuck), default=0)
     named = culprit.rank if culprit.worker is None else culprit.worker
-    subject = "The job" if named is None else f"Rank {named}"
+    # A lone program may have ranks of its own that nobody sees (`mp.spawn`): "Rank 0" would be taken for one of them.
+    lone = culprit.worker is None and len(timed) == len(alive) == 1
+    subject = "The job" if named is None or lone else f"Rank {named}"
     if culprit.rank is not None and len(alive) > 1:
         last = next((r.last_step or 0 for r in timed if r.rank == culprit.rank), last)
     sentence = f"{subject} has made no iteration for {length(silent_s)} after iteration {last}"

@@ -121,6 +121,15 @@ def test_the_rank_that_stopped_first_is_named_and_those_that_wait_for_it_are_not
     assert any("others reached 51" in line for line in signal.evidence)
 
 
+def test_of_a_lone_program_it_is_the_job_that_hangs_and_no_rank() -> None:
+    timing = job(after_s=5.0)
+    feed(timing, count=50)
+    signal = hang(timing, 60)
+    assert signal is not None
+    assert signal.rank == 0
+    assert signal.sentence.startswith("The job has made no iteration for")
+
+
 def test_at_equal_steps_the_rank_that_fell_silent_clearly_earlier_is_named() -> None:
     timing = job(3, after_s=5.0)
     for rank in range(3):
