@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,13 @@ from tests.trainers.report import ROWS
 
 __all__ = ["box"]
 Keep = Callable[..., None]
+TOLD = ("torch", "transformers", "accelerate", "lightning", "deepspeed")
+VERSIONS = f"""
+import json
+from importlib.metadata import distributions
+found = {{one.name: one.version for one in distributions()}}
+print(json.dumps({{name: found[name] for name in {TOLD} if name in found}}))
+"""
 
 
 @pytest.fixture(scope="session")
@@ -23,13 +31,21 @@ def venv() -> Path:
     return found
 
 
+@pytest.fixture(scope="session")
+def versions(venv: Path) -> dict[str, str]:
+    done = subprocess.run([venv / "bin/python", "-c", VERSIONS], capture_output=True, check=True)
+    return json.loads(done.stdout)
+
+
 @pytest.fixture
-def keep(request: pytest.FixtureRequest) -> Keep:
+def keep(request: pytest.FixtureRequest, versions: dict[str, str]) -> Keep:
     """Writes one row of the page: its kind, and what its table needs (report.py)."""
 
     def write(kind: str, **row: Any) -> None:
         ROWS.mkdir(parents=True, exist_ok=True)
         name = request.node.name.replace("/", "-")
-        (ROWS / f"{kind}-{name}.json").write_text(json.dumps({"kind": kind, **row}, indent=1))
+        (ROWS / f"{kind}-{name}.json").write_text(
+            json.dumps({"kind": kind, "versions": versions, **row}, indent=1)
+        )
 
     return write

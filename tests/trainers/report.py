@@ -15,14 +15,13 @@ from sentinel.failures import failure_classes
 
 REPO = Path(__file__).parents[2]
 ROWS = REPO / "build/trainer-rows"
-REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 Row = dict[str, Any]
 
 HEAD = """\
 # Tried with real trainers
 
 `make test-trainers` runs real training programs under `sentinel run` and writes this page: nothing here is written by
-hand. It was made with {versions}.
+hand.
 """
 LAUNCHERS = """\
 Two ranks of a small training (DistributedDataParallel over gloo, on the CPU) are started by each launcher, and one of
@@ -56,10 +55,10 @@ TABLES: dict[str, tuple[str, str, Callable[[list[Row]], str]]] = {
 
 
 def page(rows: list[Row], before: str) -> str:
-    parts = [HEAD.format(versions=versions())]
+    parts = [HEAD]
     for kind, (heading, about, table) in TABLES.items():
         if own := [row for row in rows if row["kind"] == kind]:
-            parts.append(f"## {heading}\n\n{about}\n{table(own)}\n")
+            parts.append(f"## {heading}\n\n{about}\nMade with {versions(own)}.\n\n{table(own)}\n")
         elif kept := re.search(
             rf"^## {re.escape(heading)}\n.*?(?=^## |\Z)", before, re.MULTILINE | re.DOTALL
         ):
@@ -67,10 +66,11 @@ def page(rows: list[Row], before: str) -> str:
     return "\n".join(parts)
 
 
-def versions() -> str:
-    pinned = dict(line.split("==") for line in REQUIREMENTS.read_text().split() if "==" in line)
-    named = ("torch", "transformers", "accelerate", "lightning", "deepspeed")
-    return ", ".join(f"{name} {pinned[name]}" for name in named if name in pinned)
+def versions(rows: list[Row]) -> str:
+    """Of all runs that the rows are from."""
+    return ", ".join(
+        sorted({f"{name} {version}" for row in rows for name, version in row["versions"].items()})
+    )
 
 
 def main(argv: list[str]) -> int:

@@ -72,7 +72,11 @@ USUAL = {
     "launcher": Cell("killed", "node", None),
 }
 # Where a launcher tells less, or something else.
-OTHERWISE: dict[tuple[str, str], Cell] = {}
+OTHERWISE = {
+    # Its ranks carry no numbers that can be seen, and are not looked at.
+    ("mp.spawn", "stop"): Cell("hang", "unknown", None),
+    ("mp.spawn", "loop"): Cell("hang", "unknown", None),
+}
 CASES = [
     (launcher, fault)
     for launcher in LAUNCHERS
@@ -141,7 +145,8 @@ def judge(box: Box, venv: Path, keep: Keep, launcher: str, fault: str, order: st
     assert (code == 0) == wanted.restarted, box.story()
     if wanted.restarted:
         assert first.lost is not None
-        assert first.lost.resumed_from == SAVED, box.story()
+        # A launcher that is told to end may wake a rank that a signal had stopped: the job then went on for a moment.
+        assert (first.lost.resumed_from or 0) >= SAVED, box.story()
     box.empty()
 
 

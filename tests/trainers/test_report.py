@@ -5,7 +5,15 @@ from tests.trainers.report import page
 
 def row(launcher: str, fault: str, order: list[int], **more: object) -> dict[str, object]:
     usual = {"failure": "killed", "rank": 1, "restarted": True, "seconds": 8.4}
-    return {"kind": "launchers", "launcher": launcher, "fault": fault, "order": order, **usual, **more}
+    return {
+        "kind": "launchers",
+        "versions": {"torch": "2.15.0"},
+        "launcher": launcher,
+        "fault": fault,
+        "order": order,
+        **usual,
+        **more,
+    }
 
 
 def test_each_launcher_is_a_column_and_each_fault_a_row() -> None:
@@ -16,6 +24,7 @@ def test_each_launcher_is_a_column_and_each_fault_a_row() -> None:
         ],
         "",
     )
+    assert "Made with torch 2.15.0.\n" in made
     assert "| | none | torchrun |\n|---|---|---|\n" in made
     assert "| a rank is killed | killed; rank 1; 8 s |  |" in made
     assert "| a rank loops |  | hang; no rank; not restarted |" in made
