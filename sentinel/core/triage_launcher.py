@@ -11,10 +11,12 @@ from sentinel.core.triage_case import REPORT, Case, Why, finding_clause
 from sentinel.core.triage_rows import Row
 
 # How launchers number their processes: `[rank1]: ` and `[default1]:` before a line, torchrun's own report, mp.spawn's,
-# two of mpirun's.
+# two of mpirun's, deepspeed's with the argument that it gave. It looks once a second, and of ranks that ended by an
+# exit code meanwhile it tells the one of the least number: only a signal's is taken.
 _INNER = re.compile(
     r"^\[(?:rank|default)(\d+)\]:|\bfailed \(exitcode: -?\d+\) local_rank: (\d+)|\bprocess (\d+) terminated\b"
     r"|\bprocess rank (\d+) with PID|\bProcess name: \[\[\d+,\d+\],(\d+)\]"
+    r"|'--local_rank=(\d+)'.*\] exits with return code = -"
 )
 _REPORT = re.compile(
     r"\bfailed \(exitcode: |\bProcessExitedException: |\bdied with <Signals\.|\bprocess rank \d+ with PID "
@@ -48,7 +50,9 @@ def named_inner(why: Why, row: Row, case: Case) -> Why:
     named = (case.worker_of_pid(int(pid)) for pid in _PID.findall(row.match.line))
     number = next((one for one in named if one is not None), number)  # a report counts those of its machine
     # A rank that nobody else has started says `[rank3]: ` too.
-    if number is None or (row.match.line.startswith("[") and report_of(row.match.rank, case) is None):
+    if number is None or (
+        row.match.line.startswith(("[rank", "[default")) and report_of(row.match.rank, case) is None
+    ):
         return why
     return of_worker(why, number)
 

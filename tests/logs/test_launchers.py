@@ -4,6 +4,7 @@
 of accelerate is `os.kill(os.getpid(), 9)` alone); folders were renamed. Process 1 ends at its fifth step by SIGKILL,
 SIGSEGV, `os._exit`, an exception or a name that is not defined.
 
+That of deepspeed is 0.19.8, with the program of tests/trainers, of whose iterations the last are left.
 That of mpirun is Open MPI 4.1.4, with two processes that wait for each other's files and print Megatron's line.
 
     dist.init_process_group("gloo")
@@ -78,6 +79,7 @@ def of(
         ("spawn-crashed", "segfault", Restartable.ONCE, Budget.JOB),
         ("spawn-exit-1", "rank-exit", Restartable.YES, Budget.JOB),
         ("spawn-exception", "exception", Restartable.YES, Budget.JOB),
+        ("deepspeed-killed", "killed", Restartable.YES, Budget.INFRASTRUCTURE),
         ("mpirun-killed", "killed", Restartable.YES, Budget.INFRASTRUCTURE),
         ("mpirun-exit-1", "rank-exit", Restartable.YES, Budget.JOB),
     ],
