@@ -45,7 +45,7 @@ LAUNCHERS = {
     # `--cpu` would start one process, however many are asked for.
     "accelerate": "{bin}/accelerate launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no "
     "--dynamo_backend no --main_process_port {port}",
-    "deepspeed": "{bin}/deepspeed --num_gpus 2 --no_local_rank --master_port {port}",
+    "deepspeed": "{bin}/deepspeed --num_gpus 2 --master_port {port}",
     "mp.spawn": "{bin}/python",
     "mpirun": "mpirun -np 2 --allow-run-as-root --oversubscribe -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT={port} "
     "{bin}/python",
@@ -67,12 +67,14 @@ USUAL = {
     "stop": Cell("hang", "unknown", 1),
     "loop": Cell("hang", "unknown", 1),
     "memory": Cell("host-oom", "host memory", 1),
-    "exit": Cell("user-exit", "unknown", 1),
+    "exit": Cell("rank-exit", "unknown", 1),
     "raise": Cell("exception", "unknown", 1),
     "launcher": Cell("killed", "node", None),
 }
 # Where a launcher tells less, or something else.
 OTHERWISE = {
+    # Its own exit code is seen, not what a launcher says of it.
+    ("none", "exit"): Cell("user-exit", "unknown", 1),
     # Its ranks carry no numbers that can be seen, and are not looked at.
     ("mp.spawn", "stop"): Cell("hang", "unknown", None),
     ("mp.spawn", "loop"): Cell("hang", "unknown", None),

@@ -110,6 +110,7 @@ def main():
     parser.add_argument("--rank", type=int, default=1, help="the one that breaks")
     parser.add_argument("--at", type=int, default=22, help="the step at which it does")
     parser.add_argument("--spawn", type=int, default=0, help="start so many ranks")
+    parser.add_argument("--local_rank", help="as deepspeed gives it; the environment tells it too")
     args = parser.parse_args()
     if args.spawn:
         with socket.socket() as free:
