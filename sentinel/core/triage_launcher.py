@@ -11,12 +11,12 @@ from sentinel.core.triage_case import REPORT, Case, Why, finding_clause
 from sentinel.core.triage_rows import Row
 
 # How launchers number their processes: `[rank1]: ` and `[default1]:` before a line, torchrun's own report, mp.spawn's,
-# two of mpirun's, deepspeed's with the argument that it gave. It looks once a second, and of ranks that ended by an
-# exit code meanwhile it tells the one of the least number: only a signal's is taken.
+# two of mpirun's, deepspeed's with the argument that it gave. It looks once a second, and of ranks that ended meanwhile
+# it tells the one of the least number: by_silent_end asks whether that one complained of another.
 _INNER = re.compile(
     r"^\[(?:rank|default)(\d+)\]:|\bfailed \(exitcode: -?\d+\) local_rank: (\d+)|\bprocess (\d+) terminated\b"
     r"|\bprocess rank (\d+) with PID|\bProcess name: \[\[\d+,\d+\],(\d+)\]"
-    r"|'--local_rank=(\d+)'.*\] exits with return code = -"
+    r"|'--local_rank=(\d+)'.*\] exits with return code = "
 )
 _REPORT = re.compile(
     r"\bfailed \(exitcode: |\bProcessExitedException: |\bdied with <Signals\.|\bprocess rank \d+ with PID "

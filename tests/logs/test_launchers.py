@@ -80,6 +80,7 @@ def of(
         ("spawn-exit-1", "rank-exit", Restartable.YES, Budget.JOB),
         ("spawn-exception", "exception", Restartable.YES, Budget.JOB),
         ("deepspeed-killed", "killed", Restartable.YES, Budget.INFRASTRUCTURE),
+        ("deepspeed-exit-1", "rank-exit", Restartable.YES, Budget.JOB),
         ("mpirun-killed", "killed", Restartable.YES, Budget.INFRASTRUCTURE),
         ("mpirun-exit-1", "rank-exit", Restartable.YES, Budget.JOB),
     ],
