@@ -78,6 +78,10 @@ OTHERWISE = {
     # Its ranks carry no numbers that can be seen, and are not looked at.
     ("mp.spawn", "stop"): Cell("hang", "unknown", None),
     ("mp.spawn", "loop"): Cell("hang", "unknown", None),
+    # The kernel names a pid, mp.spawn a number: that the two are one process is not known.
+    ("mp.spawn", "memory"): Cell("killed", "node", 1),
+    # It says which one it was in a line of its own, before the traceback.
+    ("mp.spawn", "raise"): Cell("exception", "unknown", None),
 }
 CASES = [
     (launcher, fault)
