@@ -73,8 +73,8 @@ USUAL = {
 }
 # Where a launcher tells less, or something else.
 OTHERWISE = {
-    # Its own exit code is seen, not what a launcher says of it.
-    ("none", "exit"): Cell("user-exit", "unknown", 1),
+    # No launcher says a word, and 1 is what any exception ends with.
+    ("none", "exit"): Cell("unknown", "unknown", 1),
     # Its ranks carry no numbers that can be seen, and are not looked at.
     ("mp.spawn", "stop"): Cell("hang", "unknown", None),
     ("mp.spawn", "loop"): Cell("hang", "unknown", None),
