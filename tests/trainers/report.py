@@ -48,8 +48,27 @@ def launcher_cell(row: Row) -> str:
     return f"{failure_classes()[row['failure']].title}; {who}; {what}"
 
 
+TRAINERS = """\
+Two ranks with what `sentinel.integrations` has for each ([save.md](save.md)). *Steps read*: the last one is known to
+Sentinel. *Asked by the signal*: one rank alone gets it, and all save so many steps later. *Save proved*: how long
+Sentinel waited for the proof where it stopped the job. *Weights*: those of a training that was stopped so and resumed,
+and of one that was not. *Evaluation*: how long it went on, and after what silence the policy calls a hang.
+"""
+
+
+def trainers(rows: list[Row]) -> str:
+    lines = ["| | steps read | asked by the signal | save proved | weights | evaluation |", "|---" * 6 + "|"]
+    for row in sorted(rows, key=lambda row: row["order"]):
+        lines.append(
+            f"| {row['trainer']} | all {row['steps']} | {row['late']} step{'s' * (row['late'] != 1)} later "
+            f"| after {row['proved_s']:.1f} s | the same | {row['evaluation_s']} s, left alone ({row['hang_s']} s) |"
+        )
+    return "\n".join(lines)
+
+
 # The kind of a row -> heading, what stands above the table, and what makes it.
 TABLES: dict[str, tuple[str, str, Callable[[list[Row]], str]]] = {
+    "trainers": ("Trainers", TRAINERS, trainers),
     "launchers": ("Launchers and faults", LAUNCHERS, launchers),
 }
 

@@ -88,6 +88,7 @@ def test_a_trainer_is_read_left_alone_and_saves_when_it_is_asked(
         "trainers",
         trainer=TRAINERS[trainer][0],
         order=list(TRAINERS).index(trainer),
+        steps=record.last_step,
         late=saved[0] - 10,
         evaluation_s=EVALUATION_S,
         hang_s=HANG_S,
