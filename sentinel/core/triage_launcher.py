@@ -11,13 +11,13 @@ from sentinel.core.triage_case import REPORT, Case, Why, finding_clause
 from sentinel.core.triage_rows import Row
 
 # How launchers number their processes: `[rank1]: ` and `[default1]:` before a line, torchrun's own report, mp.spawn's,
-# two of mpirun's, deepspeed's with the argument that it gave. It looks once a second, and of ranks that ended meanwhile
-# it tells the one of the least number: by_silent_end asks whether that one complained of another.
+# two of mpirun's.
 _INNER = re.compile(
     r"^\[(?:rank|default)(\d+)\]:|\bfailed \(exitcode: -?\d+\) local_rank: (\d+)|\bprocess (\d+) terminated\b"
     r"|\bprocess rank (\d+) with PID|\bProcess name: \[\[\d+,\d+\],(\d+)\]"
-    r"|'--local_rank=(\d+)'.*\] exits with return code = "
 )
+# deepspeed's report: whichever ended, it names the command of the last one that it had started.
+_LAST = re.compile(r"'--local_rank=(\d+)'.*\] exits with return code = ")
 _REPORT = re.compile(
     r"\bfailed \(exitcode: |\bProcessExitedException: |\bdied with <Signals\.|\bprocess rank \d+ with PID "
 )
@@ -30,10 +30,25 @@ def inner_rank(line: str) -> int | None:
     return next(int(number) for number in found.groups() if number is not None) if found else None
 
 
+def _complaining(case: Case) -> set[int]:
+    """The processes of a launcher that said something themselves, as those do that lost another one."""
+    said = (inner_rank(row.match.line) for row in case.rows if row.cls.id != REPORT)
+    return {number for number in said if number is not None}
+
+
+def _gone(row: Row, case: Case) -> int | None:
+    """The number of the process of whose end a launcher tells."""
+    last = _LAST.search(row.match.line)
+    if last is None:
+        return inner_rank(row.match.line)
+    silent = set(range(int(last[1]) + 1)) - _complaining(case)
+    return silent.pop() if len(silent) == 1 else None
+
+
 def report_of(rank: int, case: Case) -> Row | None:
     """A launcher's word in this rank's log, with the number of the process if there is one."""
     told = [row for row in case.rows if row.cls.id == REPORT and row.match.rank == rank]
-    return next((row for row in told if inner_rank(row.match.line) is not None), told[0] if told else None)
+    return next((row for row in told if _gone(row, case) is not None), told[0] if told else None)
 
 
 def about_another(row: Row, case: Case) -> bool:
@@ -46,7 +61,7 @@ def about_another(row: Row, case: Case) -> bool:
 
 def named_inner(why: Why, row: Row, case: Case) -> Why:
     """With which of a launcher's processes it was."""
-    number = inner_rank(row.match.line)
+    number = _gone(row, case)
     named = (case.worker_of_pid(int(pid)) for pid in _PID.findall(row.match.line))
     number = next((one for one in named if one is not None), number)  # a report counts those of its machine
     # A rank that nobody else has started says `[rank3]: ` too.
@@ -74,11 +89,10 @@ def by_report(rank: int, case: Case) -> Why | None:
 def by_silent_end(case: Case) -> Why | None:
     """The one process of a launcher that ended without a word, while the others complain that it is gone."""
     told = report_of(0, case) if case.size == 1 else None
-    gone = inner_rank(told.match.line) if told is not None else None
+    gone = _gone(told, case) if told is not None else None
     if gone is None:
         return None
-    said = (inner_rank(row.match.line) for row in case.rows if row.cls.id != REPORT)
-    complaining = {number for number in said if number is not None}
+    complaining = _complaining(case)
     # The launcher counts on its own machine, its ranks on all of them: these are the same on the first machine only.
     first_machine = 0 in complaining if gone else 1 in complaining and len(complaining) > 1
     return by_report(0, case) if first_machine and gone not in complaining else None

@@ -94,6 +94,13 @@ def test_what_ended_a_process_of_a_launcher_is_the_verdict_and_the_process_is_na
         assert "rank 1 of those that a launcher had started" in v.sentence, v
 
 
+def test_the_first_rank_below_deepspeed_is_named_though_its_report_shows_the_last_ones_command(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    v = verdict(HERE / "launchers/deepspeed-killed-first.log", shipped, tmp_path)
+    assert (v.failure, v.worker) == ("killed", 0), v
+
+
 def test_a_single_process_of_accelerate_that_was_killed_is_no_error_of_its_program(
     shipped: RuleSet, tmp_path: Path
 ) -> None:
