@@ -32,6 +32,7 @@ WATCH_S = 2.0
 EVENTS_SHOWN = 20
 ENDED_SHOWN = 20
 EVIDENCE_SHOWN = 6
+STACK_LINES = 12  # of each rank
 
 
 class _UnknownJob(Exception):
@@ -307,10 +308,22 @@ def _incident(item: Incident, now_wall_s: float) -> list[str]:
         )
     )
     lines += [f"    {printable(line)}" for line in verdict.evidence[:EVIDENCE_SHOWN]]
+    lines += _stacks(item)
     rows = [
         (when(step.wall_s, now_wall_s), step.phase.value, step.sentence or step.reason) for step in item.steps
     ]
     return lines + [f"  {line}" for line in table(("TIME", "PHASE", "WHAT"), rows)] if rows else lines
+
+
+def _stacks(item: Incident) -> list[str]:
+    """Where each rank stood: of its threads the first lines, which are the innermost calls."""
+    lines: list[str] = []
+    for text in item.stacks:
+        own = text.splitlines()
+        lines += [f"    {printable(line)}" for line in own[:STACK_LINES]]
+        if len(own) > STACK_LINES:
+            lines.append(f"      … {len(own) - STACK_LINES} more lines: on the page, in the mail, by -o json")
+    return ["  Stacks", *lines] if lines else []
 
 
 def _events(view: View) -> list[str]:

@@ -92,6 +92,26 @@ def test_one_job_is_told_with_its_whole_story(state: Path, capsys: pytest.Captur
     assert "secret-token" not in text
 
 
+def test_where_the_ranks_stood_is_told_with_the_innermost_calls(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deep = "\n".join(
+        ["rank 0: S", "Thread 7 (idle)", *(f"    call_{number} (a.py:1)" for number in range(20))]
+    )
+    incident = structs.replace(
+        samples.incident(3), stacks=(deep, "rank 1: T\nThread 8\n    \x1b]0;gone\x07 (b.py:2)")
+    )
+    store = LocalStore(state / "state.db")
+    store.save(incidents=(incident,))
+    store.close()
+    assert run(state, "llama-7b") == 0
+    text = capsys.readouterr().out
+    for told in ("  Stacks\n    rank 0: S\n", "call_9 (a.py:1)", "… 10 more lines", "    rank 1: T\n"):
+        assert told in text, told
+    assert "call_10" not in text
+    assert not set("\x1b\x07") & set(text)
+
+
 def test_what_a_log_said_cannot_steer_the_terminal(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(state, "llama-7b")
     text = capsys.readouterr().out
