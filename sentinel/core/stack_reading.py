@@ -18,13 +18,13 @@ _USED = re.compile(
 _PLACES = re.compile(r"samples in (\d+) place")
 # As py-spy prints a stack: `Thread 812 (active): "MainThread"`, then `    all_reduce (torch/distributed/….py:2501)`.
 _THREAD = re.compile(r'^Thread (?P<state>.*?)(?:: "(?P<name>[^"]*)")?$')
-# It holds the interpreter: it runs Python. Torch lets go of it wherever it waits for a GPU, in `loss.item()` too.
+# It holds the interpreter: it runs Python. Who waits for a GPU has let go of it, as a rule: in `loss.item()` too.
 _RUNS_PYTHON = "+gil)"
 _FRAME = re.compile(r"^ {4}(?P<function>\S+) \((?P<file>[^()]*?)(?::\d+)?\)$")
 # A rank waits for others where its innermost frames, before any of another program, are of a library that does it.
-_LIBRARY = re.compile(r"(?:^|/)(?:torch|deepspeed|horovod|mpi4py)/")
+_LIBRARY = re.compile(r"(?:^|/)(?:(?:torch|deepspeed|horovod|mpi4py)/|sentinel/integrations/agreement\b)")
 # There in files of such names. In the backward pass and at the GPU it may wait for others too, or for itself.
-_WAITS_IN = re.compile(r"/(?:distributed|comm)/|horovod/|mpi4py/")
+_WAITS_IN = re.compile(r"/(?:distributed|comm)/|horovod/|mpi4py/|sentinel/integrations/agreement\b")
 _MAY_WAIT = frozenset({"_engine_run_backward", "synchronize"})
 # Who waits here waits for no rank.
 _LOADS = re.compile(r"(?:^|/)torch/utils/data/")
@@ -46,7 +46,7 @@ class Stack(Struct, frozen=True):
     frames: tuple[str, ...] = ()
     others: tuple[str, ...] = ()  # of its other threads
     talks: bool = False  # one of those does network requests, or runs a program
-    runs: bool = False  # it runs Python at this moment, so that it waits for no GPU
+    runs: bool = False  # it runs Python at this moment
 
 
 class Used(Struct, frozen=True, gc=False):

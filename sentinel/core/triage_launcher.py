@@ -41,6 +41,8 @@ def _gone(row: Row, case: Case) -> int | None:
     last = _LAST.search(row.match.line)
     if last is None:
         return inner_rank(row.match.line)
+    if case.size > 1:  # it counts those of its machine, and ranks that complain may be of any
+        return None
     silent = set(range(int(last[1]) + 1)) - _complaining(case)
     return silent.pop() if len(silent) == 1 else None
 

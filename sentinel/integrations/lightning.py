@@ -7,12 +7,12 @@
     trainer.fit(model, ckpt_path="last")
 
 Asked to save, it writes `last-sentinel-step=N.ckpt` beside the checkpoints of ModelCheckpoint, where `ckpt_path="last"`
-finds the newest, and removes the one before.
+finds the newest, and removes the one that it wrote before.
 """
 
 import os
 import sys
-from glob import escape, glob
+import time
 from typing import Any
 
 from sentinel.integrations import SaveOnSignal
@@ -22,6 +22,9 @@ if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
     from pytorch_lightning.callbacks import Callback
 else:
     from lightning.pytorch.callbacks import Callback
+
+NAME = "last-sentinel-step="
+WRITTEN_S = 600.0  # a plugin that writes in the background may take so long
 
 
 class SentinelCallback(Callback):  # type: ignore[misc]  # of a package that need not be there
@@ -35,6 +38,8 @@ class SentinelCallback(Callback):  # type: ignore[misc]  # of a package that nee
         self._saver = SaveOnSignal(*self._arguments, **self._options)
         self._pid = os.getpid()
         self._step = -1
+        self._newest = ""
+        self._asked = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Of a copy in another process, which catches the signal anew in `setup`."""
@@ -47,43 +52,87 @@ class SentinelCallback(Callback):  # type: ignore[misc]  # of a package that nee
             self._catch()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._step = trainer.global_step
+        self._step = self._steps(trainer, pl_module)
+        came_from = str(trainer.ckpt_path or "")
+        self._newest = came_from if os.path.basename(came_from).startswith(NAME) else ""
+        if trainer.is_global_zero:
+            for warning in self._warnings(trainer):
+                print(f"SentinelCallback: {warning}", file=sys.stderr, flush=True)
         self._saver.begin()
+
+    def _warnings(self, trainer: Any) -> list[str]:
+        found = []
+        folder = self._folder(trainer)
+        if getattr(trainer.checkpoint_callback, "dirpath", None) is None:
+            found.append(f'saves go to {folder}, where ckpt_path="last" does not look: add a ModelCheckpoint')
+        elif "://" in folder:
+            found.append(f'ckpt_path="last" finds nothing in {folder}: give the newest path yourself')
+        environment = getattr(trainer.strategy, "cluster_environment", None)
+        requeues = getattr(environment, "auto_requeue", False)  # only Slurm's has it
+        if (
+            requeues
+            and (getattr(environment, "requeue_signal", None) or self._saver.number) == self._saver.number
+        ):
+            found.append(
+                "Lightning requeues no more on this signal: give SLURMEnvironment(requeue_signal=…) another"
+            )
+        return found
+
+    def _steps(self, trainer: Any, pl_module: Any) -> int:
+        """What all ranks count alike. A model that steps its optimizers itself may do it on one rank alone."""
+        if pl_module.automatic_optimization:
+            return int(trainer.global_step)
+        return int(trainer.fit_loop.total_batch_idx) + 1
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         self._saver.batch_ready()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        step = trainer.global_step
+        step = self._steps(trainer, pl_module)
         if step == self._step:  # gradients are gathered over several batches
             return
         self._step = step
         if self._saver.should_save(step):
             self._save(trainer, step)
 
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        if not self._asked:  # which is told already
+            self._saver.saving(max(0, self._step))
+
     def on_validation_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self, trainer: Any, pl_module: Any, _: Any, __: Any, index: int, *___: Any
     ) -> None:
-        total = trainer.num_val_batches[dataloader_idx]
-        self._saver.evaluating(trainer.global_step, batch_idx + 1, total if isinstance(total, int) else None)
+        self._saver.evaluating(max(0, self._step), index + 1)
+
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self._saver.begin()
 
-    def _save(self, trainer: Any, step: int) -> None:
-        keeper = trainer.checkpoint_callback
-        folder = getattr(keeper, "dirpath", None) or trainer.default_root_dir
-        path = os.path.join(folder, f"last-sentinel-step={step}.ckpt")
-        trainer.save_checkpoint(path)
-        self._saver.saved(step)
-        if trainer.is_global_zero:
-            self._remove(
-                trainer, [one for one in glob(f"{escape(folder)}/last-sentinel-step=*.ckpt") if one != path]
-            )
+    def _folder(self, trainer: Any) -> str:
+        return str(getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir)
 
-    def _remove(self, trainer: Any, paths: list[str]) -> None:
-        for path in paths:
+    def _save(self, trainer: Any, step: int) -> None:
+        path = os.path.join(self._folder(trainer), f"{NAME}{step}.ckpt")
+        self._asked = True
+        trainer.save_checkpoint(path)
+        self._asked = False
+        there = not trainer.is_global_zero or _is_there(path)
+        self._saver.saved(step, proved=there)
+        before, self._newest = self._newest, path
+        if trainer.is_global_zero and there and before not in ("", path):
             try:
-                trainer.strategy.remove_checkpoint(path)
+                trainer.strategy.remove_checkpoint(before)
             except OSError as error:
-                print(f"an older checkpoint could not be removed: {error}", file=sys.stderr)
+                print(f"the checkpoint before could not be removed: {error}", file=sys.stderr, flush=True)
+
+
+def _is_there(path: str) -> bool:
+    """Checkpoints get their name when they are whole. AsyncCheckpointIO returns before they are."""
+    end_s = time.monotonic() + WRITTEN_S
+    while "://" not in path and not os.path.exists(path):
+        if time.monotonic() > end_s:
+            print(f"{path} was not written within {WRITTEN_S:.0f} s", file=sys.stderr, flush=True)
+            return False
+        time.sleep(0.1)
+    return True

@@ -1,13 +1,15 @@
 """For Hugging Face's Trainer, and what builds on it (TRL, Axolotl):
 
-    from sentinel.integrations.transformers import SentinelCallback
+    from sentinel.integrations.transformers import SentinelCallback, newest_checkpoint
 
     trainer = Trainer(..., callbacks=[SentinelCallback()])
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(args.output_dir))
+    trainer.train(resume_from_checkpoint=newest_checkpoint(args.output_dir))
 
 The Trainer saves as it always does, into its `output_dir`, whatever its `save_strategy`.
 """
 
+import os
+import re
 from typing import Any
 
 from transformers import TrainerCallback
@@ -15,11 +17,24 @@ from transformers import TrainerCallback
 from sentinel.integrations import SaveOnSignal
 
 
+def newest_checkpoint(folder: str) -> str | None:
+    """The newest whole checkpoint of a Trainer's `output_dir`, None where there is none.
+
+    The Trainer writes into the folder itself, its state last: one that was cut off before it has none, and a training
+    that began with it would fail each time.
+    """
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    steps = [int(found[1]) for name in names if (found := re.fullmatch(r"checkpoint-(\d+)", name))]
+    paths = [os.path.join(folder, f"checkpoint-{step}") for step in sorted(steps, reverse=True)]
+    return next((path for path in paths if os.path.exists(os.path.join(path, "trainer_state.json"))), None)
+
+
 class SentinelCallback(TrainerCallback):  # type: ignore[misc]  # of a package that need not be there
     """Options are those of `SaveOnSignal`. Make it before the Trainer, in the main thread."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._saver = SaveOnSignal(*args, **options)
+        self._owed = False
         self._evaluated = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -29,8 +44,12 @@ class SentinelCallback(TrainerCallback):  # type: ignore[misc]  # of a package t
         self._saver.batch_ready()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._saver.should_save(state.global_step):
-            control.should_save = True
+        """An evaluation in the same step may take the wish to save back (`save_strategy="best"`): it is owed then."""
+        asked = self._saver.should_save(state.global_step)
+        if control.should_save and not asked:
+            self._saver.saving(state.global_step)
+        self._owed = self._owed or asked
+        control.should_save = control.should_save or self._owed
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._evaluated += 1
@@ -40,6 +59,10 @@ class SentinelCallback(TrainerCallback):  # type: ignore[misc]  # of a package t
         self._evaluated = 0
         self._saver.begin()
 
+    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:
+        self._evaluated = 0
+
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The saves that the Trainer makes by itself are told too."""
+        self._owed = False
         self._saver.saved(state.global_step)

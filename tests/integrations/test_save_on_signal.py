@@ -37,6 +37,41 @@ def test_all_ranks_save_within_two_steps_of_the_signal_whichever_of_them_got_it(
     assert "saved checkpoint" not in box.log(1)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_are_asked_at_different_steps_save_once(box: Box, rank: int) -> None:
+    """A second save would be cut off: Sentinel stops the job when the first one is proved."""
+    job = box.run(TORCH_PYTHON, LOOP, "40", "7", str(rank), "first", "both", options=TWO)
+    assert job.code(SLOW_S) == 0, box.story()
+    assert [box.log(of).count("saves at step") for of in (0, 1)] == [1, 1]
+    assert box.log(0).count("saved checkpoint step") == 1
+
+
+def test_a_wish_outlives_a_process_group_that_is_made_anew(repo: Path, tmp_path: Path) -> None:
+    program = f"""
+import os, signal
+import torch.distributed as dist
+from sentinel.integrations import SaveOnSignal
+saver = SaveOnSignal(times="none")
+def join(name):
+    dist.init_process_group("gloo", init_method="file://{tmp_path}/" + name, rank=0, world_size=1)
+join("one")
+os.kill(os.getpid(), signal.SIGUSR1)
+answers = [saver.should_save(1)]
+dist.destroy_process_group()
+join("two")
+answers += [saver.should_save(step) for step in (2, 3, 4)]
+assert answers == [False, False, True, False], answers
+"""
+    done = subprocess.run(
+        [TORCH_PYTHON, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=SLOW_S,
+        env={"PYTHONPATH": str(repo)},
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_no_signal_no_save(box: Box) -> None:
     assert box.run(TORCH_PYTHON, LOOP, "40", "0", "0", "first", options=TWO).code(SLOW_S) == 0, box.story()
     assert "save" not in box.log(0) + box.log(1)
@@ -105,11 +140,11 @@ for step, batch in enumerate(saver.batches("abcd"), 1):
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[2] == "saved checkpoint step 2"
+    assert lines[2:4] == ["saving checkpoint step 2", "saved checkpoint step 2"]
     assert re.fullmatch(
-        r"step 4: this iteration hardware time is [\d.]+ and e2e time is [\d.]+ ms\.", lines[4]
+        r"step 4: this iteration hardware time is [\d.]+ and e2e time is [\d.]+ ms\.", lines[5]
     )
-    assert len(lines) == 5
+    assert len(lines) == 6
 
 
 def test_who_had_a_handler_before_goes_on_getting_the_signal() -> None:

@@ -1,4 +1,5 @@
-"""A plain loop of real ranks (gloo) with `SaveOnSignal`. At step SIGNAL_AT the rank SIGNAL_RANK gets SIGUSR1."""
+"""A plain loop of real ranks (gloo) with `SaveOnSignal`. At step SIGNAL_AT the rank SIGNAL_RANK gets SIGUSR1; with
+`both` all get it, the others only when that step's question was asked."""
 
 import os
 import signal
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from sentinel.integrations import SaveOnSignal
 
 STEPS, SIGNAL_AT, SIGNAL_RANK, TIMES = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+BOTH = "both" in sys.argv[5:]
 
 saver = SaveOnSignal(times=TIMES)
 dist.init_process_group("gloo")
@@ -19,7 +21,10 @@ for step, _batch in enumerate(saver.batches(range(STEPS)), start=1):
     dist.all_reduce(numbers)
     if (step, rank) == (SIGNAL_AT, SIGNAL_RANK):
         os.kill(os.getpid(), signal.SIGUSR1)
-    if saver.should_save(step):
+    save = saver.should_save(step)
+    if BOTH and step == SIGNAL_AT and rank != SIGNAL_RANK:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    if save:
         print(f"rank {rank} saves at step {step}", flush=True)
         saver.saved(step)
 print(f"rank {rank} is through", flush=True)

@@ -17,9 +17,8 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
-from sentinel.integrations.transformers import SentinelCallback
+from sentinel.integrations.transformers import SentinelCallback, newest_checkpoint
 
 FOLDER = sys.argv[1]
 STEPS, EVALUATE_AT, EVALUATION_S, SIGNAL_AT = (int(word) for word in sys.argv[2:])
@@ -72,7 +71,7 @@ trainer = Trainer(
     eval_dataset=Texts(2 * EVALUATION_S, pause_s=1.0),  # of two ranks, each of which takes every other one
     callbacks=[SentinelCallback(), Disturbance()],
 )
-trainer.train(resume_from_checkpoint=get_last_checkpoint(FOLDER) if os.path.isdir(FOLDER) else None)
+trainer.train(resume_from_checkpoint=newest_checkpoint(FOLDER))
 if trainer.is_world_process_zero():
     weights = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
     print("\nweights", hashlib.sha256(weights).hexdigest(), flush=True)
