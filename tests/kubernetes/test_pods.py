@@ -47,9 +47,11 @@ def test_a_real_pod_tells_how_it_ended_or_what_it_waits_for(stories: Stories, na
 
 def untold(name: str, pod: "Object") -> bool:
     """A busy containerd may hear of the kernel's killing after it has told the kubelet of the end."""
-    code, where = {"oom-worker": (1, "containerStatuses"), "init-oom": (137, "initContainerStatuses")}.get(
-        name, (0, "")
-    )
+    code, where = {
+        "oom": (137, "containerStatuses"),
+        "oom-worker": (1, "containerStatuses"),
+        "init-oom": (137, "initContainerStatuses"),
+    }.get(name, (0, ""))
     ends = [one["state"].get("terminated", {}) for one in pod["status"].get(where, [])]
     return [(one.get("reason"), one.get("exitCode")) for one in ends] == [("Error", code)]
 
