@@ -13,7 +13,7 @@ from msgspec import structs
 from sentinel import job_numbers
 from sentinel.clock import Clock
 from sentinel.cluster.base import Cluster, RankProcess, Records
-from sentinel.core import books, incidents, job_orders, policy, recovery
+from sentinel.core import blindness, books, incidents, job_orders, policy, recovery
 from sentinel.core.events import Begin, CancelRequested, EndRequested, Event, SaveEnded
 from sentinel.core.health import CheckResult
 from sentinel.core.job_orders import Action, Cancel, Extend, ReleaseHold, Retry
@@ -188,10 +188,9 @@ class Controller:
 
     def extend(self, name: str, seconds: float) -> ProtectedJob:
         picture = self.pictures[name]
-        job = structs.replace(picture.job, extra_s=picture.job.extra_s + seconds)
-        self._save_job(picture, job)
-        self._event(job, "Extended", f"maxDuration was extended by {seconds:.0f} s.")
-        return job
+        self._save_job(picture, structs.replace(picture.job, extra_s=picture.job.extra_s + seconds))
+        self._event(picture.job, "Extended", f"maxDuration was extended by {seconds:.0f} s.")
+        return picture.job
 
     def obey(self, name: str, action: Action, order: FollowedOrder) -> None:
         """What `job_orders.judge` made of a person's order. `order` goes into the job's record with what follows."""
@@ -210,17 +209,15 @@ class Controller:
             self._act(picture, job_orders.another_try(action.sentence))
         else:
             self._save_job(picture, picture.job)
-            self.request_end(
-                name,
-                EndRequested(
-                    JobState.STOPPED,
-                    "Stopped",
-                    action.sentence,
-                    action.grace_s,
-                    save=action.save,
-                    code=STOPPED_CODE,
-                ),
+            end = EndRequested(
+                JobState.STOPPED,
+                "Stopped",
+                action.sentence,
+                action.grace_s,
+                save=action.save,
+                code=STOPPED_CODE,
             )
+            self.request_end(name, end)
 
     # ------------------------------------------------------------ folding
 
@@ -266,11 +263,10 @@ class Controller:
     def _note_log_problem(self, picture: JobPicture, rank: RankReport) -> None:
         """A log that was truncated is read on a moment later: only an event still tells of it."""
         key = f"log:{rank.rank}:{rank.log_problem}"
-        if rank.log_problem in ("", "not there yet") or key in picture.told:
-            return
-        picture.told.add(key)
-        text = f"The log of rank {rank.rank}: {rank.log_problem}."
-        self._event(picture.job, "LogProblem", text, warning=True)
+        if rank.log_problem not in ("", "not there yet") and key not in picture.told:
+            picture.told.add(key)
+            text = f"The log of rank {rank.rank}: {rank.log_problem}."
+            self._event(picture.job, "LogProblem", text, warning=True)
 
     def _fold_match(self, match: LogMatch) -> set[str]:
         """The jobs that it is about."""
@@ -470,18 +466,26 @@ class Controller:
         self._record_progress(picture, force=fast)
         for looks in self._looks:
             looks.look_after(picture)
+        self._degrade(picture, blindness.degraded(picture, self._clock()))
 
     def _fits_again(self, picture: JobPicture, incident: Incident) -> None:
         picture.fits_again = incident.key
         self.cycle((picture.job.name,))
 
     def _save_looked_at(self, picture: JobPicture, note: str) -> None:
-        job = picture.job
-        if note == job.save_note:
-            return
-        self._save_job(picture, structs.replace(job, save_note=note))
+        if note != picture.job.save_note:
+            self._save_job(picture, structs.replace(picture.job, save_note=note))
+            self._warn(picture.job, "NotSaveCapable", note)
+
+    def _degrade(self, picture: JobPicture, modes: tuple[str, ...]) -> None:
+        before = picture.job.degraded
+        if modes != before:
+            self._save_job(picture, structs.replace(picture.job, degraded=modes))
+            self._warn(picture.job, "Degraded", "; ".join(mode for mode in modes if mode not in before))
+
+    def _warn(self, job: ProtectedJob, reason: str, note: str) -> None:
         if note:
-            self._event(job, "NotSaveCapable", note, warning=True)
+            self._event(job, reason, note, warning=True)
             self._say(job.name, note)
 
     def _progress_due(self, last_mono_s: float, now_mono_s: float) -> bool:
@@ -489,10 +493,8 @@ class Controller:
         return now_mono_s - last_mono_s >= PROGRESS_S
 
     def _record_progress(self, picture: JobPicture, *, force: bool = False) -> None:
-        now = self._clock()
-        last = self._recorded_mono_s.get(picture.job.name, 0.0)
-        if not force and not self._progress_due(last, now.mono_s):
-            return
-        self._recorded_mono_s[picture.job.name] = now.mono_s
-        if (changed := picture.with_progress()) != picture.job:
-            self._save_job(picture, changed)
+        name, now_s = picture.job.name, self._clock().mono_s
+        if force or self._progress_due(self._recorded_mono_s.get(name, 0.0), now_s):
+            self._recorded_mono_s[name] = now_s
+            if (changed := picture.with_progress()) != picture.job:
+                self._save_job(picture, changed)

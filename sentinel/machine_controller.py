@@ -18,11 +18,6 @@ from sentinel.errors import PermanentError, TemporaryError
 log = structlog.get_logger()
 
 START_TRIES = 5
-BLIND_S = 120.0  # of output without an iteration that is known
-BLIND = (
-    "no iterations are seen in its output, so that nothing tells slow steps, nor a hang unless the policy names "
-    "hang.after: give the format of its lines (docs/timing.md, settings: rulesDir)"
-)
 
 
 class MachineController(Controller):
@@ -126,19 +121,7 @@ class MachineController(Controller):
     def degrade(self, name: str, note: str) -> None:
         """Name a degraded mode of the running incarnation; its successor starts without."""
         picture = self.pictures[name]
-        if note not in picture.job.degraded:
-            self._save_job(picture, structs.replace(picture.job, degraded=(*picture.job.degraded, note)))
-            self._event(picture.job, "Degraded", note, warning=True)
-
-    def _look_after(self, picture: JobPicture) -> None:
-        super()._look_after(picture)
-        timing, known = picture.timing, BLIND in picture.job.degraded
-        if timing.has_timing and known:
-            kept = tuple(note for note in picture.job.degraded if note != BLIND)
-            self._save_job(picture, structs.replace(picture.job, degraded=kept))
-        elif not (timing.has_timing or known) and timing.hang.prints_since(BLIND_S, self._clock()):
-            self.degrade(picture.job.name, BLIND)
-            self._say(picture.job.name, BLIND)
+        self._degrade(picture, tuple(dict.fromkeys((*picture.job.degraded, note))))
 
     def _fold_checks(self, results: Sequence[CheckResult]) -> bool:
         news = False

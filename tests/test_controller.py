@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from sentinel.cluster.base import Room, StopOutcome
+from sentinel.core.blindness import BLIND, BLIND_S, NO_FORMAT
 from sentinel.core.health import Component, Severity
 from sentinel.core.model import JobState, Phase, Stage
 from sentinel.core.policy_model import Policy, Restart
@@ -16,7 +17,6 @@ from sentinel.core.recovery_moves import START_TRIES
 from sentinel.core.reports import RankReport
 from sentinel.effects import perform
 from sentinel.errors import PermanentError, TemporaryError
-from sentinel.machine_controller import BLIND, BLIND_S
 from sentinel.save_looks import AGAIN_MOST_S, UNREAD_S
 from tests.controller_world import RESUMABLE, World, gpu_fault, without_proof
 from tests.waits import turns
@@ -535,7 +535,7 @@ def test_a_job_in_whose_output_no_iteration_is_seen_says_so_until_one_is(tmp_pat
         assert not world.job.degraded
         world.clock.mono_s += 2.0
         printing(world)
-        assert world.job.degraded == (BLIND,)
+        assert world.job.degraded == (NO_FORMAT,)
         assert len([one for one in world.said if BLIND in one]) == 1
         world.clock.mono_s += 100.0
         printing(world)

@@ -189,12 +189,12 @@ class NodeJobs:
         from sentinel.logs.ruleset import load_ruleset
         from sentinel.rules import RuleError
 
-        extra = job.policy.rules
-        key = msgspec.json.encode(extra)
+        extra, formats = job.policy.rules, job.policy.timing_formats
+        key = msgspec.json.encode((extra, formats))
         if key not in self._rulesets:
             cache = self._node.folder / "cache"
             try:
-                self._rulesets[key] = load_ruleset(extra, self._node.settings.rules_dir, cache)
+                self._rulesets[key] = load_ruleset(extra, self._node.settings.rules_dir, cache, formats)
             except RuleError as error:
                 log.warning("rules_left_out", job=job.name, error=str(error))
                 self._rulesets[key] = load_ruleset((), "", cache)

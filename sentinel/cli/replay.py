@@ -99,7 +99,9 @@ def main(args: argparse.Namespace) -> int:
         return USAGE
     try:
         asked, settings = load_in_child(args.policy, args.settings)
-        ruleset = load_ruleset((*asked.log_rules, *EXIT_RULES), settings.rules_dir)
+        ruleset = load_ruleset(
+            (*asked.log_rules, *EXIT_RULES), settings.rules_dir, None, asked.timing_formats
+        )
     except ConfigProblem as problem:
         print(problem.text, file=sys.stderr)
         return CONFIG

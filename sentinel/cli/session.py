@@ -332,10 +332,7 @@ class Session:
         self._agent.rank_ended(job, gone)
 
     def _on_supervisor_lost(self, job: str) -> None:
-        self._terminal.say(
-            "the job's supervisor was killed: the ranks run on, how they end will not be known"
-        )
-        note = "the job's supervisor was killed: exit statuses are unknown until the next start"
+        note = "the job's supervisor was killed: the ranks run on, how they end will not be known until the next start"
         self._controller.degrade(job, note)
 
     # ------------------------------------------------------------ services
@@ -448,13 +445,13 @@ class Session:
             from sentinel.logs.ruleset import load_ruleset
             from sentinel.rules import RuleError
 
-            extra = job.policy.rules
+            extra, formats = job.policy.rules, job.policy.timing_formats
             cache = self._settings.state_path / "cache"
             try:
-                self._rules = load_ruleset(extra, self._settings.rules_dir, cache)
+                self._rules = load_ruleset(extra, self._settings.rules_dir, cache, formats)
             except RuleError as error:
                 self._terminal.say(f"the added rules are left out: {error}")
-                self._rules = load_ruleset(extra, "", cache)
+                self._rules = load_ruleset(extra, "", cache, formats)
         return self._rules
 
     def _log_paths(self) -> list[str]:

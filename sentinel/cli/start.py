@@ -24,12 +24,14 @@ def start(args: argparse.Namespace, command: list[str], cwd: str, policy: Policy
     except PermanentError as error:
         say(str(error))
         return 64
-    if policy.log_rules or settings.rules_dir:
+    if policy.log_rules or policy.timing_formats or settings.rules_dir:
         from sentinel.logs.ruleset import load_ruleset
         from sentinel.rules import RuleError
 
         try:
-            load_ruleset(policy.log_rules, settings.rules_dir, settings.state_path / "cache")
+            load_ruleset(
+                policy.log_rules, settings.rules_dir, settings.state_path / "cache", policy.timing_formats
+            )
         except RuleError as error:
             print("\n".join(error.problems), file=sys.stderr)
             return 78

@@ -158,8 +158,17 @@ def _unmatchable(policy: Policy, documents: list[Document]) -> Iterator[Problem]
     """Patterns that RE2 takes and the engine that scans logs does not."""
     document = next(one for one in documents if one.data["metadata"]["name"] == policy.name)
     checkpoint = policy.resume.checkpoint if policy.resume else None
+    formats = policy.timing_formats
     patterns: list[tuple[tuple[str | int, ...], str]] = [
         (("spec", "logRules", index, "pattern"), rule.pattern) for index, rule in enumerate(policy.log_rules)
+    ]
+    patterns += [
+        (("spec", "timingFormats", index, "pattern"), row.pattern) for index, row in enumerate(formats)
+    ]
+    patterns += [
+        (("spec", "timingFormats", index, "unless"), row.unless)
+        for index, row in enumerate(formats)
+        if row.unless
     ]
     if checkpoint and checkpoint.proof and checkpoint.proof.log_pattern:
         path = ("spec", "resume", "checkpoint", "proof", "logPattern")

@@ -51,13 +51,13 @@ def policy_contradictions(document: Any) -> Iterator[Contradiction]:
     if _at(spec, "resume", "checkpoint", "ifUnproved") is not None and proof is None:
         path = ("spec", "resume", "checkpoint", "ifUnproved")
         yield path, "a proof beside it: it says what to do when the proof does not come"
-    rules = spec.get("logRules")
-    if isinstance(rules, list):
+    for field, what in (("logRules", "rule"), ("timingFormats", "format")):
+        rows = spec.get(field)
         seen: set[Any] = set()
-        for index, rule in enumerate(rules):
-            name = _at(rule, "id")
+        for index, row in enumerate(rows if isinstance(rows, list) else ()):
+            name = _at(row, "id")
             if isinstance(name, str) and name in seen:
-                yield ("spec", "logRules", index, "id"), "an id that no other rule of this policy has"
+                yield ("spec", field, index, "id"), f"an id that no other {what} of this policy has"
             seen.add(name if isinstance(name, str) else None)
     yield from _parts_over_the_whole(spec)
 

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from sentinel.core.hang import ACTIVITY_LIMIT_S
 from sentinel.core.owners import EMAIL_SHAPE, is_address
+from sentinel.core.policy_model import TIMING_COUNTS, TIMING_NUMBERS
 from sentinel.core.triage_rows import FailureClass as FailureRow
 from sentinel.core.units import DURATION, SIZE, parse_duration, parse_size
 from sentinel.job_kinds import job_table
@@ -152,6 +153,17 @@ def _pattern(value: object) -> str:
     if problem:
         raise refuse(problem)
     return value
+
+
+def _timing_pattern(value: object) -> str:
+    pattern = _pattern(value)
+    compiled = re2.compile(pattern)
+    known = TIMING_COUNTS | TIMING_NUMBERS
+    if unknown := compiled.groupindex.keys() - known:
+        raise refuse(f"no group but {', '.join(sorted(known))} (not {', '.join(sorted(unknown))})")
+    if compiled.groups > len(compiled.groupindex):
+        raise refuse("only groups with a name, (?P<step>...), or without any, (?:...)")
+    return pattern
 
 
 def _plain_pattern(value: object) -> str:
@@ -330,6 +342,11 @@ Signal = Annotated[
 Pattern = Annotated[
     str,
     Checked(_pattern, type="string", minLength=1, maxLength=MAX_PATTERN),
+    Meaning("regular expression (RE2)"),
+]
+TimingPattern = Annotated[
+    str,
+    Checked(_timing_pattern, type="string", minLength=1, maxLength=MAX_PATTERN),
     Meaning("regular expression (RE2)"),
 ]
 PlainPattern = Annotated[str, BeforeValidator(_plain_pattern), Meaning("regular expression")]

@@ -19,6 +19,7 @@ from sentinel.config.kinds import (
     RuleId,
     Signal,
     Text,
+    TimingPattern,
     YesNo,
     duration,
     number,
@@ -201,6 +202,13 @@ class LogRuleSpec(Section):
     failure: FailureClass = required("failure", "What a match means.")
 
 
+class TimingFormatSpec(Section):
+    core = policy_model.TimingFormat
+    id: RuleId = required("id", "Names the format. The name of a shipped one replaces that.")
+    pattern: TimingPattern = required("pattern", "Searched in each line; its named groups are the numbers.")
+    unless: Pattern = written("unless", "A line in which this is found too does not tell an iteration.")
+
+
 class LogsSpec(Section):
     core = policy_model.Policy
     keep_log_bytes: Annotated[int, size(1 << 20), Meaning("size, at least 1Mi", "size")] = written(
@@ -250,6 +258,10 @@ class PolicySpec(Section):
         "warningSignals", "Sent to Sentinel, by Slurm for example, they mean: save, stop, exit."
     )
     log_rules: tuple[LogRuleSpec, ...] = written("logRules", "Patterns of this job beside the shipped ones.")
+    timing_formats: tuple[TimingFormatSpec, ...] = written(
+        "timingFormats",
+        "How this job prints its iterations, where no shipped format reads it (docs/timing.md).",
+    )
     logs: LogsSpec = written("logs", "The job's log files.")
     mode: Annotated[str, one_of("enforce", "observe"), Meaning("enforce, observe")] = written(
         "mode", "observe: decide, record and tell, but touch nothing."

@@ -86,6 +86,22 @@ class LogRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     literal: str = ""  # a string that every match contains: lets the engine skip lines
 
 
+TIMING_NUMBERS = frozenset({"hardware_ms", "hardware_s", "e2e_ms", "e2e_s", "rate_per_s"})
+TIMING_COUNTS = frozenset({"step", "total", "epoch"})
+
+
+class TimingFormat(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a job tells its iterations. Named groups of `pattern`: TIMING_COUNTS (integers; commas allowed) and
+    TIMING_NUMBERS (`rate_per_s`: iterations per second).
+
+    With `epoch` and `total` the step counts on across epochs; a format with `epoch` alone tells epochs only.
+    """
+
+    id: str
+    pattern: str
+    unless: str = ""  # a line that matches this too is none of this format
+
+
 class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A JobPolicy after validation, in base units. `Policy()` is what protects a job without a file."""
 
@@ -109,6 +125,7 @@ class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     unknown_exit: str = "auto"  # restart | fail | auto (restart with `resume`, else fail)
     warning_signals: tuple[str, ...] = ("SIGUSR1", "SIGUSR2")
     log_rules: tuple[LogRule, ...] = ()
+    timing_formats: tuple[TimingFormat, ...] = ()
     keep_log_bytes: int | None = None  # punch holes behind the reader so that a rank's log takes at most this
     capped: tuple[str, ...] = ()  # what administrators do not allow as it was asked, in words
     mode: str = "enforce"  # or "observe"

@@ -3,7 +3,8 @@
 A job may tell the same iteration in several formats. Per rank one format is primary and makes the
 Iterations: the richest seen (hardware and end-to-end time, then end-to-end time, then a step number;
 among equals the earlier row). Lines of other formats only lend their step number to a primary line that
-has none. A primary that fell silent for SILENT_LINES lines of others gives way, a progress bar sooner.
+has none. A primary that fell silent for SILENT_LINES lines of others gives way, a progress bar sooner. Where
+the job's owner named formats, only those make Iterations.
 
 What is written by hand (`fallback`) counts only where no format of a known trainer does, and an epoch only
 where nothing finer does. Such a line may be a stray one, so that only a second one with a higher number
@@ -18,6 +19,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from sentinel.core.policy_model import TIMING_COUNTS, TIMING_NUMBERS, TimingFormat
 from sentinel.core.reports import Iteration, Worker
 from sentinel.logs.match import LINE_LIMIT_BYTES, check_pattern, compile_re2
 from sentinel.logs.text import stamp_wall_s
@@ -29,25 +31,17 @@ COMEBACK_LINES = 3  # a format that gave way is primary again after so many of i
 NUMBER_LIMIT_DIGITS = 24
 MARK_BYTES = 80  # of a line, in which stands whose it is
 
-_NUMBERS = frozenset({"hardware_ms", "hardware_s", "e2e_ms", "e2e_s", "rate_per_s"})
-_INTEGERS = frozenset({"step", "total", "epoch"})
 
+class TimingRow(TimingFormat, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A format as written in a file.
 
-class TimingRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One format. Named groups of `pattern`: step, total, epoch (integers; commas allowed), hardware_ms,
-    hardware_s, e2e_ms, e2e_s, rate_per_s (iterations per second).
-
-    With `epoch` and `total` the step counts on across epochs; a format with `epoch` alone tells epochs only.
     `fallback`: any other format that tells the job's iterations goes before it. `progress_bar`: the same step
     may be drawn again, and a shorter bar inside a longer one (an evaluation) is not training.
     """
 
-    id: str
-    pattern: str
-    literal: str  # a string that every match contains
+    literal: str = ""  # a string that every match contains; without it each line is looked at
     hint: str = ""  # a short pattern that every line has, where the literal is so common that it says little
     source: str
-    unless: str = ""  # a line that matches this too is none of this format
     progress_bar: bool = False
     fallback: bool = False
     first_epoch: int = 1
@@ -63,18 +57,19 @@ class Values(Struct, frozen=True, gc=False):
 
 
 class Format:
-    """A row, compiled. `rank` orders formats: the higher is the richer."""
+    """A row, compiled. `rank` orders formats: the higher is the richer. `owned`: the job's owner named it."""
 
-    def __init__(self, row: TimingRow, index: int) -> None:
+    def __init__(self, row: TimingRow, index: int, owned: bool = False) -> None:
         self.row = row
         self.index = index
+        self.owned = owned
         self.literal = row.literal.encode()
         self.groups = _group_names(row.pattern)
         has_hardware = bool({"hardware_ms", "hardware_s"} & set(self.groups))
         has_e2e = bool({"e2e_ms", "e2e_s", "rate_per_s"} & set(self.groups))
         self.epochs_only = "epoch" in self.groups and "step" not in self.groups
-        self.sure = not (row.fallback or self.epochs_only)
-        worth = 2 if self.sure else 0 if self.epochs_only else 1
+        self.sure = owned or not (row.fallback or self.epochs_only)
+        worth = 3 if owned else 2 if self.sure else 0 if self.epochs_only else 1
         self.rank = (worth, 2 * has_e2e + has_hardware, "step" in self.groups, -index)
         pair = self.groups == ("hardware_ms", "e2e_ms") and not (row.unless or row.progress_bar)
         quick = quick_pattern(row.pattern) if pair else None
@@ -105,7 +100,7 @@ class Format:
             if len(digits) > NUMBER_LIMIT_DIGITS:
                 return None
             try:
-                if name in _INTEGERS:
+                if name in TIMING_COUNTS:
                     counts[name] = int(digits)
                 else:
                     numbers[name] = float(digits)
@@ -143,7 +138,7 @@ class Format:
             values = self.parse(text[line_start : min(line_end, line_start + LINE_LIMIT_BYTES)])
             if values is not None:
                 yield line_start, values
-            pos = text.find(self.literal, line_end)
+            pos = text.find(self.literal, line_end + 1)
 
 
 class FormatState(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -164,6 +159,7 @@ class TimingParser:
 
     def __init__(self, formats: Sequence[Format], state: FormatState | None = None) -> None:
         self._formats = formats
+        self._owned = any(form.owned for form in formats)
         self._primary: Format | None = None
         self._silent = 0  # lines of other formats since the last primary line
         self._last_step: int | None = None
@@ -179,7 +175,9 @@ class TimingParser:
         self.left_out = 0  # lines of iterations that another rank had told; taken by the reader
         self.progress: dict[int, Worker] = {}  # where several mark their lines: what each told last
         if state is not None:
-            self._primary = next((f for f in formats if f.row.id == state.primary), None)
+            self._primary = next(
+                (f for f in formats if f.row.id == state.primary and f.owned == self._owned), None
+            )
             self._last_step, self._lent_step = state.last_step, state.lent_step
             self._bar_total, self._silent = state.bar_total, state.silent
             self._numbered_after, self._last_number = state.numbered_after, state.last_number
@@ -290,6 +288,10 @@ class TimingParser:
     def _make_primary(self, form: Format, values: Values) -> bool:
         """A line of another format than the primary: does its Iteration count?"""
         primary = self._primary
+        if self._owned and not form.owned:
+            if values.step is not None and not form.epochs_only:
+                self._lend(values.step)
+            return False
         if primary is None:
             if not form.sure and not self._is_second(form, values):
                 return False
@@ -372,13 +374,11 @@ def check_row(row: TimingRow) -> list[str]:
         problem = check_pattern(pattern) if pattern or name == "pattern" else None
         if problem:
             problems.append(f"{name}: {problem}")
-    if not row.literal:
-        problems.append("literal: empty; give a string that every match contains")
     names = _group_names(row.pattern)
-    unknown = [name for name in names if name not in _NUMBERS | _INTEGERS]
+    unknown = [name for name in names if name not in TIMING_NUMBERS | TIMING_COUNTS]
     if unknown:
         problems.append(
-            f"pattern: unknown group {', '.join(unknown)}; known: {', '.join(sorted(_NUMBERS | _INTEGERS))}"
+            f"pattern: unknown group {', '.join(unknown)}; known: {', '.join(sorted(TIMING_NUMBERS | TIMING_COUNTS))}"
         )
     if len(re.findall(r"(?<!\\)\((?!\?)", re.sub(r"\[[^\]]*\]", "", row.pattern))):
         problems.append("pattern: groups without a name must be written (?:...)")

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from sentinel.core.model import Cause, Restartable
-from sentinel.core.policy_model import LogRule
+from sentinel.core.policy_model import LogRule, TimingFormat
 from sentinel.failures import failure_classes
 from sentinel.logs.formats import Format, TimingRow, check_row
 from sentinel.logs.match import LinePattern, Scanner, as_bytes, check_pattern
@@ -38,11 +38,12 @@ class RuleSet:
         timing: Iterable[TimingRow],
         cache_dir: Path | None = None,
         owned: frozenset[str] = frozenset(),
+        owned_formats: frozenset[str] = frozenset(),
     ) -> None:
-        """`owned`: ids of rules to which the ignored lines do not apply, since their owner said what to look for."""
+        """What the job's owner named: ids of rules, to which the ignored lines do not apply, and of formats."""
         self.rules = tuple(rules)
         self._owned = frozenset(index for index, rule in enumerate(self.rules) if rule.id in owned)
-        self.formats = tuple(Format(row, index) for index, row in enumerate(timing))
+        self.formats = tuple(Format(row, index, row.id in owned_formats) for index, row in enumerate(timing))
         self.patterns = tuple(LinePattern(rule.pattern, rule.literal) for rule in self.rules)
         self._unless = {
             index: LinePattern(rule.unless)
@@ -51,7 +52,10 @@ class RuleSet:
         }
         self.ignores = tuple(LinePattern(row.pattern) for row in ignores)
         expressions = [as_bytes(rule.pattern) for rule in self.rules]
-        expressions += [as_bytes(form.row.hint or re.escape(form.row.literal)) for form in self.formats]
+        expressions += [
+            as_bytes(form.row.hint or re.escape(form.row.literal) or form.row.pattern)
+            for form in self.formats
+        ]
         self.scanner = Scanner(expressions, cache_dir)
 
     def present(self, text: bytes) -> tuple[list[tuple[int, int]], list[Format]]:
@@ -97,9 +101,12 @@ def _quoted_xids() -> Iterable[LogRule]:
 
 
 def load_ruleset(
-    extra_rules: tuple[LogRule, ...] = (), extra_dir: str = "", cache_dir: Path | None = None
+    extra_rules: tuple[LogRule, ...] = (),
+    extra_dir: str = "",
+    cache_dir: Path | None = None,
+    extra_formats: tuple[TimingFormat, ...] = (),
 ) -> RuleSet:
-    """The shipped rules with those of a policy and of the *.toml files in `extra_dir` (tables `rule`,
+    """The shipped rules and formats with those of a policy and of the *.toml files in `extra_dir` (tables `rule`,
     `ignore`, `timing`). A row with the id of a shipped one replaces it.
 
     `cache_dir` keeps the compiled patterns. Raises RuleError that lists every problem.
@@ -134,11 +141,16 @@ def load_ruleset(
     for index, extra in enumerate(extra_rules):
         problems += _rule_problems(f"logRules[{index}]", extra)
         rules[extra.id] = extra
+    for index, form in enumerate(extra_formats):
+        entry = TimingRow(id=form.id, pattern=form.pattern, unless=form.unless, source="the policy")
+        problems += [f"timingFormats[{index}].{problem}" for problem in check_row(entry)]
+        timing[form.id] = entry
     if problems:
         raise RuleError(problems)
     try:
         owned = frozenset(rule.id for rule in extra_rules)
-        return RuleSet(rules.values(), ignores.values(), timing.values(), cache_dir, owned)
+        owned_formats = frozenset(form.id for form in extra_formats)
+        return RuleSet(rules.values(), ignores.values(), timing.values(), cache_dir, owned, owned_formats)
     except ValueError as error:
         raise RuleError([str(error)]) from None
 

@@ -24,6 +24,7 @@ from sentinel.core.policy_model import (
     Proof,
     Restart,
     Resume,
+    TimingFormat,
 )
 from sentinel.core.policy_words import policy_words
 from sentinel.settings import Caps, Settings
@@ -70,6 +71,8 @@ spec:
   logRules:
     - {id: our-fs, pattern: 'lustre: .* timed out', failure: storage-io}
     - {id: tokenizing, pattern: '^tokenizing', failure: 'activity:loading'}
+  timingFormats:
+    - {id: ours, pattern: 'done (?P<step>\\d+) in (?P<e2e_s>[0-9.]+) s', unless: warm-up}
   logs: {keepBytes: 64Mi}
   mode: observe
 """
@@ -134,6 +137,9 @@ def test_every_field_reaches_the_policy_in_base_units() -> None:
             LogRule(id="our-fs", pattern="lustre: .* timed out", failure="storage-io"),
             LogRule(id="tokenizing", pattern="^tokenizing", failure="activity:loading"),
         ),
+        timing_formats=(
+            TimingFormat(id="ours", pattern=r"done (?P<step>\d+) in (?P<e2e_s>[0-9.]+) s", unless="warm-up"),
+        ),
         keep_log_bytes=64 << 20,
         mode="observe",
     )
@@ -187,6 +193,9 @@ spec:
   logRules:
     - {id: a, pattern: '(?=x)', failure: storage-oi}
     - {id: a, pattern: '.*'}
+  timingFormats:
+    - {id: a, pattern: '(\\d+) s'}
+    - {id: a, pattern: '(?P<speed>\\d+) s', unless: '('}
   performance: {maxHardwareRatio: 0.5, minHardwareRatio: 0.6}
 """
 
@@ -207,7 +216,11 @@ def test_all_problems_are_told_at_once_each_with_line_column_and_path() -> None:
         (12, 7, "spec.logRules[1].failure"),
         (12, 12, "spec.logRules[1].id"),
         (12, 24, "spec.logRules[1].pattern"),
-        (13, 58, "spec.performance.minHardwareRatio"),
+        (14, 24, "spec.timingFormats[0].pattern"),
+        (15, 12, "spec.timingFormats[1].id"),
+        (15, 24, "spec.timingFormats[1].pattern"),
+        (15, 52, "spec.timingFormats[1].unless"),
+        (16, 58, "spec.performance.minHardwareRatio"),
     ]
 
 
@@ -431,6 +444,8 @@ def test_addresses_that_could_write_headers_or_reach_nobody_are_refused(written:
         "  logRules: [3]",
         "  logRules: [{id: a.b, pattern: x, failure: unknown}]",
         "  logRules: [{id: a, pattern: x, failure: 'activity:juggling'}]",
+        "  timingFormats: [{id: a}]",
+        "  timingFormats: [{id: a, pattern: '(?P<step>x)', literal: x}]",
         "  jobs: {matchLabels: {a: 1}}",
         "  resume: {checkpoint: {proof: {fileAppears: ''}}}",
         "  resume: {checkpoint: {proof: {fileAppears: 3}}}",

@@ -383,3 +383,19 @@ def test_a_job_whose_iterations_cannot_be_read_is_restarted_where_its_owner_name
     assert job.code() == 0
     (incident,) = box.incidents()
     assert incident.verdict.sentence.startswith("The job has told of no progress for ")
+
+
+NAMED = r"""
+[ -e again ] && exit 0
+touch again; mkfifo never
+for step in 1 2 3 4 5; do echo "finished $step of 90 in 0.2 s"; done
+read line < never
+"""
+
+
+def test_a_job_whose_policy_names_the_format_of_its_lines_is_watched_by_them(box: Box) -> None:
+    ours = {"id": "ours", "pattern": r"finished (?P<step>\d+) of (?P<total>\d+) in (?P<e2e_s>[0-9.]+) s"}
+    job = box.run("sh", "-c", NAMED, policy=box.policy(timingFormats=[ours], **POLICY))
+    assert job.code() == 0
+    (incident,) = box.incidents()
+    assert (incident.verdict.symptom, incident.lost and incident.lost.last_step) == ("hang", 5), box.story()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sentinel.core.policy_model import LogRule
+from sentinel.core.policy_model import LogRule, TimingFormat
 from sentinel.logs import match
 from sentinel.logs.match import LinePattern, Scanner, as_bytes, check_pattern
 from sentinel.logs.ruleset import RuleSet, load_ruleset
@@ -164,19 +164,24 @@ def test_every_problem_of_added_rules_is_listed_at_once(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(
         '[[rule]]\nid = "One"\npattern = "("\nfailure = "x y"\n[[rule]]\nid = "two"\npatern = "x"\n'
     )
-    (tmp_path / "b.toml").write_text('[[timing]]\nid = "t"\npattern = "x"\nliteral = ""\nsource = ""\n')
+    (tmp_path / "b.toml").write_text('[[timing]]\nid = "t"\npattern = "(x"\nsource = ""\n')
     (tmp_path / "c.toml").write_text("not toml")
     (tmp_path / "d.toml").write_text('[[rule]]\nid = "ok"\npattern = "("\nunless = "["\nfailure = "proof"\n')
     with pytest.raises(RuleError) as caught:
-        load_ruleset((LogRule(id="mine", pattern="(?=x)", failure="proof"),), str(tmp_path))
+        load_ruleset(
+            (LogRule(id="mine", pattern="(?=x)", failure="proof"),),
+            str(tmp_path),
+            extra_formats=(TimingFormat(id="mine", pattern="x", unless="[x"),),
+        )
     text = "\n".join(caught.value.problems)
     for part in (
         "a.toml: rule[1]",
-        "b.toml: timing[0].literal",
+        "b.toml: timing[0].pattern",
         "c.toml",
         "d.toml: rule[0].pattern",
         "d.toml: rule[0].unless",
         "logRules[0]",
+        "timingFormats[0].unless",
     ):
         assert part in text
 

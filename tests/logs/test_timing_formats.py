@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from sentinel.core.now import Now
+from sentinel.core.policy_model import TimingFormat
 from sentinel.logs.formats import Format, TimingRow, check_row, quick_pattern
 from sentinel.logs.reader import RankLog
-from sentinel.logs.ruleset import RuleSet
+from sentinel.logs.ruleset import RuleSet, load_ruleset
 
 NOW = Now(mono_s=5.0, wall_s=1_750_000_000.0)
 
@@ -57,6 +58,41 @@ def test_a_format_that_fell_silent_gives_way_and_may_come_back(shipped: RuleSet,
     assert back[-1] == (85, 5.0)
 
 
+OURS = TimingFormat(id="ours", pattern=r"^done (?P<step>\d+)\b", unless="again")
+
+
+def bar(step: int) -> str:
+    return f"  1%|  | {step}/90000 [00:07<02:39, 7.23s/it\r\n"
+
+
+def test_the_format_that_the_owner_named_counts_alone(tmp_path: Path) -> None:
+    rules = load_ruleset(extra_formats=(OURS,))
+    text = "".join(
+        f"done {step}\n" + f"done {step + 1} again\n" + "".join(bar(100 * step + n) for n in range(60))
+        for step in range(1, 5)
+    )
+    assert steps(bar(1) + text, rules, tmp_path / "log") == [(1, None), (2, None), (3, None), (4, None)]
+    assert steps(bar(1) + bar(2), rules, tmp_path / "log") == []
+
+
+def test_of_two_formats_that_the_owner_named_the_second_may_follow_the_first(tmp_path: Path) -> None:
+    rules = load_ruleset(extra_formats=(OURS, TimingFormat(id="tuned", pattern=r"^tuned (?P<step>\d+)")))
+    text = "done 1\ndone 2\n" + "".join(f"tuned {step}\n" for step in range(3, 60))
+    assert steps(text, rules, tmp_path / "log")[-1] == (59, None)
+
+
+def test_the_owner_s_format_may_replace_a_shipped_one(shipped: RuleSet, tmp_path: Path) -> None:
+    [row] = [form.row for form in shipped.formats if form.row.id == "megatron"]
+    every = TimingFormat(id="megatron", pattern=row.pattern, unless=r"elapsed time per iteration \(ms\): 7")
+    assert steps(megatron(1) + megatron(2), load_ruleset(extra_formats=(every,)), tmp_path / "log") == []
+
+
+@pytest.mark.parametrize("text", ["done 1", "done 1\n", "\n\ndone 1\n\n", "done 1\nx", "x\ndone 1 \n", ""])
+def test_a_format_without_a_literal_is_looked_for_in_every_line_once(text: str) -> None:
+    form = Format(TimingRow(id="x", pattern=OURS.pattern, source=""), 0)
+    assert [values.step for _, values in form.lines(text.encode())] == [1] * ("done" in text)
+
+
 def test_a_restart_keeps_the_choice_of_the_format(shipped: RuleSet, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text(hardware(1))
@@ -87,11 +123,10 @@ def test_the_quick_way_knows_fixed_text_blanks_and_numbers() -> None:
 
 
 def test_a_row_with_mistakes_names_them_all() -> None:
-    row = TimingRow(id="x", pattern=r"(\d+) (?P<speed>\d+) (?=x)", literal="", source="")
+    row = TimingRow(id="x", pattern=r"(\d+) (?P<speed>\d+) (?=x)", source="")
     problems = "\n".join(check_row(row))
     for part in (
         "pattern: not a valid RE2",
-        "literal: empty",
         "unknown group speed",
         "groups without a name",
     ):

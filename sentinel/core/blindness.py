@@ -1,0 +1,23 @@
+"""A job whose output goes on and tells no iteration that can be read: nobody would learn that it is slow or hangs."""
+
+from sentinel.core.now import Now
+from sentinel.core.picture import JobPicture
+
+BLIND_S = 120.0  # of output without an iteration that is known
+BLIND = (
+    "no iterations are seen in its output, so that nothing tells slow steps, nor a hang unless the policy names "
+    "hang.after: "
+)
+NO_FORMAT = BLIND + "the policy's timingFormats can name the format of its lines (docs/timing.md)"
+NO_LINE = BLIND + "no line is of the policy's timingFormats (docs/timing.md)"
+
+
+def degraded(picture: JobPicture, now: Now) -> tuple[str, ...]:
+    """The degraded modes of the job, with this one where it is blind."""
+    job, timing = picture.job, picture.timing
+    known = [note for note in job.degraded if note.startswith(BLIND)]
+    if timing.has_timing and known:
+        return tuple(note for note in job.degraded if note not in known)
+    if not timing.has_timing and not known and timing.hang.prints_since(BLIND_S, now):
+        return (*job.degraded, NO_LINE if job.policy.timing_formats else NO_FORMAT)
+    return job.degraded
