@@ -21,6 +21,10 @@ from sentinel.core.recovery_moves import RETRY_PRECHECK_S, START_TRIES
 
 # A fault at the same step with no newer checkpoint: the third start would only repeat it.
 SAME_STEP_LIMIT = 3
+# Of hangs so many: programs evaluate before they save, and such a pause may have been taken for one. Each is given
+# twice as long as the one before (core.hang), the last 32 times as long as the first.
+SAME_STEP_HANGS = 6
+HANG = "hang"  # the failure class
 BACKOFF_FIRST_S = 5.0
 BACKOFF_MAX_S = 300.0
 KEPT_FAILURES = 20
@@ -135,13 +139,14 @@ def _refusal(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: 
             "Not started again: the same ambiguous fault came back after a restart, so it follows the job.",
             False,
         )
-    if _same_step(job, failed_step, now) >= SAME_STEP_LIMIT - 1 and verdict.budget != Budget.FREE:
+    limit = SAME_STEP_HANGS if verdict.failure == HANG else SAME_STEP_LIMIT
+    if _same_step(job, verdict, failed_step, now) >= limit - 1 and verdict.budget != Budget.FREE:
         where = f"at step {failed_step}"
         if failed_step is None:  # of those before this start nothing is said, nor of what a log does not tell
             where = "before its log told of a step after the start,"
         return (
             "NoProgress",
-            f"Not started again: it failed {SAME_STEP_LIMIT} times {where} with no newer checkpoint.",
+            f"Not started again: it failed {limit} times {where} with no newer checkpoint.",
             False,
         )
     if verdict.budget == Budget.FREE:
@@ -211,8 +216,9 @@ def _stuck(job: ProtectedJob, failed_step: int | None, now: Now) -> Sequence[Fai
     return job.failures[since:]
 
 
-def _same_step(job: ProtectedJob, failed_step: int | None, now: Now) -> int:
-    """How many of the last failures in a row were at this very step with this very checkpoint."""
+def _same_step(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: Now) -> int:
+    """How many of the last failures in a row were at this very step with this very checkpoint: hangs of a hang, others
+    of any other."""
     checkpoint = job.checkpoint.step if job.checkpoint else None
     count = 0
     for failure in reversed(_stuck(job, failed_step, now)):
@@ -222,7 +228,7 @@ def _same_step(job: ProtectedJob, failed_step: int | None, now: Now) -> int:
             or failure.budget == Budget.FREE
         ):
             break
-        count += 1
+        count += (failure.failure == HANG) == (verdict.failure == HANG)
     return count
 
 

@@ -169,8 +169,10 @@ def allowance_s(
     started_s: float | None = None,
 ) -> float:
     """How long this rank may be silent after its last iteration. `repeats`: hangs told at this very place."""
+    # Silent again where it was silent before: perhaps a pause that no line announces. Wait twice as long.
+    patience = 2.0 ** min(repeats, 5)
     if hang.after_s is not None:
-        return max(hang.after_s, EXIT_ALLOWANCE_S) if ending else hang.after_s
+        return max(hang.after_s * patience, EXIT_ALLOWANCE_S if ending else 0.0)
     stepped_s = (rank.last_at_s or 0.0) - (rank.first_at_s or 0.0)
     pause_s = gaps[0].gap_s if gaps else 0.0
     if rank.count == 1 and started_s is not None:  # who tells one in half an hour has shown no pause yet
@@ -184,8 +186,7 @@ def allowance_s(
         allowed = max(allowed, start_timeout_s)
     if ending:
         allowed = max(allowed, EXIT_ALLOWANCE_S)
-    # Silent again where it was silent before: perhaps a pause that no line announces. Wait twice as long.
-    return float(allowed * 2.0 ** min(repeats, 5))
+    return allowed * patience
 
 
 def find_culprit(ranks: Sequence[RankTiming], alive: Collection[int], liveness: Liveness) -> Culprit:

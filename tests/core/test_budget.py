@@ -146,6 +146,19 @@ def test_three_failures_at_one_step_with_no_newer_checkpoint_are_given_up_early(
     assert "failed 3 times before its log told of a step after the start, with no newer" in before.sentence
 
 
+def test_hangs_at_one_step_may_be_an_evaluation_before_its_save_and_are_given_up_later() -> None:
+    patient = Restart(max_restarts=20)
+    hung = (failed(40, "hang"), failed(40, "hang"))
+    assert plan_after_stop(job(patient, failures=hung), of("hang"), 40, NOW).restart
+    plan = plan_after_stop(job(patient, failures=hung + hung + hung[:1]), of("hang"), 40, NOW)
+    assert (plan.restart, plan.reason) == (False, "NoProgress")
+    assert "6 times at step 40" in plan.sentence
+    # Nor are they counted among what ends a program there.
+    assert plan_after_stop(job(patient, failures=(*hung, failed(40))), of("user-exit"), 40, NOW).restart
+    mixed = (failed(40), *hung, failed(40))
+    assert plan_after_stop(job(patient, failures=mixed), of("user-exit"), 40, NOW).reason == "NoProgress"
+
+
 def test_a_job_that_made_steps_in_an_earlier_life_is_not_said_to_have_made_none() -> None:
     twice = (failed(None), failed(None))
     for best in (None, 40):  # None: its log may name none, and it made some all the same

@@ -398,4 +398,4 @@ def test_a_job_whose_policy_names_the_format_of_its_lines_is_watched_by_them(box
     job = box.run("sh", "-c", NAMED, policy=box.policy(timingFormats=[ours], **POLICY))
     assert job.code() == 0
     (incident,) = box.incidents()
-    assert (incident.verdict.symptom, incident.lost and incident.lost.last_step) == ("hang", 5), box.story()
+    assert (incident.verdict.symptom, incident.failed_step) == ("hang", 5), box.story()
