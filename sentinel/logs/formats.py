@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sentinel.core.policy_model import TIMING_COUNTS, TIMING_NUMBERS, TimingFormat
 from sentinel.core.reports import Iteration, Worker
@@ -54,6 +54,15 @@ class Values(Struct, frozen=True, gc=False):
     total: int | None
     hardware_ms: float | None
     e2e_ms: float | None
+    epoch: int = -1  # from 0, where `step` counts on across epochs that are all as long as this one
+
+
+class Epoch(Struct, frozen=True, gc=False):
+    """The one that is under way, and how many steps were made before it."""
+
+    number: int
+    total: int
+    before: int
 
 
 class Format:
@@ -107,12 +116,14 @@ class Format:
             except ValueError:
                 return None  # "1.2.3": looks like the format and is not
         step, total = counts.get("epoch" if self.epochs_only else "step"), counts.get("total")
+        epoch = -1
         if step is not None and total is not None and "epoch" in counts and not self.epochs_only:
-            step += total * max(0, counts["epoch"] - self.row.first_epoch)
+            epoch = max(0, counts["epoch"] - self.row.first_epoch)
+            step += total * epoch
         e2e_ms = _milliseconds(numbers, "e2e")
         if e2e_ms is None and numbers.get("rate_per_s"):
             e2e_ms = 1000.0 / numbers["rate_per_s"]
-        return Values(step, total, _milliseconds(numbers, "hardware"), e2e_ms)
+        return Values(step, total, _milliseconds(numbers, "hardware"), e2e_ms, epoch)
 
     def quick(self, text: bytes, at_s: float) -> list[Iteration] | None:
         """All Iterations of `text` at once, or None where only the careful way is exact."""
@@ -150,6 +161,7 @@ class FormatState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     numbered_after: bool = False
     last_number: int | None = None
     bar_total: int = 0
+    epoch: Epoch | None = None
     silent: int = 0
     unsure: dict[str, int | None] = {}  # formats of which one line came -> its number
 
@@ -168,6 +180,7 @@ class TimingParser:
         self._numbered_after = False
         self._last_number: int | None = None  # the step that the newest such line named
         self._bar_total = 0
+        self._epoch: Epoch | None = None
         self._retired: dict[int, tuple[int, int]] = {}  # format -> (line count when last seen, times)
         self._lines = 0
         self._unsure: dict[str, int | None] = {}
@@ -179,7 +192,7 @@ class TimingParser:
                 (f for f in formats if f.row.id == state.primary and f.owned == self._owned), None
             )
             self._last_step, self._lent_step = state.last_step, state.lent_step
-            self._bar_total, self._silent = state.bar_total, state.silent
+            self._bar_total, self._silent, self._epoch = state.bar_total, state.silent, state.epoch
             self._numbered_after, self._last_number = state.numbered_after, state.last_number
             self._unsure = dict(state.unsure)
 
@@ -197,6 +210,7 @@ class TimingParser:
             numbered_after=self._numbered_after,
             last_number=self._last_number,
             bar_total=self._bar_total,
+            epoch=self._epoch,
             silent=self._silent,
             unsure=dict(self._unsure),
         )
@@ -270,20 +284,31 @@ class TimingParser:
         if len(candidates) > 1 and values.step is None:
             lent = next((v.step for f, v in candidates if v.step is not None and not f.epochs_only), None)
             if lent is not None:
-                values = Values(lent, values.total, values.hardware_ms, values.e2e_ms)
+                values = structs.replace(values, step=lent)
         self._lines += 1
         if form.row.progress_bar and not self._is_training_bar(values):
             return None
         if form is not self._primary and not self._make_primary(form, values):
             return None
         self._silent = 0
-        step = values.step
+        step = values.step if values.epoch < 0 else self._counted_on(values)
         if step is None:
             step, self._lent_step = self._lent_step, None
         elif (form.row.progress_bar or form.row.fallback) and step == self._last_step:
             return None  # drawn again, or told for another part of the step
         self._last_step = step
         return Iteration(at_s, step, values.hardware_ms, values.e2e_ms)
+
+    def _counted_on(self, values: Values) -> int:
+        """The step, where the epoch before may have been a longer one: the last often is cut short."""
+        assert values.step is not None
+        assert values.total is not None
+        before, known = values.total * values.epoch, self._epoch
+        step = values.step - before
+        if known is not None and known.number in (values.epoch, values.epoch - 1):
+            before = known.before if known.number == values.epoch else known.before + known.total
+        self._epoch = Epoch(values.epoch, values.total, before)
+        return step + before
 
     def _make_primary(self, form: Format, values: Values) -> bool:
         """A line of another format than the primary: does its Iteration count?"""

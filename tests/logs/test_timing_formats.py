@@ -58,6 +58,28 @@ def test_a_format_that_fell_silent_gives_way_and_may_come_back(shipped: RuleSet,
     assert back[-1] == (85, 5.0)
 
 
+def lightning(epoch: int, step: int, total: int) -> str:
+    return f"Epoch {epoch}:  6%|   | {step}/{total} [00:43<00:39,  1.25it/s]\n"
+
+
+def test_a_shorter_last_epoch_counts_on(shipped: RuleSet, tmp_path: Path) -> None:
+    text = "".join(
+        lightning(epoch, step, total)
+        for epoch, total in enumerate((10, 10, 4))
+        for step in range(1, total + 1)
+    )
+    got = steps(text, shipped, tmp_path / "log")
+    assert [step for step, _ in got] == list(range(1, 25))
+    path, read = tmp_path / "parts", []
+    position = None
+    for part in (text[:700], text[:1100], text):  # by a new reader each time
+        path.write_text(part[: part.rindex("\n") + 1])
+        log = RankLog(path, shipped, position=position)
+        read += [one.step for one in log.poll(NOW).iterations]
+        position = log.position
+    assert read == list(range(1, 25))
+
+
 OURS = TimingFormat(id="ours", pattern=r"^done (?P<step>\d+)\b", unless="again")
 
 
