@@ -67,10 +67,9 @@ class Repeats:
                 del places[next(iter(places))]
         if not told:
             past.note(finding, rows)
-        job = finding.job
-        if _is_named(job):
-            past.jobs.pop(job, None)
-            past.jobs[job] = finding.seen_mono_s
+        if _is_named(finding.job):
+            past.jobs.pop(finding.job, None)
+            past.jobs[finding.job] = finding.seen_mono_s
             while len(past.jobs) > MAX_JOBS:
                 del past.jobs[next(iter(past.jobs))]
 
