@@ -1,18 +1,16 @@
-"""`box`: a Sentinel of its own, whose ranks run under a Python that has PyTorch."""
+"""`box`: that of the end-to-end tests, whose programs import Sentinel under whatever Python they run."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.box import Box
+from tests.e2e.conftest import box as plain_box
+
+__all__ = ["box", "plain_box"]
 
 
 @pytest.fixture
-def box(tmp_path: Path, repo: Path) -> Iterator[Box]:
-    made = Box(tmp_path / "box")
-    made.env["PYTHONPATH"] = str(repo)
-    try:
-        yield made
-    finally:
-        made.close()
+def box(plain_box: Box, repo: Path) -> Box:
+    plain_box.env["PYTHONPATH"] = str(repo)
+    return plain_box

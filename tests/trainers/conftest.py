@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import box
+from tests.integrations.conftest import box, plain_box
 from tests.trainers.report import ROWS
 
-__all__ = ["box"]
+__all__ = ["box", "plain_box"]
 Keep = Callable[..., None]
 TOLD = ("torch", "transformers", "accelerate", "lightning", "deepspeed")
 VERSIONS = f"""

@@ -46,9 +46,9 @@ def start(
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_trainer_is_read_left_alone_and_saves_when_it_is_asked(
-    box: Box, venv: Path, repo: Path, keep: Keep, trainer: str
+    box: Box, venv: Path, keep: Keep, trainer: str
 ) -> None:
-    box.env |= {"PYTHONPATH": str(repo), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    box.env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
     # One rank alone gets the signal.
     done = start(box, venv, trainer, "asked", "asked", 30, signal_at=10)
