@@ -7,9 +7,10 @@
     trainer.fit(model, ckpt_path="last")
 
 Asked to save, it writes `last-sentinel-step=N.ckpt` beside the checkpoints of ModelCheckpoint, where `ckpt_path="last"`
-finds the newest, and removes the one that it wrote before.
+finds the newest, and removes the one that it wrote before. Where that name is taken, it is `…=N-v1.ckpt`.
 """
 
+import itertools
 import os
 import sys
 import time
@@ -24,7 +25,9 @@ else:
     from lightning.pytorch.callbacks import Callback
 
 NAME = "last-sentinel-step="
-WRITTEN_S = 600.0  # a plugin that writes in the background may take so long
+# A plugin that writes in the background may take so long. The other ranks wait for the proof in a collective, which
+# PyTorch ends after 600 s with NCCL where the program says nothing else.
+WRITTEN_S = 300.0
 
 
 class SentinelCallback(Callback):  # type: ignore[misc]  # of a package that need not be there
@@ -112,15 +115,24 @@ class SentinelCallback(Callback):  # type: ignore[misc]  # of a package that nee
     def _folder(self, trainer: Any) -> str:
         return str(getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir)
 
+    def _free_path(self, trainer: Any, step: int) -> str:
+        """Of a file that is not there: one from before would pass for the one that is still being written."""
+        start = os.path.join(self._folder(trainer), f"{NAME}{step}")
+        paths = itertools.chain([f"{start}.ckpt"], (f"{start}-v{count}.ckpt" for count in itertools.count(1)))
+        path = next(path for path in paths if not os.path.exists(path))
+        return str(trainer.strategy.broadcast(path))  # another rank's view of a network file system may lag
+
     def _save(self, trainer: Any, step: int) -> None:
-        path = os.path.join(self._folder(trainer), f"{NAME}{step}.ckpt")
+        path = self._free_path(trainer, step)
         self._asked = True
         trainer.save_checkpoint(path)
         self._asked = False
         there = not trainer.is_global_zero or _is_there(path)
         self._saver.saved(step, proved=there)
+        if not there:
+            return
         before, self._newest = self._newest, path
-        if trainer.is_global_zero and there and before not in ("", path):
+        if trainer.is_global_zero and before not in ("", path):
             try:
                 trainer.strategy.remove_checkpoint(before)
             except OSError as error:

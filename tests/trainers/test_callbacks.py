@@ -27,13 +27,22 @@ os.mkdir(sys.argv[1] + "/checkpoint-99")  # cut off
 print("newest", os.path.basename(newest_checkpoint(sys.argv[1])), newest_checkpoint(sys.argv[1] + "/none"))
 """
 IN_BACKGROUND = """
-import os, signal, sys, time, lightning, torch
+import os, signal, sys, threading, lightning, torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
-from sentinel.integrations.lightning import SentinelCallback
+from sentinel.integrations import lightning as ours
+folder, anothers, never = sys.argv[1:]
+is_there, waited_for = ours._is_there, threading.Semaphore(0)
+def asked(path):
+    ours.WRITTEN_S = 0.0 if os.path.basename(path) == never else 300.0
+    waited_for.release()
+    return is_there(path)
+ours._is_there = asked
 class Slow(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint, path, storage_options=None):
-        time.sleep(2.0)
+        waited_for.acquire()
+        if os.path.basename(path) == never:
+            return
         super().save_checkpoint(checkpoint, path + ".part", storage_options)
         print("written", os.path.basename(path), flush=True)
         os.rename(path + ".part", path)
@@ -42,30 +51,35 @@ class Model(lightning.LightningModule):
         super().__init__()
         self.layer = torch.nn.Linear(2, 1)
     def training_step(self, batch, index):
-        if index in (3, 6):
+        if index in (3, 6, 9):
             os.kill(os.getpid(), signal.SIGUSR1)
         return self.layer(batch).mean()
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
-folder = sys.argv[1]
 os.mkdir(folder)
-open(folder + "/last-sentinel-step=90000.ckpt", "w").close()  # another training's
+open(os.path.join(folder, anothers), "w").close()  # another training's
 lightning.Trainer(
     accelerator="cpu", devices=1, max_steps=12, logger=False, enable_progress_bar=False,
     plugins=[AsyncCheckpointIO(Slow())],
-    callbacks=[ModelCheckpoint(dirpath=folder, save_top_k=0), SentinelCallback(times="none")],
+    callbacks=[ModelCheckpoint(dirpath=folder, save_top_k=0), ours.SentinelCallback(times="none")],
 ).fit(Model(), torch.utils.data.DataLoader(torch.ones(40, 2), num_workers=0))
-print("left", sorted(os.listdir(folder)))
+print("left", *sorted(os.listdir(folder)))
+"""
+PATIENCE = """
+from datetime import timedelta
+from torch.distributed.constants import default_pg_nccl_timeout  # None where PyTorch is built without NCCL
+from sentinel.integrations.lightning import WRITTEN_S
+assert 2 * timedelta(seconds=WRITTEN_S) <= (default_pg_nccl_timeout or timedelta(minutes=10)), WRITTEN_S
 """
 
 
-def printed(venv: Path, repo: Path, tmp_path: Path, program: str) -> list[str]:
+def printed(venv: Path, repo: Path, tmp_path: Path, program: str, *words: str) -> list[str]:
     done = subprocess.run(
-        [venv / "bin/python", "-c", program, str(tmp_path / "out")],
+        [venv / "bin/python", "-c", program, str(tmp_path / "out"), *words],
         env={**os.environ, "PYTHONPATH": str(repo), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     kinds = ("saved checkpoint", "written", "left", "newest")
@@ -79,15 +93,43 @@ def test_a_trainer_that_keeps_only_the_best_saves_one_step_later(
     assert lines == ["saved checkpoint step 5", "saved checkpoint step 11", "newest checkpoint-11 None"]
 
 
+def own(step: int | str) -> str:
+    return f"last-sentinel-step={step}.ckpt"
+
+
 def test_nothing_is_proved_before_it_is_written_and_only_its_own_is_removed(
     venv: Path, repo: Path, tmp_path: Path
 ) -> None:
-    lines = printed(venv, repo, tmp_path, IN_BACKGROUND)
-    first, second = "last-sentinel-step=4.ckpt", "last-sentinel-step=7.ckpt"
-    assert lines == [
-        f"written {first}",
+    assert printed(venv, repo, tmp_path, IN_BACKGROUND, own(90000), "none") == [
+        f"written {own(4)}",
         "saved checkpoint step 4",
-        f"written {second}",
+        f"written {own(7)}",
         "saved checkpoint step 7",
-        "left ['last-sentinel-step=7.ckpt', 'last-sentinel-step=90000.ckpt']",
+        f"written {own(10)}",
+        "saved checkpoint step 10",
+        f"left {own(10)} {own(90000)}",
     ]
+
+
+def test_a_file_of_the_same_step_from_before_proves_nothing_and_stays(
+    venv: Path, repo: Path, tmp_path: Path
+) -> None:
+    lines = printed(venv, repo, tmp_path, IN_BACKGROUND, own(4), "none")
+    assert lines[:2] == [f"written {own('4-v1')}", "saved checkpoint step 4"]
+    assert lines[-1] == f"left {own(10)} {own(4)}"
+
+
+def test_a_save_that_did_not_come_is_not_proved_and_replaces_none(
+    venv: Path, repo: Path, tmp_path: Path
+) -> None:
+    assert printed(venv, repo, tmp_path, IN_BACKGROUND, own(90000), own(7)) == [
+        f"written {own(4)}",
+        "saved checkpoint step 4",
+        f"written {own(10)}",
+        "saved checkpoint step 10",
+        f"left {own(10)} {own(90000)}",
+    ]
+
+
+def test_ranks_wait_for_a_proof_for_less_than_nccl_allows(venv: Path, repo: Path, tmp_path: Path) -> None:
+    printed(venv, repo, tmp_path, PATIENCE)
