@@ -25,9 +25,13 @@ assert all(torch.equal(one["model"][name], other["model"][name]) for name in one
 """
 
 
+def signalled(rank: int) -> tuple[str, ...]:
+    return ("--signal-at", "7", "--signal-rank", str(rank))
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_all_ranks_save_within_two_steps_of_the_signal_whichever_of_them_got_it(box: Box, rank: int) -> None:
-    job = box.run(TORCH_PYTHON, LOOP, "40", "7", str(rank), "first", options=TWO)
+    job = box.run(TORCH_PYTHON, LOOP, "--steps", "40", *signalled(rank), options=TWO)
     assert job.code(SLOW_S) == 0, box.story()
     saves = [re.findall(r"rank (\d) saves at step (\d+)", box.log(of)) for of in (0, 1)]
     (first,), (second,) = saves
@@ -40,7 +44,7 @@ def test_all_ranks_save_within_two_steps_of_the_signal_whichever_of_them_got_it(
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ranks_that_are_asked_at_different_steps_save_once(box: Box, rank: int) -> None:
     """A second save would be cut off: Sentinel stops the job when the first one is proved."""
-    job = box.run(TORCH_PYTHON, LOOP, "40", "7", str(rank), "first", "both", options=TWO)
+    job = box.run(TORCH_PYTHON, LOOP, "--steps", "40", *signalled(rank), "--both", options=TWO)
     assert job.code(SLOW_S) == 0, box.story()
     assert [box.log(of).count("saves at step") for of in (0, 1)] == [1, 1]
     assert box.log(0).count("saved checkpoint step") == 1
@@ -73,13 +77,13 @@ assert answers == [False, False, True, False], answers
 
 
 def test_no_signal_no_save(box: Box) -> None:
-    assert box.run(TORCH_PYTHON, LOOP, "40", "0", "0", "first", options=TWO).code(SLOW_S) == 0, box.story()
+    assert box.run(TORCH_PYTHON, LOOP, "--steps", "40", options=TWO).code(SLOW_S) == 0, box.story()
     assert "save" not in box.log(0) + box.log(1)
 
 
 @pytest.mark.parametrize(("times", "printed"), [("first", [39, 0]), ("all", [39, 39]), ("none", [0, 0])])
 def test_iterations_are_printed_by_those_who_are_to(box: Box, times: str, printed: list[int]) -> None:
-    job = box.run(TORCH_PYTHON, LOOP, "39", "0", "0", times, options=TWO)
+    job = box.run(TORCH_PYTHON, LOOP, "--steps", "39", "--times", times, options=TWO)
     assert job.code(SLOW_S) == 0, box.story()
     lines = [re.findall(r"^step (\d+): this iteration hardware time is ", box.log(of), re.M) for of in (0, 1)]
     assert [len(one) for one in lines] == printed

@@ -1,16 +1,22 @@
 """Trainers with Sentinel's callbacks: are steps read, evaluations left alone, saves proved and whole?"""
 
+import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.box import Box, Running
 from tests.trainers.conftest import Keep
+from tests.waits import until
 
 PROGRAMS = Path(__file__).parent / "programs"
-HANG_S, EVALUATION_S = 10, 30
+LOOP = Path(__file__).parents[1] / "integrations/programs/loop.py"
+HANG_S = 30  # longer than a busy machine takes to end a training after its last step
+EVALUATION_S = 3 * HANG_S
+BATCHES = 2 * EVALUATION_S  # of the evaluation: the test lets one go each second, and in the end the rest
 PROOF = r"saved checkpoint step (\d+)"
 POLICY = {
     "resume": {
@@ -21,12 +27,16 @@ POLICY = {
     "hang": {"after": f"{HANG_S}s"},
 }
 TORCHRUN = "{bin}/torchrun --standalone --nproc-per-node 2"
+NUMBERS = f"{{folder}} {{steps}} {{evaluate_at}} {BATCHES} {{signal_at}}"
+OPTIONS = (
+    "--folder {folder} --steps {steps} --signal-at {signal_at} "
+    f"--evaluate-at {{evaluate_at}} --evaluation {BATCHES}"
+)
 TRAINERS = {
-    "own": ("a loop of one's own, torchrun", f"{TORCHRUN} {PROGRAMS / 'own.py'}"),
-    "hf": ("Hugging Face's Trainer, torchrun", f"{TORCHRUN} {PROGRAMS / 'hf.py'}"),
-    "lightning": ("Lightning, its own launcher", f"{{bin}}/python {PROGRAMS / 'lit.py'}"),
+    "own": ("a loop of one's own, torchrun", f"{TORCHRUN} {LOOP} {OPTIONS}"),
+    "hf": ("Hugging Face's Trainer, torchrun", f"{TORCHRUN} {PROGRAMS / 'hf.py'} {NUMBERS}"),
+    "lightning": ("Lightning, its own launcher", f"{{bin}}/python {PROGRAMS / 'lit.py'} {NUMBERS}"),
 }
-WHOLE = 120  # steps of a training that is compared with one that was stopped
 
 
 def start(
@@ -39,11 +49,29 @@ def start(
     evaluate_at: int = 0,
     signal_at: int = 0,
 ) -> Running:
-    words = TRAINERS[trainer][1].format(bin=venv / "bin").split()
-    numbers = [str(number) for number in (steps, evaluate_at, EVALUATION_S, signal_at)]
-    return box.run(*words, folder, *numbers, name=name, policy=box.policy(**POLICY))
+    words = TRAINERS[trainer][1].format(
+        bin=venv / "bin", folder=folder, steps=steps, evaluate_at=evaluate_at, signal_at=signal_at
+    )
+    return box.run(*words.split(), name=name, policy=box.policy(**POLICY))
 
 
+def evaluate(box: Box, name: str, pace: Path) -> None:
+    """Lets an evaluation go on for as long as it is to last, batch after batch, then to its end."""
+
+    def opened() -> int | None:
+        try:
+            return os.open(pace, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # nobody reads yet
+            return None
+
+    with open(until(opened, lambda: box.story(name) + box.log(name=name), 300.0), "wb", buffering=0) as pipe:
+        begun_s = time.monotonic()
+        for second in range(EVALUATION_S):
+            pipe.write(b"\n")
+            until(lambda due_s=begun_s + second + 1: time.monotonic() >= due_s)
+
+
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_trainer_is_read_left_alone_and_saves_when_it_is_asked(
     box: Box, venv: Path, keep: Keep, trainer: str
@@ -60,7 +88,7 @@ def test_a_trainer_is_read_left_alone_and_saves_when_it_is_asked(
     assert 10 <= saved[0] <= 12
 
     # Sentinel asks all of them, and stops the training when the save is proved.
-    job = start(box, venv, trainer, "stopped", "stopped", WHOLE)
+    job = start(box, venv, trainer, "stopped", "stopped", 100_000)
     box.stepping(lines=20, name="stopped")
     job.send(signal.SIGTERM)
     assert job.code(300.0) == 75, box.story("stopped")
@@ -68,20 +96,25 @@ def test_a_trainer_is_read_left_alone_and_saves_when_it_is_asked(
     assert incident.save is not None
     proof = re.search(PROOF, incident.save.proved_by)
     assert proof, box.story("stopped")
-    assert 20 <= int(proof[1]) < WHOLE
+    stopped_at = int(proof[1])
+    assert stopped_at >= 20
 
+    last = stopped_at + 15
     weights = []
     for name, folder in (("resumed", "stopped"), ("undisturbed", "undisturbed")):
-        done = start(box, venv, trainer, name, folder, WHOLE)
+        done = start(box, venv, trainer, name, folder, last)
         assert done.code(300.0) == 0, box.story(name) + box.log(name=name)
         weights += re.findall(r"^weights (\w+)$", box.log(name=name), re.M)
     assert len(weights) == 2
     assert weights[0] == weights[1]
     steps = [int(one) for one in re.findall(r"\bstep (\d+): this iteration", box.log(name="resumed"))]
-    assert steps == list(range(int(proof[1]) + 1, WHOLE + 1))
+    assert steps == list(range(stopped_at + 1, last + 1))
 
     # An evaluation of three times what a hang is allowed.
+    pace = box.work / "pace"
+    os.mkfifo(pace)
     done = start(box, venv, trainer, "evaluating", "evaluating", 30, evaluate_at=20)
+    evaluate(box, "evaluating", pace)
     assert done.code(300.0) == 0, box.story("evaluating")
     assert box.incidents("evaluating") == []
     keep(

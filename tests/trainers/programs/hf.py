@@ -1,13 +1,14 @@
-"""Hugging Face's Trainer with a tiny model. FOLDER STEPS EVALUATE_AT EVALUATION_S SIGNAL_AT; 0: never.
+"""Hugging Face's Trainer with a tiny model. FOLDER STEPS EVALUATE_AT BATCHES SIGNAL_AT; 0: never.
 
-At the end rank 0 prints a number that is another one for any other weights.
+Rank 0 takes a line from the FIFO `pace`, in the current directory, before each batch of an evaluation. At the end it
+prints a number that is another one for any other weights.
 """
 
+import functools
 import hashlib
 import os
 import signal
 import sys
-import time
 
 import torch
 from transformers import (
@@ -21,26 +22,31 @@ from transformers import (
 from sentinel.integrations.transformers import SentinelCallback, newest_checkpoint
 
 FOLDER = sys.argv[1]
-STEPS, EVALUATE_AT, EVALUATION_S, SIGNAL_AT = (int(word) for word in sys.argv[2:])
-STEP_S = 0.05
+STEPS, EVALUATE_AT, BATCHES, SIGNAL_AT = (int(word) for word in sys.argv[2:])
+pace = functools.cache(functools.partial(open, "pace"))  # waits for the test
 
 
 class Texts(torch.utils.data.Dataset):
-    def __init__(self, size, pause_s=0.0):
-        self.size, self.pause_s = size, pause_s
+    def __init__(self, size):
+        self.size = size
 
     def __len__(self):
         return self.size
 
     def __getitem__(self, index):
-        time.sleep(self.pause_s)
         words = torch.randint(0, 50, (8,), generator=torch.Generator().manual_seed(index))
         return {"input_ids": words, "labels": index % 2}
 
 
+class Paced(Texts):
+    def __getitem__(self, index):
+        if os.environ.get("RANK") == "0":
+            pace().readline()
+        return super().__getitem__(index)
+
+
 class Disturbance(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
-        time.sleep(STEP_S)
         if state.global_step + 1 == SIGNAL_AT and os.environ.get("RANK") == "1":
             os.kill(os.getpid(), signal.SIGUSR1)
 
@@ -59,6 +65,7 @@ args = TrainingArguments(
     max_steps=STEPS,
     per_device_train_batch_size=4,
     per_device_eval_batch_size=1,
+    lr_scheduler_type="constant",  # whatever the steps to come
     save_strategy="no",
     logging_steps=10,
     use_cpu=True,
@@ -67,8 +74,8 @@ args = TrainingArguments(
 trainer = Trainer(
     model,
     args,
-    train_dataset=Texts(1000),
-    eval_dataset=Texts(2 * EVALUATION_S, pause_s=1.0),  # of two ranks, each of which takes every other one
+    train_dataset=Texts(1_000_000),  # no training comes to the end of an epoch
+    eval_dataset=Paced(2 * BATCHES),  # of two ranks, each of which takes every other one
     callbacks=[SentinelCallback(), Disturbance()],
 )
 trainer.train(resume_from_checkpoint=newest_checkpoint(FOLDER))
