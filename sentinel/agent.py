@@ -57,6 +57,8 @@ class Use(Protocol):
     def restarts(self) -> int: ...
     @property
     def workers(self) -> tuple[Worker, ...]: ...
+    @property
+    def children(self) -> tuple[int, ...]: ...
 
 
 Look = Callable[[str, int], Mapping[int, Use]]  # (job, incarnation) -> what /proc says of each rank
@@ -76,6 +78,7 @@ class _Followed:
         self.signs_s = float("-inf")  # when a sign that the program gets on was looked for
         self.begun = self.look_due = False  # it iterates; nobody has looked yet whether others do so for it
         self.workers: dict[int, Worker] = {}  # where it is a launcher: what was seen of each
+        self.children: tuple[int, ...] = ()  # where its ranks carry no numbers
         self.saved: bytes = b""
         self.ended = False
         self.resumed = True  # what it reads first may have been told by a predecessor
@@ -357,6 +360,8 @@ def _looked_at(followed: _Followed, use: Use) -> RankReport:
     seen = {one.number: one for one in (*gone, *use.workers)}
     news = tuple(one for number, one in sorted(seen.items()) if one != followed.workers.get(number))
     followed.workers = seen
+    children = use.children if use.children != followed.children else ()
+    followed.children = use.children
     followed.reader.expect(len(use.workers))
     caught_up, problem = followed.last_told or (False, "")
     return RankReport(
@@ -369,6 +374,7 @@ def _looked_at(followed: _Followed, use: Use) -> RankReport:
         io_bytes=use.io_bytes,
         restarts=use.restarts,
         workers=news,
+        children=children,
     )
 
 

@@ -173,6 +173,7 @@ class JobPicture:
             rank_pids=self.pids,
             # On a cluster one pid is that of a process on each of its nodes.
             worker_pids=self.timing.hang.workers.pids() if self.job.launch is not None else {},
+            child_pids=self.timing.hang.workers.children if self.job.launch is not None else {},
             failures=self.failures,
             history=self.job.failures,
             now=now,

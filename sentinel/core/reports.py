@@ -107,6 +107,7 @@ class RankReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     io_bytes: int | None = None  # read and written so far by the rank and its helpers
     restarts: int = 0  # how often a launcher inside its pod has started it again, where that is known
     workers: tuple[Worker, ...] = ()  # of each of its launcher's, or of itself: that which is new
+    children: tuple[int, ...] = ()  # pids of what a program without numbered ranks has started
 
 
 Files = dict[str, tuple[int, int]]  # path -> bytes, newest mtime in ns; a folder with all that is in it

@@ -100,6 +100,7 @@ class JobTiming:
             self.hang.signed(report.alive_s)
         if report.workers:
             self.hang.workers.fold(report.rank, report.workers)
+        self.hang.workers.started(report.rank, report.children)
         known = rank.reached - report.before if report.again and rank.count else 0
         if new := report.iterations[max(0, known) :]:
             rank.fold(new, report.before)

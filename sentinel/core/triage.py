@@ -67,6 +67,7 @@ def triage(
     last_iteration_s: Mapping[int, float] | None = None,
     others: Callable[[], Iterable[Struck]] = tuple,
     worker_pids: Mapping[int, tuple[int, int]] | None = None,
+    child_pids: Mapping[int, int] | None = None,
     started_s: float = float("-inf"),
 ) -> Verdict:
     """The one explanation of an incident of `job`.
@@ -94,6 +95,7 @@ def triage(
         last_steps=last_steps,
         entities=rank_entities,
         processes={pid: (rank, None) for rank, pid in rank_pids.items()} | dict(worker_pids or {}),
+        children=child_pids or {},
         failures=failures,
         history=history,
         started_s=started_s,

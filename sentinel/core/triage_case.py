@@ -54,6 +54,7 @@ class Case(Struct, frozen=True, kw_only=True):
     processes: Mapping[
         int, tuple[int, int | None]
     ]  # pid -> its rank, and its number where that is a launcher
+    children: Mapping[int, int]  # pid of another process that a rank has started -> that rank
     failures: Mapping[str, FailureClass]
     history: Sequence[Failure]
     started_s: float  # monotonic; of the running incarnation

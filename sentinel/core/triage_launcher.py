@@ -16,12 +16,16 @@ _INNER = re.compile(
     r"^\[(?:rank|default)(\d+)\]:|\bfailed \(exitcode: -?\d+\) local_rank: (\d+)|\bprocess (\d+) terminated\b"
     r"|\bprocess rank (\d+) with PID|\bProcess name: \[\[\d+,\d+\],(\d+)\]"
 )
+# mp.spawn's head of the traceback of one that raised.
+_RAISED = re.compile(r"^-- Process (\d+) terminated with the following error:")
 # deepspeed's report: whichever ended, it names the command of the last one that it had started.
 _LAST = re.compile(r"'--local_rank=(\d+)'.*\] exits with return code = ")
 _REPORT = re.compile(
     r"\bfailed \(exitcode: |\bProcessExitedException: |\bdied with <Signals\.|\bprocess rank \d+ with PID "
 )
 _PID = re.compile(r"\(pid: (\d+)\)")
+# mp.spawn tells no pid.
+_SPAWNED_KILLED = re.compile(r"\bprocess \d+ terminated with signal SIGKILL\b")
 
 
 def inner_rank(line: str) -> int | None:
@@ -61,11 +65,25 @@ def about_another(row: Row, case: Case) -> bool:
     return any(gone.signal is not None or gone.code not in (None, 0, 1) for gone in case.lost)
 
 
+def _raised(row: Row, case: Case) -> int | None:
+    """Whose exception it is, of mp.spawn's: its head stands before the traceback, and nothing else comes after that."""
+    number = None
+    for one in case.rows:
+        if one.match.rank == row.match.rank and one.cls.id == REPORT:
+            head = _RAISED.match(one.match.line)
+            number = int(head[1]) if head else number
+        if one is row:
+            return number
+    return None
+
+
 def named_inner(why: Why, row: Row, case: Case) -> Why:
     """With which of a launcher's processes it was."""
     number = _gone(row, case)
     named = (case.worker_of_pid(int(pid)) for pid in _PID.findall(row.match.line))
     number = next((one for one in named if one is not None), number)  # a report counts those of its machine
+    if number is None:
+        number = _raised(row, case)
     # A rank that nobody else has started says `[rank3]: ` too.
     if number is None or (
         row.match.line.startswith(("[rank", "[default")) and report_of(row.match.rank, case) is None
@@ -102,11 +120,13 @@ def by_silent_end(case: Case) -> Why | None:
 
 def killed_for_memory(why: Why, case: Case) -> Why | None:
     """A line names the pid of a process that was killed, of a data loader or a launcher, and so does the kernel, which
-    did it for memory."""
+    did it for memory. Where mp.spawn tells of one that was killed, the kernel names a child of its."""
     if why.cls.id not in ("dataloader", "killed"):
         return None
     told = " ".join(row.match.line for row in case.rows if row.match.rank == why.rank and row.cls is why.cls)
     pids = set(re.findall(r"\d+", told) if why.cls.id == "dataloader" else _PID.findall(told))
+    if why.cls.id == "killed" and _SPAWNED_KILLED.search(told):
+        pids |= {str(pid) for pid, rank in case.children.items() if rank == why.rank}
     cls = case.failures["host-oom"]
     for finding in case.findings:
         if finding.pid is not None and str(finding.pid) in pids and finding.code in cls.codes:

@@ -29,9 +29,11 @@ class Workers:
 
     def __init__(self) -> None:
         self._known: dict[int, dict[int, Worker]] = {}
+        self.children: dict[int, int] = {}  # pid -> rank; of those too that are gone
 
     def reset(self) -> None:
         self._known.clear()
+        self.children.clear()
 
     def fold(self, rank: int, news: Iterable[Worker]) -> None:
         """Take in what was seen of processes, and what lines told."""
@@ -44,6 +46,10 @@ class Workers:
                 own[new.number] = structs.replace(old, pid=new.pid, state=new.state)
             else:
                 own[new.number] = structs.replace(old, told=new.told, step=new.step)
+
+    def started(self, rank: int, children: Iterable[int]) -> None:
+        """Processes of a rank that carry no number; among them may be its ranks (`mp.spawn`)."""
+        self.children |= dict.fromkeys(children, rank)
 
     def below(self, rank: int) -> bool:
         """Has it started several?"""

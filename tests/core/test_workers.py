@@ -132,6 +132,15 @@ def test_below_several_launchers_the_rank_has_its_number_in_the_whole_job() -> N
     assert why == "rank 3 (pid 43, below the launcher of rank 1) is stopped by a signal"
 
 
+def test_children_without_numbers_are_remembered_after_they_are_gone() -> None:
+    timing = launchers(1)
+    for children in ((50, 51), (51,)):
+        timing.fold(RankReport(job="j", incarnation=1, rank=0, children=children))
+    assert timing.hang.workers.children == {50: 0, 51: 0}
+    timing.start(2, 1, Now(100.0, 100.0))
+    assert timing.hang.workers.children == {}
+
+
 def test_a_new_incarnation_knows_nothing_of_the_workers_before() -> None:
     timing = launchers(1)
     timing.start(2, 1, Now(100.0, 100.0))

@@ -49,6 +49,7 @@ def of(
     matches: list[LogMatch],
     findings: tuple[Finding, ...] = (),
     workers: Mapping[int, tuple[int, int]] | None = None,
+    children: Mapping[int, int] | None = None,
 ) -> Verdict:
     return triage(
         job="j",
@@ -64,6 +65,7 @@ def of(
         history=(),
         now=NOW,
         worker_pids=workers,
+        child_pids=children,
     )
 
 
@@ -90,8 +92,7 @@ def test_what_ended_a_process_of_a_launcher_is_the_verdict_and_the_process_is_na
 ) -> None:
     v = verdict(HERE / f"launchers/{log}.log", shipped, tmp_path)
     assert (v.failure, v.restart, v.budget) == (failure, restart, budget), v
-    if log != "spawn-exception":  # which says it in a line before its last
-        assert "rank 1 of those that a launcher had started" in v.sentence, v
+    assert "rank 1 of those that a launcher had started" in v.sentence, v
 
 
 def test_the_first_rank_below_deepspeed_is_named_though_its_report_shows_the_last_ones_command(
@@ -128,6 +129,35 @@ def test_a_process_of_a_launcher_that_was_killed_for_memory_is_known_by_its_pid_
     assert (v.failure, v.rank, v.worker) == ("host-oom", 0, 7), v
     assert "rank 7 of those that a launcher had started" in v.sentence
     assert of(matches, (killed(4003),), workers).failure == "killed"
+
+
+def test_a_process_of_spawn_that_was_killed_for_memory_is_known_by_its_parent(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    def told(log: str, pid: int) -> Verdict:
+        copied = Path(shutil.copy(HERE / f"launchers/{log}.log", tmp_path / "rank-0.log"))
+        matches = RankLog(copied, shipped, rank=0, incarnation=1).poll(NOW).matches
+        return of(matches, (killed(pid),), children={4001: 0, 4002: 0, 4003: 1})
+
+    v = told("spawn-killed", 4002)
+    assert (v.failure, v.rank, v.worker) == ("host-oom", 0, 1), v
+    assert "rank 1 of those that a launcher had started" in v.sentence
+    for another in (4003, 4004):  # of another rank, and of nobody here
+        assert told("spawn-killed", another).failure == "killed"
+    assert told("spawn-exit-1", 4002).failure == "rank-exit"
+
+
+def test_an_exception_before_spawns_report_is_not_laid_to_its_process(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text(f"ValueError: caught\n{(HERE / 'launchers/spawn-exit-1.log').read_text()}")
+    raised = tmp_path / "rank-1.log"
+    raised.write_text(f"{(HERE / 'launchers/spawn-exception.log').read_text()}")
+    matches = RankLog(log, shipped, rank=0, incarnation=1).poll(NOW).matches
+    later = RankLog(raised, shipped, rank=0, incarnation=1).poll(NOW).matches
+    assert of([*matches[:1], *later]).worker is None
+    assert of(later).worker == 1
 
 
 def test_the_pid_in_a_report_tells_the_number_in_the_whole_job(shipped: RuleSet, tmp_path: Path) -> None:

@@ -4,19 +4,20 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from sentinel.cluster.local.processes import Proc, numbered, tree_use
+from sentinel.cluster.local.processes import Proc, numbered, started, tree_use
 from sentinel.core.reports import Worker
 
 
 class RankLook(Struct, frozen=True):
     """`state` as in /proc/PID/stat; `io_bytes` read and written by the rank and its helpers. `restarts`: how often a
     launcher inside has started it again, where that is known. `workers`: the ranks that it has started, where it is a
-    launcher, else itself if it has a number."""
+    launcher, else itself if it has a number. `children`: what a program without numbers has started."""
 
     state: str
     io_bytes: int
     restarts: int
     workers: tuple[Worker, ...]
+    children: tuple[int, ...] = ()
 
 
 def looked_at(
@@ -29,14 +30,16 @@ def looked_at(
         if not own:
             continue
         first = own[min(own)]
+        workers = tuple(
+            Worker(number=number, pid=proc.pid, state=proc.state)
+            for number, proc in sorted(own.items())
+            if len(own) > 1 or numbered(proc.pid)
+        )
         found[rank] = RankLook(
             state=first.state if len(own) == 1 else "",  # else each has its own
             io_bytes=sum(use.io_bytes for use in uses.values()),
             restarts=restarts.get(rank, 0),
-            workers=tuple(
-                Worker(number=number, pid=proc.pid, state=proc.state)
-                for number, proc in sorted(own.items())
-                if len(own) > 1 or numbered(proc.pid)
-            ),
+            workers=workers,
+            children=() if workers else tuple(proc.pid for proc in started(first, table)),
         )
     return found

@@ -237,6 +237,19 @@ def find_workers(top: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
     return tops if sure else {}
 
 
+_FORK_SERVER = "from multiprocessing.forkserver import main"
+
+
+def started(top: Proc, table: Mapping[int, Proc]) -> list[Proc]:
+    """What a Python program has started by itself or by its fork server, the oldest first."""
+    children = children_of(table)
+    found: list[Proc] = []
+    for child in children.get(top.pid, ()):
+        serves = any(_FORK_SERVER in word for word in cmdline(child.pid))
+        found += children.get(child.pid, ()) if serves else [child]
+    return sorted((proc for proc in found if not proc.dead), key=age)
+
+
 def below_wrappers(proc: Proc, table: Mapping[int, Proc]) -> Proc:
     """The program that a started process runs, where that is a shell or the like."""
     return _below_wrappers(proc, children_of(table))
