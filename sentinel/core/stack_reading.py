@@ -10,7 +10,9 @@ from msgspec import Struct, structs
 from sentinel.core.model import Symptom, Verdict
 
 # As cluster/local/stacks.py heads it.
-_RANK = re.compile(r"rank (\d+): (?:pid (?P<pid>\d+) \(\S(?: in (?P<channel>[^)]*))?\))?(?P<more>.*)")
+_RANK = re.compile(
+    r"rank (\d+): (?:pid (?P<pid>\d+) \((?P<state>\S)(?: in (?P<channel>[^)]*))?\))?(?P<more>.*)"
+)
 _USED = re.compile(
     r"CPU ([\d.]+) s \(main thread ([\d.]+) s\), helpers' CPU ([\d.]+) s, I/O (\d+) bytes, "
     r"(\d+) sleeps \((\d+) of all threads\)"
@@ -66,6 +68,7 @@ class Head(Struct, frozen=True, gc=False):
     number: int
     pid: int = 0
     channel: str = ""  # where in the kernel it waits
+    state: str = ""  # as in /proc/PID/stat
     used: Used | None = None  # None: not told
     places: int = 0  # in the program in which samples have seen the main thread; 0: not sampled
 
@@ -80,6 +83,7 @@ def read_head(text: str) -> Head | None:
         int(head.group(1)),
         int(head["pid"] or 0),
         head["channel"] or "",
+        head["state"] or "",
         Used(*map(float, used.groups())) if used else None,
         int(places.group(1)) if places else 0,
     )
@@ -144,6 +148,16 @@ def named(verdict: Verdict, stacks: Sequence[str], size: int) -> Verdict:
         or (size > 1 and verdict.rank is not None)
     ):
         return verdict
+    heads = [read_head(text) for text in stacks]
+    stopped = [head for head in heads if head is not None and head.state == "T"]
+    if len(stopped) == 1 and len(heads) > 1:
+        return _blaming(
+            verdict,
+            stopped[0].number,
+            f"Rank {stopped[0].number} (pid {stopped[0].pid}) is stopped by a signal.",
+            size,
+            len(heads),
+        )
     read_all = [read(text) for text in stacks]
     found = [stack for stack in read_all if stack is not None]
     away = [stack for stack in found if not stack.waits]
@@ -158,10 +172,14 @@ def named(verdict: Verdict, stacks: Sequence[str], size: int) -> Verdict:
         f"Rank {one.number} stands in {one.place}; {'all others wait' if len(found) > 2 else 'the other waits'} for it "
         f"in {other.waits}."
     )
+    return _blaming(verdict, one.number, why, size, len(found))
+
+
+def _blaming(verdict: Verdict, number: int, why: str, size: int, seen: int) -> Verdict:
     of_launcher = size == 1
     return structs.replace(
         verdict,
-        rank=0 if of_launcher else one.number if len(found) == size else None,
-        worker=one.number if of_launcher else None,
+        rank=0 if of_launcher else number if seen == size else None,
+        worker=number if of_launcher else None,
         sentence=f"{verdict.sentence} {why}",
     )

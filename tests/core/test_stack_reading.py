@@ -6,6 +6,7 @@ DistributedDataParallel. `gpu` was printed of three programs (torch 2.11, an H20
 `torch.cuda.synchronize()`, a backward pass that is in it, and the launch of another kernel, which blocks too.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,15 @@ def test_the_rank_that_did_not_come_is_named_with_where_it_stands(name: str, pla
     v = named(HUNG, stacks(name), 1)
     assert (v.rank, v.worker) == (0, 1)
     assert f"Rank 1 stands in {place}; {where}" in v.sentence
+
+
+def test_the_one_that_a_signal_has_stopped_is_named_wherever_it_stands() -> None:
+    waiting, _, other = stacks("loop")
+    stopped = re.sub(r"pid (\d+) \(\S", r"pid \1 (T", other)
+    v = named(HUNG, [waiting, stopped], 1)
+    assert (v.rank, v.worker) == (0, 2)
+    assert re.search(r"Rank 2 \(pid \d+\) is stopped by a signal\.$", v.sentence), v.sentence
+    assert named(HUNG, [stopped, stopped], 1) == HUNG
 
 
 def test_of_ranks_that_sentinel_started_itself_it_is_the_rank() -> None:

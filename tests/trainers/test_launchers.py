@@ -75,13 +75,6 @@ USUAL = {
 OTHERWISE = {
     # No launcher says a word, and 1 is what any exception ends with.
     ("none", "exit"): Cell("unknown", "unknown", 1),
-    # Its ranks carry no numbers that can be seen, and are not looked at.
-    ("mp.spawn", "stop"): Cell("hang", "unknown", None),
-    ("mp.spawn", "loop"): Cell("hang", "unknown", None),
-    # The kernel names a pid, mp.spawn a number: that the two are one process is not known.
-    ("mp.spawn", "memory"): Cell("killed", "node", 1),
-    # It says which one it was in a line of its own, before the traceback.
-    ("mp.spawn", "raise"): Cell("exception", "unknown", None),
 }
 CASES = [
     (launcher, fault)

@@ -29,6 +29,7 @@ from sentinel.cluster.local.processes import (
     send_signal,
     tree_use,
 )
+from sentinel.cluster.local.spawned import spawned
 from sentinel.cluster.local.status import Slot, Status, boot_id, read_status
 from sentinel.cluster.local.stop import STUCK_AFTER_S, stop_all
 from sentinel.cluster.local.tracked import Tracked
@@ -167,7 +168,10 @@ class LocalCluster:
         own = set(ranks)
         # A launcher's ranks have numbers of their own.
         wanted = own if found.keys() <= own else found.keys()
-        return await stacks.collect({rank: found.get(rank) for rank in sorted(wanted)})
+        texts = await stacks.collect({rank: found.get(rank) for rank in sorted(wanted)})
+        top = next(iter(found.values())) if len(found) == len(texts) == 1 else None
+        below = await spawned(top, texts[0]) if top else {}
+        return await stacks.collect(below) if below else texts
 
     async def release(self, job: str) -> None:
         """The supervisor ends as soon as nothing of the job is left. Its files stay."""

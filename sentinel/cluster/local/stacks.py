@@ -27,6 +27,7 @@ TOTAL_S = 12.0
 AT_ONCE = 2  # each py-spy takes tens of MiB for a moment
 MAX_CHARS = 8000
 KERNEL_STACK_CHARS = 2000
+VALUES_CHARS = 1_000_000
 SAMPLES_S, SAMPLES_PER_S = 1, 100
 
 
@@ -140,8 +141,20 @@ async def _python_stack(pid: int, limit_s: float) -> tuple[str, str]:
     return "", (errors.strip().partition("\n")[0] or f"py-spy ended with {code}")[:300]
 
 
-async def _run(command: list[str], limit_s: float) -> tuple[int, str, str]:
-    """Exit code (-1: killed after `limit_s`), and what was printed, at most MAX_CHARS each."""
+async def with_values(pid: int, limit_s: float) -> str:
+    """Its stacks, with the values of arguments; empty where they cannot be had. Not to be kept: they may be secret."""
+    py_spy = find_py_spy()
+    if py_spy is None:
+        return ""
+    command = [py_spy, "dump", "--locals", "--pid", str(pid)]
+    code, output, _ = await _run([*command, "--nonblocking"], limit_s / 2, VALUES_CHARS)
+    if code != 0 and (proc := read_proc(pid)) and proc.state in "RS":
+        code, output, _ = await _run(command, limit_s / 2, VALUES_CHARS)
+    return output if code == 0 else ""
+
+
+async def _run(command: list[str], limit_s: float, most: int = MAX_CHARS) -> tuple[int, str, str]:
+    """Exit code (-1: killed after `limit_s`), and what was printed, at most `most` characters each."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -159,4 +172,4 @@ async def _run(command: list[str], limit_s: float) -> tuple[int, str, str]:
         process.kill()
         return -1, "", f"py-spy did not answer within {limit_s:.1f} s"
     code = process.returncode if process.returncode is not None else -1
-    return code, output.decode("utf-8", "replace")[:MAX_CHARS], errors.decode("utf-8", "replace")[:MAX_CHARS]
+    return code, output.decode("utf-8", "replace")[:most], errors.decode("utf-8", "replace")[:most]
