@@ -142,6 +142,54 @@ def test_what_a_script_prints_counts_from_its_second_line_on(shipped: RuleSet, t
     ]
 
 
+def test_batches_that_begin_anew_have_no_number_and_those_of_a_known_epoch_go_on(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    """A step that goes back would be a wrong step time, and progress that is none."""
+    for line in (
+        "[{e}, {n:5d}] loss: 2.173\n",
+        "Epoch {e} Batch {n} Loss 2.1\n",
+        "  batch {n} loss: 0.5\n",
+        "[{n}/400] loss: 0.5\n",
+        "Training loss (for one batch) at step {n}: 0.5\n",
+    ):
+        text = "".join(line.format(e=e, n=n) for e in (1, 2) for n in (100, 200, 300))
+        assert set(steps(text, shipped, tmp_path / "log")) == {None}, line
+        assert len(steps(text, shipped, tmp_path / "log")) >= 5, line
+    for line, first in (
+        ("[{z}/2][{n}/400]\tLoss_D: 1.3\tLoss_G: 3.6\n", [100]),
+        ("===> Epoch[{e}]({n}/400): Loss: 0.5\n", [100]),
+        ("Epoch {e}/2, batch {n}/400, loss 0.5\n", []),
+    ):
+        text = "".join(line.format(e=e, z=e - 1, n=n) for e in (1, 2) for n in (100, 200, 300))
+        assert steps(text, shipped, tmp_path / "log") == [*first, 200, 300, 500, 600, 700], line
+
+
+def test_the_time_between_lines_is_right_where_the_batches_begin_anew(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    path.write_text("")
+    log, rank = RankLog(path, shipped), RankTiming(0, 8, Histogram(), [])
+    for n in range(24):
+        with path.open("a") as file:
+            file.write(f"Epoch {1 + n // 3} Batch {100 * (n % 3)} Loss 0.5\n")
+        rank.caught_up = True
+        rank.fold(log.poll(Now(mono_s=100.0 + 10 * n, wall_s=NOW.wall_s)).iterations)
+    assert rank.stats is not None
+    assert rank.stats.step_ms == rank.stats.step_low_ms == pytest.approx(10_000.0)
+    assert rank.steps_told is False
+
+
+def test_epochs_of_the_tutorial_on_ddp_count_once_whatever_gpus_print_them(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    text = "".join(
+        f"[GPU{gpu}] Epoch {n} | Batchsize: 32 | Steps: 32\n" for n in range(4) for gpu in range(4)
+    )
+    assert steps(text, shipped, tmp_path / "log") == [1, 2, 3]
+
+
 def test_epochs_count_where_nothing_finer_is_told(shipped: RuleSet, tmp_path: Path) -> None:
     epochs = [f"Epoch {n}, train loss: 0.5, val loss: 0.6\n" for n in range(1, 5)]
     assert steps("".join(epochs), shipped, tmp_path / "log") == [2, 3, 4]
