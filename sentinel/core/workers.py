@@ -14,6 +14,8 @@ STOPPED = {
 }
 # Who prints half as often as the others is not behind them.
 ALIKE = 0.5
+# Of the processes without numbers the newest so many are known: more than a node has ranks.
+CHILDREN = 256
 
 
 class Found(Struct, frozen=True, gc=False):
@@ -29,7 +31,7 @@ class Workers:
 
     def __init__(self) -> None:
         self._known: dict[int, dict[int, Worker]] = {}
-        self.children: dict[int, int] = {}  # pid -> rank; of those too that are gone
+        self.children: dict[int, int] = {}  # pid -> rank; of those too that are gone: the newest CHILDREN
 
     def reset(self) -> None:
         self._known.clear()
@@ -49,7 +51,11 @@ class Workers:
 
     def started(self, rank: int, children: Iterable[int]) -> None:
         """Processes of a rank that carry no number; among them may be its ranks (`mp.spawn`)."""
-        self.children |= dict.fromkeys(children, rank)
+        for pid in children:
+            self.children.pop(pid, None)
+            self.children[pid] = rank
+        while len(self.children) > CHILDREN:
+            del self.children[next(iter(self.children))]
 
     def below(self, rank: int) -> bool:
         """Has it started several?"""

@@ -7,7 +7,7 @@ from sentinel.core.now import Now
 from sentinel.core.policy_model import Hang, Policy
 from sentinel.core.reports import Iteration, RankReport, Worker
 from sentinel.core.timing import JobTiming
-from sentinel.core.workers import Found, Workers
+from sentinel.core.workers import CHILDREN, Found, Workers
 
 
 def of(*workers: Worker, rank: int = 0) -> Workers:
@@ -137,6 +137,9 @@ def test_children_without_numbers_are_remembered_after_they_are_gone() -> None:
     for children in ((50, 51), (51,)):
         timing.fold(RankReport(job="j", incarnation=1, rank=0, children=children))
     assert timing.hang.workers.children == {50: 0, 51: 0}
+    for pid in range(1000, 1000 + CHILDREN - 1):
+        timing.fold(RankReport(job="j", incarnation=1, rank=0, children=(pid,)))
+    assert set(timing.hang.workers.children) == {51, *range(1000, 1000 + CHILDREN - 1)}, "the newest"
     timing.start(2, 1, Now(100.0, 100.0))
     assert timing.hang.workers.children == {}
 

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from sentinel.cluster.local.processes import Proc, numbered, started, tree_use
 from sentinel.core.reports import Worker
+from sentinel.core.workers import CHILDREN
 
 
 class RankLook(Struct, frozen=True):
@@ -40,6 +41,6 @@ def looked_at(
             io_bytes=sum(use.io_bytes for use in uses.values()),
             restarts=restarts.get(rank, 0),
             workers=workers,
-            children=() if workers else tuple(proc.pid for proc in started(first, table)),
+            children=() if workers else tuple(proc.pid for proc in started(first, table)[-CHILDREN:]),
         )
     return found
