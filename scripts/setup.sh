@@ -72,7 +72,7 @@ install_python_side() {
 install_test_tools() {
     local missing=() pair
     for pair in cc:gcc mkfs.ext4:e2fsprogs fsfreeze:util-linux losetup:mount grep:grep ip:iproute2 \
-        git:git containerd:containerd runc:runc busybox:busybox-static chromium:chromium \
+        git:git containerd:containerd runc:runc mpirun:openmpi-bin busybox:busybox-static chromium:chromium \
         promtool:prometheus prometheus-alertmanager:prometheus-alertmanager; do
         PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%:*}" >/dev/null || missing+=("${pair#*:}")
     done

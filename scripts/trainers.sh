@@ -16,7 +16,6 @@ if [ "$venv" = $own ] && ! cmp -s $needs $own/.made-from; then
     DS_BUILD_OPS=0 $own/bin/python -m pip install -q --disable-pip-version-check --no-input -r $needs
     cp $needs $own/.made-from
 fi
-command -v mpirun >/dev/null || { echo "trainers: mpirun is missing (Debian: openmpi-bin)" >&2; exit 1; }
 result=0
 TRAINERS_VENV=$venv .venv/bin/python -m pytest "${@:-tests/trainers}" || result=$?
 .venv/bin/python -m tests.trainers.report docs/trainers.md

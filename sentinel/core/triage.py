@@ -31,6 +31,7 @@ from sentinel.core.triage_launcher import (
     about_another,
     by_report,
     by_silent_end,
+    ended_by_launcher,
     killed_for_memory,
     named_inner,
     of_worker,
@@ -208,7 +209,7 @@ def _torn_down(row: Row, case: Case) -> bool:
 
 def _told_to_end(row: Row, case: Case) -> bool:
     """A signal of which a rank tells and that is not why it ended: another's, Sentinel's, a teardown's after an end."""
-    if about_another(row, case):
+    if about_another(row, case) or ended_by_launcher(row, case):
         return True
     if row.cls.id == "interrupted":
         first = case.lost[0] if case.lost else None

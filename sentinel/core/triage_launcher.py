@@ -23,6 +23,11 @@ _LAST = re.compile(r"'--local_rank=(\d+)'.*\] exits with return code = ")
 _REPORT = re.compile(
     r"\bfailed \(exitcode: |\bProcessExitedException: |\bdied with <Signals\.|\bprocess rank \d+ with PID "
 )
+# torchrun looks at its processes from time to time, torch 1.13 each 5 s: of several that have ended meanwhile it
+# reports the one of the lowest number, and then lists all.
+_FIRST = re.compile(r"\bfailed \(exitcode: \d+\) local_rank: ")
+_LISTED = re.compile(r"^ *exitcode +: \d+ \(pid: ")
+_FORCED = re.compile(r"\bUnable to shutdown process (\d+) via ")
 _PID = re.compile(r"\(pid: (\d+)\)")
 # mp.spawn tells no pid.
 _SPAWNED_KILLED = re.compile(r"\bprocess \d+ terminated with signal SIGKILL\b")
@@ -42,12 +47,28 @@ def _complaining(case: Case) -> set[int]:
 
 def _gone(row: Row, case: Case) -> int | None:
     """The number of the process of whose end a launcher tells."""
+    if _one_of_several(row, case):
+        return _silent(row.match.rank, case)
     last = _LAST.search(row.match.line)
     if last is None:
         return inner_rank(row.match.line)
     if case.size > 1:  # it counts those of its machine, and ranks that complain may be of any
         return None
     silent = set(range(int(last[1]) + 1)) - _complaining(case)
+    return silent.pop() if len(silent) == 1 else None
+
+
+def _one_of_several(row: Row, case: Case) -> bool:
+    if not _FIRST.search(row.match.line):
+        return False
+    listed = {other.match.line for other in case.rows if other.match.rank == row.match.rank}
+    return sum(bool(_LISTED.search(line)) for line in listed) > 1
+
+
+def _silent(rank: int, case: Case) -> int | None:
+    """The one of all processes of this launcher that did not complain, as those do that lost another one."""
+    known = {number for of, number in case.processes.values() if of == rank and number is not None}
+    silent = known - _complaining(case)
     return silent.pop() if len(silent) == 1 else None
 
 
@@ -77,10 +98,20 @@ def _raised(row: Row, case: Case) -> int | None:
     return None
 
 
+def ended_by_launcher(row: Row, case: Case) -> bool:
+    """It killed this process, which had not ended when it was told to, after another had failed."""
+    pids = set(_PID.findall(row.match.line)) if row.cls.id == "killed" else set()
+    if not pids:
+        return False
+    forced = (_FORCED.search(other.match.line) for other in case.rows if other.match.rank == row.match.rank)
+    return any(found is not None and found[1] in pids for found in forced)
+
+
 def named_inner(why: Why, row: Row, case: Case) -> Why:
     """With which of a launcher's processes it was."""
     number = _gone(row, case)
-    named = (case.worker_of_pid(int(pid)) for pid in _PID.findall(row.match.line))
+    pids = () if _one_of_several(row, case) else _PID.findall(row.match.line)
+    named = (case.worker_of_pid(int(pid)) for pid in pids)
     number = next((one for one in named if one is not None), number)  # a report counts those of its machine
     if number is None:
         number = _raised(row, case)

@@ -6,8 +6,9 @@ import pytest
 
 from tests.e2e.box import Box
 from tests.e2e.conftest import box as plain_box
+from tests.trainers.table import small_group
 
-__all__ = ["box", "plain_box"]
+__all__ = ["box", "plain_box", "small_group"]
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ of accelerate is `os.kill(os.getpid(), 9)` alone); folders were renamed. Process
 SIGSEGV, `os._exit`, an exception or a name that is not defined.
 
 That of deepspeed is 0.19.8, with the program of tests/trainers, of whose iterations the last are left.
+Those of torchrun 1.13 are Debian's, with the same program: it looks each 5 s, when both processes have ended.
 That of mpirun is Open MPI 4.1.4, with two processes that wait for each other's files and print Megatron's line.
 
     dist.init_process_group("gloo")
@@ -13,6 +14,7 @@ That of mpirun is Open MPI 4.1.4, with two processes that wait for each other's 
         print("this iteration hardware time is 10.5 and e2e time is 20.5 ms.", flush=True)
 """
 
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -165,3 +167,34 @@ def test_the_pid_in_a_report_tells_the_number_in_the_whole_job(shipped: RuleSet,
     pid = int(log.read_text().partition("local_rank: 1 (pid: ")[2].partition(")")[0])
     v = of(RankLog(log, shipped, rank=0, incarnation=1).poll(NOW).matches, (), {pid: (0, 9)})
     assert (v.failure, v.worker) == ("killed", 9), v
+
+
+@pytest.mark.parametrize(("log", "failure"), [("killed", "killed"), ("exit-1", "rank-exit")])
+def test_of_several_that_had_ended_when_torchrun_looked_the_first_is_not_the_one_that_it_names(
+    log: str, failure: str, shipped: RuleSet, tmp_path: Path
+) -> None:
+    path = HERE / f"launchers/torchrun-1.13-{log}.log"
+    listed = re.findall(r"\(local_rank: (\d)\)\n +exitcode +: \S+ \(pid: (\d+)\)", path.read_text())
+    workers = {int(pid): (0, int(number)) for number, pid in listed}
+    assert sorted(workers.values()) == [(0, 0), (0, 1)]
+    matches = RankLog(path, shipped, rank=0, incarnation=1).poll(NOW).matches
+    v = of(matches, (), workers)
+    assert (v.failure, v.worker) == (failure, 1), v
+    assert of(matches).worker is None  # no pid is known: none is named
+
+
+def test_a_process_that_torchrun_itself_killed_does_not_explain_the_end(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    text = (HERE / "launchers/torchrun-1.13-killed.log").read_text()
+    pid = re.search(r"exitcode +: -9 \(pid: (\d+)\)", text)
+    assert pid is not None
+    forced = (
+        f"Unable to shutdown process {pid[1]} via Signals.SIGTERM, forcefully exitting via Signals.SIGKILL"
+    )
+    log = tmp_path / "rank-0.log"
+    log.write_text(
+        text.replace("ERROR:torch", f"WARNING:torch.distributed.elastic: {forced}\nERROR:torch", 1)
+    )
+    v = of(RankLog(log, shipped, rank=0, incarnation=1).poll(NOW).matches)
+    assert v.failure != "killed", v

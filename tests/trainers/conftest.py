@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import pytest
 
 from tests.integrations.conftest import box, plain_box
 from tests.trainers.report import ROWS
+from tests.trainers.table import Keep, small_group
 
-__all__ = ["box", "plain_box"]
-Keep = Callable[..., None]
+__all__ = ["box", "plain_box", "small_group"]
 TOLD = ("torch", "transformers", "accelerate", "lightning", "deepspeed")
 VERSIONS = f"""
 import json

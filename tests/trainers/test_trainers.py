@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.box import Box, Running
-from tests.trainers.conftest import Keep
+from tests.trainers.table import Keep
 from tests.waits import until
 
 PROGRAMS = Path(__file__).parent / "programs"

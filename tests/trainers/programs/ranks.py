@@ -6,6 +6,9 @@ One rank breaks at one step, once: where the file `broken` is there, it has been
 
 `memory` fills a control group of little memory that the rank has joined before. The ranks are started by a launcher, or
 by this program with `--spawn`.
+
+The first training goes on until it is broken, however long that takes; one that resumes does `--more` steps. A step
+takes as long as its batch.
 """
 
 import argparse
@@ -21,6 +24,8 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+WIDTH, BATCH = 256, 512  # a tenth of a second on one core
 
 
 def loops():
@@ -56,25 +61,26 @@ def train(args):
     dist.init_process_group("gloo", timeout=timedelta(minutes=10))
     rank = dist.get_rank()
     torch.manual_seed(rank)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1)))
+    layers = (nn.Linear(32, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+    model = DistributedDataParallel(nn.Sequential(*layers))
     optimizer = torch.optim.AdamW(model.parameters())
-    step = 0
+    step, last = 0, None
     if os.path.exists("ckpt.pt"):
         saved = torch.load("ckpt.pt")
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         step = saved["iter_num"]
-    while step < args.steps:
+        last = step + args.more
+    while step != last:
         step += 1
         begun = time.time()
         if step == args.at and rank == args.rank and args.fault and not os.path.exists("broken"):
             break_down(args.fault)
-        rows = torch.randn(16, 32)
+        rows = torch.randn(BATCH, 32)
         loss = nn.functional.mse_loss(model(rows), rows.sum(1, keepdim=True))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        time.sleep(0.2)
         if rank == 0:
             print(
                 f"iter {step}: loss {loss.item():.4f}, time {(time.time() - begun) * 1000:.2f}ms", flush=True
@@ -104,7 +110,7 @@ def spawned(number, args, port):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--more", type=int, default=12)
     parser.add_argument("--save-every", type=int, default=5)
     parser.add_argument("--fault", default="")
     parser.add_argument("--rank", type=int, default=1, help="the one that breaks")
