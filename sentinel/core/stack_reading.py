@@ -28,6 +28,8 @@ _LIBRARY = re.compile(r"(?:^|/)(?:(?:torch|deepspeed|horovod|mpi4py)/|sentinel/i
 # There in files of such names. In the backward pass and at the GPU it may wait for others too, or for itself.
 _WAITS_IN = re.compile(r"/(?:distributed|comm)/|horovod/|mpi4py/|sentinel/integrations/agreement\b")
 _MAY_WAIT = frozenset({"_engine_run_backward", "synchronize"})
+# The backward pass of a torch that has no frame of that name yet, as 1.13.
+_BACKWARD = re.compile(r"^ {4}(?:backward|grad) \((?:\S*/)?torch/autograd/__init__\.py\b")
 # Who waits here waits for no rank.
 _LOADS = re.compile(r"(?:^|/)torch/utils/data/")
 # Libraries that talk to other hosts, or run programs.
@@ -132,7 +134,8 @@ def _is_standard(frame: re.Match[str]) -> bool:
 def _is_wait(frame: re.Match[str]) -> bool:
     if _RUNS.search(frame["file"]):
         return False
-    return frame["function"].rpartition(".")[2] in _MAY_WAIT or _is_sure(frame)
+    may = frame["function"].rpartition(".")[2] in _MAY_WAIT or _BACKWARD.match(frame.string) is not None
+    return may or _is_sure(frame)
 
 
 def _is_sure(frame: re.Match[str]) -> bool:
