@@ -7,14 +7,14 @@ import pytest
 from tests.e2e.box import Box
 from tests.trainers.table import LAUNCHERS, Trial, judge
 
+pytestmark = pytest.mark.timeout(1500)
 PYTHON = Path("/usr/bin/python3")
 # Debian's torch 1.13 cannot read the defaults `-r 0 -t 0`, nor 3, under Python 3.11: it looks for the number among the
 # members of a flag, which now are those of one bit only. Here stderr is teed, with `[default1]:` before each line.
 # Its `--standalone` always takes port 29400, and ends with another launcher that has the same one.
 TORCHRUN = "{python} -m torch.distributed.run --master_port {port} --nproc_per_node 2 -r 2 -t 2"
-HANG_S = (
-    30  # the end of a training is no hang: ranks end slowly on a busy machine, and it looks for that each 5 s
-)
+# The end of a training is no hang: ranks end slowly on a busy machine, and torchrun looks for that each 5 s.
+HANG_S = 30
 CORE = {
     "none": ("kill", "stop"),
     "torchrun": ("kill", "loop", "exit", "launcher"),

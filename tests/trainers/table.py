@@ -170,7 +170,7 @@ def start(box: Box, python: Path, trial: Trial, *options: str) -> Running:
 
 def kill_launcher(box: Box) -> float:
     """At the step at which ranks break. When that was."""
-    until(lambda: f"iter {BREAKS_AT}:" in box.log(), box.story)
+    until(lambda: f"iter {BREAKS_AT}:" in box.log(), box.story, 300.0)
     supervisor = str(box.supervisor())
     [launcher] = [pid for pid in box.processes() if parent(pid) == supervisor]
     killed_s = time.time()

@@ -7,6 +7,7 @@ import pytest
 from tests.e2e.box import Box
 from tests.trainers.table import FAULTS, LAUNCHERS, Keep, Trial, judge
 
+pytestmark = pytest.mark.timeout(1500)
 CASES = [
     (launcher, fault)
     for launcher in LAUNCHERS
