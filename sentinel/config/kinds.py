@@ -162,7 +162,7 @@ def _timing_pattern(value: object) -> str:
     if unknown := compiled.groupindex.keys() - known:
         raise refuse(f"no group but {', '.join(sorted(known))} (not {', '.join(sorted(unknown))})")
     if compiled.groups > len(compiled.groupindex):
-        raise refuse("only groups with a name, (?P<step>...), or without any, (?:...)")
+        raise refuse("groups with a name of their own, (?P<step>...), or without any, (?:...)")
     return pattern
 
 

@@ -207,6 +207,9 @@ class TimingFormatSpec(Section):
     id: RuleId = required("id", "Names the format. The name of a shipped one replaces that.")
     pattern: TimingPattern = required("pattern", "Searched in each line; its named groups are the numbers.")
     unless: Pattern = written("unless", "A line in which this is found too does not tell an iteration.")
+    first_epoch: Annotated[int, whole(0, 1), Meaning("0, 1")] = written(
+        "firstEpoch", "The number of the first epoch."
+    )
 
 
 class LogsSpec(Section):

@@ -172,7 +172,7 @@ def allowance_s(
     # Silent again where it was silent before: perhaps a pause that no line announces. Wait twice as long.
     patience = 2.0 ** min(repeats, 5)
     if hang.after_s is not None:
-        return max(hang.after_s * patience, EXIT_ALLOWANCE_S if ending else 0.0)
+        return max(_patient_s(hang.after_s, patience), EXIT_ALLOWANCE_S if ending else 0.0)
     stepped_s = (rank.last_at_s or 0.0) - (rank.first_at_s or 0.0)
     pause_s = gaps[0].gap_s if gaps else 0.0
     if rank.count == 1 and started_s is not None:  # who tells one in half an hour has shown no pause yet
@@ -186,7 +186,11 @@ def allowance_s(
         allowed = max(allowed, start_timeout_s)
     if ending:
         allowed = max(allowed, EXIT_ALLOWANCE_S)
-    return allowed * patience
+    return _patient_s(allowed, patience)
+
+
+def _patient_s(allowed_s: float, patience: float) -> float:
+    return min(allowed_s * patience, max(allowed_s, LONGEST_ALLOWANCE_S))
 
 
 def find_culprit(ranks: Sequence[RankTiming], alive: Collection[int], liveness: Liveness) -> Culprit:

@@ -13,7 +13,7 @@ from sentinel.core.hang import (
     hang_signal,
     least_allowance_s,
 )
-from sentinel.core.model import Symptom
+from sentinel.core.model import Failure, Symptom
 from sentinel.core.now import Now
 from sentinel.core.performance import Gap, RankTiming
 from sentinel.core.policy_model import Policy
@@ -59,6 +59,13 @@ class HangWatch:
         self._told = False
 
     # ------------------------------------------------------------ folding
+
+    def recall(self, failures: Sequence[Failure]) -> None:
+        """What a predecessor told. `failures`: of the job, the newest last."""
+        for failure in reversed(failures):
+            if failure.failure != "hang" or failure.step is None or self._hung_at not in (None, failure.step):
+                return
+            self._hung_at, self._hangs_there = failure.step, self._hangs_there + 1
 
     def start(self, size: int, now: Now) -> None:
         """A new incarnation; the ranks are still those of the one before."""

@@ -31,6 +31,7 @@ class JobPicture:
             baseline_ratio=job.baseline_ratio,
             performance_frozen=job.performance_frozen,
         )
+        self.timing.hang.recall(job.failures)
         self.incident: Incident | None = None
         self.exits: dict[int, RankExit] = {}  # of the running incarnation
         self.matches: list[LogMatch] = []  # of the running incarnation, bounded

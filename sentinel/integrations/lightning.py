@@ -118,8 +118,11 @@ class SentinelCallback(Callback):  # type: ignore[misc]  # of a package that nee
     def _free_path(self, trainer: Any, step: int) -> str:
         """Of a file that is not there: one from before would pass for the one that is still being written."""
         start = os.path.join(self._folder(trainer), f"{NAME}{step}")
-        paths = itertools.chain([f"{start}.ckpt"], (f"{start}-v{count}.ckpt" for count in itertools.count(1)))
-        path = next(path for path in paths if not os.path.exists(path))
+        path = f"{start}.ckpt"
+        for count in itertools.count(1) if trainer.is_global_zero else ():
+            if not os.path.exists(path):
+                break
+            path = f"{start}-v{count}.ckpt"
         return str(trainer.strategy.broadcast(path))  # another rank's view of a network file system may lag
 
     def _save(self, trainer: Any, step: int) -> None:

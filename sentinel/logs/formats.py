@@ -29,6 +29,7 @@ SILENT_LINES = 50
 SILENT_BAR_LINES = 5  # the training's own bar is drawn between any two lines of the training
 COMEBACK_LINES = 3  # a format that gave way is primary again after so many of its lines in near succession
 NUMBER_LIMIT_DIGITS = 24
+COUNT_LIMIT_DIGITS = 15
 MARK_BYTES = 80  # of a line, in which stands whose it is
 
 
@@ -44,7 +45,6 @@ class TimingRow(TimingFormat, frozen=True, kw_only=True, omit_defaults=True, for
     source: str
     progress_bar: bool = False
     fallback: bool = False
-    first_epoch: int = 1
 
 
 class Values(Struct, frozen=True, gc=False):
@@ -54,15 +54,16 @@ class Values(Struct, frozen=True, gc=False):
     total: int | None
     hardware_ms: float | None
     e2e_ms: float | None
-    epoch: int = -1  # from 0, where `step` counts on across epochs that are all as long as this one
+    epoch: int = -1  # from 0, where a bar's `step` counts on across epochs that are all as long as this one
 
 
 class Epoch(Struct, frozen=True, gc=False):
-    """The one that is under way, and how many steps were made before it."""
+    """The one that is under way, and how many steps were made before it. `longest`: of all seen."""
 
     number: int
     total: int
     before: int
+    longest: int
 
 
 class Format:
@@ -91,9 +92,7 @@ class Format:
         if self._quick is not None and (quick := self._quick.search(line)) is not None:
             with contextlib.suppress(ValueError):  # not quite numbers: the careful way says what it is
                 return Values(None, None, float(quick[1]), float(quick[2]))
-        if self._regex is None:
-            self._regex = compile_re2(self.row.pattern)
-            self._unless = compile_re2(self.row.unless) if self.row.unless else None
+        self._compile()
         found = self._regex.search(line)
         if found is None or (self._unless is not None and self._unless.search(line) is not None):
             return None
@@ -106,7 +105,7 @@ class Format:
             if text is None:
                 continue
             digits = text.replace(b",", b"")
-            if len(digits) > NUMBER_LIMIT_DIGITS:
+            if len(digits) > (COUNT_LIMIT_DIGITS if name in TIMING_COUNTS else NUMBER_LIMIT_DIGITS):
                 return None
             try:
                 if name in TIMING_COUNTS:
@@ -118,8 +117,11 @@ class Format:
         step, total = counts.get("epoch" if self.epochs_only else "step"), counts.get("total")
         epoch = -1
         if step is not None and total is not None and "epoch" in counts and not self.epochs_only:
-            epoch = max(0, counts["epoch"] - self.row.first_epoch)
-            step += total * epoch
+            passed = max(0, counts["epoch"] - self.row.first_epoch)
+            step += total * passed
+            epoch = passed if self.row.progress_bar else -1
+            if step >= 10**COUNT_LIMIT_DIGITS:
+                return None
         e2e_ms = _milliseconds(numbers, "e2e")
         if e2e_ms is None and numbers.get("rate_per_s"):
             e2e_ms = 1000.0 / numbers["rate_per_s"]
@@ -136,11 +138,11 @@ class Format:
 
     def lines(self, text: bytes, known: Sequence[tuple[int, int]] = ()) -> Iterator[tuple[int, Values]]:
         """(offset of the line, its numbers) for every line of this format outside `known` spans of whole lines."""
-        pos = text.find(self.literal)
+        pos = self._find(text, 0)
         while pos >= 0:
             span = bisect_right(known, (pos, len(text))) - 1
             if span >= 0 and pos < known[span][1]:
-                pos = text.find(self.literal, known[span][1])
+                pos = self._find(text, known[span][1])
                 continue
             line_start = text.rfind(b"\n", 0, pos) + 1
             line_end = text.find(b"\n", pos)
@@ -149,7 +151,21 @@ class Format:
             values = self.parse(text[line_start : min(line_end, line_start + LINE_LIMIT_BYTES)])
             if values is not None:
                 yield line_start, values
-            pos = text.find(self.literal, line_end + 1)
+            pos = self._find(text, line_end + 1)
+
+    def _find(self, text: bytes, begin: int) -> int:
+        """Where the next line may be that is of this format; -1: nowhere. `begin`: of a line."""
+        if self.literal:
+            return text.find(self.literal, begin)
+        self._compile()
+        found = self._regex.search(text, begin) if begin < len(text) else None
+        return -1 if found is None else int(found.start())
+
+    def _compile(self) -> None:
+        if self._regex is None:
+            self._regex = compile_re2(self.row.pattern)
+            self._unless = compile_re2(self.row.unless) if self.row.unless else None
+            self.groups = _groups_of(self._regex)
 
 
 class FormatState(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -294,21 +310,25 @@ class TimingParser:
         step = values.step if values.epoch < 0 else self._counted_on(values)
         if step is None:
             step, self._lent_step = self._lent_step, None
-        elif (form.row.progress_bar or form.row.fallback) and step == self._last_step:
+        elif (form.row.progress_bar or form.row.fallback or form.owned) and step == self._last_step:
             return None  # drawn again, or told for another part of the step
         self._last_step = step
         return Iteration(at_s, step, values.hardware_ms, values.e2e_ms)
 
     def _counted_on(self, values: Values) -> int:
-        """The step, where the epoch before may have been a longer one: the last often is cut short."""
+        """The step, where the epochs before may have been longer: the last often is cut short."""
         assert values.step is not None
         assert values.total is not None
-        before, known = values.total * values.epoch, self._epoch
-        step = values.step - before
-        if known is not None and known.number in (values.epoch, values.epoch - 1):
-            before = known.before if known.number == values.epoch else known.before + known.total
-        self._epoch = Epoch(values.epoch, values.total, before)
-        return step + before
+        number, total = values.epoch, values.total
+        known = self._epoch or Epoch(number, total, total * number, total)
+        longest, step = max(total, known.longest), values.step - total * number
+        if known.number == number:
+            self._epoch = Epoch(number, max(total, known.total), known.before, longest)
+        elif known.number == number - 1:
+            self._epoch = Epoch(number, total, known.before + known.total, longest)
+        else:
+            self._epoch = Epoch(number, total, longest * number, longest)
+        return self._epoch.before + step
 
     def _make_primary(self, form: Format, values: Values) -> bool:
         """A line of another format than the primary: does its Iteration count?"""
@@ -399,18 +419,27 @@ def check_row(row: TimingRow) -> list[str]:
         problem = check_pattern(pattern) if pattern or name == "pattern" else None
         if problem:
             problems.append(f"{name}: {problem}")
-    names = _group_names(row.pattern)
+    try:
+        compiled = compile_re2(row.pattern)
+    except ValueError:
+        return problems
+    names = _groups_of(compiled)
     unknown = [name for name in names if name not in TIMING_NUMBERS | TIMING_COUNTS]
     if unknown:
         problems.append(
             f"pattern: unknown group {', '.join(unknown)}; known: {', '.join(sorted(TIMING_NUMBERS | TIMING_COUNTS))}"
         )
-    if len(re.findall(r"(?<!\\)\((?!\?)", re.sub(r"\[[^\]]*\]", "", row.pattern))):
+    if compiled.groups > len(names):
         problems.append("pattern: groups without a name must be written (?:...)")
     return problems
 
 
+def _groups_of(compiled: Any) -> tuple[str, ...]:
+    return tuple(name.decode() for name, _ in sorted(compiled.groupindex.items(), key=lambda one: one[1]))
+
+
 def _group_names(pattern: str) -> tuple[str, ...]:
+    """Of a pattern that is not compiled yet."""
     return tuple(re.findall(r"\(\?P?<([A-Za-z_]\w*)>", pattern))
 
 

@@ -52,7 +52,7 @@ class Losses:
     """Of one log. Which lines it gets at once makes no difference."""
 
     def __init__(self, formats: Sequence[Format]) -> None:
-        self._formats = formats
+        self._formats = sorted(formats, key=lambda form: not form.owned)
         self._begin()
 
     def _begin(self) -> None:

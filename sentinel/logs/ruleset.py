@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sentinel.core.model import Cause, Restartable
 from sentinel.core.policy_model import LogRule, TimingFormat
@@ -142,7 +142,10 @@ def load_ruleset(
         problems += _rule_problems(f"logRules[{index}]", extra)
         rules[extra.id] = extra
     for index, form in enumerate(extra_formats):
-        entry = TimingRow(id=form.id, pattern=form.pattern, unless=form.unless, source="the policy")
+        own = structs.asdict(form) | {"source": "the policy"}
+        shipped_one = timing.get(form.id)
+        bar = shipped_one is not None and shipped_one.progress_bar
+        entry = TimingRow(**own, progress_bar=bar)
         problems += [f"timingFormats[{index}].{problem}" for problem in check_row(entry)]
         timing[form.id] = entry
     if problems:

@@ -72,7 +72,7 @@ spec:
     - {id: our-fs, pattern: 'lustre: .* timed out', failure: storage-io}
     - {id: tokenizing, pattern: '^tokenizing', failure: 'activity:loading'}
   timingFormats:
-    - {id: ours, pattern: 'done (?P<step>\\d+) in (?P<e2e_s>[0-9.]+) s', unless: warm-up}
+    - {id: ours, pattern: 'done (?P<step>\\d+) in (?P<e2e_s>[0-9.]+) s', unless: warm-up, firstEpoch: 0}
   logs: {keepBytes: 64Mi}
   mode: observe
 """
@@ -138,7 +138,12 @@ def test_every_field_reaches_the_policy_in_base_units() -> None:
             LogRule(id="tokenizing", pattern="^tokenizing", failure="activity:loading"),
         ),
         timing_formats=(
-            TimingFormat(id="ours", pattern=r"done (?P<step>\d+) in (?P<e2e_s>[0-9.]+) s", unless="warm-up"),
+            TimingFormat(
+                id="ours",
+                pattern=r"done (?P<step>\d+) in (?P<e2e_s>[0-9.]+) s",
+                unless="warm-up",
+                first_epoch=0,
+            ),
         ),
         keep_log_bytes=64 << 20,
         mode="observe",

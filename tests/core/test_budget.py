@@ -153,6 +153,10 @@ def test_hangs_at_one_step_may_be_an_evaluation_before_its_save_and_are_given_up
     plan = plan_after_stop(job(patient, failures=hung + hung + hung[:1]), of("hang"), 40, NOW)
     assert (plan.restart, plan.reason) == (False, "NoProgress")
     assert "6 times at step 40" in plan.sentence
+    unread = (failed(None, "hang"), failed(None, "hang"))
+    assert not plan_after_stop(job(patient, failures=unread), of("hang"), None, NOW).restart, (
+        "not given more time"
+    )
     # Nor are they counted among what ends a program there.
     assert plan_after_stop(job(patient, failures=(*hung, failed(40))), of("user-exit"), 40, NOW).restart
     mixed = (failed(40), *hung, failed(40))

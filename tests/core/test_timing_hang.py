@@ -1,8 +1,9 @@
 """Hangs: what is one, what is none, and whose it is."""
 
 import pytest
+from msgspec import structs
 
-from sentinel.core.model import Symptom
+from sentinel.core.model import Budget, Failure, Symptom
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Hang, Policy
 from sentinel.core.reports import Iteration, LogMatch, RankReport
@@ -328,6 +329,18 @@ def test_silence_at_the_same_place_after_a_restart_is_given_twice_the_time(after
     timing.start(3, 1, Now(2000, 0))
     last = feed(timing, start_s=2000, count=80, incarnation=3)
     assert hang(timing, last + allowed_s + 1) is not None, "it came further: no doubt any more"
+
+
+def test_patience_ends_at_an_hour_and_outlives_sentinel() -> None:
+    timing = job(after_s=1800.0)
+    hung = Failure(wall_s=0.0, run_s=0.0, failure="hang", budget=Budget.JOB, step=49)
+    timing.hang.recall([structs.replace(hung, step=3), hung, hung, hung])
+    last = feed(timing)
+    assert hang(timing, last + 3599) is None
+    assert hang(timing, last + 3600) is not None
+    other = job(after_s=60.0)
+    other.hang.recall([hung, structs.replace(hung, failure="user-exit")])
+    assert hang(other, feed(other) + 60) is not None, "it came further since"
 
 
 def gets_on(timing: JobTiming, at_s: float, rank: int = 0) -> None:

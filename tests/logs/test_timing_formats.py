@@ -80,6 +80,29 @@ def test_a_shorter_last_epoch_counts_on(shipped: RuleSet, tmp_path: Path) -> Non
     assert read == list(range(1, 25))
 
 
+def test_an_epoch_s_evaluation_in_the_same_lines_moves_no_step(shipped: RuleSet, tmp_path: Path) -> None:
+    lines = [
+        f"Epoch {epoch} Step {step}/{total} loss: 0.5\n"
+        for epoch in (1, 2, 3)
+        for total in (10, 2)
+        for step in range(1, total + 1)
+    ]
+    got = [step for step, _ in steps("".join(lines), shipped, tmp_path / "log")]
+    assert max(step for step in got if step is not None) == 30
+
+
+def test_what_begins_anew_behind_a_shorter_epoch_counts_from_whole_ones(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    text = "".join(
+        lightning(epoch, step, total)
+        for epoch, total in ((0, 10), (1, 4), (0, 10), (1, 4))
+        for step in range(1, total + 1)
+    )
+    got = [step for step, _ in steps(text, shipped, tmp_path / "log")]
+    assert got == [*range(1, 15)] * 2
+
+
 OURS = TimingFormat(id="ours", pattern=r"^done (?P<step>\d+)\b", unless="again")
 
 
@@ -95,6 +118,41 @@ def test_the_format_that_the_owner_named_counts_alone(tmp_path: Path) -> None:
     )
     assert steps(bar(1) + text, rules, tmp_path / "log") == [(1, None), (2, None), (3, None), (4, None)]
     assert steps(bar(1) + bar(2), rules, tmp_path / "log") == []
+
+
+def test_a_step_that_the_owner_s_format_tells_again_is_the_same(tmp_path: Path) -> None:
+    rules = load_ruleset(extra_formats=(OURS,))
+    assert steps("done 1\ndone 2\n" + "done 3\n" * 50, rules, tmp_path / "log") == [
+        (1, None),
+        (2, None),
+        (3, None),
+    ]
+
+
+def test_the_owner_s_epochs_may_begin_at_0(tmp_path: Path) -> None:
+    zero = TimingFormat(
+        id="zero",
+        pattern=r"epoch (?P<epoch>\d+) batch (?P<step>\d+)/(?P<total>\d+)",
+        first_epoch=0,
+    )
+    text = "".join(f"epoch {epoch} batch {batch}/5\n" for epoch in range(3) for batch in range(1, 6))
+    got = steps(text, load_ruleset(extra_formats=(zero,)), tmp_path / "log")
+    assert [step for step, _ in got] == list(range(1, 16))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line"),
+    [
+        (r"\(?P<step> (?P<total>\d+)", "(P<step> 7"),
+        (r"[](]step (?P<step>\d+)", "]step 7"),
+        (r"[[:alpha:](]+ (?P<step>\d+) of", "done 7 of"),
+        (r"\Q(\E(?P<step>\d+)", "(7"),
+        (r"step (?P<step>\d+)|(?P<e2e_s>\d+) s", "step 7"),
+    ],
+)
+def test_the_groups_of_a_pattern_are_those_that_it_has(pattern: str, line: str, tmp_path: Path) -> None:
+    rules = load_ruleset(extra_formats=(TimingFormat(id="odd", pattern=pattern),))
+    assert len(steps(f"{line}\n", rules, tmp_path / "log")) == 1
 
 
 def test_of_two_formats_that_the_owner_named_the_second_may_follow_the_first(tmp_path: Path) -> None:
@@ -145,17 +203,17 @@ def test_the_quick_way_knows_fixed_text_blanks_and_numbers() -> None:
 
 
 def test_a_row_with_mistakes_names_them_all() -> None:
-    row = TimingRow(id="x", pattern=r"(\d+) (?P<speed>\d+) (?=x)", source="")
+    row = TimingRow(id="x", pattern=r"[[(] (\d+) (?P<speed>\d+)", unless="(?=x)", source="")
     problems = "\n".join(check_row(row))
-    for part in (
-        "pattern: not a valid RE2",
-        "unknown group speed",
-        "groups without a name",
-    ):
+    for part in ("unless: not a valid RE2", "unknown group speed", "groups without a name"):
         assert part in problems
+    assert "not a valid RE2" in "\n".join(check_row(TimingRow(id="x", pattern="(?=x)", source="")))
 
 
 def test_numbers_that_are_none_and_numbers_without_end_are_refused() -> None:
+    count = Format(TimingRow(id="x", pattern=r"n (?P<step>\d+)", literal="n ", source=""), 0)
+    assert count.parse(b"n 123456789012345") is not None
+    assert count.parse(b"n 1234567890123456") is None, "an id, a hash: no store takes it"
     form = Format(TimingRow(id="x", pattern=r"t (?P<e2e_s>[0-9.]+)", literal="t ", source=""), 0)
     assert form.parse(b"t 1.2.3") is None
     assert form.parse(b"t " + b"9" * 400) is None
