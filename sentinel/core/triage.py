@@ -39,7 +39,7 @@ from sentinel.core.triage_launcher import (
 from sentinel.core.triage_node import by_network, by_node, by_stuck_process, named_network
 from sentinel.core.triage_past import weigh_past
 from sentinel.core.triage_rows import AGREED, FailureClass, Row
-from sentinel.core.triage_said import SURVIVED, clause_of, survived
+from sentinel.core.triage_said import SURVIVED, clause_of, outlived, survived
 from sentinel.core.triage_words import worded
 
 __all__ = ["AGREED", "FailureClass", "triage"]
@@ -262,11 +262,17 @@ def _roots(case: Case) -> list[Row]:
     """Root lines. A generic one (a bare exception) counts only where its rank says nothing better, and of one line the
     rule that stands first."""
     told: dict[int, list[Row]] = {}
-    for row in case.rows:
+    past = {(row.match.rank, row.match.line) for row in case.rows if outlived(row, case)}
+    rows = [
+        row
+        for row in case.rows
+        if (row.match.rank, row.match.line) not in past or row.cls.role not in ("root", "generic")
+    ]
+    for row in rows:
         told.setdefault(row.match.rank, []).append(row)
     found = []
     first: dict[tuple[int, str], FailureClass] = {}
-    for row in case.rows:
+    for row in rows:
         own = told[row.match.rank]
         if row.cls.role == "root":
             if first.setdefault((row.match.rank, row.match.line), row.cls) is row.cls:

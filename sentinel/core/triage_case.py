@@ -9,7 +9,7 @@ from sentinel.core.model import Failure, Symptom
 from sentinel.core.now import Now
 from sentinel.core.reports import LogMatch, RankExit
 from sentinel.core.signals import TimingSignal
-from sentinel.core.triage_rows import FailureClass, Row
+from sentinel.core.triage_rows import CHAINED, FailureClass, Row
 
 # A line's own time is believed when it is this close to when the line was read: not another time zone.
 STAMP_TRUST_S = 600.0
@@ -126,14 +126,23 @@ def rows_in_order(
 
     The lines' own stamps order them when every one has a believable one, else the times of reading.
     """
-    found = []
+    found: list[Row] = []
+    follows: dict[int, str | None] = {}  # by rank: the line that follows from another, None until it is read
     for match in matches:
         cls = failures.get(match.failure)
         if cls is None or match.at_s < since_s:
             continue
         if match.at_s < iterated_s.get(match.rank, match.at_s):
             continue  # the rank went on after it
-        found.append(Row(cls, match))
+        if match.failure == CHAINED:
+            follows[match.rank] = None
+            continue
+        chained = False
+        if match.rank in follows and cls.role in ("root", "generic"):
+            if follows[match.rank] is None:
+                follows[match.rank] = match.line
+            chained = follows[match.rank] == match.line  # several rules may name one line
+        found.append(Row(cls, match, chained))
     stamps = [_stamp_mono_s(row.match, now) for row in found]
     if found and None not in stamps:
         keyed = [(s, k) for k, s in enumerate(stamps) if s is not None]

@@ -106,11 +106,16 @@ class FailureClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     )
 
 
+# The class of a line that says of the next exception that it follows from another one. No row of a case has it.
+CHAINED = "chained"
+
+
 class Row(Struct, frozen=True, gc=False):
     """A log line with the class that its rule named."""
 
     cls: FailureClass
     match: LogMatch
+    chained: bool = False  # an exception that followed from the one before it
 
 
 def same_entity(one: str, other: str) -> bool:

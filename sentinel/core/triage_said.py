@@ -7,11 +7,21 @@ where it is the last that is said of it. Lines that are read together have one t
 import re
 from collections.abc import Sequence, Set
 
+from sentinel.core.reports import SIGNAL_OFFSET
 from sentinel.core.triage_case import REPORT, Case
+from sentinel.core.triage_launcher import inner_rank
 from sentinel.core.triage_rows import Row
 
 UNREACHABLE, PORT, LOCKED, OOM = "unreachable", "port-in-use", "locked-memory", "host-oom"
 SURVIVED = (UNREACHABLE, PORT, LOCKED)
+# Exceptions that programs catch, print, and do without.
+CAUGHT = ("import-error", "syntax-error", "user-exception", "memory-refused")
+# Lines in which a parent, or a launcher, tells how a process ended that it had started.
+_OF_A_CHILD = (REPORT, "terminated", "interrupted", "killed", "segfault", "dataloader")
+_CHILD = re.compile(r"\b(?:CalledProcessError|RayTaskError|RayActorError|ActorDiedError)\b")
+_ABORTS = re.compile(
+    r"\bCould not load library |\bstd::bad_alloc\b|\bDefaultCPUAllocator\b"
+)  # words before abort()
 
 _HOST = re.compile(
     r"\bhost='([\w.-]+)', port=(\d+)|\bconnect to host ([\w.-]+):(\d+)|\bConnection to ([\w.-]+) timed out"
@@ -34,6 +44,33 @@ def survived(row: Row, roots: Sequence[Row], dead: Set[int], case: Case) -> bool
     may = {id(other) for other in roots if other.match.rank == rank or not ended}
     later = (o for o in _after(row, case) if id(o) in may or (o.match.rank == rank and _tells_of_others(o)))
     return any(_is_about_another(other, row) for other in later)
+
+
+def outlived(row: Row, case: Case) -> bool:
+    """Did its rank get on after this exception? It raised another one later, was ended by a signal, or lives."""
+    if row.cls.id not in CAUGHT:
+        return False
+    rank, exit_ = row.match.rank, case.exit_of(row.match.rank)
+    if exit_ is None:
+        return bool(case.lost) and not _all_waited(case)
+    if exit_.signal is not None or SIGNAL_OFFSET < (exit_.code or 0) < SIGNAL_OFFSET + 32:
+        return not _ABORTS.search(row.match.line)
+    later = [other for other in _after(row, case) if other.match.rank == rank]
+    children = {other.match.line for other in later if other.cls.id in _OF_A_CHILD}
+    return any(
+        other.cls.role == "generic"
+        and not other.chained
+        and other.match.line != row.match.line
+        and other.match.line not in children
+        and not _CHILD.search(other.match.line)
+        and _one_process(other.match.line, row.match.line)
+        for other in later
+    )
+
+
+def _one_process(one: str, other: str) -> bool:
+    numbers = {number for line in (one, other) if (number := inner_rank(line)) is not None}
+    return len(numbers) < 2
 
 
 def _after(row: Row, case: Case) -> Sequence[Row]:

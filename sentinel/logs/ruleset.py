@@ -8,6 +8,7 @@ from msgspec import Struct, structs
 
 from sentinel.core.model import Cause, Restartable
 from sentinel.core.policy_model import LogRule, TimingFormat
+from sentinel.core.triage_rows import CHAINED
 from sentinel.failures import failure_classes
 from sentinel.logs.formats import Format, TimingRow, check_row
 from sentinel.logs.match import LinePattern, Scanner, as_bytes, check_pattern
@@ -15,9 +16,11 @@ from sentinel.rules import RuleError, data_dir, load_rows
 
 
 class RuleRow(LogRule, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A log rule as written in a file. A line that `unless` is found in too does not mean it."""
+    """A log rule as written in a file. A line that `unless` is found in too does not mean it, and where it is one of
+    what is `raised`, none does that stands below no traceback."""
 
     unless: str = ""
+    raised: bool = False
 
 
 class IgnoreRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +45,11 @@ class RuleSet:
     ) -> None:
         """What the job's owner named: ids of rules, to which the ignored lines do not apply, and of formats."""
         self.rules = tuple(rules)
-        self._owned = frozenset(index for index, rule in enumerate(self.rules) if rule.id in owned)
+        own = frozenset(index for index, rule in enumerate(self.rules) if rule.id in owned)
+        self._whole = own | {k for k, rule in enumerate(self.rules) if rule.failure == CHAINED}
+        self.raised = frozenset(
+            k for k, rule in enumerate(self.rules) if isinstance(rule, RuleRow) and rule.raised
+        )
         self.formats = tuple(Format(row, index, row.id in owned_formats) for index, row in enumerate(timing))
         self.patterns = tuple(LinePattern(rule.pattern, rule.literal) for rule in self.rules)
         self._unless = {
@@ -75,7 +82,7 @@ class RuleSet:
         unless = self._unless.get(rule)
         if unless is not None and unless.matches(line):
             return True
-        if rule in self._owned:
+        if rule in self._whole:
             return False
         rest = line
         for pattern in self.ignores:

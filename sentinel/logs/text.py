@@ -85,3 +85,18 @@ def _seconds(parts: tuple[int, ...], fraction: bytes | None, zone: bytes | None)
 def _local_minute_s(year: int, month: int, day: int, hour: int, minute: int) -> float:
     """`mktime` asks for the time zone at every call; the lines of a log share their minutes."""
     return time.mktime((year, month, day, hour, minute, 0, 0, 0, -1))
+
+
+# An exception's own line stands below these: Python's frames, those of rich, IPython and papermill.
+_TRACEBACK = re.compile(
+    rb'Traceback \(most recent call last\)|\bFile "[^"\n]{1,500}", line \d|\xe2\x95\xb0\xe2\x94\x80|-{4}> \d'
+)
+TRACEBACK_BYTES = 4096
+
+
+def in_traceback(before: bytes, text: bytes, start: int) -> bool:
+    """Does a traceback stand shortly above the line at `start` of `text`? `before`: what stood before `text`."""
+    near = text[max(0, start - TRACEBACK_BYTES) : start]
+    if len(near) < TRACEBACK_BYTES:
+        near = before[len(near) - TRACEBACK_BYTES :] + near
+    return _TRACEBACK.search(near) is not None

@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,12 +50,14 @@ def verdict(
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end["name"])
-def test_what_is_said_of_an_end_is_true(end: dict[str, str], shipped: RuleSet, tmp_path: Path) -> None:
+def test_what_is_said_of_an_end_is_true(end: dict[str, Any], shipped: RuleSet, tmp_path: Path) -> None:
     assert end["source"]
-    v = verdict(said(shipped, tmp_path / "log", end["log"].lstrip("\n")))
+    how = {key: end[key] for key in ("code", "signal") if key in end} or {"code": 1}
+    exit_ = RankExit(rank=0, incarnation=1, at_s=NOW.mono_s, **how)
+    v = verdict(said(shipped, tmp_path / "log", end["log"].lstrip("\n")), exit_)
     assert (v.failure, v.restart) == (end["failure"], end["restart"]), v
     assert end["says"] in v.sentence
-    if end["failure"] != "host-oom":
+    if end["failure"] != "host-oom" and "signal" not in end:
         assert "kill" not in v.sentence
     if end["failure"] == "unreachable":
         assert (v.budget, v.scope, v.cause) == ("infrastructure", "job", "network")
