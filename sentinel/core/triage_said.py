@@ -15,7 +15,7 @@ from sentinel.core.triage_rows import Row
 UNREACHABLE, PORT, LOCKED, OOM = "unreachable", "port-in-use", "locked-memory", "host-oom"
 SURVIVED = (UNREACHABLE, PORT, LOCKED)
 # Exceptions that programs catch, print, and do without.
-CAUGHT = ("import-error", "syntax-error", "user-exception", "memory-refused")
+CAUGHT = ("import-error", "syntax-error", "user-exception", "memory-refused", "no-terminal")
 # Lines in which a parent, or a launcher, tells how a process ended that it had started.
 _OF_A_CHILD = (REPORT, "terminated", "interrupted", "killed", "segfault", "dataloader")
 _CHILD = re.compile(r"\b(?:CalledProcessError|RayTaskError|RayActorError|ActorDiedError)\b")
