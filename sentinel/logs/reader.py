@@ -16,7 +16,7 @@ from sentinel.logs.life import Life, Sign
 from sentinel.logs.losses import Losses
 from sentinel.logs.match import LINE_LIMIT_BYTES
 from sentinel.logs.ruleset import RuleSet
-from sentinel.logs.text import TRACEBACK_BYTES, in_traceback, plain, shown, stamp_wall_s
+from sentinel.logs.text import BEFORE_BYTES, STANDS_BELOW, plain, shown, stamp_wall_s
 from sentinel.logs.writers import MAX_EXPECTED
 
 READ_BYTES = 1 << 18  # at once: twice as fast as 1 MiB, since it stays in the CPU's cache
@@ -243,7 +243,7 @@ class RankLog:
             starts = self._match(text, rules, now, batch)
             if batch.after is not None:
                 batch.after += [before + bisect_left(offsets, start) for start in starts]
-        self._tail = text[-TRACEBACK_BYTES:]
+        self._tail = text[-BEFORE_BYTES:]
         if self._losses.watching or any(self._rules.rules[index].failure == NAN for index, _ in rules):
             self._look_at_losses(text, now, batch)
 
@@ -271,7 +271,8 @@ class RankLog:
             for bounds in self._rules.patterns[index].lines(text, start):
                 if self._rules.ignored(text[bounds[0] : bounds[1]], index):
                     continue
-                if index in self._rules.raised and not in_traceback(self._tail, text, bounds[0]):
+                below = self._rules.below.get(index)
+                if below and not STANDS_BELOW[below](self._tail, text, bounds):
                     continue
                 count += 1
                 last = bounds

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 from msgspec import Struct, structs
 
@@ -16,11 +17,11 @@ from sentinel.rules import RuleError, data_dir, load_rows
 
 
 class RuleRow(LogRule, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A log rule as written in a file. A line that `unless` is found in too does not mean it, and where it is one of
-    what is `raised`, none does that stands below no traceback."""
+    """A log rule as written in a file. A line that `unless` is found in too does not mean it, nor does one
+    that does not stand `below` what it belongs to."""
 
     unless: str = ""
-    raised: bool = False
+    below: Literal["", "traceback", "usage"] = ""
 
 
 class IgnoreRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,9 +48,9 @@ class RuleSet:
         self.rules = tuple(rules)
         own = frozenset(index for index, rule in enumerate(self.rules) if rule.id in owned)
         self._whole = own | {k for k, rule in enumerate(self.rules) if rule.failure == CHAINED}
-        self.raised = frozenset(
-            k for k, rule in enumerate(self.rules) if isinstance(rule, RuleRow) and rule.raised
-        )
+        self.below = {
+            k: rule.below for k, rule in enumerate(self.rules) if isinstance(rule, RuleRow) and rule.below
+        }
         self.formats = tuple(Format(row, index, row.id in owned_formats) for index, row in enumerate(timing))
         self.patterns = tuple(LinePattern(rule.pattern, rule.literal) for rule in self.rules)
         self._unless = {

@@ -92,11 +92,28 @@ _TRACEBACK = re.compile(
     rb'Traceback \(most recent call last\)|\bFile "[^"\n]{1,500}", line \d|\xe2\x95\xb0\xe2\x94\x80|-{4}> \d'
 )
 TRACEBACK_BYTES = 4096
+BEFORE_BYTES = 1 << 15  # the usage of a program with hundreds of arguments
+_LABEL = re.compile(rb"(?:\[\w{1,40}\]: ?|\d{1,9}: )*+")
 
 
-def in_traceback(before: bytes, text: bytes, start: int) -> bool:
-    """Does a traceback stand shortly above the line at `start` of `text`? `before`: what stood before `text`."""
-    near = text[max(0, start - TRACEBACK_BYTES) : start]
-    if len(near) < TRACEBACK_BYTES:
-        near = before[len(near) - TRACEBACK_BYTES :] + near
-    return _TRACEBACK.search(near) is not None
+def _before(before: bytes, text: bytes, start: int, count: int) -> bytes:
+    """The last `count` bytes before `start` of `text`. `before`: what stood before `text`."""
+    near = text[max(0, start - count) : start]
+    return before[len(near) - count :] + near if len(near) < count else near
+
+
+def _in_traceback(before: bytes, text: bytes, line: tuple[int, int]) -> bool:
+    return _TRACEBACK.search(_before(before, text, line[0], TRACEBACK_BYTES)) is not None
+
+
+def _below_usage(before: bytes, text: bytes, line: tuple[int, int]) -> bool:
+    """Did the program that the line names print its usage before it?"""
+    said = text[slice(*line)]
+    label = _LABEL.match(said)
+    program = said[label.end() if label else 0 :].partition(b": error: ")[0]
+    near = _before(before, text, line[0], BEFORE_BYTES)
+    return any(b"usage: " + program + end in near for end in (b" ", b"\n"))
+
+
+# Whether a line (start and end in `text`) stands below what a rule asks for.
+STANDS_BELOW = {"traceback": _in_traceback, "usage": _below_usage}
