@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from sentinel.cluster.base import Room, StopOutcome
-from sentinel.core.blindness import BLIND, BLIND_S, NO_FORMAT
+from sentinel.core.blindness import BLIND, BLIND_S, NO_FORMAT, NO_LINE
 from sentinel.core.health import Component, Severity
 from sentinel.core.model import JobState, Phase, Stage
-from sentinel.core.policy_model import Policy, Restart
+from sentinel.core.policy_model import Policy, Restart, TimingFormat
 from sentinel.core.recovery_moves import START_TRIES
 from sentinel.core.reports import RankReport
 from sentinel.effects import perform
@@ -522,7 +522,12 @@ def test_a_stop_while_nothing_runs_ends_the_job(tmp_path: Path) -> None:
     assert len(play(tmp_path, scene).cluster.of("start")) == 1
 
 
-def test_a_job_in_whose_output_no_iteration_is_seen_says_so_until_one_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("formats", "note"), [((), NO_FORMAT), ((TimingFormat(id="ours", pattern=r"n (?P<step>\d+)"),), NO_LINE)]
+)
+def test_a_job_in_whose_output_no_iteration_is_seen_says_so_until_one_is(
+    tmp_path: Path, formats: tuple[TimingFormat, ...], note: str
+) -> None:
     def printing(world: World) -> None:
         at_s = world.clock.mono_s
         world.report(ranks=(RankReport(job="j", incarnation=1, rank=0, alive_s=at_s),))
@@ -535,7 +540,7 @@ def test_a_job_in_whose_output_no_iteration_is_seen_says_so_until_one_is(tmp_pat
         assert not world.job.degraded
         world.clock.mono_s += 2.0
         printing(world)
-        assert world.job.degraded == (NO_FORMAT,)
+        assert world.job.degraded == (note,)
         assert len([one for one in world.said if BLIND in one]) == 1
         world.clock.mono_s += 100.0
         printing(world)
@@ -544,7 +549,7 @@ def test_a_job_in_whose_output_no_iteration_is_seen_says_so_until_one_is(tmp_pat
         world.controller.cycle()
         assert not world.job.degraded
 
-    play(tmp_path, scene)
+    play(tmp_path, scene, msgspec.structs.replace(RESUMABLE, timing_formats=formats))
 
 
 def test_ranks_that_do_not_catch_the_signal_are_told_once_and_until_they_do(tmp_path: Path) -> None:

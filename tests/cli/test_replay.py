@@ -242,6 +242,14 @@ def test_a_fixed_hang_time_is_obeyed(run: Run, tmp_path: Path) -> None:
     assert hang["at_s"] == pytest.approx(run(log)["start_s"] + 29 + 10, abs=1)
 
 
+def test_a_format_of_the_policy_is_tried_on_an_old_log(run: Run, tmp_path: Path) -> None:
+    log = write(tmp_path, "train.log", "".join(f"finished {n} of 9\n" for n in range(1, 10)))
+    assert run(log, code=1)["iterations"] == 0
+    ours = "  timingFormats: [{id: ours, pattern: 'finished (?P<step>\\d+) of (?P<total>\\d+)'}]\n"
+    seen = run(log, "--policy", policy(tmp_path, ours))
+    assert (seen["iterations"], seen["job"]["last_step"], seen["job"]["format"]) == (9, 9, "ours")
+
+
 def test_a_job_expires_in_the_middle_of_its_log(run: Run, tmp_path: Path) -> None:
     log = write(tmp_path, "train.log", steps(1, 100, 0) + steps(101, 5, 4000))
     expiry, hang = run(log, "--policy", policy(tmp_path, "  maxDuration: 1m\n"))["story"]
