@@ -247,7 +247,7 @@ def test_a_format_of_the_policy_is_tried_on_an_old_log(run: Run, tmp_path: Path)
     assert run(log, code=1)["iterations"] == 0
     ours = "  timingFormats: [{id: ours, pattern: 'finished (?P<step>\\d+) of (?P<total>\\d+)'}]\n"
     seen = run(log, "--policy", policy(tmp_path, ours))
-    assert (seen["iterations"], seen["job"]["last_step"], seen["job"]["format"]) == (9, 9, "ours")
+    assert (seen["iterations"], seen["job"]["last_step"], seen["ranks"][0]["format"]) == (9, 9, "ours")
 
 
 def test_a_job_expires_in_the_middle_of_its_log(run: Run, tmp_path: Path) -> None:
