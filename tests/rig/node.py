@@ -120,12 +120,15 @@ class Node:
             self.run(*ctr, "images", "import", "--snapshotter", self._snapshotter, str(archive))
         api = urlsplit(self.plane.url)
         files = self.plane.identities.user("system:kube-proxy", "rig")
-        self.daemon(
+        served = self.folder / "served"
+        served.unlink(missing_ok=True)
+        services = self.daemon(
             "services",
             *(sys.executable, "-m", "tests.rig.services", self.network.address, str(api.port)),
             *(self.folder / "hosts", self.plane.identities.ca, *files),
             env={"PYTHONPATH": str(Path(__file__).parents[2])},
         )
+        services.wait(served.exists)
         self.kubelet = self.daemon(
             "kubelet",
             self.plane.binaries.path("kubelet"),

@@ -1,8 +1,9 @@
 """Addresses and names of services on one real node: `python -m tests.rig.services ...`, run by `Node` on the node.
 
 What kube-proxy and DNS do, as far as tests need it: each service's cluster address is one of the node's own, and its
-connections (TCP) go to one of the service's ready pods. Names stand in the node's /etc/hosts, which the kubelet gives
-to pods of the host's network.
+connections (TCP) go to one of the service's ready pods. Names stand in the node's /etc/hosts, which the kubelet copies
+for each container of the host's network when it starts: a name that is missing then is missing for all its life. So the
+file keeps its names over a boot, and no kubelet is started before they were shown (the file `served` beside it).
 """
 
 import asyncio
@@ -37,13 +38,15 @@ class Services:
         while True:
             with contextlib.suppress(OSError, ApiError, HTTPException, ValueError):  # tried again: see LOOK_S
                 if not self._servers:
-                    await self._show(self._api, "")
+                    await self._show(self._api)
                 services = await asyncio.to_thread(client.items, "/api/v1/services")
                 slices = await asyncio.to_thread(client.items, "/apis/discovery.k8s.io/v1/endpointslices")
-                await self._show({**targets(services, slices), **self._api}, names(services))
+                await self._show({**targets(services, slices), **self._api})
+                write_over(self._hosts, f"127.0.0.1 localhost\n{names(services)}")
+                self._hosts.with_name("served").touch()
             await asyncio.sleep(LOOK_S)
 
-    async def _show(self, found: Mapping[Target, Sequence[Target]], lines: str) -> None:
+    async def _show(self, found: Mapping[Target, Sequence[Target]]) -> None:
         self._targets = found
         for address, port in found.keys() - self._servers.keys():
             await asyncio.to_thread(ip_add, address)
@@ -51,9 +54,6 @@ class Services:
             self._servers[address, port] = await asyncio.start_server(answer, address, port)
         for gone in self._servers.keys() - found.keys():
             self._servers.pop(gone).close()
-        text = f"127.0.0.1 localhost\n{lines}"
-        if self._hosts.read_text() != text:
-            self._hosts.write_text(text)  # in place: it is mounted over the node's /etc/hosts
 
     async def _pass(
         self, service: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -69,6 +69,14 @@ class Services:
             await asyncio.gather(_copy(reader, theirs[1]), _copy(theirs[0], writer))
             return
         writer.close()
+
+
+def write_over(file: Path, text: str) -> None:
+    """In place, since it is mounted over the node's /etc/hosts, and with no moment in which it is empty."""
+    if file.read_text() != text:
+        with file.open("r+") as writing:
+            writing.write(text)
+            writing.truncate()
 
 
 def ip_add(address: str) -> None:
