@@ -53,6 +53,7 @@ class Wrapped:
             stdin=subprocess.PIPE,
             stdout=out.open("wb"),
             stderr=err.open("wb"),
+            start_new_session=True,
         )
         return self
 
@@ -93,6 +94,8 @@ class Wrapped:
                     os.kill(child.pid, signal.SIGKILL)
             self.process.kill()
             self.process.wait(180)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)  # the nap of ten seconds that the wrapper leaves behind
             if self.process.stdin is not None:
                 self.process.stdin.close()
 
