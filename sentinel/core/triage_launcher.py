@@ -48,14 +48,14 @@ def _complaining(case: Case) -> set[int]:
 def _gone(row: Row, case: Case) -> int | None:
     """The number of the process of whose end a launcher tells."""
     if _one_of_several(row, case):
-        return _silent(row.match.rank, case)
+        below = {number for of, number in case.processes.values() if of == row.match.rank}
+        return _silent({number for number in below if number is not None}, case)
     last = _LAST.search(row.match.line)
     if last is None:
         return inner_rank(row.match.line)
     if case.size > 1:  # it counts those of its machine, and ranks that complain may be of any
         return None
-    silent = set(range(int(last[1]) + 1)) - _complaining(case)
-    return silent.pop() if len(silent) == 1 else None
+    return _silent(set(range(int(last[1]) + 1)), case)
 
 
 def _one_of_several(row: Row, case: Case) -> bool:
@@ -65,10 +65,9 @@ def _one_of_several(row: Row, case: Case) -> bool:
     return sum(bool(_LISTED.search(line)) for line in listed) > 1
 
 
-def _silent(rank: int, case: Case) -> int | None:
-    """The one of all processes of this launcher that did not complain, as those do that lost another one."""
-    known = {number for of, number in case.processes.values() if of == rank and number is not None}
-    silent = known - _complaining(case)
+def _silent(processes: set[int], case: Case) -> int | None:
+    """The one of all processes of a launcher that did not complain, as those do that lost another one."""
+    silent = processes - _complaining(case)
     return silent.pop() if len(silent) == 1 else None
 
 
