@@ -6,6 +6,7 @@ from msgspec import structs
 
 from sentinel.core.events import Plan
 from sentinel.core.model import (
+    HANG,
     Budget,
     Cause,
     Failure,
@@ -24,7 +25,6 @@ SAME_STEP_LIMIT = 3
 # Of hangs so many: programs evaluate before they save, and such a pause may have been taken for one. Each is given
 # twice as long as the one before (core.hang), up to an hour.
 SAME_STEP_HANGS = 6
-HANG = "hang"  # the failure class
 BACKOFF_FIRST_S = 5.0
 BACKOFF_MAX_S = 300.0
 KEPT_FAILURES = 20

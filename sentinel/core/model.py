@@ -111,6 +111,9 @@ class ProvedCheckpoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
     wall_s: float
 
 
+HANG = "hang"  # the failure class of a hang that nothing explains
+
+
 class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One past failure, for back-off and early give-up."""
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from msgspec import Struct, structs
 
 from sentinel.core.health import Component, Finding
-from sentinel.core.model import Failure, Symptom
+from sentinel.core.model import HANG, Failure, Symptom
 from sentinel.core.now import Now
 from sentinel.core.reports import LogMatch, RankExit
 from sentinel.core.signals import TimingSignal
@@ -19,7 +19,7 @@ STAMP_TRUST_S = 600.0
 WINDOW_S = 900.0
 
 CLASS_OF_SYMPTOM = {
-    Symptom.HANG: "hang",
+    Symptom.HANG: HANG,
     Symptom.SLOW: "slow",
     Symptom.STARVED: "starved",
     Symptom.STRAGGLER: "straggler",
