@@ -51,6 +51,23 @@ def test_a_job_whose_ranks_stand_still_is_stopped_and_started_again(tmp_path: Pa
     play(tmp_path, scene)
 
 
+def test_a_job_that_hangs_again_at_the_same_step_is_given_twice_as_long(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        world.cluster.hooks["stacks"] = stacks
+        await steps(world)
+        await silent(world, 130)
+        await world.phase(Phase.VERIFYING)
+        await steps(world)
+        await world.phase(Phase.RECOVERED)
+        await silent(world, 230)
+        assert len(world.cluster.of("stop")) == 1
+        world.clock.mono_s += 20
+        world.report()
+        await world.until(lambda: len(world.cluster.of("stop")) == 2)
+
+    play(tmp_path, scene)
+
+
 def test_a_job_whose_ranks_move_is_left_alone_and_told_of_after_half_an_hour(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         world.cluster.hooks["stacks"] = lambda: stacks(f"score (evaluate.py:{len(world.cluster.calls)})")

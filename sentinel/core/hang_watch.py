@@ -1,6 +1,7 @@
 """Is a job hung? What excuses silence, until when, and whom it is laid to. No clock: every time is an argument."""
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from msgspec import structs
 
@@ -13,7 +14,7 @@ from sentinel.core.hang import (
     hang_signal,
     least_allowance_s,
 )
-from sentinel.core.model import Failure, Symptom
+from sentinel.core.model import HANG, Failure, Symptom
 from sentinel.core.now import Now
 from sentinel.core.performance import Gap, RankTiming
 from sentinel.core.policy_model import Policy
@@ -54,28 +55,13 @@ class HangWatch:
         self._activities = Activities()
         self.sign_s = 0.0  # when a log last told that the program gets on, without an iteration; 0: never
         self._announced_s = 0.0  # when a line last announced or ended a pause
-        self._hung_at: int | None = None  # the step at which the last hang was told
-        self._hangs_there = 0
-        self._told = False
+        self.failures: Sequence[Failure] = ()  # of the job, the newest last
 
     # ------------------------------------------------------------ folding
 
-    def recall(self, failures: Sequence[Failure]) -> None:
-        """What a predecessor told. `failures`: of the job, the newest last."""
-        for failure in reversed(failures):
-            if failure.failure != "hang" or failure.step is None or self._hung_at not in (None, failure.step):
-                return
-            self._hung_at, self._hangs_there = failure.step, self._hangs_there + 1
-
     def start(self, size: int, now: Now) -> None:
         """A new incarnation; the ranks are still those of the one before."""
-        if self._told:
-            here = max((r.last_step for r in self._ranks.values() if r.last_step is not None), default=0)
-            again = self._hung_at is not None and here <= self._hung_at + 1
-            self._hangs_there = self._hangs_there + 1 if again else 1
-            self._hung_at = max(here, self._hung_at or 0) if again else here
         self.timed_before = self.timed_before or any(r.count for r in self._ranks.values())
-        self._told = False
         self.size, self.started_s = size, now.mono_s
         self.exited.clear()
         self._activities.reset()
@@ -145,7 +131,6 @@ class HangWatch:
         return max(rank.last_at_s or 0.0, self.sign_s, self._announced_s, again_s)
 
     def _allowed_s(self, rank: RankTiming) -> float:
-        there = self._hung_at is not None and (rank.last_step or 0) <= self._hung_at + 1
         adaptive = self.policy.hang.after_s is None
         anew = self.relaunches.waits_since_s(rank) is not None
         starts = anew or (adaptive and self.relaunches.warms_up(rank))
@@ -157,7 +142,7 @@ class HangWatch:
                 self._gaps,
                 self.policy.start_timeout_s,
                 ending=ending,
-                repeats=self._hangs_there if there else 0,
+                repeats=self._hangs_at(rank.last_step or 0),
                 started_s=self.started_s,
             )
             return max(usual_s, self.policy.start_timeout_s if starts else 0.0)
@@ -171,6 +156,11 @@ class HangWatch:
         silent_then_s = self._exited_went_on_s() - self._silent_since_s(rank)
         return allowed_s(ending=silent_then_s < allowed_s(ending=False))
 
+    def _hangs_at(self, step: int) -> int:
+        """How often it hung here or further on, since anything else went wrong."""
+        hung = takewhile(lambda failure: failure.failure == HANG, reversed(self.failures))
+        return sum(failure.step is not None and step <= failure.step + 1 for failure in hung)
+
     def _exited_went_on_s(self) -> float:
         """When a rank that has ended made an iteration for the last time."""
         return max((r.last_at_s or 0.0 for r in self._ranks.values() if r.rank in self.exited), default=0.0)
@@ -181,13 +171,11 @@ class HangWatch:
             return None
         silence = self._silence() if self._needs_looks() else None
         if self.looks is None or silence is None:
-            self._told = True
             return found
         since_s, allowed_s = silence
         if doubt := self._doubt(self.looks, since_s, allowed_s, now):
             late = now.mono_s - since_s >= max(DOUBT_S, allowed_s)
             return structs.replace(found, key="silent", doubt=doubt) if late else None
-        self._told = True
         return structs.replace(found, evidence=(*found.evidence, self.looks.words()))
 
     def _needs_looks(self) -> bool:

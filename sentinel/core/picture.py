@@ -31,7 +31,7 @@ class JobPicture:
             baseline_ratio=job.baseline_ratio,
             performance_frozen=job.performance_frozen,
         )
-        self.timing.hang.recall(job.failures)
+        self.timing.hang.failures = job.failures
         self.incident: Incident | None = None
         self.exits: dict[int, RankExit] = {}  # of the running incarnation
         self.matches: list[LogMatch] = []  # of the running incarnation, bounded
@@ -73,6 +73,7 @@ class JobPicture:
         self.was_fast = False
         self.unproved = None
         self.silent_since_s = self.timing.last_at_s or self.silent_since_s
+        self.timing.hang.failures = self.job.failures
         self.timing.start(self.job.incarnation, self.job.size, now)
 
     def keep_refused(self, incident: Incident, at_mono_s: float) -> None:

@@ -1,7 +1,6 @@
 """Hangs: what is one, what is none, and whose it is."""
 
 import pytest
-from msgspec import structs
 
 from sentinel.core.model import Budget, Failure, Symptom
 from sentinel.core.now import Now
@@ -317,30 +316,39 @@ def test_a_rank_that_a_signal_has_stopped_saves_no_last_checkpoint(state: str, t
     assert hang(timing, read + 600.0) is not None
 
 
+def hung_at(step: int | None, failure: str = "hang") -> Failure:
+    return Failure(wall_s=0.0, run_s=0.0, failure=failure, budget=Budget.JOB, step=step)
+
+
 @pytest.mark.parametrize("after_s", [None, 60.0])
 def test_silence_at_the_same_place_after_a_restart_is_given_twice_the_time(after_s: float | None) -> None:
     timing, allowed_s = job(after_s=after_s), after_s or 120.0
     last = feed(timing)
     assert hang(timing, last + allowed_s) is not None
+    timing.hang.failures = [hung_at(50)]
     timing.start(2, 1, Now(1000, 0))
     last = feed(timing, start_s=1000, incarnation=2)
     assert hang(timing, last + allowed_s + 1) is None
     assert hang(timing, last + 2 * allowed_s) is not None
+    timing.hang.failures = [hung_at(50), hung_at(51)]
     timing.start(3, 1, Now(2000, 0))
-    last = feed(timing, start_s=2000, count=80, incarnation=3)
+    last = feed(timing, start_s=2000, incarnation=3)
+    assert hang(timing, last + 3.9 * allowed_s) is None, "one step on or back is the same place"
+    last = feed(timing, start_s=last, first=51, count=30, incarnation=3)
     assert hang(timing, last + allowed_s + 1) is not None, "it came further: no doubt any more"
 
 
-def test_patience_ends_at_an_hour_and_outlives_sentinel() -> None:
+def test_patience_ends_at_an_hour_and_with_any_other_failure() -> None:
     timing = job(after_s=1800.0)
-    hung = Failure(wall_s=0.0, run_s=0.0, failure="hang", budget=Budget.JOB, step=49)
-    timing.hang.recall([structs.replace(hung, step=3), hung, hung, hung])
+    timing.hang.failures = [hung_at(3)]
     last = feed(timing)
+    assert hang(timing, last + 1800) is not None, "it came further"
+    timing.hang.failures = [hung_at(49)] * 3
     assert hang(timing, last + 3599) is None
     assert hang(timing, last + 3600) is not None
     other = job(after_s=60.0)
-    other.hang.recall([hung, structs.replace(hung, failure="user-exit")])
-    assert hang(other, feed(other) + 60) is not None, "it came further since"
+    other.hang.failures = [hung_at(49), hung_at(49, "user-exit")]
+    assert hang(other, feed(other) + 60) is not None, "something else went wrong since"
 
 
 def gets_on(timing: JobTiming, at_s: float, rank: int = 0) -> None:
