@@ -9,13 +9,14 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 
+from sentinel.core import process_states
 from sentinel.core.model import Symptom
 from sentinel.core.now import Now
 from sentinel.core.performance import WARM_UP, Gap, RankTiming
 from sentinel.core.policy_model import Hang
 from sentinel.core.reports import LogMatch
 from sentinel.core.signals import TimingSignal, length, names, times
-from sentinel.core.workers import STOPPED, Workers
+from sentinel.core.workers import Workers
 
 # The adaptive allowance never goes under half of the time that the job has stepped, within these bounds:
 # a false alarm costs at most what was computed since the start, a late one what is left to compute. The
@@ -120,11 +121,7 @@ class Liveness:
         self.gpu.setdefault(rank, deque(maxlen=30)).append((at_s, utilisation))
 
     def stopped(self, ranks: Collection[int]) -> dict[int, str]:
-        return {r: why for r in ranks if (why := STOPPED.get(self.states.get(r, "")))}
-
-    def halted(self, rank: int) -> bool:
-        """A signal has stopped it: until somebody lets it go on it does nothing at all."""
-        return self.states.get(rank) == "T"
+        return process_states.stopped((rank, self.states.get(rank, "")) for rank in ranks)
 
     def words(self, ranks: Collection[int], since_s: float) -> list[str]:
         said = []

@@ -1,6 +1,6 @@
 """Is a job hung? What excuses silence, until when, and whom it is laid to. No clock: every time is an argument."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 
 from msgspec import structs
@@ -18,6 +18,7 @@ from sentinel.core.model import HANG, Failure, Symptom
 from sentinel.core.now import Now
 from sentinel.core.performance import Gap, RankTiming
 from sentinel.core.policy_model import Policy
+from sentinel.core.process_states import HALTED
 from sentinel.core.relaunch import Relaunches
 from sentinel.core.reports import LogMatch
 from sentinel.core.signals import TimingSignal, length
@@ -151,7 +152,7 @@ class HangWatch:
             return allowed_s(ending=False)
         # Who is stopped, or hung while those that have ended since still made iterations, was not through and saves
         # nothing. A log that a new agent reads does not tell when it was written: then only the former is known.
-        if self.liveness.halted(rank.rank):
+        if self._halted([rank.rank]):
             return allowed_s(ending=False)
         silent_then_s = self._exited_went_on_s() - self._silent_since_s(rank)
         return allowed_s(ending=silent_then_s < allowed_s(ending=False))
@@ -183,8 +184,12 @@ class HangWatch:
         sure = self._iterates() and not any(r.unsure for r in self._timed())
         if self.looks is None or (self.policy.hang.after_s is not None and sure):
             return False
-        alive = self._alive()
-        return not any(map(self.liveness.halted, alive)) and not self.workers.halted(alive)
+        return not self._halted(self._alive())
+
+    def _halted(self, ranks: Collection[int]) -> bool:
+        """A signal has stopped one of them, or of those that they, launchers, have started."""
+        states = self.liveness.states
+        return HALTED in self.workers.states(ranks) or any(states.get(rank) == HALTED for rank in ranks)
 
     def _iterates(self) -> bool:
         """Is it known that its log tells of iterations?"""

@@ -8,6 +8,7 @@ from itertools import takewhile
 from msgspec import Struct, structs
 
 from sentinel.core.model import Symptom, Verdict
+from sentinel.core.process_states import HALTED, STOPPED
 
 # As cluster/local/stacks.py heads it.
 _RANK = re.compile(
@@ -152,12 +153,12 @@ def named(verdict: Verdict, stacks: Sequence[str], size: int) -> Verdict:
     ):
         return verdict
     heads = [read_head(text) for text in stacks]
-    stopped = [head for head in heads if head is not None and head.state == "T"]
+    stopped = [head for head in heads if head is not None and head.state == HALTED]
     if len(stopped) == 1 and len(heads) > 1:
         return _blaming(
             verdict,
             stopped[0].number,
-            f"Rank {stopped[0].number} (pid {stopped[0].pid}) is stopped by a signal.",
+            f"Rank {stopped[0].number} (pid {stopped[0].pid}) is {STOPPED[HALTED]}.",
             size,
             len(heads),
         )

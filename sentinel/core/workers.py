@@ -4,14 +4,9 @@ from collections.abc import Collection, Iterable, Iterator
 
 from msgspec import Struct, structs
 
+from sentinel.core import process_states
 from sentinel.core.reports import Worker
 
-STOPPED = {
-    "T": "stopped by a signal",
-    "t": "stopped by a tracer",
-    "D": "stuck in the kernel",
-    "Z": "a zombie",
-}
 # Who prints half as often as the others is not behind them.
 ALIKE = 0.5
 # Of the processes without numbers the newest so many are known: more than a node has ranks.
@@ -78,15 +73,14 @@ class Workers:
     def first_stopped(self, ranks: Collection[int]) -> Found | None:
         """The one of all workers below `ranks` of which it is known that the others wait for it."""
         known = list(self._all(ranks))
-        stopped = [(rank, one) for rank, one in known if one.state in STOPPED]
-        if len(stopped) == 1:
-            rank, one = stopped[0]
-            return Found(rank, one.number, f"{self._called(rank, one)} is {STOPPED[one.state]}")
+        found = process_states.stopped(((rank, one), one.state) for rank, one in known)
+        if len(found) == 1:
+            (rank, one), why = next(iter(found.items()))
+            return Found(rank, one.number, f"{self._called(rank, one)} is {why}")
         return self._behind(known)
 
-    def halted(self, ranks: Collection[int]) -> bool:
-        """A signal has stopped one of them."""
-        return any(one.state == "T" for _, one in self._all(ranks))
+    def states(self, ranks: Collection[int]) -> list[str]:
+        return [one.state for _, one in self._all(ranks)]
 
     def gone(self, ranks: Collection[int]) -> list[str]:
         """Who has ended while its launcher has not. It may have been through: that blames nobody."""
