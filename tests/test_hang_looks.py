@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+from msgspec import structs
+
 from sentinel.core.model import IncidentKind, Phase
-from tests.controller_world import World
+from sentinel.core.policy_model import Hang
+from tests.controller_world import RESUMABLE, World
 from tests.test_controller import play, raising
 
 STILL = (
@@ -66,6 +69,28 @@ def test_a_job_that_hangs_again_at_the_same_step_is_given_twice_as_long(tmp_path
         await world.until(lambda: len(world.cluster.of("stop")) == 2)
 
     play(tmp_path, scene)
+
+
+def test_a_job_that_was_ended_in_an_evaluation_is_not_ended_in_the_next_one(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        world.cluster.hooks["stacks"] = lambda: stacks("evaluate (train.py:40)")
+        await steps(world)
+        world.clock.mono_s += 60
+        world.report()
+        await world.until(lambda: world.cluster.of("stop"))
+        await world.phase(Phase.VERIFYING)
+        assert world.store.job("j").failures[-1].pause == "evaluate (train.py:40)"
+        for step in range(41, 81):
+            world.clock.mono_s += 1
+            world.steps(step)
+        await world.phase(Phase.RECOVERED)
+        await silent(world, 3590)
+        assert len(world.cluster.of("stop")) == 1
+        world.clock.mono_s += 20
+        world.report()
+        await world.until(lambda: len(world.cluster.of("stop")) == 2)
+
+    play(tmp_path, scene, structs.replace(RESUMABLE, hang=Hang(after_s=60.0)))
 
 
 def test_a_job_whose_ranks_move_is_left_alone_and_told_of_after_half_an_hour(tmp_path: Path) -> None:

@@ -217,6 +217,7 @@ WORDS: dict[str, dict[str, str]] = {
         "checkpointStep": "The iteration of the newest checkpoint then.",
         "entity": "The GPU or node that was to blame.",
         "place": "The GPU or node that the rank used.",
+        "pause": "Of a hang: where a rank evaluated, saved or prepared data. Untrusted text.",
     },
     "SaveResult": {
         "provedBy": "What proved the save. Empty: nothing did.",

@@ -5,6 +5,7 @@ from msgspec import structs
 from sentinel.core.budget import KEPT_FAILURES, budget_is_reset
 from sentinel.core.events import CANCELLED_BY_PERSON
 from sentinel.core.model import (
+    HANG,
     Budget,
     Failure,
     Incident,
@@ -15,6 +16,7 @@ from sentinel.core.model import (
     Symptom,
 )
 from sentinel.core.now import Now
+from sentinel.core.stack_reading import paused_in, read
 
 MOVE_DID_NOT_HELP = "MoveDidNotHelp"  # reason of a notice: from then on slowness is only told
 GROW_AGAIN_S = 6 * 3600.0  # of run time, after a growth that came to nothing
@@ -99,6 +101,7 @@ def _spend(job: ProtectedJob, incident: Incident, now: Now, *, paid: bool) -> Pr
             checkpoint_step=job.checkpoint.step if job.checkpoint else None,
             entity=verdict.entity,
             place=verdict.place,
+            pause=paused_in(map(read, incident.stacks)) if verdict.failure == HANG else "",
         )
         changes["failures"] = (*job.failures, failure)[-KEPT_FAILURES:]
         if verdict.symptom == Symptom.SLOW:

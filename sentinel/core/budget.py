@@ -23,7 +23,7 @@ from sentinel.core.recovery_moves import RETRY_PRECHECK_S, START_TRIES
 # A fault at the same step with no newer checkpoint: the third start would only repeat it.
 SAME_STEP_LIMIT = 3
 # Of hangs so many: programs evaluate before they save, and such a pause may have been taken for one. Each is given
-# twice as long as the one before (core.hang), up to an hour.
+# twice as long as the one before (core.hang), up to an hour. Who was seen in such a pause has the hour at once.
 SAME_STEP_HANGS = 6
 BACKOFF_FIRST_S = 5.0
 BACKOFF_MAX_S = 300.0
@@ -139,7 +139,8 @@ def _refusal(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: 
             "Not started again: the same ambiguous fault came back after a restart, so it follows the job.",
             False,
         )
-    patient = verdict.failure == HANG and failed_step is not None
+    in_pause = bool(job.failures) and job.failures[-1].pause != ""
+    patient = verdict.failure == HANG and failed_step is not None and not in_pause
     limit = SAME_STEP_HANGS if patient else SAME_STEP_LIMIT
     if _same_step(job, verdict, failed_step, now) >= limit - 1 and verdict.budget != Budget.FREE:
         where = f"at step {failed_step}"

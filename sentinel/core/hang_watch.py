@@ -6,7 +6,7 @@ from itertools import takewhile
 from msgspec import structs
 
 from sentinel.core.hang import (
-    FLOOR_S,
+    LONGEST_ALLOWANCE_S,
     Activities,
     Activity,
     Liveness,
@@ -146,7 +146,8 @@ class HangWatch:
                 repeats=self._hangs_at(rank.last_step or 0),
                 started_s=self.started_s,
             )
-            return max(usual_s, self.policy.start_timeout_s if starts else 0.0)
+            usual_s = max(usual_s, self.policy.start_timeout_s if starts else 0.0)
+            return self._in_pause_s(usual_s, self._silent_since_s(rank))
 
         if not self.exited:
             return allowed_s(ending=False)
@@ -156,6 +157,17 @@ class HangWatch:
             return allowed_s(ending=False)
         silent_then_s = self._exited_went_on_s() - self._silent_since_s(rank)
         return allowed_s(ending=silent_then_s < allowed_s(ending=False))
+
+    def _in_pause_s(self, allowed_s: float, since_s: float) -> float:
+        """Longer, where the last look at this silence has found a rank in an evaluation, a save or data preparation."""
+        if (
+            self.looks is None
+            or not self.looks.pause
+            or self.looks.last_s < since_s
+            or not self._looks_help()
+        ):
+            return allowed_s
+        return max(allowed_s, LONGEST_ALLOWANCE_S)
 
     def _hangs_at(self, step: int) -> int:
         """How often it hung here or further on, since anything else went wrong."""
@@ -191,6 +203,12 @@ class HangWatch:
         states = self.liveness.states
         return HALTED in self.workers.states(ranks) or any(states.get(rank) == HALTED for rank in ranks)
 
+    def _looks_help(self) -> bool:
+        """By default always; where an owner names a time, once that has ended a pause."""
+        if self._needs_looks():
+            return True
+        return any(failure.pause for failure in self.failures) and not self._halted(self._alive())
+
     def _iterates(self) -> bool:
         """Is it known that its log tells of iterations?"""
         return self.timed_before or any(r.count for r in self._ranks.values())
@@ -214,10 +232,10 @@ class HangWatch:
 
     def look_due(self, now: Now) -> bool:
         """Quick where iterations come."""
-        if self.looks is None or not self._needs_looks():
+        if self.looks is None or not self._looks_help():
             return False
         oldest_s = min((r.last_at_s or 0.0 for r in self._timed()), default=0.0)
-        if now.mono_s - oldest_s < LOOK_SHARE * FLOOR_S:
+        if now.mono_s - oldest_s < LOOK_SHARE * least_allowance_s(self.policy.hang):
             return False
         at_s = self.look_at_s()
         return at_s is not None and now.mono_s >= at_s
@@ -225,7 +243,7 @@ class HangWatch:
     def look_at_s(self) -> float | None:
         """Monotonic time at which the next look is due; None: none is."""
         silence = self._silence()
-        if self.looks is None or silence is None or not self._needs_looks() or not self._readable():
+        if self.looks is None or silence is None or not self._looks_help() or not self._readable():
             return None
         since_s, allowed_s = silence
         ends_s = max(since_s + allowed_s, self._activities.veto_ends_s() or 0.0)
@@ -307,9 +325,12 @@ class HangWatch:
             return None
         start_s, since_s = self.policy.start_timeout_s, max(self.started_s, self.sign_s, self._announced_s)
         if self._iterates():
-            return since_s, start_s
+            return since_s, self._in_pause_s(start_s, since_s)
         after_s = self.policy.hang.after_s if self.looks is not None else None
-        return None if after_s is None else (max(since_s, self.started_s + start_s - after_s), after_s)
+        if after_s is None:
+            return None
+        since_s = max(since_s, self.started_s + start_s - after_s)
+        return since_s, self._in_pause_s(after_s, since_s)
 
     def next_deadline(self, now: Now) -> float | None:
         """Monotonic time at which `signals` should be asked though nothing arrived; None: no need."""

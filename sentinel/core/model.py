@@ -125,6 +125,9 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint_step: int | None = None
     entity: str = ""
     place: str = ""  # where the rank ran, blamed or not
+    pause: str = (
+        ""  # of a hang: the frame of an evaluation, a save or a preparation of data in which a rank stood
+    )
 
 
 class FollowedOrder(Struct, frozen=True, omit_defaults=True):

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from msgspec import Struct, structs
@@ -40,6 +40,19 @@ _TALKS = re.compile(
 # A launcher of the rank's own stands in such a folder too.
 _RUNS = re.compile(r"distributed/(?:run|launch|launcher|elastic)\b")
 
+# What a program does between its iterations, by the names of functions in transformers, Lightning, accelerate, torch,
+# deepspeed, Megatron and usual scripts. Data are prepared or fetched for an iteration too: by other names.
+_PREPARES = re.compile(r"(?:^|_)(?:build|download|load|prepare)_(?:\w+_)?data(?:set|sets)?(?:_|$)")
+_PAUSES = re.compile(
+    r"(?:^|_)(?:eval|evaluate|evaluation|predict|prediction|test|val|valid|validate|validation|save|state_dict)(?:_|$)"
+    r"|^(?:estimate_loss|compute_metrics|gather_for_metrics|download_and_prepare)$"
+)
+_PAUSES_IN = re.compile(r"/loops/evaluation_loop\.py|(?:^|/)datasets/(?:arrow_dataset|builder)\.py")
+# Within these an iteration is made, whatever is around them: `cross_validate`.
+_ITERATES = re.compile(r"(?:^|_)(?:train|training|fit|backward)(?:_|$)")
+_EITHER = "_maybe_log_save_evaluate"  # of transformers, as its name says
+FRAME_LENGTH = 200  # of one that is kept
+
 
 class Stack(Struct, frozen=True):
     """Of one rank's main thread; frames are told innermost first."""
@@ -52,6 +65,7 @@ class Stack(Struct, frozen=True):
     others: tuple[str, ...] = ()  # of its other threads
     talks: bool = False  # one of those does network requests, or runs a program
     runs: bool = False  # it runs Python at this moment
+    pause: str = ""  # the frame of an evaluation, a save or a preparation of data in which it is
 
 
 class Used(Struct, frozen=True, gc=False):
@@ -111,7 +125,26 @@ def read(text: str) -> Stack | None:
         tuple(frame[0].strip() for frame in others),
         any(_TALKS.search(frame["file"]) for frame in others),
         state.endswith(_RUNS_PYTHON),
+        _pause(frames),
     )
+
+
+def paused_in(stacks: Iterable[Stack | None]) -> str:
+    """Where the first rank stands that evaluates, saves or prepares data; the others may wait for it. "": none does."""
+    return next((stack.pause for stack in stacks if stack is not None and stack.pause), "")
+
+
+def _pause(frames: Sequence[re.Match[str]]) -> str:
+    """The innermost frame whose name tells decides."""
+    for frame in frames:
+        function = frame["function"].rpartition(".")[2]
+        if _PREPARES.search(function) or _PAUSES_IN.search(frame["file"]):
+            return frame[0].strip()[:FRAME_LENGTH]
+        if _ITERATES.search(function):
+            return ""
+        if function != _EITHER and _PAUSES.search(function):
+            return frame[0].strip()[:FRAME_LENGTH]
+    return ""
 
 
 def _threads(lines: Sequence[str]) -> tuple[str, list[re.Match[str]], list[re.Match[str]]]:

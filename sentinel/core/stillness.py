@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec import Struct
 
 from sentinel.core.signals import names
-from sentinel.core.stack_reading import Head, Stack, read, read_head
+from sentinel.core.stack_reading import Head, Stack, paused_in, read, read_head
 
 # CPU seconds in a second: what sleeps uses next to none, what computes a whole one.
 BUSY = 0.05
@@ -34,6 +34,7 @@ class Looks:
         self.first_s = self.last_s = 0.0
         self.texts: tuple[str, ...] = ()
         self.doubt = ""  # why it was not so the last time
+        self.pause = ""  # where a rank evaluates, saves or prepares data, as of the last one
         self._seen: dict[int, Seen] = {}
 
     @property
@@ -62,6 +63,7 @@ class Looks:
             self.count, self.first_s, self.doubt = 0, at_s, doubt
         self.count += 1
         self.last_s, self.texts, self._seen = at_s, tuple(texts), seen
+        self.pause = paused_in(one.stack for one in seen.values())
 
     def words(self) -> str:
         ranks = names(list(self._seen))

@@ -153,6 +153,9 @@ def test_hangs_at_one_step_may_be_an_evaluation_before_its_save_and_are_given_up
     plan = plan_after_stop(job(patient, failures=hung + hung + hung[:1]), of("hang"), 40, NOW)
     assert (plan.restart, plan.reason) == (False, "NoProgress")
     assert "6 times at step 40" in plan.sentence
+    in_pause = tuple(structs.replace(one, pause="evaluate (train.py:3)") for one in hung)
+    plan = plan_after_stop(job(patient, failures=in_pause), of("hang"), 40, NOW)
+    assert "3 times at step 40" in plan.sentence, "it had the longest time already"
     unread = (failed(None, "hang"), failed(None, "hang"))
     assert not plan_after_stop(job(patient, failures=unread), of("hang"), None, NOW).restart, (
         "not given more time"

@@ -1,12 +1,13 @@
 """By default a silent job is looked at, and only one that stands still is called hung."""
 
 import pytest
+from msgspec import structs
 
 from sentinel.core.now import Now
 from sentinel.core.reports import RankReport
 from sentinel.core.stillness import Looks
 from sentinel.core.timing import JobTiming
-from tests.core.test_timing_hang import empty, feed, hang, job
+from tests.core.test_timing_hang import empty, feed, hang, hung_at, job
 
 STILL = (
     "rank 0: pid 7 (S in futex_do_wait), CPU 1.00 s (main thread 1.00 s), helpers' CPU 0.00 s, "
@@ -190,3 +191,71 @@ def test_a_time_of_the_owners_is_no_proof_where_what_is_told_may_be_no_iteration
     assert hang(timing, last + 100) is None
     assert look(timing, last + 100)
     assert hang(timing, last + 100) is not None
+
+
+EVALUATES = STILL.replace("main (train.py:12)", "evaluate (train.py:40)")
+
+
+def test_a_rank_that_stands_in_an_evaluation_is_given_an_hour_and_no_more() -> None:
+    timing = watched()
+    last = feed(timing)
+    look(timing, last + 3599, EVALUATES)
+    assert hang(timing, last + 3599) is None
+    look(timing, last + 3600, EVALUATES)
+    signal = hang(timing, last + 3600)
+    assert signal is not None
+    assert signal.doubt == ""
+
+
+def test_the_hour_ends_with_the_evaluation() -> None:
+    timing = watched()
+    last = feed(timing)
+    look(timing, last + 60, EVALUATES)
+    last = feed(timing, first=51, start_s=last + 60)
+    look(timing, last + 300)
+    assert hang(timing, last + 300) is not None
+
+
+def test_a_rank_that_a_signal_has_stopped_in_an_evaluation_is_not() -> None:
+    timing = watched()
+    last = feed(timing)
+    look(timing, last + 110, EVALUATES)
+    timing.hang.liveness.states[0] = "T"
+    assert hang(timing, last + 120) is not None
+
+
+def test_what_hangs_in_training_after_it_was_seen_in_an_evaluation_is_found_by_the_looks_that_follow() -> (
+    None
+):
+    timing = watched()
+    last = feed(timing)
+    look(timing, last + 100, EVALUATES)
+    assert look(timing, last + 2400)
+    assert hang(timing, last + 2400) is not None
+
+
+def test_who_names_a_time_is_asked_for_looks_once_a_hang_stood_in_an_evaluation() -> None:
+    timing = watched(after_s=10.0)
+    last = feed(timing)
+    evaluated = hung_at(4)
+    timing.hang.failures = [structs.replace(evaluated, pause="evaluate (train.py:40)")]
+    assert look(timing, last + 5, EVALUATES) == pytest.approx([last + 5])
+    assert hang(timing, last + 3599) is None
+    assert hang(timing, last + 3600) is not None
+    last = feed(timing, first=51, start_s=last + 3600)
+    assert look(timing, last + 9)
+    assert hang(timing, last + 10) is not None, "it does not evaluate: the time that was named, and no proof"
+
+
+def test_a_job_that_evaluates_before_its_first_iteration_is_given_an_hour_too() -> None:
+    timing = unread(60.0)
+    look(timing, 3599, EVALUATES)
+    assert hang(timing, 3599) is None
+    timing = watched()
+    feed(timing)
+    timing.start(2, 1, Now(100.0, 0))
+    empty(timing, 0, incarnation=2)
+    look(timing, 3699, EVALUATES)
+    assert hang(timing, 3699) is None
+    look(timing, 3700, EVALUATES)
+    assert hang(timing, 3700) is not None

@@ -119,3 +119,88 @@ def test_what_a_rank_does_in_a_forward_pass_below_a_distributed_wrapper_is_its_o
 def test_of_anything_but_a_hang_nothing_is_said() -> None:
     lost = structs.replace(HUNG, symptom=Symptom.RANK_LOST)
     assert named(lost, stacks("loop"), 1) == lost
+
+
+# Innermost first, as py-spy prints them; by Python 3.11 and newer with the class.
+@pytest.mark.parametrize(
+    ("frames", "where"),
+    [
+        (
+            """gather_object (torch/distributed/distributed_c10d.py:3)
+            Trainer.evaluation_loop (transformers/trainer.py:9)
+            Trainer._maybe_log_save_evaluate (transformers/trainer.py:8)
+            Trainer._inner_training_loop (transformers/trainer.py:7)""",
+            "Trainer.evaluation_loop",
+        ),
+        (
+            """_save (torch/serialization.py:4)
+            save (torch/serialization.py:3)
+            Trainer._save_checkpoint (transformers/trainer.py:9)
+            Trainer.train (transformers/trainer.py:7)""",
+            "_save (torch/ser",
+        ),
+        (
+            """barrier (torch/distributed/distributed_c10d.py:3)
+            Strategy.barrier (lightning/pytorch/strategies/ddp.py:3)
+            Trainer.save_checkpoint (lightning/pytorch/trainer/trainer.py:9)
+            ModelCheckpoint.on_train_epoch_end (lightning/pytorch/callbacks/model_checkpoint.py:3)
+            _FitLoop.run (lightning/pytorch/loops/fit_loop.py:7)""",
+            "Trainer.save_checkpoint",
+        ),
+        (
+            """__next__ (lightning/pytorch/loops/fetchers.py:3)
+            run (lightning/pytorch/loops/evaluation_loop.py:9)
+            _fit_impl (lightning/pytorch/trainer/trainer.py:7)""",
+            "run (lightning/",
+        ),
+        (
+            """all_gather (torch/distributed/distributed_c10d.py:3)
+            Accelerator.gather_for_metrics (accelerate/accelerator.py:9)
+            main (train.py:7)""",
+            "Accelerator.gather_for_metrics",
+        ),
+        (
+            """FullyShardedDataParallel.state_dict (torch/distributed/fsdp/api.py:3)
+            main (train.py:7)""",
+            "FullyShardedDataParallel.state_dict",
+        ),
+        ("estimate_loss (train.py:3)\n<module> (train.py:7)", "estimate_loss"),
+        ("Dataset._map_single (datasets/arrow_dataset.py:3)\nmain (train.py:7)", "Dataset._map_single"),
+        (
+            "barrier (dist.py:1)\nLM.prepare_data (data.py:3)\nTrainer.fit (lightning/trainer.py:7)",
+            "LM.prepare",
+        ),
+        ("training_step (train.py:1)\ncross_validate (train.py:3)", ""),
+        (
+            """synchronize (torch/cuda/__init__.py:1)
+            Trainer._prepare_inputs (transformers/trainer.py:3)
+            Trainer.training_step (transformers/trainer.py:7)""",
+            "",
+        ),
+        (
+            """_engine_run_backward (torch/autograd/graph.py:1)
+            backward (torch/autograd/__init__.py:3)
+            evaluate_and_train (train.py:7)""",
+            "",
+        ),
+        (
+            """_nested_gather (transformers/trainer.py:1)
+            Trainer._maybe_log_save_evaluate (transformers/trainer.py:3)
+            Trainer.train (transformers/trainer.py:7)""",
+            "",
+        ),
+        ("checkpoint (torch/utils/checkpoint.py:1)\nforward (model.py:3)\nmain (train.py:7)", ""),
+        (
+            "_MultiProcessingDataLoaderIter._get_data (torch/utils/data/dataloader.py:1)\nmain (train.py:7)",
+            "",
+        ),
+    ],
+)
+def test_an_evaluation_a_save_and_a_preparation_of_data_are_known_by_the_innermost_function_that_tells(
+    frames: str, where: str
+) -> None:
+    stack = "".join(f"\n    {frame.strip()}" for frame in frames.splitlines())
+    found = read(f'rank 0: pid 7 (S)\nThread 7 (idle): "MainThread"{stack}')
+    assert found is not None
+    assert found.pause.startswith(where)
+    assert bool(found.pause) == bool(where)
