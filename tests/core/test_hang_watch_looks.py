@@ -216,10 +216,13 @@ def test_the_hour_ends_with_the_evaluation() -> None:
     assert hang(timing, last + 300) is not None
 
 
-def test_a_rank_that_a_signal_has_stopped_in_an_evaluation_is_not() -> None:
-    timing = watched()
+@pytest.mark.parametrize("after_s", [None, 120.0])
+def test_a_rank_that_a_signal_has_stopped_in_an_evaluation_is_not(after_s: float | None) -> None:
+    timing = watched(after_s)
     last = feed(timing)
+    timing.hang.failures = [structs.replace(hung_at(4), pause="evaluate (train.py:40)")]
     look(timing, last + 110, EVALUATES)
+    assert hang(timing, last + 120) is None
     timing.hang.liveness.states[0] = "T"
     assert hang(timing, last + 120) is not None
 
