@@ -81,6 +81,7 @@ class _Followed:
         self.children: tuple[int, ...] = ()  # where its ranks carry no numbers
         self.saved: bytes = b""
         self.ended = False
+        self.spoke = False  # we have read something of it
         self.resumed = True  # what it reads first may have been told by a predecessor
         self.earlier: LogBatch | None = None  # read by a predecessor, not reported by us yet
 
@@ -249,6 +250,8 @@ class Agent:
         # To who has just begun to read every text is new.
         bounded = batch.sign is Sign.BAR or now.mono_s - followed.heard_s < TEXTS_S
         gets_on = ((batch.sign is not Sign.NONE and bounded) or batch.told_again > 0) and not again
+        if batch.data and not followed.spoke:  # its first words, whatever they are
+            followed.spoke = gets_on = True
         if iterations or gets_on or batch.workers or told != followed.last_told:
             if iterations:
                 followed.look_due = followed.look_due or not followed.begun

@@ -575,8 +575,14 @@ def test_ranks_that_do_not_catch_the_signal_are_told_once_and_until_they_do(tmp_
     play(tmp_path, scene)
 
 
-def test_a_job_that_prints_nothing_yet_is_not_called_blind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("said", [False, True])
+def test_a_job_that_prints_nothing_or_no_more_than_its_first_words_is_not_called_blind(
+    tmp_path: Path, said: bool
+) -> None:
     async def scene(world: World) -> None:
+        if said:
+            at_s = world.clock.mono_s
+            world.report(ranks=(RankReport(job="j", incarnation=1, rank=0, alive_s=at_s),))
         world.clock.mono_s += 10 * BLIND_S
         world.controller.cycle()
         assert not world.job.degraded

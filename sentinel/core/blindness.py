@@ -3,13 +3,16 @@
 from sentinel.core.now import Now
 from sentinel.core.picture import JobPicture
 
-BLIND_S = 120.0  # of output without an iteration that is known
+BLIND_S = 60.0  # of output without an iteration that is known
 BLIND = (
-    "no iterations are seen in its output, so that nothing tells slow steps, nor a hang unless the policy names "
-    "hang.after: "
+    "no iterations are seen in its output so far: until one is, nothing tells slow steps, nor a hang unless the policy "
+    "names hang.after; "
 )
-NO_FORMAT = BLIND + "the policy's timingFormats can name the format of its lines (docs/timing.md)"
-NO_LINE = BLIND + "no line is of the policy's timingFormats (docs/timing.md)"
+NO_FORMAT = (
+    BLIND
+    + "if it trains already, the policy's timingFormats can name the format of its lines (docs/timing.md)"
+)
+NO_LINE = BLIND + "no line has been of the policy's timingFormats (docs/timing.md)"
 
 
 def degraded(picture: JobPicture, now: Now) -> tuple[str, ...]:

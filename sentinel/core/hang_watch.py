@@ -54,7 +54,8 @@ class HangWatch:
         self._gaps = gaps
         self.timed_before = timed  # this job is known to print iterations
         self._activities = Activities()
-        self.sign_s = 0.0  # when a log last told that the program gets on, without an iteration; 0: never
+        # When a log first and last told that the program gets on, without an iteration; 0: never.
+        self.first_sign_s = self.sign_s = 0.0
         self._announced_s = 0.0  # when a line last announced or ended a pause
         self.failures: Sequence[Failure] = ()  # of the job, the newest last
 
@@ -67,7 +68,7 @@ class HangWatch:
         self.exited.clear()
         self._activities.reset()
         self.liveness.reset()
-        self.sign_s = self._announced_s = 0.0
+        self.first_sign_s = self.sign_s = self._announced_s = 0.0
         self.relaunches.reset()
         self.workers.reset()
         if self.looks is not None:
@@ -87,7 +88,8 @@ class HangWatch:
         self.looks.fold(texts, now.mono_s, since_s, ranks=ranks, going=going)
 
     def signed(self, at_s: float) -> None:
-        """A log told, without an iteration, that the program gets on."""
+        """A log told, without an iteration, that the program gets on. Its first words always do."""
+        self.first_sign_s = self.first_sign_s or at_s
         self.sign_s = max(self.sign_s, at_s)
 
     def announced(self, match: LogMatch) -> None:
@@ -106,10 +108,10 @@ class HangWatch:
         return self._activities.veto(now) is not None
 
     def prints_since(self, least_s: float, now: Now) -> bool:
-        """It started so long ago, for the first time, and says something, but not that it loads or compiles."""
+        """It runs for the first time, began to print so long ago and printed on, but not that it loads or compiles."""
         if self.started_s is None or self.timed_before or self.excused(now):
             return False
-        return self.sign_s > 0.0 and now.mono_s - self.started_s >= least_s
+        return self.sign_s > self.first_sign_s and now.mono_s - self.first_sign_s >= least_s
 
     def _alive(self) -> list[int]:
         return [rank for rank in range(self.size) if rank not in self.exited]
@@ -320,7 +322,7 @@ class HangWatch:
 
     def _start_silence(self) -> tuple[float, float] | None:
         """Of a job without an iteration: as `_silence`. Where it is not known to log any, an owner's time counts from
-        whatever its output tells of progress."""
+        whatever its output tells of progress; before its first output it has the time of its start."""
         if self.started_s is None or self.exited:
             return None
         start_s, since_s = self.policy.start_timeout_s, max(self.started_s, self.sign_s, self._announced_s)
@@ -329,7 +331,8 @@ class HangWatch:
         after_s = self.policy.hang.after_s if self.looks is not None else None
         if after_s is None:
             return None
-        since_s = max(since_s, self.started_s + start_s - after_s)
+        if self.sign_s == 0.0:  # it has printed nothing
+            since_s = max(since_s, self.started_s + start_s - after_s)
         return since_s, self._in_pause_s(after_s, since_s)
 
     def next_deadline(self, now: Now) -> float | None:

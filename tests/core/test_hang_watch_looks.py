@@ -29,7 +29,7 @@ def look(timing: JobTiming, until_s: float, text: str = STILL) -> list[float]:
     at_s = timing.last_at_s or 0.0
     while at_s <= until_s:
         if timing.hang.look_due(Now(at_s, 0)):
-            timing.hang.looked([text.format(look=len(made))], Now(at_s, 0))
+            timing.hang.looked([text.format(look=len(made), at=int(at_s))], Now(at_s, 0))
             made.append(at_s)
         at_s += 0.25
     return made
@@ -150,6 +150,13 @@ def unread(after_s: float | None) -> JobTiming:
     return timing
 
 
+def printed(after_s: float) -> JobTiming:
+    """It has said something after 5 s."""
+    timing = unread(after_s)
+    timing.fold(RankReport(job="j", incarnation=1, rank=0, alive_s=5.0))
+    return timing
+
+
 def test_where_no_iteration_is_seen_a_time_of_the_owners_counts_from_what_the_log_tells_and_looks_prove_it() -> (
     None
 ):
@@ -164,8 +171,35 @@ def test_where_no_iteration_is_seen_a_time_of_the_owners_counts_from_what_the_lo
     assert signal.evidence[-1] == "3 looks at the stacks of rank 0: none has moved"
 
 
-def test_it_has_the_time_of_its_start_first() -> None:
+def test_before_its_first_output_it_has_the_time_of_its_start() -> None:
     assert unread(60.0).hang.next_deadline(Now(0, 0)) == pytest.approx(600 - 30)
+
+
+def test_once_it_has_printed_it_is_hung_when_it_stands_still_for_the_owners_time_also_at_its_start() -> None:
+    timing = printed(60.0)
+    assert look(timing, 64) == pytest.approx([35, 45, 55])
+    assert hang(timing, 64) is None
+    signal = hang(timing, 65)
+    assert signal is not None
+    assert signal.doubt == ""
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        ("CPU 1.00 s (main thread 1.00 s)", "CPU {at}.00 s (main thread {at}.00 s)"),
+        ("helpers' CPU 0.00 s", "helpers' CPU {at}.00 s"),
+        ("I/O 10 bytes", "I/O {at}0000000 bytes"),
+    ],
+)
+def test_one_that_loads_in_silence_at_its_start_uses_cpu_or_reads_and_is_left_alone(
+    was: str, becomes: str
+) -> None:
+    timing = printed(60.0)
+    text = STILL.replace("barrier (torch/distributed/distributed_c10d.py:1)", "load (model.py:7)")
+    assert was in text
+    assert look(timing, 900, text.replace(was, becomes))
+    assert hang(timing, 900) is None
 
 
 def test_one_that_moves_is_told_in_doubt_only() -> None:
