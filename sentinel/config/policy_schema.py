@@ -98,7 +98,8 @@ class ResumeSpec(Section):
     )
     reset_after_s: PositiveDuration = written(
         "resetAfter",
-        "The budget is full again when the job has run so long since its last restart. Without it, never.",
+        "The budget is full again when the job has run so long since its last restart. Without it, never. "
+        "With it, at most 20 restarts within an hour.",
     )
 
 
@@ -116,7 +117,8 @@ class RestartSpec(Section):
     )
     reset_after_s: PositiveDuration = written(
         "resetAfter",
-        "The budget is full again when the job has run so long since its last restart. Without it, never.",
+        "The budget is full again when the job has run so long since its last restart. Without it, never. "
+        "With it, at most 20 restarts within an hour.",
     )
 
 

@@ -30,6 +30,9 @@ BACKOFF_MAX_S = 300.0
 KEPT_FAILURES = 20
 # Of starts that cost nothing, which no budget limits.
 HOURLY_LIMIT = 12
+# Of all, where `resetAfter` gives the budget back: a short one would let a job fail and start for ever. Who fails each
+# 3 minutes is not well. As many as KEPT_FAILURES.
+HOURLY_LIMIT_OF_ALL = 20
 HOUR_S = 3600.0
 # A job whose log names no steps may have come further all the same: it is taken to have, where it ran so long
 # between two failures. Loading and compiling take tens of minutes.
@@ -95,7 +98,7 @@ def plan_after_stop(job: ProtectedJob, verdict: Verdict, failed_step: int | None
     if reason:
         return Plan(restart=False, reason=reason, sentence=sentence, verdict=verdict, exhausted=exhausted)
     delay_s = backoff_s(job, failed_step, now)
-    hourly_s = hourly_s_left(job, now) if verdict.budget == Budget.FREE else 0.0
+    hourly_s, hourly = hourly_wait(job, verdict, now)
     left = restarts_left(job, now)
     cost = (
         "free of cost"
@@ -105,7 +108,7 @@ def plan_after_stop(job: ProtectedJob, verdict: Verdict, failed_step: int | None
     wait = f", after a back-off of {delay_s:.0f} s" if delay_s else ""
     if hourly_s > delay_s:
         delay_s = hourly_s
-        wait = f", in {delay_s:.0f} s: it did {HOURLY_LIMIT} times within the hour, the limit of what costs nothing"
+        wait = f", in {delay_s:.0f} s: it did {hourly}"
     return Plan(
         restart=True,
         reason="Restart",
@@ -234,11 +237,23 @@ def _same_step(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now
     return count
 
 
-def hourly_s_left(job: ProtectedJob, now: Now) -> float:
-    """Until there were fewer free restarts than the limit within an hour; 0: there were."""
-    free = (one for one in job.failures if one.budget == Budget.FREE)
-    within = [one.wall_s for one in free if 0.0 <= now.wall_s - one.wall_s < HOUR_S]
-    return within[-HOURLY_LIMIT] + HOUR_S - now.wall_s if len(within) >= HOURLY_LIMIT else 0.0
+def hourly_wait(job: ProtectedJob, verdict: Verdict, now: Now) -> tuple[float, str]:
+    """Seconds until there were fewer restarts within an hour than may be (0: there were), and which limit it is."""
+    waits = [(0.0, "")]
+    if verdict.budget == Budget.FREE:
+        free = [one for one in job.failures if one.budget == Budget.FREE]
+        said = f"{HOURLY_LIMIT} times within the hour, the limit of what costs nothing"
+        waits.append((_hourly_s_left(free, HOURLY_LIMIT, now), said))
+    terms = job.policy.resume or job.policy.restart
+    if terms is not None and terms.reset_after_s:
+        said = f"{HOURLY_LIMIT_OF_ALL} times within the hour, the limit of a job with `resetAfter`"
+        waits.append((_hourly_s_left(job.failures, HOURLY_LIMIT_OF_ALL, now), said))
+    return max(waits)
+
+
+def _hourly_s_left(failures: Sequence[Failure], limit: int, now: Now) -> float:
+    within = [one.wall_s for one in failures if 0.0 <= now.wall_s - one.wall_s < HOUR_S]
+    return within[-limit] + HOUR_S - now.wall_s if len(within) >= limit else 0.0
 
 
 def backoff_s(job: ProtectedJob, failed_step: int | None, now: Now) -> float:

@@ -5,7 +5,7 @@ from msgspec import structs
 
 from sentinel.core import books, budget, policy, recovery
 from sentinel.core.budget import BACKOFF_MAX_S, plan_after_stop, restarts_left
-from sentinel.core.events import Event, StopEnded
+from sentinel.core.events import Event, Plan, StopEnded
 from sentinel.core.model import (
     Budget,
     Cause,
@@ -351,3 +351,28 @@ def test_restarts_that_cost_nothing_have_a_limit_within_an_hour_and_the_next_one
     assert (paid.restart, paid.delay_s) == (True, 0.0), "its limit is the budget"
     set_back = [structs.replace(one, wall_s=NOW.wall_s + 7200.0) for one in free]
     assert plan_after_stop(job(failures=tuple(set_back)), of("pod-preempted"), 90, NOW).delay_s == 0.0
+
+
+def test_a_budget_that_comes_back_allows_so_many_restarts_within_an_hour_whatever_they_cost() -> None:
+    resets = Restart(max_restarts=3, reset_after_s=1.0)
+    often = tuple(failed(n, ago_s=3000.0 - n) for n in range(budget.HOURLY_LIMIT_OF_ALL))
+
+    def plan(failures: tuple[Failure, ...], failure: str, limits: Restart = resets) -> Plan:
+        return plan_after_stop(job(limits, failures=failures, used_job=2), of(failure), 90, NOW)
+
+    first = plan(often[1:], "killed")
+    assert (first.restart, first.delay_s) == (True, 0.0)
+    for failure in ("killed", "pod-preempted"):
+        late = plan(often, failure)
+        assert late.restart
+        assert late.delay_s == pytest.approx(600.0)
+        assert (
+            "in 600 s: it did 20 times within the hour, the limit of a job with `resetAfter`" in late.sentence
+        )
+    rare = tuple(structs.replace(one, wall_s=NOW.wall_s - (20 - n) * 600.0) for n, one in enumerate(often))
+    assert plan(rare, "killed").delay_s == 0.0, "one in ten minutes is not held up"
+    assert plan(often, "killed", Restart(max_restarts=30)).delay_s == 0.0, "its limit is the budget"
+
+
+def test_as_many_failures_are_kept_as_the_limits_within_an_hour_need() -> None:
+    assert budget.KEPT_FAILURES >= budget.HOURLY_LIMIT_OF_ALL >= budget.HOURLY_LIMIT
