@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from sentinel.cluster.base import Room, StopOutcome
-from sentinel.core.blindness import BLIND, BLIND_S, NO_FORMAT, NO_LINE
+from sentinel.core.blindness import BLIND, BLIND_S, NO_FORMAT, NO_LINE, needs_stacks
 from sentinel.core.health import Component, Severity
 from sentinel.core.model import JobState, Phase, Stage
-from sentinel.core.policy_model import Policy, Restart, TimingFormat
+from sentinel.core.policy_model import Hang, Policy, Restart, TimingFormat
 from sentinel.core.recovery_moves import START_TRIES
 from sentinel.core.reports import RankReport
 from sentinel.effects import perform
@@ -573,6 +573,24 @@ def test_ranks_that_do_not_catch_the_signal_are_told_once_and_until_they_do(tmp_
         await world.until(lambda: not world.job.save_note)
 
     play(tmp_path, scene)
+
+
+def test_with_a_time_of_the_owners_a_hang_depends_on_stacks_only_where_no_iterations_are_seen(
+    tmp_path: Path,
+) -> None:
+    async def scene(world: World) -> None:
+        assert not needs_stacks(world.picture)
+        for _ in range(2):
+            at_s = world.clock.mono_s
+            world.report(ranks=(RankReport(job="j", incarnation=1, rank=0, alive_s=at_s),))
+            world.clock.mono_s += BLIND_S
+        world.controller.cycle()
+        assert needs_stacks(world.picture)
+        world.steps(1)
+        world.controller.cycle()
+        assert not needs_stacks(world.picture)
+
+    play(tmp_path, scene, msgspec.structs.replace(RESUMABLE, hang=Hang(after_s=3600.0)))
 
 
 @pytest.mark.parametrize("said", [False, True])

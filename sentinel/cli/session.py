@@ -22,12 +22,15 @@ from sentinel.cli.session_orders import SessionOrders
 from sentinel.clock import boot_id, system_now
 from sentinel.cluster.local.machine import LocalMachine
 from sentinel.cluster.local.processes import read_proc
+from sentinel.cluster.local.stacks import unreadable
 from sentinel.cluster.local.stop import STUCK_AFTER_S
 from sentinel.cluster.local.store import LocalStore
+from sentinel.core.blindness import NO_STACKS, needs_stacks
 from sentinel.core.budget import restarts_left
 from sentinel.core.events import EndRequested
 from sentinel.core.job_findings import OF_A_PROCESS
 from sentinel.core.model import Incident, JobState, Phase, ProtectedJob, StageMail
+from sentinel.core.picture import JobPicture
 from sentinel.core.reports import RankExit
 from sentinel.errors import PermanentError
 from sentinel.failures import failure_classes
@@ -97,6 +100,7 @@ class Session:
         self._counted = (-1, -1)
         self._incidents: list[Incident] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._told_of_stacks = False
         self._broken: dict[str, str] = {}  # part of Sentinel -> how it broke last
         # What outlives SIGKILL for as long as the job may take to stop is stuck.
         stuck_after_s = min(STUCK_AFTER_S, max(MIN_STUCK_AFTER_S, job.policy.graceful_stop_s))
@@ -381,6 +385,9 @@ class Session:
                     time_left_s=picture.time_left_s(now),
                 )
             )
+            if not self._told_of_stacks and (note := self._no_stacks(picture)):
+                self._told_of_stacks = True
+                self._terminal.say(note)
             self._update_metrics(picture)
             if now.mono_s - checks_saved_s >= SAVE_CHECKS_S:
                 checks_saved_s = now.mono_s
@@ -403,7 +410,14 @@ class Session:
         problems = [
             f"log of rank {r.rank}: {r.log_problem}" for r in picture.timing.ranks.values() if r.log_problem
         ]
+        if note := self._no_stacks(picture):
+            problems.append(note)
         return (*self._store.degraded, *self._broken.values(), *picture.job.degraded, *problems)
+
+    def _no_stacks(self, picture: JobPicture) -> str:
+        """Looked at anew each time: the note goes when a person has done what it says."""
+        why = unreadable(self._settings.procfs) if needs_stacks(picture) else ""
+        return NO_STACKS + why if why else ""
 
     def view(self) -> Any:
         from sentinel.cluster.local.pods import groups_of

@@ -15,6 +15,19 @@ NO_FORMAT = (
 NO_LINE = BLIND + "no line has been of the policy's timingFormats (docs/timing.md)"
 
 
+NO_STACKS = "a hang can only be told and not ended, since the stacks of the ranks cannot be read: "
+
+
+def needs_stacks(picture: JobPicture) -> bool:
+    """Is it a hang that would be ended, and only where stacks show that the ranks stand still?"""
+    policy = picture.job.policy
+    if policy.hang.action != "RestartAndAlert" or policy.mode == "observe":
+        return False
+    unsure = any(rank.unsure for rank in picture.timing.ranks.values() if rank.count)
+    blind = any(note.startswith(BLIND) for note in picture.job.degraded)
+    return policy.hang.after_s is None or unsure or blind
+
+
 def degraded(picture: JobPicture, now: Now) -> tuple[str, ...]:
     """The degraded modes of the job, with this one where it is blind."""
     job, timing = picture.job, picture.timing

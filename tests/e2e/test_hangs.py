@@ -400,3 +400,43 @@ def test_a_job_whose_policy_names_the_format_of_its_lines_is_watched_by_them(box
     assert job.code() == 0
     (incident,) = box.incidents()
     assert (incident.verdict.symptom, incident.failed_step) == ("hang", 5), box.story()
+
+
+def of_yama(box: Box) -> Path:
+    """A kernel that lets only ancestors read another process's memory, and a Sentinel without the right to."""
+    proc = box.folder / "proc"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self/status").write_text("CapEff:\t0000000000000000\n")
+    scope = proc / "sys/kernel/yama/ptrace_scope"
+    scope.parent.mkdir(parents=True)
+    scope.write_text("1\n")
+    box.settings(procfs=str(proc))
+    return scope
+
+
+def test_that_no_stacks_can_be_read_is_said_once_at_the_start_and_in_status_until_they_can(box: Box) -> None:
+    scope = of_yama(box)
+    job = box.run(*train())
+    job.said(
+        "kernel.yama.ptrace_scope is 1 and Sentinel has no CAP_SYS_PTRACE: sysctl kernel.yama.ptrace_scope=0"
+    )
+    box.stepping(lines=5)
+    told = box.sentinel("status", "job").stdout
+    assert "a hang can only be told and not ended, since the stacks of the ranks cannot be read" in told
+    scope.write_text("0\n")
+    until(lambda: "ptrace_scope" not in box.sentinel("status", "job").stdout)
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+    assert job.err.count("ptrace_scope is 1") == 1
+
+
+@pytest.mark.parametrize("hang", [{"after": "1h"}, {"action": "Alert"}])
+def test_where_no_hang_depends_on_stacks_nothing_is_said_of_them(box: Box, hang: dict[str, str]) -> None:
+    of_yama(box)
+    job = box.run(*train(), policy=box.policy(hang=hang))
+    box.stepping(lines=5)
+    until(lambda: re.search(r"^Iteration +\d", box.sentinel("status", "job").stdout, re.M))
+    assert "ptrace_scope" not in box.sentinel("status", "job").stdout
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+    assert "ptrace_scope" not in job.err

@@ -31,6 +31,11 @@ VALUES_CHARS = 1_000_000
 SAMPLES_S, SAMPLES_PER_S = 1, 100
 
 
+CAP_SYS_PTRACE = 19  # linux/capability.h
+# Values of kernel.yama.ptrace_scope (Documentation/admin-guide/LSM/Yama.rst). Ranks are not below Sentinel, but below
+# their supervisor: what is left to ancestors is not left to it.
+ANYBODY, NOBODY = 0, 3
+_CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-f]+)", re.M)
 _SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.M)
 
 
@@ -38,6 +43,24 @@ def find_py_spy() -> str | None:
     """Beside our Python, else in PATH."""
     beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
     return beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+
+
+def unreadable(procfs: str = "/proc") -> str:
+    """Why no stack of a rank can be read, and what to do; empty: nothing is known that forbids it."""
+    if find_py_spy() is None:
+        return "py-spy is not there: pip install py-spy"
+    scope = read_text(f"{procfs}/sys/kernel/yama/ptrace_scope").strip()
+    if not scope.isdigit() or int(scope) == ANYBODY:
+        return ""
+    if int(scope) >= NOBODY:
+        return f"kernel.yama.ptrace_scope is {scope}: start the machine with another value"
+    found = _CAPABILITIES.search(read_text(f"{procfs}/self/status"))
+    if found is not None and int(found.group(1), 16) >> CAP_SYS_PTRACE & 1:
+        return ""
+    return (
+        f"kernel.yama.ptrace_scope is {scope} and Sentinel has no CAP_SYS_PTRACE: "
+        "sysctl kernel.yama.ptrace_scope=0, or give it that capability"
+    )
 
 
 async def collect(ranks: Mapping[int, Proc | None]) -> tuple[str, ...]:

@@ -1,0 +1,48 @@
+"""Whether the stacks of ranks can be read is known before one hangs."""
+
+from pathlib import Path
+
+import pytest
+
+from sentinel.cluster.local import stacks
+
+PTRACE, EVERYTHING_ELSE = 1 << 19, (1 << 41) - 1 - (1 << 19)
+
+
+def proc(folder: Path, scope: str | None, capabilities: int = EVERYTHING_ELSE) -> str:
+    """A /proc of its own; without a `scope`: of a kernel without Yama."""
+    (folder / "self").mkdir()
+    (folder / "self/status").write_text(f"Name:\tsentinel\nCapEff:\t{capabilities:016x}\n")
+    yama = folder / "sys/kernel/yama"
+    yama.mkdir(parents=True)
+    if scope is not None:
+        (yama / "ptrace_scope").write_text(f"{scope}\n")
+    return str(folder)
+
+
+@pytest.mark.parametrize("scope", [None, "0"])
+def test_where_the_kernel_allows_it_nothing_is_said(tmp_path: Path, scope: str | None) -> None:
+    assert stacks.unreadable(proc(tmp_path, scope)) == ""
+
+
+@pytest.mark.parametrize("scope", ["1", "2"])
+def test_where_the_kernel_leaves_it_to_ancestors_the_capability_is_needed(tmp_path: Path, scope: str) -> None:
+    assert stacks.unreadable(proc(tmp_path, scope)) == (
+        f"kernel.yama.ptrace_scope is {scope} and Sentinel has no CAP_SYS_PTRACE: "
+        "sysctl kernel.yama.ptrace_scope=0, or give it that capability"
+    )
+
+
+@pytest.mark.parametrize("scope", ["1", "2"])
+def test_with_the_capability_nothing_is_said(tmp_path: Path, scope: str) -> None:
+    assert stacks.unreadable(proc(tmp_path, scope, PTRACE)) == ""
+
+
+def test_where_nobody_may_the_capability_does_not_help(tmp_path: Path) -> None:
+    why = stacks.unreadable(proc(tmp_path, "3", PTRACE))
+    assert why == "kernel.yama.ptrace_scope is 3: start the machine with another value"
+
+
+def test_without_py_spy_it_is_said_how_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
+    assert stacks.unreadable(proc(tmp_path, "0")) == "py-spy is not there: pip install py-spy"
