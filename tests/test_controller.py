@@ -589,6 +589,8 @@ def test_with_a_time_of_the_owners_a_hang_depends_on_stacks_only_where_no_iterat
         world.steps(1)
         world.controller.cycle()
         assert not needs_stacks(world.picture)
+        world.report(ranks=(RankReport(job="j", incarnation=1, rank=0, unsure=True),))
+        assert needs_stacks(world.picture), "what is told may be no iterations"
 
     play(tmp_path, scene, msgspec.structs.replace(RESUMABLE, hang=Hang(after_s=3600.0)))
 
