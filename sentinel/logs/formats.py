@@ -249,7 +249,12 @@ class TimingParser:
             return []
         primary = self._primary
         alone = len(present) == 1 and present[0] is primary and self._lent_step is None
-        if stamps is None and alone and primary is not None and not self.writers.marked(text):
+        if (
+            stamps is None
+            and alone
+            and primary is not None
+            and not self.writers.marked(text, primary.row.literal)
+        ):
             quick = primary.quick(text, at_s)
             if quick is not None:
                 if quick:

@@ -2,14 +2,18 @@
 
 import re
 from collections import deque
+from functools import cache
 from itertools import pairwise
+from typing import Any
+
+from sentinel.logs.match import compile_re2
 
 # torchrun --tee, c10d and Sentinel, Open MPI --tag-output; with the runtime's head of a CRI line before it
 MARK = re.compile(
     rb"(\S{20,40} std(?:out|err) [PF] )?"
     rb"\[(?:(?:default|rank ?)(\d{1,5})\]:? ?|1,(\d{1,5})\]<std(?:out|err|diag)>: ?)"
 )
-MARKS = (b"[default", b"[rank", b"[1,")  # one of them is in every line that MARK knows
+BEGUN = r"\[(?:default|rank|1,)[^\n]*"  # of a line that MARK knows, up to any text behind the mark
 LABEL = re.compile(rb"() {0,4}(\d{1,5})(): ")  # srun --label
 MAX_WRITERS = 4096
 MAX_EXPECTED = 64  # unmarked: of one machine, and each line is compared with twice so many
@@ -33,9 +37,9 @@ class Writers:
         self._pairs = 0  # lines in a row of one step: one process alone prints none
         self._left_out = 0  # of unmarked lines, in a row
 
-    def marked(self, text: bytes) -> bool:
-        """May lines of `text` tell whose they are?"""
-        return self.labelled or bool(self.told) or any(mark in text for mark in MARKS)
+    def marked(self, text: bytes, literal: str) -> bool:
+        """May those lines of `text` in which `literal` stands tell whose they are?"""
+        return self.labelled or bool(self.told) or _marked(literal).search(text) is not None
 
     def number(self, line: bytes) -> int | None:
         """Of the rank whose line it is, where it says so."""
@@ -79,3 +83,8 @@ class Writers:
         new = told % self.expected == 0 or self._pairs < SURE_PAIRS
         self._left_out = 0 if new else self._left_out + 1
         return new
+
+
+@cache
+def _marked(literal: str) -> Any:
+    return compile_re2(BEGUN + re.escape(literal))
