@@ -11,7 +11,7 @@ from sentinel.core.now import Now
 from sentinel.core.reports import LOSS_LOST, Iteration, LogMatch, Worker
 from sentinel.logs.cri import CriDecoder
 from sentinel.logs.follow import FilePosition, Follower
-from sentinel.logs.formats import FormatState, TimingParser
+from sentinel.logs.iterations import FormatState, TimingParser
 from sentinel.logs.life import Life, Sign
 from sentinel.logs.losses import Losses
 from sentinel.logs.match import LINE_LIMIT_BYTES
