@@ -33,11 +33,18 @@ class TimingRow(TimingFormat, frozen=True, kw_only=True, omit_defaults=True, for
 class Values(Struct, frozen=True, gc=False):
     """The numbers of one timing line."""
 
-    step: int | None
+    step: int | None  # within its epoch, where `epoch` is told
     total: int | None
     hardware_ms: float | None
     e2e_ms: float | None
-    epoch: int = -1  # from 0, where a bar's `step` counts on across epochs that are all as long as this one
+    epoch: int | None = None  # from 0; only where a line tells `step` and `total` too
+
+    @property
+    def number(self) -> int | None:
+        """The step, counted on across epochs that are all as long as this one."""
+        if self.step is None or self.total is None or self.epoch is None:
+            return self.step
+        return self.step + self.total * self.epoch
 
 
 class Format:
@@ -57,6 +64,9 @@ class Format:
         self.rank = (worth, 2 * has_e2e + has_hardware, "step" in self.groups, -index)
         pair = self.groups == ("hardware_ms", "e2e_ms") and not (row.unless or row.progress_bar)
         quick = quick_pattern(row.pattern) if pair else None
+        # Of other formats a number that comes again is another iteration: another rank may have told it (Writers), or
+        # each epoch begins anew.
+        self.once = owned or row.progress_bar or row.fallback
         self._quick = re.compile(quick + rb"[^\n]*+") if quick else None  # one match in a line
         self._regex: Any = None
         self._unless: Any = None
@@ -89,17 +99,14 @@ class Format:
             except ValueError:
                 return None  # "1.2.3": looks like the format and is not
         step, total = counts.get("epoch" if self.epochs_only else "step"), counts.get("total")
-        epoch = -1
+        epoch = None
         if step is not None and total is not None and "epoch" in counts and not self.epochs_only:
-            passed = max(0, counts["epoch"] - self.row.first_epoch)
-            step += total * passed
-            epoch = passed if self.row.progress_bar else -1
-            if step >= 10**COUNT_LIMIT_DIGITS:
-                return None
+            epoch = max(0, counts["epoch"] - self.row.first_epoch)
         e2e_ms = _milliseconds(numbers, "e2e")
         if e2e_ms is None and numbers.get("rate_per_s"):
             e2e_ms = 1000.0 / numbers["rate_per_s"]
-        return Values(step, total, _milliseconds(numbers, "hardware"), e2e_ms, epoch)
+        values = Values(step, total, _milliseconds(numbers, "hardware"), e2e_ms, epoch)
+        return values if (values.number or 0) < 10**COUNT_LIMIT_DIGITS else None
 
     def quick(self, text: bytes, at_s: float) -> list[Iteration] | None:
         """All Iterations of `text` at once, or None where only the careful way is exact."""

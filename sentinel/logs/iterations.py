@@ -137,7 +137,7 @@ class TimingParser:
             news: list[int] = []
             for line_start, values in form.lines(text, told):
                 found.setdefault(line_start, []).append((form, values))
-                if values.step is not None:
+                if values.number is not None:
                     news.append(line_start)
             if news and form is not present[-1]:
                 told = _spans(text, news, told)
@@ -169,8 +169,8 @@ class TimingParser:
     def _line(self, candidates: list[tuple[Format, Values]], at_s: float) -> Iteration | None:
         """One line; several formats may know it, then the richest counts."""
         form, values = max(candidates, key=lambda candidate: candidate[0].rank)
-        if len(candidates) > 1 and values.step is None:
-            lent = next((v.step for f, v in candidates if v.step is not None and not f.epochs_only), None)
+        if len(candidates) > 1 and values.number is None:
+            lent = next((v.number for f, v in candidates if v.number is not None and not f.epochs_only), None)
             if lent is not None:
                 values = structs.replace(values, step=lent)
         self._lines += 1
@@ -179,10 +179,11 @@ class TimingParser:
         if form is not self._primary and not self._make_primary(form, values):
             return None
         self._silent = 0
-        step = values.step if values.epoch < 0 else self._counted_on(values)
+        bar_of_epoch = form.row.progress_bar and values.epoch is not None
+        step = self._counted_on(values) if bar_of_epoch else values.number
         if step is None:
             step, self._lent_step = self._lent_step, None
-        elif (form.row.progress_bar or form.row.fallback or form.owned) and step == self._last_step:
+        elif form.once and step == self._last_step:
             return None  # drawn again, or told for another part of the step
         self._last_step = step
         return Iteration(at_s, step, values.hardware_ms, values.e2e_ms)
@@ -191,42 +192,43 @@ class TimingParser:
         """The step, where the epochs before may have been longer: the last often is cut short."""
         assert values.step is not None
         assert values.total is not None
+        assert values.epoch is not None
         number, total = values.epoch, values.total
         known = self._epoch or Epoch(number, total, total * number, total)
-        longest, step = max(total, known.longest), values.step - total * number
+        longest = max(total, known.longest)
         if known.number == number:
             self._epoch = Epoch(number, max(total, known.total), known.before, longest)
         elif known.number == number - 1:
             self._epoch = Epoch(number, total, known.before + known.total, longest)
         else:
             self._epoch = Epoch(number, total, longest * number, longest)
-        return self._epoch.before + step
+        return self._epoch.before + values.step
 
     def _make_primary(self, form: Format, values: Values) -> bool:
         """A line of another format than the primary: does its Iteration count?"""
         primary = self._primary
         if self._owned and not form.owned:
-            if values.step is not None and not form.epochs_only:
-                self._lend(values.step)
+            if values.number is not None and not form.epochs_only:
+                self._lend(values.number)
             return False
         if primary is None:
             if not form.sure and not self._is_second(form, values):
                 return False
             self._primary, self._unsure = form, {}
-            if values.step is not None:
+            if values.number is not None:
                 self._lent_step = None
-            self._numbered_after = values.step is None and self._lent_step is None
+            self._numbered_after = values.number is None and self._lent_step is None
             return True
         richer = form.rank > primary.rank and self._may_return(form)
         self._silent += 1
         finer = primary.row.progress_bar and not form.row.progress_bar and not form.epochs_only
         if not richer and self._silent <= (SILENT_BAR_LINES if finer else SILENT_LINES):
-            if values.step is not None and not form.epochs_only:
-                self._lend(values.step)
+            if values.number is not None and not form.epochs_only:
+                self._lend(values.number)
             return False
         if not richer:
             self._retired[primary.index] = (self._lines, 0)
-        told = richer and (values.step is None or values.step == self._last_step)
+        told = richer and (values.number is None or values.number == self._last_step)
         self._primary, self._silent, self._lent_step = form, 0, None
         self._numbered_after, self._last_number = False, None
         # the poorer format has just told this same iteration: it must not count twice
@@ -235,11 +237,11 @@ class TimingParser:
     def _is_second(self, form: Format, values: Values) -> bool:
         """Of a format that may be none: has such a line come before, with a lower number?"""
         first = self._unsure.get(form.row.id)
-        if form.row.id in self._unsure and (first is None or values.step is None or values.step > first):
+        if form.row.id in self._unsure and (first is None or values.number is None or values.number > first):
             return True
-        self._unsure[form.row.id] = values.step
-        if values.step is not None and not form.epochs_only:
-            self._lend(values.step)
+        self._unsure[form.row.id] = values.number
+        if values.number is not None and not form.epochs_only:
+            self._lend(values.number)
         return False
 
     def _lend(self, number: int) -> None:
@@ -265,10 +267,9 @@ class TimingParser:
         """The longest bar that is not finished is the training; a bar inside it is something else."""
         if values.total is None or values.step is None:
             return True
-        in_epoch = (values.step - 1) % values.total + 1 if values.total else values.step
         if values.total < self._bar_total:
             return False
-        self._bar_total = 0 if in_epoch >= values.total else values.total
+        self._bar_total = values.total if 0 < values.step < values.total else 0
         return True
 
 

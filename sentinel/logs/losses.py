@@ -97,7 +97,9 @@ class Losses:
 
     def _step_of(self, line: bytes) -> int | None:
         told = (form.parse(line) for form in self._formats if form.literal in line)
-        return next((values.step for values in told if values is not None and values.step is not None), None)
+        return next(
+            (values.number for values in told if values is not None and values.number is not None), None
+        )
 
 
 def _begins_anew(step: int, newest: int, writers: int) -> bool:

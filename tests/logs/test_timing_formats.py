@@ -62,6 +62,26 @@ def lightning(epoch: int, step: int, total: int) -> str:
     return f"Epoch {epoch}:  6%|   | {step}/{total} [00:43<00:39,  1.25it/s]\n"
 
 
+def test_a_line_tells_its_step_within_its_epoch_and_the_number_that_counts_on() -> None:
+    row = TimingRow(id="x", pattern=r"e(?P<epoch>\d+) (?P<step>\d+)(?:/(?P<total>\d+))?", source="")
+    for text, told in (
+        (b"e3 4/10", (4, 2, 24)),
+        (b"e0 4/10", (4, 0, 4)),  # none comes before the first
+        (b"e3 4", (4, None, 4)),
+    ):
+        values = Format(row, 0).parse(text)
+        assert values is not None
+        assert (values.step, values.epoch, values.number) == told
+    assert Format(row, 0).parse(b"e99999999 4/99999999") is None, "no store takes it"
+
+
+def test_a_bar_that_has_not_begun_keeps_no_shorter_one_from_being_the_training_s(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    text = bar(0) + "".join(f"  1%|  | {step}/90 [00:07<02:39, 7.23s/it\n" for step in range(1, 4))
+    assert steps(text, shipped, tmp_path / "log") == [(0, None), (1, None), (2, None), (3, None)]
+
+
 def test_a_shorter_last_epoch_counts_on(shipped: RuleSet, tmp_path: Path) -> None:
     text = "".join(
         lightning(epoch, step, total)
