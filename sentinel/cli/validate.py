@@ -22,7 +22,7 @@ from sentinel.core.policy_model import Policy
 from sentinel.core.policy_words import policy_words
 from sentinel.core.triage_rows import FailureClass
 from sentinel.core.units import duration_text
-from sentinel.logs.formats import TimingRow, check_row
+from sentinel.logs.formats import TimingRow, check_row, owned_row
 from sentinel.logs.kernel import KernelRule
 from sentinel.logs.match import check_pattern
 from sentinel.logs.ruleset import IgnoreRow, RuleRow
@@ -158,17 +158,8 @@ def _unmatchable(policy: Policy, documents: list[Document]) -> Iterator[Problem]
     """Patterns that RE2 takes and the engine that scans logs does not."""
     document = next(one for one in documents if one.data["metadata"]["name"] == policy.name)
     checkpoint = policy.resume.checkpoint if policy.resume else None
-    formats = policy.timing_formats
     patterns: list[tuple[tuple[str | int, ...], str]] = [
         (("spec", "logRules", index, "pattern"), rule.pattern) for index, rule in enumerate(policy.log_rules)
-    ]
-    patterns += [
-        (("spec", "timingFormats", index, "pattern"), row.pattern) for index, row in enumerate(formats)
-    ]
-    patterns += [
-        (("spec", "timingFormats", index, "unless"), row.unless)
-        for index, row in enumerate(formats)
-        if row.unless
     ]
     if checkpoint and checkpoint.proof and checkpoint.proof.log_pattern:
         path = ("spec", "resume", "checkpoint", "proof", "logPattern")
@@ -177,6 +168,12 @@ def _unmatchable(policy: Policy, documents: list[Document]) -> Iterator[Problem]
         problem = check_pattern(pattern)
         if problem:
             yield document.problem(place, f"a pattern for logs: {problem}", show(pattern))
+    for index, form in enumerate(policy.timing_formats):
+        row = owned_row(form)
+        for problem in check_row(row):
+            where, _, said = problem.partition(": ")
+            place = ("spec", "timingFormats", index, where)
+            yield document.problem(place, f"a timing format: {said}", show(getattr(row, where)))
 
 
 def settings_words(settings: Settings) -> str:

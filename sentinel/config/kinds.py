@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from sentinel.core.hang import ACTIVITY_LIMIT_S
 from sentinel.core.owners import EMAIL_SHAPE, is_address
-from sentinel.core.policy_model import TIMING_COUNTS, TIMING_NUMBERS
+from sentinel.core.policy_model import groups_problem
 from sentinel.core.triage_rows import FailureClass as FailureRow
 from sentinel.core.units import DURATION, SIZE, parse_duration, parse_size
 from sentinel.job_kinds import job_table
@@ -158,11 +158,8 @@ def _pattern(value: object) -> str:
 def _timing_pattern(value: object) -> str:
     pattern = _pattern(value)
     compiled = re2.compile(pattern)
-    known = TIMING_COUNTS | TIMING_NUMBERS
-    if unknown := compiled.groupindex.keys() - known:
-        raise refuse(f"no group but {', '.join(sorted(known))} (not {', '.join(sorted(unknown))})")
-    if compiled.groups > len(compiled.groupindex):
-        raise refuse("groups with a name of their own, (?P<step>...), or without any, (?:...)")
+    if problem := groups_problem(compiled.groupindex.keys(), compiled.groups):
+        raise refuse(problem)
     return pattern
 
 

@@ -1,5 +1,7 @@
 """What an owner asks, defaults included."""
 
+from collections.abc import Collection
+
 from msgspec import Struct
 
 
@@ -88,6 +90,16 @@ class LogRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 TIMING_NUMBERS = frozenset({"hardware_ms", "hardware_s", "e2e_ms", "e2e_s", "rate_per_s"})
 TIMING_COUNTS = frozenset({"step", "total", "epoch"})
+
+
+def groups_problem(names: Collection[str], count: int) -> str:
+    """What a format's pattern with `count` groups, of which these have names, should have had, or ""."""
+    known = TIMING_COUNTS | TIMING_NUMBERS
+    if unknown := sorted(set(names) - known):
+        return f"no group but {', '.join(sorted(known))} (not {', '.join(unknown)})"
+    if count > len(names):
+        return "a name for each group, (?P<step>...), or none that counts, (?:...)"
+    return ""
 
 
 class TimingFormat(Struct, frozen=True, kw_only=True, omit_defaults=True):

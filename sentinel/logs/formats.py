@@ -4,11 +4,12 @@ import contextlib
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from sentinel.core.policy_model import TIMING_COUNTS, TIMING_NUMBERS, TimingFormat
+from sentinel.core.policy_model import TIMING_COUNTS, TimingFormat, groups_problem
 from sentinel.core.reports import Iteration
 from sentinel.logs.match import LINE_LIMIT_BYTES, check_pattern, compile_re2
 
@@ -55,28 +56,52 @@ class Format:
         self.index = index
         self.owned = owned
         self.literal = row.literal.encode()
-        self.groups = _group_names(row.pattern)
-        has_hardware = bool({"hardware_ms", "hardware_s"} & set(self.groups))
-        has_e2e = bool({"e2e_ms", "e2e_s", "rate_per_s"} & set(self.groups))
-        self.epochs_only = "epoch" in self.groups and "step" not in self.groups
-        self.sure = owned or not (row.fallback or self.epochs_only)
-        worth = 3 if owned else 2 if self.sure else 0 if self.epochs_only else 1
-        self.rank = (worth, 2 * has_e2e + has_hardware, "step" in self.groups, -index)
-        pair = self.groups == ("hardware_ms", "e2e_ms") and not (row.unless or row.progress_bar)
-        quick = quick_pattern(row.pattern) if pair else None
         # Of other formats a number that comes again is another iteration: another rank may have told it (Writers), or
         # each epoch begins anew.
         self.once = owned or row.progress_bar or row.fallback
-        self._quick = re.compile(quick + rb"[^\n]*+") if quick else None  # one match in a line
-        self._regex: Any = None
-        self._unless: Any = None
+
+    # Compiled at the first use: most formats never occur.
+
+    @cached_property
+    def _regex(self) -> Any:
+        return compile_re2(self.row.pattern)
+
+    @cached_property
+    def _unless(self) -> Any:
+        return compile_re2(self.row.unless) if self.row.unless else None
+
+    @cached_property
+    def groups(self) -> tuple[str, ...]:
+        """Their names, in the order in which they stand in the pattern."""
+        found = self._regex.groupindex
+        return tuple(name.decode() for name in sorted(found, key=found.get))
+
+    @cached_property
+    def epochs_only(self) -> bool:
+        return "epoch" in self.groups and "step" not in self.groups
+
+    @cached_property
+    def sure(self) -> bool:
+        return self.owned or not (self.row.fallback or self.epochs_only)
+
+    @cached_property
+    def rank(self) -> tuple[int, int, bool, int]:
+        has_hardware = not {"hardware_ms", "hardware_s"}.isdisjoint(self.groups)
+        has_e2e = not {"e2e_ms", "e2e_s", "rate_per_s"}.isdisjoint(self.groups)
+        worth = 3 if self.owned else 2 if self.sure else 0 if self.epochs_only else 1
+        return worth, 2 * has_e2e + has_hardware, "step" in self.groups, -self.index
+
+    @cached_property
+    def _quick(self) -> re.Pattern[bytes] | None:
+        pair = self.groups == ("hardware_ms", "e2e_ms") and not (self.row.unless or self.row.progress_bar)
+        quick = quick_pattern(self.row.pattern) if pair else None
+        return re.compile(quick + rb"[^\n]*+") if quick else None  # one match in a line
 
     def parse(self, line: bytes) -> Values | None:
         """The numbers of `line`, or None if it is not of this format."""
         if self._quick is not None and (quick := self._quick.search(line)) is not None:
             with contextlib.suppress(ValueError):  # not quite numbers: the careful way says what it is
                 return Values(None, None, float(quick[1]), float(quick[2]))
-        self._compile()
         found = self._regex.search(line)
         if found is None or (self._unless is not None and self._unless.search(line) is not None):
             return None
@@ -138,15 +163,15 @@ class Format:
         """Where the next line may be that is of this format; -1: nowhere. `begin`: of a line."""
         if self.literal:
             return text.find(self.literal, begin)
-        self._compile()
         found = self._regex.search(text, begin) if begin < len(text) else None
         return -1 if found is None else int(found.start())
 
-    def _compile(self) -> None:
-        if self._regex is None:
-            self._regex = compile_re2(self.row.pattern)
-            self._unless = compile_re2(self.row.unless) if self.row.unless else None
-            self.groups = _groups_of(self._regex)
+
+def owned_row(form: TimingFormat, shipped: TimingRow | None = None) -> TimingRow:
+    """A policy's format; it may have the id of a shipped one."""
+    return TimingRow(
+        **structs.asdict(form), source="the policy", progress_bar=shipped is not None and shipped.progress_bar
+    )
 
 
 def check_row(row: TimingRow) -> list[str]:
@@ -160,24 +185,9 @@ def check_row(row: TimingRow) -> list[str]:
         compiled = compile_re2(row.pattern)
     except ValueError:
         return problems
-    names = _groups_of(compiled)
-    unknown = [name for name in names if name not in TIMING_NUMBERS | TIMING_COUNTS]
-    if unknown:
-        problems.append(
-            f"pattern: unknown group {', '.join(unknown)}; known: {', '.join(sorted(TIMING_NUMBERS | TIMING_COUNTS))}"
-        )
-    if compiled.groups > len(names):
-        problems.append("pattern: groups without a name must be written (?:...)")
+    if problem := groups_problem([name.decode() for name in compiled.groupindex], compiled.groups):
+        problems.append(f"pattern: {problem}")
     return problems
-
-
-def _groups_of(compiled: Any) -> tuple[str, ...]:
-    return tuple(name.decode() for name, _ in sorted(compiled.groupindex.items(), key=lambda one: one[1]))
-
-
-def _group_names(pattern: str) -> tuple[str, ...]:
-    """Of a pattern that is not compiled yet."""
-    return tuple(re.findall(r"\(\?P?<([A-Za-z_]\w*)>", pattern))
 
 
 _TOKEN = re.compile(

@@ -5,13 +5,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from sentinel.core.model import Cause, Restartable
 from sentinel.core.policy_model import LogRule, TimingFormat
 from sentinel.core.triage_rows import CHAINED
 from sentinel.failures import failure_classes
-from sentinel.logs.formats import Format, TimingRow, check_row
+from sentinel.logs.formats import Format, TimingRow, check_row, owned_row
 from sentinel.logs.match import LinePattern, Scanner, as_bytes, check_pattern
 from sentinel.rules import RuleError, data_dir, load_rows
 
@@ -150,10 +150,7 @@ def load_ruleset(
         problems += _rule_problems(f"logRules[{index}]", extra)
         rules[extra.id] = extra
     for index, form in enumerate(extra_formats):
-        own = structs.asdict(form) | {"source": "the policy"}
-        shipped_one = timing.get(form.id)
-        bar = shipped_one is not None and shipped_one.progress_bar
-        entry = TimingRow(**own, progress_bar=bar)
+        entry = owned_row(form, timing.get(form.id))
         problems += [f"timingFormats[{index}].{problem}" for problem in check_row(entry)]
         timing[form.id] = entry
     if problems:

@@ -152,6 +152,14 @@ def test_a_pattern_that_only_the_log_engine_refuses_is_found(
     )
     assert run(folder / "policy.yaml") == 1
     assert ":5:31: spec.logRules[0].pattern" in capsys.readouterr().err
+    (folder / "policy.yaml").write_text(
+        HEAD + f"  timingFormats: [{{id: a, pattern: 'done', unless: '{pattern}'}},"
+        f" {{id: b, pattern: '{pattern}'}}]\n"
+    )
+    assert run(folder / "policy.yaml") == 1
+    told = capsys.readouterr().err
+    assert "spec.timingFormats[0].unless" in told
+    assert "spec.timingFormats[1].pattern" in told
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,14 @@ def test_the_groups_of_a_pattern_are_those_that_it_has(pattern: str, line: str, 
     assert len(steps(f"{line}\n", rules, tmp_path / "log")) == 1
 
 
+def test_an_escaped_bracket_makes_no_format_one_of_epochs(tmp_path: Path) -> None:
+    """A format of epochs would give way to any other, and lend no step."""
+    own = TimingFormat(id="own", pattern=r"\(?P<epoch> done")
+    [form] = [form for form in load_ruleset(extra_formats=(own,)).formats if form.row.id == "own"]
+    assert form.groups == ()
+    assert not form.epochs_only
+
+
 def test_of_two_formats_that_the_owner_named_the_second_may_follow_the_first(tmp_path: Path) -> None:
     rules = load_ruleset(extra_formats=(OURS, TimingFormat(id="tuned", pattern=r"^tuned (?P<step>\d+)")))
     text = "done 1\ndone 2\n" + "".join(f"tuned {step}\n" for step in range(3, 60))
@@ -225,8 +233,10 @@ def test_the_quick_way_knows_fixed_text_blanks_and_numbers() -> None:
 def test_a_row_with_mistakes_names_them_all() -> None:
     row = TimingRow(id="x", pattern=r"[[(] (\d+) (?P<speed>\d+)", unless="(?=x)", source="")
     problems = "\n".join(check_row(row))
-    for part in ("unless: not a valid RE2", "unknown group speed", "groups without a name"):
+    for part in ("unless: not a valid RE2", "pattern: no group but", "(not speed)"):
         assert part in problems
+    unnamed = TimingRow(id="x", pattern=r"(\d+) (?P<step>\d+)", source="")
+    assert "a name for each group" in "\n".join(check_row(unnamed))
     assert "not a valid RE2" in "\n".join(check_row(TimingRow(id="x", pattern="(?=x)", source="")))
 
 
