@@ -21,6 +21,17 @@ NONE = [
 ]
 
 
+def every_ten_seconds(lines: list[str], rank: RankTiming, rules: RuleSet, path: Path) -> None:
+    """Each of `lines` is printed and read ten seconds after the one before."""
+    path.write_text("")
+    log = RankLog(path, rules)
+    for n, line in enumerate(lines):
+        with path.open("a") as file:
+            file.write(line)
+        rank.caught_up = True
+        rank.fold(log.poll(Now(mono_s=100.0 + 10 * n, wall_s=NOW.wall_s)).iterations)
+
+
 def told(text: str, rules: RuleSet, path: Path) -> list[tuple[int | None, float | None]]:
     path.write_text(text)
     return [(one.step, one.e2e_ms) for one in RankLog(path, rules).poll(NOW).iterations]
@@ -168,14 +179,9 @@ def test_batches_that_begin_anew_have_no_number_and_those_of_a_known_epoch_go_on
 def test_the_time_between_lines_is_right_where_the_batches_begin_anew(
     shipped: RuleSet, tmp_path: Path
 ) -> None:
-    path = tmp_path / "log"
-    path.write_text("")
-    log, rank = RankLog(path, shipped), RankTiming(0, 8, Histogram(), [])
-    for n in range(24):
-        with path.open("a") as file:
-            file.write(f"Epoch {1 + n // 3} Batch {100 * (n % 3)} Loss 0.5\n")
-        rank.caught_up = True
-        rank.fold(log.poll(Now(mono_s=100.0 + 10 * n, wall_s=NOW.wall_s)).iterations)
+    rank = RankTiming(0, 8, Histogram(), [])
+    lines = [f"Epoch {1 + n // 3} Batch {100 * (n % 3)} Loss 0.5\n" for n in range(24)]
+    every_ten_seconds(lines, rank, shipped, tmp_path / "log")
     assert rank.stats is not None
     assert rank.stats.step_ms == rank.stats.step_low_ms == pytest.approx(10_000.0)
     assert rank.steps_told is False
@@ -213,13 +219,8 @@ def test_a_bar_that_was_none_of_the_training_soon_gives_way(shipped: RuleSet, tm
 
 
 def test_a_line_every_fifty_steps_gives_the_time_of_a_step(shipped: RuleSet, tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text("")
-    log, rank = RankLog(path, shipped), RankTiming(0, 4, Histogram(), [])
-    for n in range(14):
-        with path.open("a") as file:
-            file.write(f"Epoch 1 | step {50 * n} | loss 0.5 | 10 samples/s\n")
-        rank.caught_up = True
-        rank.fold(log.poll(Now(mono_s=100.0 + 10 * n, wall_s=NOW.wall_s)).iterations)
+    rank = RankTiming(0, 4, Histogram(), [])
+    lines = [f"Epoch 1 | step {50 * n} | loss 0.5 | 10 samples/s\n" for n in range(14)]
+    every_ten_seconds(lines, rank, shipped, tmp_path / "log")
     assert rank.last_step == 650
     assert rank.step_ms == pytest.approx(200.0)
