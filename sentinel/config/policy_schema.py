@@ -206,11 +206,15 @@ class LogRuleSpec(Section):
 
 class TimingFormatSpec(Section):
     core = policy_model.TimingFormat
-    id: RuleId = required("id", "Names the format. The name of a shipped one replaces that.")
+    id: RuleId = required(
+        "id",
+        "Names the format. With the name of a shipped one it replaces the fields of that which are written here.",
+    )
     pattern: TimingPattern = required("pattern", "Searched in each line; its named groups are the numbers.")
     unless: Pattern = written("unless", "A line in which this is found too does not tell an iteration.")
     first_epoch: Annotated[int, whole(0, 1), Meaning("0, 1")] = written(
-        "firstEpoch", "The number of the first epoch."
+        "firstEpoch",
+        "The number of the first epoch; without it, and without a shipped format of this name, 1.",
     )
 
 

@@ -112,7 +112,7 @@ class TimingFormat(Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     pattern: str
     unless: str = ""  # a line that matches this too is none of this format
-    first_epoch: int = 1
+    first_epoch: int | None = None  # None: as the shipped format of this id has it, else 1
 
 
 class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True):

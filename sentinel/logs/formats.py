@@ -29,6 +29,7 @@ class TimingRow(TimingFormat, frozen=True, kw_only=True, omit_defaults=True, for
     source: str
     progress_bar: bool = False
     fallback: bool = False
+    first_epoch: int = 1
 
 
 class Values(Struct, frozen=True, gc=False):
@@ -168,10 +169,11 @@ class Format:
 
 
 def owned_row(form: TimingFormat, shipped: TimingRow | None = None) -> TimingRow:
-    """A policy's format; it may have the id of a shipped one."""
-    return TimingRow(
-        **structs.asdict(form), source="the policy", progress_bar=shipped is not None and shipped.progress_bar
-    )
+    """A policy's format. Of a shipped one of its id that stays which it does not give, but for the literal and the
+    hint: those are of the replaced pattern."""
+    given = {name: value for name, value in structs.asdict(form).items() if value not in ("", None)}
+    base = shipped or TimingRow(id=form.id, pattern=form.pattern, source="")
+    return structs.replace(base, **given, literal="", hint="", source="the policy")
 
 
 def check_row(row: TimingRow) -> list[str]:

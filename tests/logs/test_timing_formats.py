@@ -195,6 +195,17 @@ def test_the_owner_s_format_may_replace_a_shipped_one(shipped: RuleSet, tmp_path
     assert steps(megatron(1) + megatron(2), load_ruleset(extra_formats=(every,)), tmp_path / "log") == []
 
 
+def test_the_owner_s_format_replaces_of_a_shipped_one_what_it_gives(tmp_path: Path) -> None:
+    own = TimingFormat(id="pytorch-dcgan", pattern=r"^at (?P<epoch>\d+), (?P<step>\d+) of (?P<total>\d+)")
+    text = "".join(f"at {epoch}, {step} of 3\n" for epoch in (0, 1) for step in (1, 2, 3))
+    got = steps(text, load_ruleset(extra_formats=(own,)), tmp_path / "log")
+    assert [step for step, _ in got] == [1, 2, 3, 4, 5, 6], "its epochs begin at 0"
+    bars = TimingFormat(id="tqdm-s", pattern=r" (?P<step>\d+) of (?P<total>\d+) done")
+    text = "|  | 1 of 3 done\nValidation | 2 of 3 done\n|  | 3 of 3 done\n"
+    got = steps(text, load_ruleset(extra_formats=(bars,)), tmp_path / "log")
+    assert [step for step, _ in got] == [1, 3], "its evaluations are none"
+
+
 @pytest.mark.parametrize("text", ["done 1", "done 1\n", "\n\ndone 1\n\n", "done 1\nx", "x\ndone 1 \n", ""])
 def test_a_format_without_a_literal_is_looked_for_in_every_line_once(text: str) -> None:
     form = Format(TimingRow(id="x", pattern=OURS.pattern, source=""), 0)
