@@ -9,7 +9,7 @@ from sentinel.core.health import Finding
 from sentinel.core.model import Incident, Pace, ProtectedJob, Verdict
 from sentinel.core.move_again import Refused, refused
 from sentinel.core.now import Now
-from sentinel.core.reports import LOSS_LOST, LogMatch, RankExit
+from sentinel.core.reports import LOSS_LOST, NORM_LOST, LogMatch, RankExit
 from sentinel.core.timing import JobTiming, TimingSignal
 from sentinel.core.triage import FailureClass, triage
 from sentinel.core.triage_case import Struck
@@ -36,6 +36,7 @@ class JobPicture:
         self.exits: dict[int, RankExit] = {}  # of the running incarnation
         self.matches: list[LogMatch] = []  # of the running incarnation, bounded
         self.loss_lost: LogMatch | None = None  # since when its loss is no number for good
+        self.norm_lost: LogMatch | None = None  # the same of its gradient norm
         self.findings: list[Finding] = []
         self.alive: set[int] = set()
         self.pids: dict[int, int] = {}
@@ -64,7 +65,7 @@ class JobPicture:
     def begin_incarnation(self, now: Now) -> None:
         self.exits.clear()
         self.matches.clear()
-        self.loss_lost = None
+        self.loss_lost = self.norm_lost = None
         self.alive.clear()
         self.pids.clear()
         self.told.clear()
@@ -85,6 +86,9 @@ class JobPicture:
         """Keeps the oldest half (the root comes first) and the newest."""
         if match.rule == LOSS_LOST:
             self.loss_lost = self.loss_lost or match
+            return
+        if match.rule == NORM_LOST:
+            self.norm_lost = self.norm_lost or match
             return
         self.matches.append(match)
         if len(self.matches) > KEPT_MATCHES:

@@ -102,6 +102,10 @@ def decide(picture: JobPicture, now: Now) -> Decision:
     if told is not None and diverged.KEY not in picture.told:  # of one that ends with exit code 0 too
         verdict = diverged.diverged(told, picture.failures, ended=picture.finished)
         return _notice(picture, "LossNotANumber", verdict, diverged.KEY)
+    told = picture.norm_lost
+    if told is not None and not picture.told & {diverged.KEY, diverged.NORM_KEY}:
+        verdict = diverged.diverged(told, picture.failures, ended=picture.finished)
+        return _notice(picture, diverged.NORM_REASON, verdict, diverged.NORM_KEY)
     if picture.finished:
         if (saved := picture.ended_by_save()) is not None:
             return _resumes_after_save(saved)

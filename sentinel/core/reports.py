@@ -30,11 +30,13 @@ class LogMatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stamp_wall_s: float | None = None  # the line's own time stamp, if it has one
     line: str = ""
     job: str = ""
-    step: int | None = None  # that of LOSS_LOST
+    step: int | None = None  # that of LOSS_LOST, NORM_LOST
 
 
-# A rule of our own, which no file holds: the loss is no number for good (logs/losses.py). Its line is the first one.
+# Rules of our own, which no file holds: the loss is no number for good, the gradient norm is NaN for good
+# (logs/losses.py). Their line is the first one.
 LOSS_LOST = "loss-lost"
+NORM_LOST = "norm-lost"
 
 
 class RankExit(Struct, frozen=True, kw_only=True, omit_defaults=True):

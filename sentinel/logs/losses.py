@@ -1,15 +1,23 @@
-"""Has the loss become NaN or infinite for good? Looked at from the first such line on: a sound log costs nothing."""
+"""Has the loss become NaN or infinite for good, or the gradient norm NaN? Looked at from the first such line on: a
+sound log costs nearly nothing."""
 
 import re
 from collections.abc import Sequence
 
 from msgspec import Struct
 
+from sentinel.core.reports import LOSS_LOST, NORM_LOST
 from sentinel.logs.formats import Format
 
 # One step whose loss is no number is normal: mixed precision leaves it out, and the next one is sound. Once the weights
 # are NaN no step is sound any more: so many reports in a row, of different steps, are no such step.
 LEAST_REPORTS = 5
+# Of gradient norms many more: a loss scaler looks for its scale by leaving steps out whose gradient overflows. From
+# 2^32 (Megatron) with two steps for each halving (DeepSpeed's hysteresis) that takes 64 to come down to 1.
+LEAST_NORMS = 100
+STEPS_APART = (
+    10  # between two reports of a norm beside a sound loss; an average over more may hold a step left out
+)
 RANKS_APART = 10  # steps that one rank's line may come after another's, at most
 
 # "loss: nan", "train/loss = nan", "loss nan,", "Loss nan (nan)", "loss: tensor(nan, ...)", "|    loss     | nan |".
@@ -22,8 +30,17 @@ _LOSS = re.compile(
     + rb"(nan|[-+]?inf)\b|\s{1,8}(nan|[-+]?inf)\s{0,4}(?:$|[|,;(]|\w+[ :=]{1,3}[-\d.])"
     rb"|(?:" + _SIGN + rb"|\s{1,8})[-+]?\.?\d)"
 )
+# "'grad_norm': nan", " | grad norm: nan |", "gnorm=nan", "grad_norm nan (nan)", "global_norm: [nan]".
+_NORM = re.compile(
+    rb"(?i)(?:^|[\s,{|'\"(\[])(?:(?:train|training|global|total)[ _/.-])?"
+    rb"(?:grad(?:ient)?[ _/.-]?norm|gnorm|global_norm)['\"]?"
+    rb"(?:" + _SIGN + rb"\[?|\s{1,8})(?:(nan)\b|[-+]?(?:inf\b|\.?\d))"
+)
+_MAYBE = re.compile(rb"orm[^a-zA-Z]{1,20}(?:tensor\()?[nN]a[nN]")  # found ten times as fast
 # A number of any loss of the training: the one that is no number is then not the one that it learns from.
 _OF_A_PART = re.compile(rb"(?i)\b((?:\w{1,40}[/.])?\w{1,40})loss['\"]?(?:" + _SIGN + rb"|\s{1,8})[-+]?\.?\d")
+# The Trainer of Hugging Face prints 0 for a loss that is NaN (logging_nan_inf_filter).
+_ZERO = re.compile(_NAME + rb"(?:" + _SIGN + rb"|\s{1,8})0(?:\.0*)?(?:e[-+]?0+)?(?![\d.])")
 _ASIDE = re.compile(
     rb"(?i)(?<![a-z])(?:val|valid|validation|eval|evaluation|test|dev|best|min|last)(?![a-z])"
 )
@@ -42,10 +59,38 @@ _MODE = re.compile(rb"(?i)['\"]?(?:mode|_type|split|phase)['\"]?\s?[:=]\s?['\"]?
 
 
 class Lost(Struct, frozen=True):
-    """The first line of those whose loss is no number, and its step."""
+    """The first line of those whose number is none, and its step. `rule`: LOSS_LOST or NORM_LOST."""
 
+    rule: str
     line: bytes
     step: int | None
+
+
+class _Row:
+    """Reports in a row whose number is none."""
+
+    def __init__(self) -> None:
+        self.first: tuple[bytes, int | None] | None = None  # line, step
+        self.newest: int | None = None  # step
+        self.steps, self.plain = 0, 0  # reports that name a step, and that do not
+        self.told = False
+
+    def count(self, line: bytes, step: int | None, writers: int) -> None:
+        if self.first is None or (self.first[1] is None and step is not None):
+            self.first = line, step
+        if step is None:
+            self.plain += 1
+        elif self.newest is None or step > self.newest or _begins_anew(step, self.newest, writers):
+            self.steps, self.newest = self.steps + 1, step
+        # else another rank has told it, or a bar drawn anew
+
+    def lost(self, rule: str, least: int, writers: int) -> list[Lost]:
+        """What to tell, once."""
+        enough = self.steps >= least if self.steps else self.plain >= least * max(1, writers)
+        if self.told or self.first is None or not enough:
+            return []
+        self.told = True
+        return [Lost(rule, *self.first)]
 
 
 class Losses:
@@ -53,47 +98,51 @@ class Losses:
 
     def __init__(self, formats: Sequence[Format]) -> None:
         self._formats = sorted(formats, key=lambda form: not form.owned)
-        self._begin()
-
-    def _begin(self) -> None:
-        self._first: Lost | None = None
-        self._newest: int | None = None  # step
-        self._steps, self._plain = 0, 0  # reports in a row that name a step, and that do not
-        self._told = False
+        self._loss, self._norm = _Row(), _Row()
+        self._learns = False  # the newest loss is a number, and not 0
+        self._had_norm = False  # before its first NaN: who never tells another norm computes none
 
     @property
     def watching(self) -> bool:
-        """Was the newest loss no number? Then every line counts."""
-        return self._first is not None
+        """Was the newest loss no number, or the newest norm? Then every line counts."""
+        return self._loss.first is not None or self._norm.first is not None
 
-    def look(self, text: bytes, writers: int) -> list[Lost]:
-        """Whole lines. What to tell, once for each time that it begins. `writers`: so many processes may print."""
+    def begins(self, text: bytes) -> bool:
+        """Is there a NaN norm in it? Nothing else says so; of the loss a rule does."""
+        return _MAYBE.search(text) is not None and any(found[1] for found in _NORM.finditer(text))
+
+    def look(self, text: bytes, writers: int, *, begun: bool = False) -> list[Lost]:
+        """Whole lines. What to tell, once for each time that it begins. `writers`: so many processes may print.
+
+        `begun`: the log has told iterations before.
+        """
         found: list[Lost] = []
         for line in text.split(b"\n"):
-            sound = _is_sound(line)
-            if sound is None:
+            if _MODE.search(line) or _LEFT_OUT.search(_FIELD.sub(b"", line)):
                 continue
+            sound, nan = _is_sound(line), _is_nan(line)
             if sound:
-                self._begin()
-                continue
-            self._count(line, writers)
-            least = LEAST_REPORTS * (1 if self._steps else max(1, writers))
-            if not self._told and (self._steps or self._plain) >= least and self._first is not None:
-                self._told = True
-                found.append(self._first)
+                self._loss = _Row()
+            elif sound is False:
+                self._loss.count(line, self._step_of(line), writers)
+                found += self._loss.lost(LOSS_LOST, LEAST_REPORTS, writers)
+            if sound is not None:
+                self._learns = sound and not _ZERO.search(line)
+            if nan is False:
+                self._norm, self._had_norm = _Row(), True
+            elif nan:
+                found += self._look_at_norm(line, writers, begun)
         return found
 
-    def _count(self, line: bytes, writers: int) -> None:
-        step = self._step_of(line)
-        if self._first is None or (self._first.step is None and step is not None):
-            self._first = Lost(line, step)
-        if step is None:
-            self._plain += 1
-        elif self._newest is None or step > self._newest or _begins_anew(step, self._newest, writers):
-            self._steps, self._newest = (
-                self._steps + 1,
-                step,
-            )  # else another rank has told it, or a bar drawn anew
+    def _look_at_norm(self, line: bytes, writers: int, begun: bool) -> list[Lost]:
+        row, step = self._norm, self._step_of(line)
+        self._had_norm = self._had_norm or (row.first is None and begun)
+        if self._learns and row.newest is not None and (step is None or step > row.newest + STEPS_APART):
+            self._norm = row = _Row()
+        row.count(line, step, writers)
+        if self._loss.told or (self._learns and not (self._had_norm and row.steps)):
+            return []  # the loss says it; or the norm may be one that nobody computes
+        return row.lost(NORM_LOST, LEAST_NORMS, writers)
 
     def _step_of(self, line: bytes) -> int | None:
         told = (form.parse(line) for form in self._formats if form.literal in line)
@@ -109,10 +158,14 @@ def _begins_anew(step: int, newest: int, writers: int) -> bool:
 
 def _is_sound(line: bytes) -> bool | None:
     """Is the loss of the training, as this line tells it, a number? None: it tells none."""
-    if _MODE.search(line) or _LEFT_OUT.search(_FIELD.sub(b"", line)):
-        return None
     told = [found for found in _LOSS.finditer(line) if not _OTHER.search(line, 0, found.start() + 1)]
     if told:
         return any(found[1] is None and found[2] is None for found in told)
     parts = (found for found in _OF_A_PART.finditer(line) if not _ASIDE.search(found[1]))
     return True if any(not _OTHER.search(line, 0, found.start()) for found in parts) else None
+
+
+def _is_nan(line: bytes) -> bool | None:
+    """Is the gradient norm of this line NaN? None: it tells none."""
+    told = [found for found in _NORM.finditer(line) if not _OTHER.search(line, 0, found.start() + 1)]
+    return all(found[1] for found in told) if told else None

@@ -8,7 +8,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from sentinel.core.now import Now
-from sentinel.core.reports import LOSS_LOST, Iteration, LogMatch, Worker
+from sentinel.core.reports import Iteration, LogMatch, Worker
 from sentinel.logs.cri import CriDecoder
 from sentinel.logs.follow import FilePosition, Follower
 from sentinel.logs.iterations import FormatState, TimingParser
@@ -228,6 +228,7 @@ class RankLog:
         if not text:
             return
         rules, formats = self._rules.present(text)
+        begun = self._iterations > 0
         before = len(batch.iterations)
         offsets: list[int] = []  # of the lines that told iterations; filled with `stamps` only
         if formats:
@@ -244,13 +245,14 @@ class RankLog:
             if batch.after is not None:
                 batch.after += [before + bisect_left(offsets, start) for start in starts]
         self._tail = text[-BEFORE_BYTES:]
-        if self._losses.watching or any(self._rules.rules[index].failure == NAN for index, _ in rules):
-            self._look_at_losses(text, now, batch)
+        lost = any(self._rules.rules[index].failure == NAN for index, _ in rules)
+        if lost or self._losses.watching or self._losses.begins(text):
+            self._look_at_losses(text, now, batch, begun)
 
-    def _look_at_losses(self, text: bytes, now: Now, batch: LogBatch) -> None:
-        for lost in self._losses.look(text, self._timing.writers.expected):
+    def _look_at_losses(self, text: bytes, now: Now, batch: LogBatch, begun: bool) -> None:
+        for lost in self._losses.look(text, self._timing.writers.expected, begun=begun):
             match = LogMatch(
-                rule=LOSS_LOST,
+                rule=lost.rule,
                 failure=NAN,
                 rank=self._rank,
                 incarnation=self._incarnation,

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from msgspec import Struct, structs
 
+from sentinel.core.diverged import NORM_REASON
 from sentinel.core.model import Cause, Incident, JobState, Phase, ProtectedJob, Stage, StageMail, Symptom
 from sentinel.notify.plot import Plot, plot
 from sentinel.notify.text import clean, count, duration, lines, stamp
@@ -153,7 +154,8 @@ def _what(incident: Incident) -> str:
         case Symptom.FINDING:
             return f"a finding on {clean(verdict.entity, 60) or 'this machine'}"
         case Symptom.DIVERGED:
-            return "the loss became NaN or infinite"
+            norm = incident.reason == NORM_REASON
+            return "the gradient norm became NaN" if norm else "the loss became NaN or infinite"
         case Symptom.START_FAILED:
             return "a start failed"
         case Symptom.RESIZE:

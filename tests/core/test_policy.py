@@ -32,7 +32,7 @@ from sentinel.core.now import Now
 from sentinel.core.picture import JobPicture
 from sentinel.core.policy import DAY_S, Decision, Feed, Finish, Nothing, Open, decide
 from sentinel.core.policy_model import Checkpoint, Elastic, Hang, Performance, Policy, Proof, Restart, Resume
-from sentinel.core.reports import LOSS_LOST, Iteration, LogMatch, RankExit, RankReport
+from sentinel.core.reports import LOSS_LOST, NORM_LOST, Iteration, LogMatch, RankExit, RankReport
 from sentinel.core.stillness import Looks
 from sentinel.failures import failure_classes
 from tests.core import recovery_events as ev
@@ -786,3 +786,48 @@ def test_a_loss_that_is_no_number_is_told_also_of_a_job_that_ends_well() -> None
     failed = decide(picture, NOW)
     assert isinstance(failed, Open)
     assert failed.kind == IncidentKind.FORCED, "a fault comes first"
+
+
+def lost_norm(step: int | None = 700) -> LogMatch:
+    line = f"step: {step}  loss: 2.31  grad_norm: nan"
+    return structs.replace(lost_loss(step), rule=NORM_LOST, line=line)
+
+
+def test_a_gradient_norm_that_stays_nan_is_told_once_in_words_of_its_own_and_no_more_behind_its_loss() -> (
+    None
+):
+    picture = seen()
+    steps(picture, 30)
+    picture.add_match(lost_norm())
+    opened = decide(picture, NOW)
+    assert isinstance(opened, Open)
+    assert (opened.kind, opened.reason) == (IncidentKind.NOTICE, "GradientNotANumber")
+    assert opened.verdict.sentence.startswith("The gradient norm is NaN since step 700. The job goes on")
+    assert opened.verdict.evidence == ("rank 1: step: 700  loss: 2.31  grad_norm: nan",)
+    picture.told.add(opened.key)
+    assert isinstance(decide(picture, NOW), Nothing)
+    picture.add_match(lost_loss())
+    loss = decide(picture, NOW)
+    assert isinstance(loss, Open)
+    assert loss.reason == "LossNotANumber", "that is news"
+    picture.told = {loss.key}
+    assert isinstance(decide(picture, NOW), Nothing), "the loss has said it"
+
+
+def test_a_gradient_norm_that_is_nan_is_told_of_a_job_that_ends_well_and_explains_no_other_fault() -> None:
+    picture = seen()
+    steps(picture, 30)
+    picture.add_match(lost_norm(None))
+    picture.exits = {rank: RankExit(rank=rank, incarnation=1, at_s=999.0, code=0) for rank in range(2)}
+    picture.alive = set()
+    opened = decide(picture, NOW)
+    assert isinstance(opened, Open)
+    said = "The gradient norm is NaN in all of its last reports. So the job ended, with exit code 0."
+    assert opened.verdict.sentence == said
+    picture.told.add(opened.key)
+    assert isinstance(decide(picture, NOW), Finish)
+    broken, without = seen(), seen()
+    broken.add_match(lost_norm())
+    for one in (broken, without):
+        ends(one, 1, at_s=999.0)
+    assert broken.verdict(NOW) == without.verdict(NOW)

@@ -1,4 +1,4 @@
-"""A loss that is no number is told where it stays so: a step that mixed precision leaves out is normal."""
+"""A loss or a gradient norm that is no number is told where it stays so: some steps of mixed precision are normal."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sentinel.core.now import Now
-from sentinel.core.reports import LOSS_LOST, LogMatch
-from sentinel.logs.losses import LEAST_REPORTS
+from sentinel.core.reports import LOSS_LOST, NORM_LOST, LogMatch
+from sentinel.logs.losses import LEAST_NORMS, LEAST_REPORTS
 from sentinel.logs.reader import RankLog
 from sentinel.logs.ruleset import RuleSet
 
@@ -19,7 +19,13 @@ TRAINER = "{{'loss': {loss}, 'grad_norm': nan, 'learning_rate': 4.9e-05, 'epoch'
 
 
 def told(
-    rules: RuleSet, path: Path, lines: Sequence[str], *, at_once: int = 1 << 19, ranks: int = 1
+    rules: RuleSet,
+    path: Path,
+    lines: Sequence[str],
+    *,
+    at_once: int = 1 << 19,
+    ranks: int = 1,
+    rule: str = LOSS_LOST,
 ) -> list[LogMatch]:
     path.write_text("".join(f"{line}\n" for line in lines))
     log = RankLog(path, rules)
@@ -27,7 +33,7 @@ def told(
     found: list[LogMatch] = []
     while True:
         batch = log.poll(NOW, at_once)
-        found += [match for match in batch.matches if match.rule == LOSS_LOST]
+        found += [match for match in batch.matches if match.rule == rule]
         if batch.caught_up:
             log.close()
             return found
@@ -122,3 +128,110 @@ def test_steps_that_begin_anew_in_each_epoch_are_counted_on(shipped: RuleSet, tm
     assert len(told(shipped, tmp_path / "a", epochs)) == 1
     behind = [TITAN.format(step=k, loss="nan") for k in (2, 1, 2, 1, 3, 2, 3)]
     assert told(shipped, tmp_path / "b", behind, ranks=2) == []
+
+
+# ---------------------------------------------------------------- gradient norms
+
+# bigscience-workshop/Megatron-DeepSpeed issue 396 (no loss is printed once it is NaN), SY-Xuan/Pink issue 6 (the
+# Trainer prints 0 for a loss that is NaN), torchtitan, fairseq issue 940, microsoft/unilm issue 598, Swin-Transformer.
+NO_LOSS = (
+    " iteration {k:8}/  250000 | elapsed time per iteration (ms): 4247.9 | learning rate: 2.999E-04 | loss scale: 1.0 "
+    "| grad norm: {norm} | number of skipped iterations:   0 | number of nan iterations:   0 |"
+)
+NO_NUMBER = "{{'loss': 0.0, 'grad_norm': {norm}, 'learning_rate': 4.9e-05, 'epoch': 0.{k}}}"
+SOUND = "[titan] INFO - step: {k}  loss:  7.62585  grad_norm: {norm}  memory: 66.91GiB(37.51%)  tps: 10,050"
+
+
+def norms(form: str, values: Sequence[str], first: int = 500, every: int = 1) -> list[str]:
+    return [form.format(k=first + every * k, norm=value) for k, value in enumerate(values)]
+
+
+@pytest.mark.parametrize("at_once", [1 << 19, 100])
+@pytest.mark.parametrize(("form", "step"), [(NO_LOSS, 502), (NO_NUMBER, None), (SOUND, 502)])
+def test_a_gradient_norm_that_stays_nan_is_told_once_with_its_first_step(
+    form: str, step: int | None, at_once: int, shipped: RuleSet, tmp_path: Path
+) -> None:
+    written = norms(form, ["0.75", "0.74", *["nan"] * (LEAST_NORMS + 50)])
+    [match] = told(shipped, tmp_path / "log", written, at_once=at_once, rule=NORM_LOST)
+    assert (match.failure, match.step) == ("nan-loss", step)
+    assert match.line.strip() == written[2].strip()
+    assert told(shipped, tmp_path / "log", written, at_once=at_once) == []
+
+
+@pytest.mark.parametrize("at_once", [1 << 19, 100])
+@pytest.mark.parametrize("form", [NO_LOSS, NO_NUMBER, SOUND])
+@pytest.mark.parametrize("between", ["0.71", "inf"])
+def test_norms_of_steps_that_a_loss_scaler_leaves_out_are_normal(
+    form: str, between: str, at_once: int, shipped: RuleSet, tmp_path: Path
+) -> None:
+    some = ["nan"] * (LEAST_NORMS - 1)
+    written = norms(form, ["0.7", *some, between, *some, between, "nan"])
+    assert told(shipped, tmp_path / "log", written, at_once=at_once, rule=NORM_LOST) == []
+    overflows = norms(form, ["0.7", *["inf"] * 300])
+    assert told(shipped, tmp_path / "log", overflows, at_once=at_once, rule=NORM_LOST) == []
+
+
+@pytest.mark.parametrize("at_once", [1 << 19, 100])
+def test_a_norm_that_is_nan_beside_a_sound_loss_from_the_beginning_or_over_many_steps_says_nothing(
+    at_once: int, shipped: RuleSet, tmp_path: Path
+) -> None:
+    never = norms(SOUND, ["nan"] * 300)
+    assert told(shipped, tmp_path / "a", never, at_once=at_once, rule=NORM_LOST) == [], "nobody computes it"
+    averages = norms(SOUND, ["0.7", *["nan"] * 300], every=2000)
+    assert told(shipped, tmp_path / "b", averages, at_once=at_once, rule=NORM_LOST) == []
+    apart = [line for k in range(300) for line in (f"step {k} loss: 2.31", "grad_norm: nan")]
+    assert told(shipped, tmp_path / "c", apart, at_once=at_once, rule=NORM_LOST) == []
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "Epoch: [115]  [{k}/1299]  loss: 0.0  loss_scale: 8192.0 (8646.06)  grad_norm: 0.3922 (nan)",
+        "Evaluating: step {k} grad_norm: nan",
+        "step {k} grad_norm: nan, skipping this batch",
+        "step {k}: gradient overflow, grad_norm: nan",
+        "step {k} max_grad_norm: nan",
+        "step {k} avg grad_norm: 0.7 grad_norm_before: nan",
+        " iteration {k} | loss scale: 1.0 | grad norm: nan | number of skipped iterations:  10 |",
+        " iteration {k} | loss scale: 1.0 | number of nan iterations:   0 |",
+    ],
+)
+def test_other_words_with_nan_are_no_gradient_norm(form: str, shipped: RuleSet, tmp_path: Path) -> None:
+    written = [form.format(k=k) for k in range(300)]
+    assert told(shipped, tmp_path / "log", written, rule=NORM_LOST) == []
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "2020-07-17 07:11:02 | INFO | train_inner | epoch 001:   {k} / 160368 ppl=1, num_updates={k}, gnorm=nan",
+        "Train: [1/300][{k}/1251] time 0.6 grad_norm nan (nan)",
+        "mmengine - INFO - Iter(train) [{k}/2046]  lr: 1.0e-04  grad_norm: nan",
+        "step {k} | train/grad_norm: nan",
+        "step {k} gradient norm = nan",
+        "step {k} gradient_norm: tensor(nan, device='cuda:0')",
+        "step:[{k}/19], overflow cond: False, loss_scale: 1.0, global_norm: [nan]",
+        '{{"step": {k}, "grad_norm": NaN}}',
+    ],
+)
+def test_a_gradient_norm_is_read_in_the_ways_it_is_printed(
+    form: str, shipped: RuleSet, tmp_path: Path
+) -> None:
+    written = [form.format(k=k) for k in range(200, 500)]
+    assert len(told(shipped, tmp_path / "log", written, rule=NORM_LOST)) == 1
+
+
+def test_a_gradient_norm_beside_a_loss_that_is_told_as_lost_is_not_told_too(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    written = lines(TITAN, ["2.31", *["nan"] * 300])
+    assert len(told(shipped, tmp_path / "log", written)) == 1
+    assert told(shipped, tmp_path / "log", written, rule=NORM_LOST) == []
+
+
+def test_norms_of_the_same_step_by_several_ranks_are_one(shipped: RuleSet, tmp_path: Path) -> None:
+    few = norms(SOUND, ["0.7", *["nan"] * (LEAST_NORMS - 1)])
+    eight = [f"[rank{rank}]: {line}" for line in few for rank in range(8)]
+    assert told(shipped, tmp_path / "log", eight, ranks=8, rule=NORM_LOST) == []
+    unnumbered = [line for line in norms(NO_NUMBER, ["nan"] * (LEAST_NORMS - 1)) for _ in range(8)]
+    assert told(shipped, tmp_path / "b", unnumbered, ranks=8, rule=NORM_LOST) == []

@@ -109,11 +109,18 @@ def test_each_stage_has_a_subject_of_its_own(stage, changes, expected):
     )
 
 
-def test_of_a_loss_that_became_nan_it_is_not_said_that_the_job_runs_since_it_may_have_ended_so():
-    told = an_incident(stages=(Stage.NOTICE,), phase=Phase.KEPT_RUNNING, reason="LossNotANumber")
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("LossNotANumber", "the loss became NaN or infinite"),
+        ("GradientNotANumber", "the gradient norm became NaN"),
+    ],
+)
+def test_of_a_loss_that_became_nan_it_is_not_said_that_the_job_runs_since_it_may_have_ended_so(reason, words):
+    told = an_incident(stages=(Stage.NOTICE,), phase=Phase.KEPT_RUNNING, reason=reason)
     verdict = structs.replace(told.verdict, symptom=Symptom.DIVERGED, cause=Cause.DATA)
     mail = compose(structs.replace(told, verdict=verdict), stage=Stage.NOTICE)
-    assert mail.subject == "[sentinel] llama: the loss became NaN or infinite (data)"
+    assert mail.subject == f"[sentinel] llama: {words} (data)"
     assert "left running" not in body(parse(render(mail)), "plain")
 
 
