@@ -42,6 +42,11 @@ def policy_contradictions(document: Any) -> Iterator[Contradiction]:
     if "elastic" in spec and not resumes:
         yield ("spec", "elastic"), "resume beside elastic: another size continues from a checkpoint"
     yield from _performance(spec, resumes)
+    if _at(spec, "nanLoss", "action") == "RestartAndAlert" and not resumes:
+        yield (
+            ("spec", "nanLoss", "action"),
+            "resume beside it: the job goes back to an older checkpoint (or the action Alert)",
+        )
     lost = spec.get("lostNode")
     if isinstance(lost, dict) and len(lost.keys() & set(LOST_NODE)) != 1:
         yield ("spec", "lostNode"), f"exactly one of {', '.join(LOST_NODE)}"

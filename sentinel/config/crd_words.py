@@ -56,6 +56,7 @@ _JOB_WORDS = {
     "baselineMilliseconds": "Its usual time for one iteration.",
     "baselineRatio": "Its usual hardware time / end-to-end time, 0 to 1.",
     "checkpoint": "The last checkpoint that was proved.",
+    "badSteps": "Steps whose checkpoints its program is told not to use.",
     "failures": "Past failures, the newest last.",
     "excluded": "Nodes and GPUs that its ranks must not use.",
     "incidents": "How many incidents were opened.",
@@ -103,6 +104,7 @@ _INCIDENT_WORDS = {
     "refusals": "How often the same move was refused before, in this incarnation.",
     "failedStep": "The last iteration before the fault.",
     "topStep": "The furthest iteration that earlier faults of this incident undid.",
+    "badSteps": "The steps at which its loss came to be NaN, where it goes back to an older checkpoint.",
     "save": "What became of the save.",
     "lost": "What was lost.",
     "steps": "Its story, a line for each step.",
@@ -208,6 +210,7 @@ WORDS: dict[str, dict[str, str]] = {
         "proof": "The line or the path that proved it.",
         "time": "When it was proved.",
     },
+    "BadSteps": {"first": "The first one.", "last": "The last one."},
     "Failure": {
         "time": "When.",
         "runSeconds": "The job's run time then.",

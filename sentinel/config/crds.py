@@ -48,6 +48,12 @@ POLICY_RULES = {
             "resume beside RescheduleAndAlert: the job moves with its checkpoint (or the action Alert)",
             ".performance",
         ),
+        _rule(
+            "!has(self.nanLoss) || !has(self.nanLoss.action) || self.nanLoss.action != 'RestartAndAlert' || "
+            "has(self.resume)",
+            "resume beside nanLoss: the job goes back to an older checkpoint (or the action Alert)",
+            ".nanLoss",
+        ),
     ],
     "spec.resume": [
         _rule(

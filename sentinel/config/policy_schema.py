@@ -181,6 +181,15 @@ class HangSpec(Section):
     )
 
 
+class NanLossSpec(Section):
+    core = policy_model.NanLoss
+    action: Annotated[str, one_of("Alert", "RestartAndAlert"), Meaning("Alert, RestartAndAlert")] = written(
+        "action",
+        "Tell only; or restart and tell, with the steps in SENTINEL_BAD_STEPS whose checkpoints are not to be used "
+        "(docs/resume.md; spends a resume). Not again where the loss comes to be NaN at the same steps.",
+    )
+
+
 class LostNodeSpec(Section):
     core = policy_model.LostNode
     force_after_s: PositiveDuration = written(
@@ -242,6 +251,7 @@ class PolicySpec(Section):
     elastic: ElasticSpec = written("elastic", "The size may change. Needs resume.")
     performance: PerformanceSpec = written("performance", "What is too slow.")
     hang: HangSpec = written("hang", "What is a hang.")
+    nan_loss: NanLossSpec = written("nanLoss", "What to do when the loss is NaN or infinite for good.")
     lost_node: LostNodeSpec = written(
         "lostNode", "On Kubernetes: when a node falls silent. Without it, pods stay until it is proved dead."
     )

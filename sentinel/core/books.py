@@ -3,6 +3,7 @@
 from msgspec import structs
 
 from sentinel.core.budget import KEPT_FAILURES, budget_is_reset
+from sentinel.core.diverged import widened
 from sentinel.core.events import CANCELLED_BY_PERSON
 from sentinel.core.model import (
     HANG,
@@ -78,6 +79,9 @@ def _spend(job: ProtectedJob, incident: Incident, now: Now, *, paid: bool) -> Pr
         "inner_restarts": 0,
         "degraded": (),  # was told of the incarnation that is over
     }
+    if incident.bad_steps is not None:
+        reached = max(incident.failed_step or 0, incident.top_step or 0)
+        changes["bad_steps"] = widened(incident.bad_steps, job.bad_steps, reached)
     changes |= {k: v for k, v in _clock_stopped(job, now).items() if k == "run_s"}
     if job.policy.elastic is None:
         changes["original_size"] = incident.size

@@ -32,6 +32,7 @@ def open_incident(picture: JobPicture, decision: Open, now: Now, boot_id: str) -
         boot_id=boot_id,
         key=decision.key,
         refusals=before.incident.refusals + 1 if before is not None else 0,
+        bad_steps=decision.bad_steps,
         failed_step=picture.timing.last_step if picture.timing.last_step is not None else job.last_step,
     )
     if decision.verdict.symptom == Symptom.HANG:
@@ -95,7 +96,12 @@ def resume_env(job: ProtectedJob, incident: Incident) -> dict[str, str]:
         "SENTINEL_RESTARTS": str(incident.incarnation - job.first_incarnation),
         "SENTINEL_CAUSE": incident.verdict.cause.value,
     }
-    if job.checkpoint is not None:
+    bad = job.bad_steps
+    if bad is not None:
+        env["SENTINEL_BAD_STEPS"] = f"{bad.first}-{bad.last}"
+    saved = job.checkpoint.step if job.checkpoint is not None else None
+    lost = bad is not None and saved is not None and bad.first <= saved <= bad.last
+    if job.checkpoint is not None and not lost:
         env["SENTINEL_CHECKPOINT_PROOF"] = job.checkpoint.proof
         if job.checkpoint.step is not None:
             env["SENTINEL_CHECKPOINT_STEP"] = str(job.checkpoint.step)

@@ -111,6 +111,13 @@ class ProvedCheckpoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
     wall_s: float
 
 
+class BadSteps(Struct, frozen=True, omit_defaults=True):
+    """Steps whose checkpoints are not to be used, the first and the last among them: the loss was NaN."""
+
+    first: int
+    last: int
+
+
 HANG = "hang"  # the failure class of a hang that nothing explains
 
 
@@ -185,6 +192,7 @@ class ProtectedJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     baseline_ms: float | None = None
     baseline_ratio: float | None = None
     checkpoint: ProvedCheckpoint | None = None
+    bad_steps: BadSteps | None = None
     failures: tuple[Failure, ...] = ()  # newest last, at most 20
     excluded: tuple[str, ...] = ()  # entities that its ranks must not use
     incidents: int = 0  # how many were opened: numbers the next one
@@ -333,6 +341,7 @@ class Incident(Struct, frozen=True, kw_only=True, omit_defaults=True):
     refusals: int = 0  # of the same move before, in this incarnation
     failed_step: int | None = None  # last step before the fault
     top_step: int | None = None  # the furthest step that earlier faults of this incident undid
+    bad_steps: BadSteps | None = None  # up to the first report of the NaN loss that is undone
     save: SaveResult | None = None
     lost: Lost | None = None
     steps: tuple[Step, ...] = ()

@@ -10,6 +10,7 @@ from sentinel.core.budget import spent_budget
 from sentinel.core.events import DeadlinePassed, EndRequested, Event, Fault, JobFinished, Progressed
 from sentinel.core.health import Finding, Severity
 from sentinel.core.model import (
+    BadSteps,
     Budget,
     Cause,
     Incident,
@@ -26,6 +27,7 @@ from sentinel.core.now import Now
 from sentinel.core.picture import JobPicture
 from sentinel.core.policy_model import Policy
 from sentinel.core.recovery_moves import Terms
+from sentinel.core.reports import LogMatch
 from sentinel.core.timing import TimingSignal
 
 DAY_S = 86_400.0
@@ -52,6 +54,7 @@ class Open(Struct, frozen=True):
     end: EndRequested | None = None
     size: int | None = None
     excluded: tuple[str, ...] | None = None
+    bad_steps: BadSteps | None = None
 
 
 class Feed(Struct, frozen=True):
@@ -100,8 +103,7 @@ def decide(picture: JobPicture, now: Now) -> Decision:
         return _end(picture, picture.end)  # only told of, in observe mode: what is left of the job is stopped
     told = picture.loss_lost
     if told is not None and diverged.KEY not in picture.told:  # of one that ends with exit code 0 too
-        verdict = diverged.diverged(told, picture.failures, ended=picture.finished)
-        return _notice(picture, "LossNotANumber", verdict, diverged.KEY)
+        return _decide_lost_loss(picture, told, now)
     told = picture.norm_lost
     if told is not None and not picture.told & {diverged.KEY, diverged.NORM_KEY}:
         verdict = diverged.diverged(told, picture.failures, ended=picture.finished)
@@ -209,6 +211,10 @@ def _progressed(
     else:
         sentence = f"Stepping again from step {resumed}"
         sentence += f": {repeated(steps)}." if steps is not None else "."
+    if resumed is not None and incident.bad_steps is not None and resumed >= incident.bad_steps.last:
+        sentence += (
+            " Its checkpoint is one of those with the NaN loss: the program does not obey SENTINEL_BAD_STEPS."
+        )
     return Progressed(lost, sentence)
 
 
@@ -259,6 +265,23 @@ def _decide_lost_rank(picture: JobPicture, now: Now) -> Decision:
             )
         return _notice(picture, "Observed", verdict, f"observed:{verdict.failure}")
     return Open("RankLost", verdict.sentence, IncidentKind.FORCED, verdict)
+
+
+def _decide_lost_loss(picture: JobPicture, told: LogMatch, now: Now) -> Decision:
+    policy, reason, then = picture.job.policy, "LossNotANumber", ""
+    if policy.nan_loss.action == "RestartAndAlert" and policy.mode != "observe" and not picture.finished:
+        refusal = diverged.refusal(picture.job, told, now)
+        if not refusal:
+            then = (
+                f"The job is restarted, to resume from a checkpoint of step {told.good_step} or an older one."
+            )
+            verdict = diverged.diverged(told, picture.failures, ended=False, then=then)
+            return Open(
+                reason, verdict.sentence, IncidentKind.FORCED, verdict, bad_steps=diverged.bad_steps(told)
+            )
+        then = f"The job goes on, and is not restarted: {refusal}"
+    verdict = diverged.diverged(told, picture.failures, ended=picture.finished, then=then)
+    return _notice(picture, reason, verdict, diverged.KEY)
 
 
 def _notice(picture: JobPicture, reason: str, verdict: Verdict, key: str) -> Decision:

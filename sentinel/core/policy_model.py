@@ -66,6 +66,12 @@ class Hang(Struct, frozen=True, kw_only=True, omit_defaults=True):
     action: str = "RestartAndAlert"  # or "Alert"
 
 
+class NanLoss(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of a loss that is NaN or infinite for good."""
+
+    action: str = "Alert"  # or "RestartAndAlert": from a checkpoint of a step whose loss was a number
+
+
 class LostNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When pods on a node that is silent are removed by force without a proof that it is dead: exactly one is set."""
 
@@ -127,6 +133,7 @@ class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     elastic: Elastic | None = None
     performance: Performance = Performance()
     hang: Hang = Hang()
+    nan_loss: NanLoss = NanLoss()
     lost_node: LostNode | None = None  # on Kubernetes; None: only after a proof
     max_duration_s: float | None = None
     debug_hold_s: float | None = None  # on Kubernetes: how long a job that failed is kept for a look inside

@@ -31,6 +31,7 @@ class LogMatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     line: str = ""
     job: str = ""
     step: int | None = None  # that of LOSS_LOST, NORM_LOST
+    good_step: int | None = None  # the last before it whose loss was a number; None: not known
 
 
 # Rules of our own, which no file holds: the loss is no number for good, the gradient norm is NaN for good

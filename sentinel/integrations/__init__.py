@@ -18,12 +18,13 @@ from types import FrameType
 from typing import TypeVar
 
 from sentinel.integrations.agreement import Vote, group, is_first_here, rank
+from sentinel.integrations.checkpoints import may_resume_from
 from sentinel.integrations.times import Times
 
 T = TypeVar("T")
 LIFE_S = 5.0  # between two lines of an evaluation
 
-__all__ = ["SaveOnSignal"]
+__all__ = ["SaveOnSignal", "may_resume_from"]
 
 
 class SaveOnSignal:

@@ -8,25 +8,14 @@
 The Trainer saves as it always does, into its `output_dir`, whatever its `save_strategy`.
 """
 
-import os
-import re
 from typing import Any
 
 from transformers import TrainerCallback
 
 from sentinel.integrations import SaveOnSignal
+from sentinel.integrations.checkpoints import newest_checkpoint
 
-
-def newest_checkpoint(folder: str) -> str | None:
-    """The newest whole checkpoint of a Trainer's `output_dir`, None where there is none.
-
-    The Trainer writes into the folder itself, its state last: one that was cut off before it has none, and a training
-    that began with it would fail each time.
-    """
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    steps = [int(found[1]) for name in names if (found := re.fullmatch(r"checkpoint-(\d+)", name))]
-    paths = [os.path.join(folder, f"checkpoint-{step}") for step in sorted(steps, reverse=True)]
-    return next((path for path in paths if os.path.exists(os.path.join(path, "trainer_state.json"))), None)
+__all__ = ["SentinelCallback", "newest_checkpoint"]
 
 
 class SentinelCallback(TrainerCallback):  # type: ignore[misc]  # of a package that need not be there

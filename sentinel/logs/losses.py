@@ -64,6 +64,7 @@ class Lost(Struct, frozen=True):
     rule: str
     line: bytes
     step: int | None
+    good_step: int | None = None  # of the report before it
 
 
 class _Row:
@@ -74,8 +75,15 @@ class _Row:
         self.newest: int | None = None  # step
         self.steps, self.plain = 0, 0  # reports that name a step, and that do not
         self.told = False
+        self._reached: list[int] = []  # steps of its reports, the first two that differ
+        self._anew = False  # steps that begin anew in each epoch tell nothing of checkpoints
 
-    def count(self, line: bytes, step: int | None, writers: int) -> None:
+    def count(self, line: bytes, step: int | None, writers: int, reached: int | None) -> None:
+        """`reached`: the last step that was told before, where the line names none."""
+        at = reached if step is None else step
+        if at is not None and len(self._reached) < 2 and at not in self._reached:
+            self._reached.append(at)
+        self._anew = self._anew or (step is not None and step < (self.newest or 0) - RANKS_APART)
         if self.first is None or (self.first[1] is None and step is not None):
             self.first = line, step
         if step is None:
@@ -90,7 +98,14 @@ class _Row:
         if self.told or self.first is None or not enough:
             return []
         self.told = True
-        return [Lost(rule, *self.first)]
+        return [Lost(rule, *self.first, self._good_step())]
+
+    def _good_step(self) -> int | None:
+        """Reports come as often before it as they did since."""
+        if self._anew or not self._reached:
+            return None
+        apart = abs(self._reached[-1] - self._reached[0])
+        return max(0, min(self._reached) - max(1, apart))
 
 
 class Losses:
@@ -111,10 +126,12 @@ class Losses:
         """Is there a NaN norm in it? Nothing else says so; of the loss a rule does."""
         return _MAYBE.search(text) is not None and any(found[1] for found in _NORM.finditer(text))
 
-    def look(self, text: bytes, writers: int, *, begun: bool = False) -> list[Lost]:
+    def look(
+        self, text: bytes, writers: int, *, begun: bool = False, reached: int | None = None
+    ) -> list[Lost]:
         """Whole lines. What to tell, once for each time that it begins. `writers`: so many processes may print.
 
-        `begun`: the log has told iterations before.
+        `begun`: the log has told iterations before; `reached`: the step of the last one that named it.
         """
         found: list[Lost] = []
         for line in text.split(b"\n"):
@@ -124,7 +141,7 @@ class Losses:
             if sound:
                 self._loss = _Row()
             elif sound is False:
-                self._loss.count(line, self._step_of(line), writers)
+                self._loss.count(line, self._step_of(line), writers, reached)
                 found += self._loss.lost(LOSS_LOST, LEAST_REPORTS, writers)
             if sound is not None:
                 self._learns = sound and not _ZERO.search(line)
@@ -139,7 +156,7 @@ class Losses:
         self._had_norm = self._had_norm or (row.first is None and begun)
         if self._learns and row.newest is not None and (step is None or step > row.newest + STEPS_APART):
             self._norm = row = _Row()
-        row.count(line, step, writers)
+        row.count(line, step, writers, None)
         if self._loss.told or (self._learns and not (self._had_norm and row.steps)):
             return []  # the loss says it; or the norm may be one that nobody computes
         return row.lost(NORM_LOST, LEAST_NORMS, writers)

@@ -108,6 +108,7 @@ class RankLog:
         self._tail = b""  # what stood before the text that is looked at
         self._dropping = position.dropping if position else False
         self._iterations = position.iterations if position else 0
+        self._reached: int | None = None  # the last step that was told
         self.overlong_lines = 0
 
     @property
@@ -240,6 +241,10 @@ class RankLog:
             for k, offset in enumerate(offsets, before):
                 batch.stamps[k] = stamp_wall_s(self._cri.stamp_at(offset), now.wall_s) or batch.stamps[k]
         self._iterations += len(batch.iterations) - before
+        reached = self._reached
+        self._reached = next(
+            (one.step for one in reversed(batch.iterations[before:]) if one.step is not None), reached
+        )
         if rules:
             starts = self._match(text, rules, now, batch)
             if batch.after is not None:
@@ -247,10 +252,13 @@ class RankLog:
         self._tail = text[-BEFORE_BYTES:]
         lost = any(self._rules.rules[index].failure == NAN for index, _ in rules)
         if lost or self._losses.watching or self._losses.begins(text):
-            self._look_at_losses(text, now, batch, begun)
+            self._look_at_losses(text, now, batch, begun, reached)
 
-    def _look_at_losses(self, text: bytes, now: Now, batch: LogBatch, begun: bool) -> None:
-        for lost in self._losses.look(text, self._timing.writers.expected, begun=begun):
+    def _look_at_losses(
+        self, text: bytes, now: Now, batch: LogBatch, begun: bool, reached: int | None
+    ) -> None:
+        writers = self._timing.writers.expected
+        for lost in self._losses.look(text, writers, begun=begun, reached=reached):
             match = LogMatch(
                 rule=lost.rule,
                 failure=NAN,
@@ -259,6 +267,7 @@ class RankLog:
                 at_s=now.mono_s,
                 line=shown(lost.line),
                 step=lost.step,
+                good_step=lost.good_step,
             )
             batch.matches.append(match)
             if batch.after is not None:

@@ -18,6 +18,7 @@ from sentinel.core.policy_model import (
     Hang,
     LogRule,
     LostNode,
+    NanLoss,
     Performance,
     Policy,
     Precheck,
@@ -61,6 +62,7 @@ spec:
     onlyIfGrown: 1.2
     action: RescheduleAndAlert
   hang: {after: 90s, action: Alert}
+  nanLoss: {action: RestartAndAlert}
   maxDuration: 30h
   debugHold: 4h
   startTimeout: 5m
@@ -126,6 +128,7 @@ def test_every_field_reaches_the_policy_in_base_units() -> None:
             action="RescheduleAndAlert",
         ),
         hang=Hang(after_s=90.0, action="Alert"),
+        nan_loss=NanLoss(action="RestartAndAlert"),
         max_duration_s=108000.0,
         debug_hold_s=14400.0,
         start_timeout_s=300.0,
@@ -258,6 +261,7 @@ def test_an_unknown_key_gets_the_key_that_was_meant(spec: str, expected: str) ->
     [
         ("  resume: {}\n  restart: {}", "spec.restart", "not both"),
         ("  elastic: {minNodes: 1}", "spec.elastic", "resume beside"),
+        ("  nanLoss: {action: RestartAndAlert}", "spec.nanLoss.action", "resume beside"),
         (
             "  performance: {maxHardwareRatio: 0.9, action: RescheduleAndAlert}",
             "spec.performance.action",

@@ -13,7 +13,7 @@ from sentinel.core.job_start import keep_off_nodes, start
 from sentinel.core.job_state import SENTINEL, Seen, standing
 from sentinel.core.job_stop import stop
 from sentinel.core.job_writes import Plan, Verb, Write
-from sentinel.core.model import IncidentKind, ProtectedJob, ProvedCheckpoint
+from sentinel.core.model import BadSteps, IncidentKind, ProtectedJob, ProvedCheckpoint
 from sentinel.core.policy_model import Policy
 from tests.core import recovery_events as ev
 from tests.core.job_objects import OBJECTS, Json, applied, gone, row_named, seen, writes
@@ -40,7 +40,9 @@ def stopped(title: str) -> Seen:
 
 def test_the_names_are_those_that_a_program_on_one_machine_knows() -> None:
     proved = ProvedCheckpoint(step=70, proof="saved", wall_s=1.0)
-    job = ProtectedJob(name="x", policy=Policy(), incarnation=2, checkpoint=proved)
+    job = ProtectedJob(
+        name="x", policy=Policy(), incarnation=2, checkpoint=proved, bad_steps=BadSteps(80, 90)
+    )
     env = incidents.resume_env(job, ev.incident(IncidentKind.FORCED, incarnation=2))
     assert set(env) == set(VARIABLES)
     assert job_resume.told({**env, "PATH": "/bin"}) == env

@@ -12,11 +12,13 @@ from sentinel.core.events import (
     Event,
     PrecheckPassed,
     Progressed,
+    RanksStarted,
     SaveEnded,
     StopEnded,
 )
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.model import (
+    BadSteps,
     Budget,
     Cause,
     Failure,
@@ -24,6 +26,7 @@ from sentinel.core.model import (
     IncidentKind,
     JobState,
     Phase,
+    ProvedCheckpoint,
     SaveResult,
     Symptom,
     Verdict,
@@ -31,7 +34,17 @@ from sentinel.core.model import (
 from sentinel.core.now import Now
 from sentinel.core.picture import JobPicture
 from sentinel.core.policy import DAY_S, Decision, Feed, Finish, Nothing, Open, decide
-from sentinel.core.policy_model import Checkpoint, Elastic, Hang, Performance, Policy, Proof, Restart, Resume
+from sentinel.core.policy_model import (
+    Checkpoint,
+    Elastic,
+    Hang,
+    NanLoss,
+    Performance,
+    Policy,
+    Proof,
+    Restart,
+    Resume,
+)
 from sentinel.core.reports import LOSS_LOST, NORM_LOST, Iteration, LogMatch, RankExit, RankReport
 from sentinel.core.stillness import Looks
 from sentinel.failures import failure_classes
@@ -744,10 +757,17 @@ def test_the_exit_code_is_that_of_the_rank_to_blame() -> None:
     assert seen().exit_code(None) is None
 
 
-def lost_loss(step: int | None = 812) -> LogMatch:
+def lost_loss(step: int | None = 812, good_step: int | None = None) -> LogMatch:
     line = f"step: {step}  loss: nan"
     return LogMatch(
-        rule=LOSS_LOST, failure="nan-loss", rank=1, incarnation=1, at_s=900.0, line=line, step=step
+        rule=LOSS_LOST,
+        failure="nan-loss",
+        rank=1,
+        incarnation=1,
+        at_s=900.0,
+        line=line,
+        step=step,
+        good_step=good_step,
     )
 
 
@@ -831,3 +851,89 @@ def test_a_gradient_norm_that_is_nan_is_told_of_a_job_that_ends_well_and_explain
     for one in (broken, without):
         ends(one, 1, at_s=999.0)
     assert broken.verdict(NOW) == without.verdict(NOW)
+
+
+GOES_BACK = NanLoss(action="RestartAndAlert")
+
+
+def undone(picture: JobPicture, match: LogMatch) -> Incident:
+    """Restart for a loss that is NaN, up to the start."""
+    picture.add_match(match)
+    opened = decide(picture, NOW)
+    assert isinstance(opened, Open)
+    assert opened.kind == IncidentKind.FORCED, opened.sentence
+    incident = act(picture, opened)
+    last = picture.timing.last_step
+    stopped = StopEnded(plan(picture.job, incident, incident.verdict, last, NOW), (), last)
+    feed(picture, stopped)
+    return feed(picture, PrecheckPassed(2, (), "Room."))
+
+
+def test_a_policy_can_ask_that_a_job_with_a_nan_loss_goes_back_to_an_older_checkpoint() -> None:
+    proved = ProvedCheckpoint(step=830, proof="saved", wall_s=1.0)
+    picture = seen(rules(nan_loss=GOES_BACK), checkpoint=proved)
+    steps(picture, 30, first=811)
+    incident = undone(picture, lost_loss(820, good_step=810))
+    assert incident.phase == Phase.STARTING
+    assert incident.verdict.sentence.endswith("to resume from a checkpoint of step 810 or an older one.")
+    assert picture.job.bad_steps == BadSteps(811, 850), "up to 840, and what the next report would have told"
+    assert picture.job.used_job == 1
+    env = incidents.resume_env(picture.job, incident)
+    assert env["SENTINEL_BAD_STEPS"] == "811-850"
+    assert "SENTINEL_CHECKPOINT_STEP" not in env
+    fine = structs.replace(picture.job, checkpoint=structs.replace(proved, step=810))
+    assert incidents.resume_env(fine, incident)["SENTINEL_CHECKPOINT_STEP"] == "810"
+
+
+def test_a_nan_loss_that_comes_back_at_its_steps_is_told_and_one_further_on_is_undone_too() -> None:
+    picture = seen(rules(nan_loss=GOES_BACK), bad_steps=BadSteps(811, 850))
+    steps(picture, 30, first=811)
+    picture.add_match(lost_loss(820, good_step=810))
+    told = decide(picture, NOW)
+    assert isinstance(told, Open)
+    assert told.kind == IncidentKind.NOTICE
+    assert "is not restarted: it was so at these steps before" in told.verdict.sentence
+    further = seen(rules(nan_loss=GOES_BACK), bad_steps=BadSteps(811, 850))
+    steps(further, 30, first=2000)
+    undone(further, lost_loss(2010, good_step=2000))
+    assert further.job.bad_steps == BadSteps(2001, 2039), "what was saved between is as good as before"
+    nearby = seen(rules(nan_loss=GOES_BACK), bad_steps=BadSteps(811, 850))
+    steps(nearby, 60, first=811)
+    undone(nearby, lost_loss(851, good_step=840))
+    assert nearby.job.bad_steps == BadSteps(811, 881)
+
+
+@pytest.mark.parametrize(
+    ("asked", "good_step", "more", "why"),
+    [
+        (rules(nan_loss=GOES_BACK), None, {}, "its log names no steps"),
+        (rules(nan_loss=GOES_BACK), 811, {"used_job": 5}, "All 5 restarts"),
+        (rules(nan_loss=GOES_BACK, resume=False), 811, {}, "the policy has no `resume`"),
+        (rules(nan_loss=GOES_BACK, mode="observe"), 811, {}, "Sentinel does nothing about it"),
+        (rules(), 811, {}, "Sentinel does nothing about it"),
+    ],
+)
+def test_why_a_job_with_a_nan_loss_is_not_restarted_is_told(
+    asked: Policy, good_step: int | None, more: dict[str, int], why: str
+) -> None:
+    picture = seen(asked, **more)
+    steps(picture, 30)
+    picture.add_match(lost_loss(812, good_step))
+    told = decide(picture, NOW)
+    assert isinstance(told, Open)
+    assert told.kind == IncidentKind.NOTICE
+    assert why in told.verdict.sentence
+
+
+def test_a_program_that_resumed_from_a_checkpoint_with_a_nan_loss_is_told_so() -> None:
+    for first, disobeys in ((841, True), (811, False), (820, False)):
+        picture = seen(rules(nan_loss=GOES_BACK))
+        steps(picture, 30, first=811)
+        undone(picture, lost_loss(820, good_step=810))
+        feed(picture, RanksStarted("2 ranks run."))
+        picture.alive = {0, 1}
+        steps(picture, 3, first=first)
+        recovered = decide(picture, NOW)
+        assert isinstance(recovered, Feed)
+        assert isinstance(recovered.event, Progressed)
+        assert ("does not obey SENTINEL_BAD_STEPS" in recovered.event.sentence) is disobeys, first

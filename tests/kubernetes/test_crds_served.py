@@ -81,6 +81,7 @@ PROOF = {"proof": {"logPattern": "saved"}}
     [
         ({"resume": {}, "restart": {}}, "either resume or restart, not both"),
         ({"elastic": {}}, "resume beside elastic"),
+        ({"nanLoss": {"action": "RestartAndAlert"}}, "resume beside nanLoss"),
         ({"elastic": {}, "restart": {}}, "resume beside elastic"),
         ({"resume": {"maxResumes": 2, "maxJob": 3}}, "maxJob is at most maxResumes"),
         ({"restart": {"maxRestarts": 2, "maxInfrastructure": 3}}, "maxInfrastructure is at most maxRestarts"),

@@ -130,6 +130,43 @@ def test_steps_that_begin_anew_in_each_epoch_are_counted_on(shipped: RuleSet, tm
     assert told(shipped, tmp_path / "b", behind, ranks=2) == []
 
 
+@pytest.mark.parametrize("at_once", [1 << 19, 100])
+def test_the_last_step_before_a_nan_loss_is_told_by_how_far_apart_its_reports_are(
+    at_once: int, shipped: RuleSet, tmp_path: Path
+) -> None:
+    def good(form: str, losses: Sequence[str], every: int, ranks: int = 1) -> int | None:
+        written = [form.format(step=800 + every * k, loss=loss) for k, loss in enumerate(losses)]
+        [match] = told(shipped, tmp_path / "log", written, at_once=at_once, ranks=ranks)
+        return match.good_step
+
+    sound_then_nan = ["2.31", "2.30", "2.29", *["nan"] * 9]
+    assert good(TITAN, sound_then_nan, every=1) == 802
+    assert good(MEGATRON, sound_then_nan, every=10) == 820
+    assert good(TITAN, ["nan"] * 9, every=1000) == 0, "nothing shows that it was a number before"
+    assert good(TRAINER, sound_then_nan, every=1) is None
+    epochs = [line for _ in range(4) for line in (TITAN.format(step=k, loss="nan") for k in (50, 100))]
+    [match] = told(shipped, tmp_path / "b", epochs, at_once=at_once)
+    assert match.good_step is None, "steps that begin anew tell nothing of checkpoints"
+
+
+def test_a_loss_that_is_told_without_its_step_has_that_of_the_bar_before_it(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    """As transformers' ProgressCallback writes it: the bar, the loss above it, the bar anew."""
+    written = []
+    for step in range(1, 31):
+        written.append(f" {step}%|#   | {step}/100 [00:{step:02}<01:40,  1.00s/it]")
+        if step % 2 == 0:
+            written += [
+                "",
+                f"{{'loss': {'2.1' if step < 20 else 'nan'}, 'grad_norm': 1.0, 'learning_rate': 1e-05}}",
+            ]
+    [match] = told(shipped, tmp_path / "log", written, at_once=40)
+    assert match.step is None
+    assert match.good_step is not None
+    assert 16 <= match.good_step <= 18
+
+
 # ---------------------------------------------------------------- gradient norms
 
 # bigscience-workshop/Megatron-DeepSpeed issue 396 (no loss is printed once it is NaN), SY-Xuan/Pink issue 6 (the
