@@ -23,7 +23,7 @@ from sentinel.core.recovery_moves import RETRY_PRECHECK_S, START_TRIES
 # A fault at the same step with no newer checkpoint: the third start would only repeat it.
 SAME_STEP_LIMIT = 3
 # Of hangs so many: programs evaluate before they save, and such a pause may have been taken for one. Each is given
-# twice as long as the one before (core.hang), up to an hour. Who was seen in such a pause has the hour at once.
+# twice as long as the one before (core.hang), up to an hour. Who was seen in such a pause has the hour by the second.
 SAME_STEP_HANGS = 6
 BACKOFF_FIRST_S = 5.0
 BACKOFF_MAX_S = 300.0

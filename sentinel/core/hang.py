@@ -27,6 +27,9 @@ FLOOR_S, CEILING_S, FLOOR_SHARE = 120.0, 300.0, 0.5
 STEPS, PAUSES = 10.0, 3.0
 # One odd pause (a suspended machine) must not blind the watch for a day.
 LONGEST_ALLOWANCE_S = 3600.0
+# A rank stands in an evaluation, a save or a preparation of data. torch.distributed itself ends what makes ranks wait
+# for another any longer (`default_pg_timeout`; NCCL after 10 min).
+PAUSE_ALLOWANCE_S = 1800.0
 # When ranks begin to exit with 0 the others write the last checkpoint: 10 min, as AIMaster's exit-hang check.
 EXIT_ALLOWANCE_S = 600.0
 # What a line announces may take this long, or PAUSES times the longest seen. Compiling and loading a

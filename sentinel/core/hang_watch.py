@@ -7,6 +7,7 @@ from msgspec import structs
 
 from sentinel.core.hang import (
     LONGEST_ALLOWANCE_S,
+    PAUSE_ALLOWANCE_S,
     Activities,
     Activity,
     Liveness,
@@ -169,7 +170,10 @@ class HangWatch:
             or not self._looks_help()
         ):
             return allowed_s
-        return max(allowed_s, LONGEST_ALLOWANCE_S)
+        return max(allowed_s, LONGEST_ALLOWANCE_S if self._ended_in_pause() else PAUSE_ALLOWANCE_S)
+
+    def _ended_in_pause(self) -> bool:
+        return any(failure.pause for failure in self.failures)
 
     def _hangs_at(self, step: int) -> int:
         """How often it hung here or further on, since anything else went wrong."""
@@ -209,7 +213,7 @@ class HangWatch:
         """By default always; where an owner names a time, once that has ended a pause."""
         if self._needs_looks():
             return True
-        return any(failure.pause for failure in self.failures) and not self._halted(self._alive())
+        return self._ended_in_pause() and not self._halted(self._alive())
 
     def _iterates(self) -> bool:
         """Is it known that its log tells of iterations?"""

@@ -230,18 +230,28 @@ def test_a_time_of_the_owners_is_no_proof_where_what_is_told_may_be_no_iteration
 EVALUATES = STILL.replace("main (train.py:12)", "evaluate (train.py:40)")
 
 
-def test_a_rank_that_stands_in_an_evaluation_is_given_an_hour_and_no_more() -> None:
+def test_a_rank_that_stands_in_an_evaluation_is_given_half_an_hour_and_no_more() -> None:
     timing = watched()
     last = feed(timing)
-    look(timing, last + 3599, EVALUATES)
-    assert hang(timing, last + 3599) is None
-    look(timing, last + 3600, EVALUATES)
-    signal = hang(timing, last + 3600)
+    look(timing, last + 1799, EVALUATES)
+    assert hang(timing, last + 1799) is None
+    look(timing, last + 1800, EVALUATES)
+    signal = hang(timing, last + 1800)
     assert signal is not None
     assert signal.doubt == ""
 
 
-def test_the_hour_ends_with_the_evaluation() -> None:
+def test_once_a_hang_was_ended_in_one_it_is_given_an_hour() -> None:
+    timing = watched()
+    last = feed(timing)
+    timing.hang.failures = [structs.replace(hung_at(4), pause="evaluate (train.py:40)")]
+    look(timing, last + 3599, EVALUATES)
+    assert hang(timing, last + 3599) is None
+    look(timing, last + 3600, EVALUATES)
+    assert hang(timing, last + 3600) is not None
+
+
+def test_its_longer_time_ends_with_the_evaluation() -> None:
     timing = watched()
     last = feed(timing)
     look(timing, last + 60, EVALUATES)
@@ -284,15 +294,15 @@ def test_who_names_a_time_is_asked_for_looks_once_a_hang_stood_in_an_evaluation(
     assert hang(timing, last + 10) is not None, "it does not evaluate: the time that was named, and no proof"
 
 
-def test_a_job_that_evaluates_before_its_first_iteration_is_given_an_hour_too() -> None:
+def test_a_job_that_evaluates_before_its_first_iteration_is_given_half_an_hour_too() -> None:
     timing = unread(60.0)
-    look(timing, 3599, EVALUATES)
-    assert hang(timing, 3599) is None
+    look(timing, 1799, EVALUATES)
+    assert hang(timing, 1799) is None
     timing = watched()
     feed(timing)
     timing.start(2, 1, Now(100.0, 0))
     empty(timing, 0, incarnation=2)
-    look(timing, 3699, EVALUATES)
-    assert hang(timing, 3699) is None
-    look(timing, 3700, EVALUATES)
-    assert hang(timing, 3700) is not None
+    look(timing, 1899, EVALUATES)
+    assert hang(timing, 1899) is None
+    look(timing, 1900, EVALUATES)
+    assert hang(timing, 1900) is not None
