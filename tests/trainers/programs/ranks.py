@@ -2,7 +2,7 @@
 
 One rank breaks at one step, once: where the file `broken` is there, it has been. What breaks it is an argument:
 
-    kill | stop | loop | memory GROUP | exit | raise
+    kill | stop | loop | segv | memory GROUP | exit | raise
 
 `memory` fills a control group of little memory that the rank has joined before. The ranks are started by a launcher, or
 by this program with `--spawn`.
@@ -12,6 +12,7 @@ takes as long as its batch.
 """
 
 import argparse
+import ctypes
 import os
 import signal
 import socket
@@ -44,6 +45,8 @@ def break_down(fault):
         os.kill(os.getpid(), signal.SIGSTOP)
     elif what == "loop":
         loops()
+    elif what == "segv":
+        ctypes.string_at(0)
     elif what == "memory":
         with open(f"{group}/cgroup.procs", "w") as file:
             file.write(str(os.getpid()))
