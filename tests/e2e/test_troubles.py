@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -196,3 +197,40 @@ def test_a_job_that_the_full_disk_of_the_state_ends_starts_again_only_when_there
     box.stepping(incarnation=2)
     job.send(signal.SIGINT)
     assert job.code() == 130
+
+
+FLOOD = """
+import os
+open("go").read()
+lines = b"".join(b"shard %d of the training set is read from the cache\\n" % n for n in range(200))
+for _ in range((128 << 20) // len(lines)):
+    os.write(1, lines)
+print("written", flush=True)
+open("end").read()
+"""
+
+
+def test_a_flood_keeps_of_what_was_read_no_more_on_the_disk_than_it_may(box: Box) -> None:
+    """As fast as a program can print. Sentinel prints what it has read: the rest of the log is still to be read."""
+    keep_bytes = 4 << 20
+    os.mkfifo(box.work / "go")
+    os.mkfifo(box.work / "end")
+    job = box.run(sys.executable, "-SEc", FLOOD, policy=box.policy(logs={"keepBytes": "4Mi"}))
+    shown = box.folder / "out-2"  # of `job`
+    until(lambda: log_path(box).exists(), lambda: job.err)
+    (box.work / "go").write_text("")
+    looks = []
+
+    def read_to_the_end() -> bool:
+        read_bytes = shown.stat().st_size  # before the log: it may be more by then
+        log = log_path(box).stat()
+        looks.append(log.st_blocks * 512 - (log.st_size - read_bytes))
+        with open(shown, "rb") as file:
+            file.seek(max(0, read_bytes - 8))
+            return file.read() == b"written\n"
+
+    until(read_to_the_end, lambda: job.err)
+    assert max(looks) <= 2 * keep_bytes
+    assert log_path(box).stat().st_blocks * 512 <= 2 * keep_bytes
+    (box.work / "end").write_text("")
+    assert job.code() == 0
