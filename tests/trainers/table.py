@@ -30,11 +30,13 @@ class Fault(NamedTuple):
     words: str
     order: str  # to the program; empty: it comes from outside
     rank: int = 1
+    policy: bool = True
 
 
 FAULTS = {
     "kill": Fault("a rank gets SIGKILL", "kill"),
     "kill-first": Fault("rank 0 gets SIGKILL", "kill", rank=0),
+    "kill-default": Fault("a rank gets SIGKILL, without a policy", "kill", policy=False),
     "stop": Fault("a rank is stopped (SIGSTOP)", "stop"),
     "loop": Fault("a rank loops in Python", "loop"),
     "segv": Fault("a rank crashes (SIGSEGV)", "segv"),
@@ -69,6 +71,7 @@ class Cell(NamedTuple):
 USUAL = {
     "kill": Cell("killed", "node", 1),
     "kill-first": Cell("killed", "node", 0),
+    "kill-default": Cell("killed", "node", 1),
     "stop": Cell("hang", "unknown", 1),
     "loop": Cell("hang", "unknown", 1),
     "segv": Cell("segfault", "unknown", 1),
@@ -163,9 +166,10 @@ def start(box: Box, python: Path, trial: Trial, *options: str) -> Running:
     box.env |= {"PATH": f"{folder}:{box.env['PATH']}", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     if trial.launcher == "mp.spawn":
         options += ("--spawn", "2")
+    policy = box.policy(resume=RESUME, hang={"after": f"{trial.hang_s}s"})
     return box.run(
         *(*words, PROGRAM, "--save-every", str(SAVE_EVERY), "--at", str(BREAKS_AT), *options),
-        policy=box.policy(resume=RESUME, hang={"after": f"{trial.hang_s}s"}),
+        policy=policy if FAULTS[trial.fault].policy else "",
         options=("--nproc", "2") if trial.launcher == "none" else (),
     )
 
