@@ -3,7 +3,8 @@
     python warden.py FOLDER < pipe
 
 The other end of the pipe is held by that process alone, so its end, by SIGKILL too, is the end of the file. Then every
-process that carries the rig's mark in its environment is killed, and cgroups, network links and the folder are removed.
+process that carries the rig's mark in its environment is killed, and cgroups, network links, mounts and the folder are
+removed.
 A regular end takes the same way. Imports nothing of the project: it must work whatever is broken there.
 """
 
@@ -68,6 +69,16 @@ def _remove_links(name: str) -> None:
         )
 
 
+def unmount_below(folder: Path) -> None:
+    """What is mounted there, the innermost first."""
+    places = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for place in reversed([place for place in places if place.startswith(f"{folder}/")]):
+        words = ["umount", "--lazy", place]
+        subprocess.run(
+            words, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, timeout=DEADLINE_S
+        )
+
+
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
@@ -77,6 +88,7 @@ def main() -> None:
     _end_processes(folder)
     remove_cgroups(folder.name)
     _remove_links(folder.name)
+    unmount_below(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
