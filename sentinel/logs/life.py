@@ -12,8 +12,8 @@ KEPT_SHAPES = 2048  # more lines than a tail can hold
 
 class Sign(StrEnum):
     NONE = ""
-    TEXT = "text"  # a text that did not come before, or a number without an end that goes up: a monitor prints that too
-    BAR = "bar"  # something that has an end has come closer to it
+    TEXT = "text"  # a text that did not come before, or a lone number that goes up: a monitor prints that too
+    BAR = "bar"  # something that has an end has come closer to it, or a bar goes on whose end is not known
 
 
 _WORDS = (
@@ -26,7 +26,7 @@ _BARS = re.compile(
     rb"(?<![\w./-])(?<!\d:)(\d{1,12}) {0,4}(?:/| of ) {0,4}(?:\d{1,12}|\?)" + _UNIT + rb"(?![\w/-]|\.\d)"
     rb"|(?<![\w.])(\d{1,3}(?:\.\d{1,6})?) ?%"
 )
-# "1200it [", "batch 12", "samples_seen=12", "12 batches"
+# "1200it [" (a bar without an end), "batch 12", "samples_seen=12", "12 batches"
 _COUNTERS = re.compile(
     rb"(?<!\w)(\d{1,12})\w{1,8} \["
     rb"|(?i:(?<![a-z])" + _WORDS + rb"(?:e?s)?(?:_idx|_seen)?[\"'\s:#=\[(_-]{1,8}(\d{1,12})(?!\d))"
@@ -81,10 +81,11 @@ class Life:
                 known = [_Counter(*one) for one in bars], [_Counter(one, False) for one, _ in counters]
                 sign = Sign.TEXT
             else:  # all of them are told
+                higher = 0
                 closer = sum(counter.counts_on(one) for counter, (one, _) in zip(known[0], bars, strict=True))
-                higher = sum(
-                    counter.counts_on(one) for counter, (one, _) in zip(known[1], counters, strict=True)
-                )
+                for counter, (one, is_bar) in zip(known[1], counters, strict=True):
+                    went_up = counter.counts_on(one)
+                    higher, closer = higher + went_up, closer + (went_up and is_bar)
                 sign = Sign.BAR if closer else Sign.TEXT if higher else Sign.NONE
             self._seen[key] = known
             if len(self._seen) > KEPT_SHAPES:

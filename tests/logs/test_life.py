@@ -25,9 +25,10 @@ BARS = (
     "validated ({n} of 20)",
     "Testing 12:0{n} {n} / 100",
     "copied {n}/100",
+    "{n}it [00:{n:02}, 0.07it/s]",  # tqdm that does not know the end
+    "Predicting: {n}batch [00:{n:02}, 14.2s/batch]",
 )
 COUNTERS = (
-    "{n}it [00:{n:02}, 0.07it/s]",
     "validation batch {n}: loss 0.7",
     "[rank0]: 2026-11-25 14:59:{n:02} scored {n} samples",
     "Processed {n},000 samples",
