@@ -52,7 +52,7 @@ _OTHER = re.compile(
 # Of the whole line: the step was left out, or it is one of an evaluation.
 _LEFT_OUT = re.compile(rb"(?i)skip|overflow|reducing|\bscal(?:e|er|ing)\b|loss_scale")
 _FIELD = re.compile(
-    rb"(?i)\w*(?:\b|_)(?:scaler?['\"]?[ :=|]{1,4}['\"]?\d"
+    rb"(?i)(?<!\w)\w*(?:\b|_)(?:scaler?['\"]?[ :=|]{1,4}['\"]?\d"
     rb"|(?:overflow|skipped)(?:[ _]\w+)?['\"]?[ :=]{1,4}(?:false|0)\b(?!\.))"
 )
 _MODE = re.compile(rb"(?i)['\"]?(?:mode|_type|split|phase)['\"]?\s?[:=]\s?['\"]?(?:val|eval|test)")

@@ -1,5 +1,6 @@
 """A loss or a gradient norm that is no number is told where it stays so: some steps of mixed precision are normal."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -256,6 +257,14 @@ def test_a_gradient_norm_is_read_in_the_ways_it_is_printed(
 ) -> None:
     written = [form.format(k=k) for k in range(200, 500)]
     assert len(told(shipped, tmp_path / "log", written, rule=NORM_LOST)) == 1
+
+
+@pytest.mark.parametrize("word", ["5f", "a.", "norm ", "loss ", "grad_norm: ", " ", "x_"])
+def test_a_long_line_beside_lines_with_nan_takes_no_time(word: str, shipped: RuleSet, tmp_path: Path) -> None:
+    began_s = time.process_time()
+    written = ["step 1 loss: nan", word * (16_000 // len(word)), "step 2 grad_norm: nan"]
+    assert told(shipped, tmp_path / "log", written) == []
+    assert time.process_time() - began_s < 5.0
 
 
 def test_a_gradient_norm_beside_a_loss_that_is_told_as_lost_is_not_told_too(
