@@ -2,7 +2,8 @@
 sound log costs nearly nothing."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from msgspec import Struct
 
@@ -18,6 +19,7 @@ LEAST_NORMS = 100
 STEPS_APART = (
     10  # between two reports of a norm beside a sound loss; an average over more may hold a step left out
 )
+NUMBERS_OF_LINE = 16  # looked at of one line: a history that is printed as a whole has hundreds
 RANKS_APART = 10  # steps that one rank's line may come after another's, at most
 
 # "loss: nan", "train/loss = nan", "loss nan,", "Loss nan (nan)", "loss: tensor(nan, ...)", "|    loss     | nan |".
@@ -173,16 +175,20 @@ def _begins_anew(step: int, newest: int, writers: int) -> bool:
     return step * 2 <= newest and (writers <= 1 or newest - step >= RANKS_APART)
 
 
+def _numbers(pattern: re.Pattern[bytes], line: bytes) -> Iterator[re.Match[bytes]]:
+    return islice(pattern.finditer(line), NUMBERS_OF_LINE)
+
+
 def _is_sound(line: bytes) -> bool | None:
     """Is the loss of the training, as this line tells it, a number? None: it tells none."""
-    told = [found for found in _LOSS.finditer(line) if not _OTHER.search(line, 0, found.start() + 1)]
+    told = [found for found in _numbers(_LOSS, line) if not _OTHER.search(line, 0, found.start() + 1)]
     if told:
         return any(found[1] is None and found[2] is None for found in told)
-    parts = (found for found in _OF_A_PART.finditer(line) if not _ASIDE.search(found[1]))
+    parts = (found for found in _numbers(_OF_A_PART, line) if not _ASIDE.search(found[1]))
     return True if any(not _OTHER.search(line, 0, found.start()) for found in parts) else None
 
 
 def _is_nan(line: bytes) -> bool | None:
     """Is the gradient norm of this line NaN? None: it tells none."""
-    told = [found for found in _NORM.finditer(line) if not _OTHER.search(line, 0, found.start() + 1)]
+    told = [found for found in _numbers(_NORM, line) if not _OTHER.search(line, 0, found.start() + 1)]
     return all(found[1] for found in told) if told else None
