@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from sentinel.core.budget import spent_budget
-from sentinel.core.model import BadSteps, Budget, ProtectedJob, Symptom, Verdict
+from sentinel.core.budget import plan_after_stop
+from sentinel.core.model import BadSteps, ProtectedJob, Symptom, Verdict
 from sentinel.core.now import Now
 from sentinel.core.reports import NORM_LOST, LogMatch
 from sentinel.core.triage_rows import FailureClass, clean
@@ -44,8 +44,11 @@ def bad_steps(match: LogMatch) -> BadSteps | None:
     return BadSteps(first, max(first, match.step or first))
 
 
-def refusal(job: ProtectedJob, match: LogMatch, now: Now) -> str:
-    """Why the job is not restarted from an older checkpoint, though its policy asks for it; empty where it is."""
+def refusal(job: ProtectedJob, match: LogMatch, verdict: Verdict, last_step: int | None, now: Now) -> str:
+    """Why the job is not restarted from an older checkpoint, though its policy asks for it; empty where it is.
+
+    Nothing is stopped that would not be started again.
+    """
     bad = bad_steps(match)
     if bad is None:
         return "its log names no steps, so that nothing tells which checkpoints are older."
@@ -53,7 +56,8 @@ def refusal(job: ProtectedJob, match: LogMatch, now: Now) -> str:
         return "the policy has no `resume`."
     if job.bad_steps is not None and bad.last <= job.bad_steps.last:
         return "it was so at these steps before, and a restart from an older checkpoint did not help."
-    return spent_budget(job, Budget.JOB, now)
+    plan = plan_after_stop(job, verdict, last_step, now)
+    return "" if plan.restart else plan.sentence.removeprefix("Not started again: ")
 
 
 def widened(bad: BadSteps, before: BadSteps | None, stopped_at: int | None) -> BadSteps:

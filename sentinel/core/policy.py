@@ -211,7 +211,10 @@ def _progressed(
     else:
         sentence = f"Stepping again from step {resumed}"
         sentence += f": {repeated(steps)}." if steps is not None else "."
-    if resumed is not None and incident.bad_steps is not None and resumed >= incident.bad_steps.last:
+    bad = incident.bad_steps
+    # Of a log that tells not each step the first ones after the start may not have been read.
+    sure = resumed is not None and failed is not None and bad is not None and 2 * resumed > bad.first + failed
+    if sure:
         sentence += (
             " Its checkpoint is one of those with the NaN loss: the program does not obey SENTINEL_BAD_STEPS."
         )
@@ -270,7 +273,8 @@ def _decide_lost_rank(picture: JobPicture, now: Now) -> Decision:
 def _decide_lost_loss(picture: JobPicture, told: LogMatch, now: Now) -> Decision:
     policy, reason, then = picture.job.policy, "LossNotANumber", ""
     if policy.nan_loss.action == "RestartAndAlert" and policy.mode != "observe" and not picture.finished:
-        refusal = diverged.refusal(picture.job, told, now)
+        verdict = diverged.diverged(told, picture.failures, ended=False)
+        refusal = diverged.refusal(picture.job, told, verdict, picture.timing.last_step, now)
         if not refusal:
             then = (
                 f"The job is restarted, to resume from a checkpoint of step {told.good_step} or an older one."
