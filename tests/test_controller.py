@@ -552,6 +552,19 @@ def test_a_job_in_whose_output_no_iteration_is_seen_says_so_until_one_is(
     play(tmp_path, scene, msgspec.structs.replace(RESUMABLE, timing_formats=formats))
 
 
+def test_that_an_older_version_saw_no_iterations_is_over_with_the_first_one(tmp_path: Path) -> None:
+    old = "no iterations are seen in its output, so that nothing tells slow steps: its policy can name the format"
+
+    async def scene(world: World) -> None:
+        picture = world.controller.pictures["j"]
+        picture.job = msgspec.structs.replace(picture.job, degraded=("other", old))
+        world.steps(1)
+        world.controller.cycle()
+        assert world.job.degraded == ("other",)
+
+    play(tmp_path, scene)
+
+
 def test_ranks_that_do_not_catch_the_signal_are_told_once_and_until_they_do(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         world.cluster.catches = False

@@ -4,8 +4,9 @@ from sentinel.core.now import Now
 from sentinel.core.picture import JobPicture
 
 BLIND_S = 60.0  # of output without an iteration that is known
+UNSEEN = "no iterations are seen in its output"  # so begins the note of older versions too, in a job's record
 BLIND = (
-    "no iterations are seen in its output so far: until one is, nothing tells slow steps, nor a hang unless the policy "
+    f"{UNSEEN} so far: until one is, nothing tells slow steps, nor a hang unless the policy "
     "names hang.after; "
 )
 NO_FORMAT = (
@@ -24,14 +25,14 @@ def needs_stacks(picture: JobPicture) -> bool:
     if policy.hang.action != "RestartAndAlert" or policy.mode == "observe":
         return False
     unsure = any(rank.unsure for rank in picture.timing.ranks.values() if rank.count)
-    blind = any(note.startswith(BLIND) for note in picture.job.degraded)
+    blind = any(note.startswith(UNSEEN) for note in picture.job.degraded)
     return policy.hang.after_s is None or unsure or blind
 
 
 def degraded(picture: JobPicture, now: Now) -> tuple[str, ...]:
     """The degraded modes of the job, with this one where it is blind."""
     job, timing = picture.job, picture.timing
-    known = [note for note in job.degraded if note.startswith(BLIND)]
+    known = [note for note in job.degraded if note.startswith(UNSEEN)]
     if timing.has_timing and known:
         return tuple(note for note in job.degraded if note not in known)
     if not timing.has_timing and not known and timing.hang.prints_since(BLIND_S, now):
