@@ -134,7 +134,7 @@ class HangWatch:
         again_s = self.relaunches.waits_since_s(rank) or 0.0
         return max(rank.last_at_s or 0.0, self.sign_s, self._announced_s, again_s)
 
-    def _allowed_s(self, rank: RankTiming) -> float:
+    def _allowed_s(self, rank: RankTiming, paused_s: float) -> float:
         adaptive = self.policy.hang.after_s is None
         anew = self.relaunches.waits_since_s(rank) is not None
         starts = anew or (adaptive and self.relaunches.warms_up(rank))
@@ -150,7 +150,7 @@ class HangWatch:
                 started_s=self.started_s,
             )
             usual_s = max(usual_s, self.policy.start_timeout_s if starts else 0.0)
-            return self._in_pause_s(usual_s, self._silent_since_s(rank))
+            return self._in_pause_s(usual_s, self._silent_since_s(rank), paused_s)
 
         if not self.exited:
             return allowed_s(ending=False)
@@ -161,16 +161,17 @@ class HangWatch:
         silent_then_s = self._exited_went_on_s() - self._silent_since_s(rank)
         return allowed_s(ending=silent_then_s < allowed_s(ending=False))
 
-    def _in_pause_s(self, allowed_s: float, since_s: float) -> float:
-        """Longer, where the last look at this silence has found a rank in an evaluation, a save or data preparation."""
-        if (
-            self.looks is None
-            or not self.looks.pause
-            or self.looks.last_s < since_s
-            or not self._looks_help()
-        ):
-            return allowed_s
-        return max(allowed_s, LONGEST_ALLOWANCE_S if self._ended_in_pause() else PAUSE_ALLOWANCE_S)
+    def _in_pause_s(self, allowed_s: float, since_s: float, paused_s: float) -> float:
+        """`paused_s` at least, where the last look was one at this silence."""
+        looked = self.looks is not None and self.looks.last_s >= since_s
+        return max(allowed_s, paused_s) if looked else allowed_s
+
+    def _paused_s(self) -> float:
+        """How long silence may be in which the last look has found a rank in an evaluation, a save or data preparation;
+        0: it has found none. Asked once for all ranks: it goes through them."""
+        if self.looks is None or not self.looks.pause or not self._looks_help():
+            return 0.0
+        return LONGEST_ALLOWANCE_S if self._ended_in_pause() else PAUSE_ALLOWANCE_S
 
     def _ended_in_pause(self) -> bool:
         return any(failure.pause for failure in self.failures)
@@ -232,7 +233,8 @@ class HangWatch:
         """Since when the job is silent (the rank whose time ends first), and how long it may be."""
         timed = self._timed()
         if timed:
-            silences = [(self._silent_since_s(r), self._allowed_s(r)) for r in timed]
+            paused_s = self._paused_s()
+            silences = [(self._silent_since_s(r), self._allowed_s(r, paused_s)) for r in timed]
             return min(silences, key=sum)
         return self._start_silence()
 
@@ -268,12 +270,12 @@ class HangWatch:
         timed = self._timed()
         if not timed:
             return self._hang_at_start(alive, now)
-        least_s = least_allowance_s(self.policy.hang)
+        least_s, paused_s = least_allowance_s(self.policy.hang), self._paused_s()
         stuck = [
             r
             for r in timed
             if (silent_s := now.mono_s - self._silent_since_s(r)) >= least_s
-            and silent_s >= self._allowed_s(r)
+            and silent_s >= self._allowed_s(r, paused_s)
         ]
         if not stuck:
             return None
@@ -287,7 +289,7 @@ class HangWatch:
             self.liveness,
             self.workers,
             silent_s=silent_s,
-            allowed_s=max(self._allowed_s(r) for r in stuck),
+            allowed_s=max(self._allowed_s(r, paused_s) for r in stuck),
             outlived=outlived,
             relaunches=self.relaunches.count if waited else 0,
         )
@@ -331,20 +333,21 @@ class HangWatch:
             return None
         start_s, since_s = self.policy.start_timeout_s, max(self.started_s, self.sign_s, self._announced_s)
         if self._iterates():
-            return since_s, self._in_pause_s(start_s, since_s)
+            return since_s, self._in_pause_s(start_s, since_s, self._paused_s())
         after_s = self.policy.hang.after_s if self.looks is not None else None
         if after_s is None:
             return None
         if self.sign_s == 0.0:  # it has printed nothing
             since_s = max(since_s, self.started_s + start_s - after_s)
-        return since_s, self._in_pause_s(after_s, since_s)
+        return since_s, self._in_pause_s(after_s, since_s, self._paused_s())
 
     def next_deadline(self, now: Now) -> float | None:
         """Monotonic time at which `signals` should be asked though nothing arrived; None: no need."""
         if not self._alive() or not self._readable():
             return None
         timed = self._timed()
-        ends = [self._silent_since_s(r) + self._allowed_s(r) for r in timed]
+        paused_s = self._paused_s()
+        ends = [self._silent_since_s(r) + self._allowed_s(r, paused_s) for r in timed]
         if not timed and (silence := self._start_silence()) is not None:
             ends.append(sum(silence))
         veto_s = self._activities.veto_ends_s()

@@ -63,7 +63,10 @@ class Looks:
             self.count, self.first_s, self.doubt = 0, at_s, doubt
         self.count += 1
         self.last_s, self.texts, self._seen = at_s, tuple(texts), seen
-        self.pause = paused_in(one.stack for one in seen.values())
+        stacks = [one.stack for one in seen.values()]
+        # Who stands where it stood, and could not be read this time, is where it was.
+        kept = self.pause if self.count > 1 and None in stacks else ""
+        self.pause = paused_in(stacks) or kept
 
     def words(self) -> str:
         ranks = names(list(self._seen))

@@ -1,5 +1,7 @@
 """By default a silent job is looked at, and only one that stands still is called hung."""
 
+from collections.abc import Collection
+
 import pytest
 from msgspec import structs
 
@@ -241,6 +243,18 @@ def test_a_rank_that_stands_in_an_evaluation_is_given_half_an_hour_and_no_more()
     assert signal.doubt == ""
 
 
+def test_a_look_that_reads_no_stack_of_a_rank_that_stands_still_does_not_end_its_evaluation() -> None:
+    timing = watched()
+    last = feed(timing)
+    look(timing, last + 1400, EVALUATES)
+    unread = STILL.partition("\n")[0] + "\nno Python stack: timed out"
+    assert look(timing, last + 1799, unread)
+    assert timing.hang.looks is not None
+    assert timing.hang.looks.doubt == ""
+    assert hang(timing, last + 1799) is None
+    assert hang(timing, last + 1800) is not None
+
+
 def test_once_a_hang_was_ended_in_one_it_is_given_an_hour() -> None:
     timing = watched()
     last = feed(timing)
@@ -249,6 +263,25 @@ def test_once_a_hang_was_ended_in_one_it_is_given_an_hour() -> None:
     assert hang(timing, last + 3599) is None
     look(timing, last + 3600, EVALUATES)
     assert hang(timing, last + 3600) is not None
+
+
+def test_in_an_evaluation_states_are_gone_through_once_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    timing = watched(size=50)
+    last = max(feed(timing, rank) for rank in range(50))
+    texts = [EVALUATES.replace("rank 0: pid 7", f"rank {rank}: pid {7 + rank}") for rank in range(50)]
+    timing.hang.looked(texts, Now(last + 110, 0))
+    assert timing.hang.looks is not None
+    assert timing.hang.looks.pause
+    asked: list[Collection[int]] = []
+
+    def states(ranks: Collection[int]) -> list[str]:
+        asked.append(ranks)
+        return []
+
+    monkeypatch.setattr(timing.hang.workers, "states", states)
+    assert hang(timing, last + 130) is None
+    assert timing.hang.next_deadline(Now(last + 130, 0)) is not None
+    assert 0 < len(asked) < 10
 
 
 def test_its_longer_time_ends_with_the_evaluation() -> None:
