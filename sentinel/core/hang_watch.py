@@ -80,8 +80,11 @@ class HangWatch:
         silence = self._silence()
         if self.looks is None or silence is None:
             return
-        since_s, allowed_s = silence
-        alive, quiet_s = self._alive(), LOOK_SHARE * allowed_s
+        since_s, _ = silence
+        _, usual_s = (
+            self._silence(paused_s=0.0) or silence
+        )  # who evaluates is silent too, a moment after the others
+        alive, quiet_s = self._alive(), LOOK_SHARE * usual_s
         going = [r.rank for r in self._timed() if now.mono_s - self._silent_since_s(r) < quiet_s]
         if any(map(self.workers.below, alive)):
             going = []  # the looks are at other processes, with numbers of their own
@@ -229,11 +232,11 @@ class HangWatch:
             return ""
         return looks.doubt or "its ranks have not been seen to stand still for long"
 
-    def _silence(self) -> tuple[float, float] | None:
+    def _silence(self, paused_s: float | None = None) -> tuple[float, float] | None:
         """Since when the job is silent (the rank whose time ends first), and how long it may be."""
         timed = self._timed()
         if timed:
-            paused_s = self._paused_s()
+            paused_s = self._paused_s() if paused_s is None else paused_s
             silences = [(self._silent_since_s(r), self._allowed_s(r, paused_s)) for r in timed]
             return min(silences, key=sum)
         return self._start_silence()

@@ -284,6 +284,25 @@ def test_in_an_evaluation_states_are_gone_through_once_for_all_ranks(monkeypatch
     assert 0 < len(asked) < 10
 
 
+@pytest.mark.parametrize("after_s", [None, 600.0])
+def test_who_evaluates_is_looked_at_though_it_fell_silent_a_moment_after_the_others(
+    after_s: float | None,
+) -> None:
+    timing = watched(after_s, size=2)
+    timing.hang.failures = [structs.replace(hung_at(4), pause="evaluate (train.py:40)")]
+    feed(timing, 1)
+    last = feed(timing, 0, start_s=1.0)
+    waits = STILL.replace("rank 0: pid 7", "rank 1: pid 8")
+    assert timing.hang.looks is not None
+    at_s = last
+    while at_s < last + 3500:
+        at_s += 0.25
+        if timing.hang.look_due(Now(at_s, 0)):
+            timing.hang.looked([EVALUATES, waits], Now(at_s, 0))
+            assert timing.hang.looks.pause or at_s < last + 590
+        assert hang(timing, at_s) is None
+
+
 def test_its_longer_time_ends_with_the_evaluation() -> None:
     timing = watched()
     last = feed(timing)
