@@ -50,7 +50,9 @@ _PAUSES = re.compile(
 _PAUSES_IN = re.compile(r"/loops/evaluation_loop\.py|(?:^|/)datasets/(?:arrow_dataset|builder)\.py")
 # Within these an iteration is made, whatever is around them: `cross_validate`.
 _ITERATES = re.compile(r"(?:^|_)(?:train|training|fit|backward)(?:_|$)")
-_EITHER = "_maybe_log_save_evaluate"  # of transformers, as its name says
+_STEPS = {"training_step", "train_step", "train_batch", "forward_backward", "backward"}
+# The first is either, of transformers; the others belong to an iteration (Stable-Baselines3, usual programs).
+_NO_PAUSES = {"_maybe_log_save_evaluate", "evaluate_actions", "is_valid"}
 FRAME_LENGTH = 200  # of one that is kept
 
 
@@ -136,13 +138,17 @@ def paused_in(stacks: Iterable[Stack | None]) -> str:
 
 def _pause(frames: Sequence[re.Match[str]]) -> str:
     """The innermost frame whose name tells decides."""
-    for frame in frames:
-        function = frame["function"].rpartition(".")[2]
-        if _PREPARES.search(function) or _PAUSES_IN.search(frame["file"]):
+    functions = [frame["function"].rpartition(".")[2] for frame in frames]
+    if any(function in _STEPS for function in functions):
+        return ""
+    for frame, function in zip(frames, functions, strict=True):
+        if (_PREPARES.search(function) and "__getitem__" not in functions) or _PAUSES_IN.search(
+            frame["file"]
+        ):
             return frame[0].strip()[:FRAME_LENGTH]
         if _ITERATES.search(function):
             return ""
-        if function != _EITHER and _PAUSES.search(function):
+        if function not in _NO_PAUSES and _PAUSES.search(function):
             return frame[0].strip()[:FRAME_LENGTH]
     return ""
 
