@@ -15,7 +15,7 @@ from sentinel.cluster.base import RankProcess
 from sentinel.core.health import CheckResult
 from sentinel.core.model import ProtectedJob
 from sentinel.core.now import Now
-from sentinel.core.reports import LogMatch, RankExit, RankReport, Report, Worker
+from sentinel.core.reports import PRINTS_S, LogMatch, RankExit, RankReport, Report, Worker
 from sentinel.logs.life import Sign
 from sentinel.logs.reader import POLL_BYTES, LogBatch, Position, RankLog
 from sentinel.logs.ruleset import RuleSet
@@ -81,7 +81,8 @@ class _Followed:
         self.children: tuple[int, ...] = ()  # where its ranks carry no numbers
         self.saved: bytes = b""
         self.ended = False
-        self.spoke = False  # we have read something of it
+        self.spoke_s: float | None = None  # when we have read something of it for the first time
+        self.prints = False  # it printed on a minute later
         self.resumed = True  # what it reads first may have been told by a predecessor
         self.earlier: LogBatch | None = None  # read by a predecessor, not reported by us yet
 
@@ -250,9 +251,11 @@ class Agent:
         # To who has just begun to read every text is new.
         bounded = batch.sign is Sign.BAR or now.mono_s - followed.heard_s < TEXTS_S
         gets_on = ((batch.sign is not Sign.NONE and bounded) or batch.told_again > 0) and not again
-        if batch.data and not followed.spoke:  # its first words, whatever they are
-            followed.spoke = gets_on = True
-        if iterations or gets_on or batch.workers or told != followed.last_told:
+        if batch.data and followed.spoke_s is None:  # its first words, whatever they are
+            followed.spoke_s, gets_on = now.mono_s, True
+        prints = bool(batch.data) and now.mono_s - (followed.spoke_s or now.mono_s) >= PRINTS_S
+        newly, followed.prints = prints and not followed.prints, prints or followed.prints
+        if newly or iterations or gets_on or batch.workers or told != followed.last_told:
             if iterations:
                 followed.look_due = followed.look_due or not followed.begun
                 followed.begun = True
@@ -271,6 +274,8 @@ class Agent:
                 caught_up=batch.caught_up,
                 log_problem=batch.problem,
                 alive_s=now.mono_s if gets_on else None,
+                prints=followed.prints,
+                alive_line=batch.sign_line if gets_on else "",
                 workers=tuple(batch.workers.values()),
             )
             if iterations:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sentinel.cluster.base import Room, StopOutcome
-from sentinel.core.blindness import BLIND, BLIND_S, NO_FORMAT, NO_LINE, needs_stacks
+from sentinel.core.blindness import BLIND, NO_FORMAT, NO_LINE, needs_stacks
 from sentinel.core.health import Component, Severity
 from sentinel.core.model import JobState, Phase, Stage
 from sentinel.core.policy_model import Hang, Policy, Restart, TimingFormat
@@ -528,22 +528,19 @@ def test_a_stop_while_nothing_runs_ends_the_job(tmp_path: Path) -> None:
 def test_a_job_in_whose_output_no_iteration_is_seen_says_so_until_one_is(
     tmp_path: Path, formats: tuple[TimingFormat, ...], note: str
 ) -> None:
-    def printing(world: World) -> None:
+    def printing(world: World, prints: bool) -> None:
         at_s = world.clock.mono_s
-        world.report(ranks=(RankReport(job="j", incarnation=1, rank=0, alive_s=at_s),))
+        world.report(ranks=(RankReport(job="j", incarnation=1, rank=0, alive_s=at_s, prints=prints),))
         world.controller.cycle()
 
     async def scene(world: World) -> None:
-        printing(world)
-        world.clock.mono_s += BLIND_S - 1.0
-        printing(world)
+        printing(world, prints=False)
         assert not world.job.degraded
-        world.clock.mono_s += 2.0
-        printing(world)
+        printing(world, prints=True)
         assert world.job.degraded == (note,)
         assert len([one for one in world.said if BLIND in one]) == 1
         world.clock.mono_s += 100.0
-        printing(world)
+        printing(world, prints=True)
         assert len([one for one in world.store.events("j") if one.reason == "Degraded"]) == 1
         world.steps(1)
         world.controller.cycle()
@@ -593,10 +590,7 @@ def test_with_a_time_of_the_owners_a_hang_depends_on_stacks_only_where_no_iterat
 ) -> None:
     async def scene(world: World) -> None:
         assert not needs_stacks(world.picture)
-        for _ in range(2):
-            at_s = world.clock.mono_s
-            world.report(ranks=(RankReport(job="j", incarnation=1, rank=0, alive_s=at_s),))
-            world.clock.mono_s += BLIND_S
+        world.report(ranks=(RankReport(job="j", incarnation=1, rank=0, prints=True),))
         world.controller.cycle()
         assert needs_stacks(world.picture)
         world.steps(1)
@@ -616,7 +610,7 @@ def test_a_job_that_prints_nothing_or_no_more_than_its_first_words_is_not_called
         if said:
             at_s = world.clock.mono_s
             world.report(ranks=(RankReport(job="j", incarnation=1, rank=0, alive_s=at_s),))
-        world.clock.mono_s += 10 * BLIND_S
+        world.clock.mono_s += 600.0
         world.controller.cycle()
         assert not world.job.degraded
 

@@ -170,6 +170,7 @@ class LeadingJobs:
             ranks=() if picture is None else rank_rows(picture, now, nodes),
             findings=() if picture is None else picture.findings,
             degraded=[one for one in self._records.degraded if f" {name} " in one],
+            phase="" if picture is None else picture.timing.hang.phase(now),
             protector=Protector(pid=os.getpid(), loop_age_s=now.mono_s - self._turned_mono_s),
         )
 

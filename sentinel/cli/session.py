@@ -438,6 +438,7 @@ class Session:
             processes=picture.timing.hang.workers.pids(),
             groups=groups_of(row.pid for row in ranks if row.pid is not None) if killed else (),
             degraded=self._degraded(),
+            phase=picture.timing.hang.phase(now),
             protector=Protector(
                 pid=os.getpid(), url=url, loop_age_s=now.mono_s - self._controller.turned_mono_s
             ),

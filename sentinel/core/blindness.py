@@ -3,7 +3,6 @@
 from sentinel.core.now import Now
 from sentinel.core.picture import JobPicture
 
-BLIND_S = 60.0  # of output without an iteration that is known
 UNSEEN = "no iterations are seen in its output"  # so begins the note of older versions too, in a job's record
 BLIND = (
     f"{UNSEEN} so far: until one is, nothing tells slow steps, nor a hang unless the policy "
@@ -35,6 +34,6 @@ def degraded(picture: JobPicture, now: Now) -> tuple[str, ...]:
     known = [note for note in job.degraded if note.startswith(UNSEEN)]
     if timing.has_timing and known:
         return tuple(note for note in job.degraded if note not in known)
-    if not timing.has_timing and not known and timing.hang.prints_since(BLIND_S, now):
+    if not timing.has_timing and not known and timing.hang.unread(now):
         return (*job.degraded, NO_LINE if job.policy.timing_formats else NO_FORMAT)
     return job.degraded

@@ -31,6 +31,8 @@ from sentinel.core.workers import Workers
 LOOK_SHARE, PAUSE_SHARE, STILL_SHARE = 1 / 2, 1 / 6, 0.3
 # The longer a silent job moves the less often: each look costs some CPU time of every rank's machine.
 LATER_SHARE = 1 / 12
+# An iteration that takes longer is one to wonder about.
+PHASE_S = 30.0
 # An older one says nothing of now.
 FRESH_S = 60.0
 # A silence of which looks do not show that it is a hang is told after so long, since a person must look.
@@ -55,8 +57,9 @@ class HangWatch:
         self._gaps = gaps
         self.timed_before = timed  # this job is known to print iterations
         self._activities = Activities()
-        # When a log first and last told that the program gets on, without an iteration; 0: never.
-        self.first_sign_s = self.sign_s = 0.0
+        self.sign_s = 0.0  # when a log last told that the program gets on, without an iteration; 0: never
+        self.prints = False  # a log went on for a while
+        self._sign_line = ""  # the newest of those lines that a person may know it by
         self._announced_s = 0.0  # when a line last announced or ended a pause
         self.failures: Sequence[Failure] = ()  # of the job, the newest last
 
@@ -69,7 +72,9 @@ class HangWatch:
         self.exited.clear()
         self._activities.reset()
         self.liveness.reset()
-        self.first_sign_s = self.sign_s = self._announced_s = 0.0
+        self.sign_s = self._announced_s = 0.0
+        self.prints = False
+        self._sign_line = ""
         self.relaunches.reset()
         self.workers.reset()
         if self.looks is not None:
@@ -91,9 +96,10 @@ class HangWatch:
         ranks = sum(max(1, self.workers.running(rank)) for rank in alive if rank not in going)
         self.looks.fold(texts, now.mono_s, since_s, ranks=ranks, going=going)
 
-    def signed(self, at_s: float) -> None:
+    def signed(self, at_s: float, line: str = "") -> None:
         """A log told, without an iteration, that the program gets on. Its first words always do."""
-        self.first_sign_s = self.first_sign_s or at_s
+        if at_s >= self.sign_s:
+            self._sign_line = line
         self.sign_s = max(self.sign_s, at_s)
 
     def announced(self, match: LogMatch) -> None:
@@ -111,11 +117,25 @@ class HangWatch:
         """A pause that was announced explains that no iteration comes."""
         return self._activities.veto(now) is not None
 
-    def prints_since(self, least_s: float, now: Now) -> bool:
-        """It runs for the first time, began to print so long ago and printed on, but not that it loads or compiles."""
-        if self.started_s is None or self.timed_before or self.excused(now):
-            return False
-        return self.sign_s > self.first_sign_s and now.mono_s - self.first_sign_s >= least_s
+    def phase(self, now: Now) -> str:
+        """What it does that makes no iteration, as its log tells; "": it iterates, or tells of nothing. Untrusted."""
+        if self.started_s is None:
+            return ""
+        last_s = max((r.last_at_s or 0.0 for r in self._timed()), default=self.started_s)
+        if now.mono_s - last_s < PHASE_S:
+            return ""
+        said = []
+        if (announced := self._activities.veto(now)) is not None:
+            said.append(
+                f"its log announced {length(now.mono_s - announced.started_s)} ago that it is {announced.kind}"
+            )
+        if self._sign_line and self.sign_s > last_s:
+            said.append(f"its log went on {length(now.mono_s - self.sign_s)} ago: {self._sign_line}")
+        return f"No iteration for {length(now.mono_s - last_s)}: {'; '.join(said)}" if said else ""
+
+    def unread(self, now: Now) -> bool:
+        """It runs for the first time and prints on, but not that it loads or compiles."""
+        return self.prints and self.started_s is not None and not self.timed_before and not self.excused(now)
 
     def _alive(self) -> list[int]:
         return [rank for rank in range(self.size) if rank not in self.exited]
@@ -192,14 +212,20 @@ class HangWatch:
         found = self._signal(now)
         if found is None:
             return None
-        silence = self._silence() if self._needs_looks() else None
+        silence = self._silence() if self._looks_help() else None
         if self.looks is None or silence is None:
             return found
+        if not self._needs_looks():
+            return None if self._look_comes(self.looks, *silence, now) else found
         since_s, allowed_s = silence
         if doubt := self._doubt(self.looks, since_s, allowed_s, now):
             late = now.mono_s - since_s >= max(DOUBT_S, allowed_s)
             return structs.replace(found, key="silent", doubt=doubt) if late else None
         return structs.replace(found, evidence=(*found.evidence, self.looks.words()))
+
+    def _look_comes(self, looks: Looks, since_s: float, allowed_s: float, now: Now) -> bool:
+        """The first look at this silence, which may find an evaluation, is awaited for a while."""
+        return looks.last_s < since_s and now.mono_s - since_s < allowed_s + FRESH_S
 
     def _needs_looks(self) -> bool:
         """Not where an owner names a time for what is surely seen, nor where a signal has stopped a rank."""

@@ -91,6 +91,9 @@ class Worker(Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: int | None = None  # of the newest of them
 
 
+PRINTS_S = 60.0  # after its first output
+
+
 class RankReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one poll of one rank's log brought. Iterations are in log order."""
 
@@ -106,6 +109,8 @@ class RankReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     alive_s: float | None = (
         None  # when it told, without an iteration, that the program gets on (clock of `at_s`)
     )
+    alive_line: str = ""  # by which it told so; untrusted
+    prints: bool = False  # it printed PRINTS_S after its first output, whatever it was
     state: str = ""  # of the process, as in /proc/PID/stat, when it was looked at
     io_bytes: int | None = None  # read and written so far by the rank and its helpers
     restarts: int = 0  # how often a launcher inside its pod has started it again, where that is known

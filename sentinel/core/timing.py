@@ -97,7 +97,8 @@ class JobTiming:
         rank.log_problem = report.log_problem
         rank.unsure = report.unsure
         if report.alive_s is not None:
-            self.hang.signed(report.alive_s)
+            self.hang.signed(report.alive_s, report.alive_line)
+        self.hang.prints |= report.prints
         if report.workers:
             self.hang.workers.fold(report.rank, report.workers)
         self.hang.workers.started(report.rank, report.children)

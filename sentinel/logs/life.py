@@ -7,6 +7,7 @@ from enum import StrEnum
 
 TAIL_BYTES = 4096  # of what one poll has read, the newest
 LINE_BYTES = 300
+SHOWN = 120  # characters of a line that people see
 KEPT_SHAPES = 2048  # more lines than a tail can hold
 
 
@@ -65,13 +66,14 @@ class Life:
     """Of one log. Memory: the numbers of KEPT_SHAPES lines."""
 
     def __init__(self) -> None:
+        self.line = ""  # the newest of those that were the last sign
         self._seen: OrderedDict[tuple[bytes, int, int], tuple[list[_Counter], list[_Counter]]] = OrderedDict()
 
     def look(self, text: bytes) -> Sign:
         """Whole lines, the newest last. The strongest sign of them."""
         found = Sign.NONE
-        for line in _lines(text):
-            line = _THOUSANDS.sub(b"", line)
+        for whole in _lines(text):
+            line = _THOUSANDS.sub(b"", whole)
             bars, counters = _numbers(_BARS, line), _numbers(_COUNTERS, line)
             rank = _RANK.match(line)
             shape = hash(_VARIES.sub(b"", line))
@@ -90,10 +92,10 @@ class Life:
             self._seen[key] = known
             if len(self._seen) > KEPT_SHAPES:
                 self._seen.popitem(last=False)
-            if sign is Sign.NONE or found is Sign.BAR or _WAITS.search(line) is not None:
+            if sign is Sign.NONE or (found is Sign.BAR and sign is not Sign.BAR) or _WAITS.search(line):
                 continue
             if sign is Sign.BAR or _WATCHES.search(line) is None:
-                found = sign
+                found, self.line = sign, whole.decode(errors="replace").strip()[:SHOWN]
         return found
 
 

@@ -49,6 +49,7 @@ class LogBatch(Struct, kw_only=True):
     unsure: bool = False  # its iterations are told in no format of a known trainer
     told_again: int = 0  # lines of iterations that another rank of the launcher had told
     sign: Sign = Sign.NONE  # that the program gets on, though no iteration was told
+    sign_line: str = ""  # untrusted
     stamps: list[float | None] | None = None  # of each Iteration: its line's own time stamp, Unix seconds
     after: list[int] | None = (
         None  # of each LogMatch: how many of `iterations` come before it (with `stamps`)
@@ -169,6 +170,7 @@ class RankLog:
         batch.unsure = self._timing.unsure
         if signs and newest and not batch.iterations:
             batch.sign = self._life.look(newest)
+            batch.sign_line = self._life.line if batch.sign else ""
         if pieces:
             self._follower.free_behind(len(self._rest))
         return batch

@@ -31,7 +31,7 @@ class Standing:
                 if not rank.iterations:
                     rank = structs.replace(rank, iterations=before.iterations, before=before.before)
                 if rank.alive_s is None:
-                    rank = structs.replace(rank, alive_s=before.alive_s)
+                    rank = structs.replace(rank, alive_s=before.alive_s, alive_line=before.alive_line)
             last = max(0, len(rank.iterations) - 1)  # the newest alone
             newest = structs.replace(rank, iterations=rank.iterations[last:], before=rank.before + last)
             self._ranks[rank.job, rank.rank] = newest

@@ -122,10 +122,11 @@ def build_view(
     processes: Iterable[int] = (),
     groups: Iterable[str] = (),
     degraded: Iterable[str] = (),
+    phase: str = "",
     protector: Protector | None = None,
 ) -> View:
     """Join a job's records with its live numbers. Pure. `processes`: pids of the job's besides those of `ranks`;
-    `groups`: the control groups of its processes, where known.
+    `groups`: the control groups of its processes, where known; `phase`: of `HangWatch`.
 
     The job's own numbers are those of its slowest rank: the ranks of one job step together, and the
     slowest one is the pace. `boot_id` is this machine's: the start of an incarnation that ran in an
@@ -171,6 +172,7 @@ def build_view(
         notes=tuple(
             note
             for note in (
+                phase,
                 inner_restarts(job),
                 job.performance_frozen,
                 job.elastic_frozen,

@@ -346,6 +346,19 @@ def test_who_names_a_time_is_asked_for_looks_once_a_hang_stood_in_an_evaluation(
     assert hang(timing, last + 10) is not None, "it does not evaluate: the time that was named, and no proof"
 
 
+def test_a_look_that_comes_late_is_awaited_where_a_hang_stood_in_an_evaluation() -> None:
+    timing = watched(after_s=10.0)
+    last = feed(timing)
+    timing.hang.failures = [structs.replace(hung_at(4), pause="evaluate (train.py:40)")]
+    assert hang(timing, last + 12) is None
+    timing.hang.looked([EVALUATES.format(look=0, at=0)], Now(last + 15, 0))
+    assert hang(timing, last + 15) is None
+    assert hang(timing, last + 3599) is None
+    last = feed(timing, first=51, start_s=last + 3600)
+    assert hang(timing, last + 69) is None
+    assert hang(timing, last + 70) is not None, "none came"
+
+
 def test_a_job_that_evaluates_before_its_first_iteration_is_given_half_an_hour_too() -> None:
     timing = unread(60.0)
     look(timing, 1799, EVALUATES)

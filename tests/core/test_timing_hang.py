@@ -372,6 +372,24 @@ def test_a_log_that_tells_of_other_progress_is_no_hang_and_its_silence_after_tha
     assert hang(timing, at_s + allowed_s + 1.0) is not None
 
 
+def test_what_a_silent_job_does_is_told_in_the_words_of_its_log() -> None:
+    timing = job(size=2)
+    last = max(feed(timing, rank) for rank in (0, 1))
+    bar = RankReport(job="j", incarnation=1, rank=0, alive_s=last + 20, alive_line="Evaluating: 34/200")
+    timing.fold(bar)
+    assert timing.hang.phase(Now(last + 20, 0)) == ""
+    told = "No iteration for 4 min: its log went on 3 min ago: Evaluating: 34/200"
+    assert timing.hang.phase(Now(last + 220, 0)) == told
+    timing.activity(says("evaluating", last + 230))
+    assert "its log announced 10 s ago that it is evaluating; its log went on" in timing.hang.phase(
+        Now(last + 240, 0)
+    )
+    feed(timing, first=51, start_s=last + 250)
+    assert timing.hang.phase(Now(last + 600, 0)) == "", "of what was before it nothing is said"
+    timing.start(2, 2, Now(5000.0, 0))
+    assert timing.hang.phase(Now(5100.0, 0)) == ""
+
+
 def test_progress_of_the_incarnation_before_excuses_nothing() -> None:
     timing = job(after_s=60.0)
     feed(timing)
