@@ -2,9 +2,12 @@
 imports this while a child reads the configuration."""
 
 import argparse
+import fcntl
 import os
 import re
+import stat
 import sys
+import termios
 import time
 
 from sentinel.cli.protect import detached, open_store, protect, say
@@ -41,6 +44,20 @@ def start(args: argparse.Namespace, command: list[str], cwd: str, policy: Policy
         say(f"{error.object!r} is not UTF-8: the command and its directory must be")
         return 64
     return _start(args, name, launch, policy, settings)
+
+
+def input_waits() -> bool:
+    """Is something given on standard input, by a file or a pipe?"""
+    try:
+        found = os.fstat(0)
+        if stat.S_ISREG(found.st_mode):
+            return found.st_size > os.lseek(0, 0, os.SEEK_CUR)
+        if not stat.S_ISFIFO(found.st_mode):
+            return False
+        count = fcntl.ioctl(0, termios.FIONREAD, bytes(4))
+        return int.from_bytes(count, sys.byteorder) > 0
+    except OSError:
+        return False
 
 
 def default_name(command: list[str]) -> str:
@@ -91,6 +108,10 @@ def _start(args: argparse.Namespace, name: str, launch: Launch, policy: Policy, 
         return 73
     for note in policy.capped:
         say(note)
+    if input_waits():
+        say(
+            "what is given on standard input reaches no rank, theirs is /dev/null: let the command read a file"
+        )
     size = args.nproc or 1
     job = ProtectedJob(
         name=name,

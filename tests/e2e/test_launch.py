@@ -108,6 +108,16 @@ def test_the_exit_code_is_that_of_the_job(box: Box, command: list[str], code: in
     box.empty()
 
 
+@pytest.mark.parametrize("given", ["</dev/null", "<empty", "<file", "<<E\nyes\nE"])
+def test_that_no_rank_gets_what_is_given_on_standard_input_is_said(box: Box, given: str) -> None:
+    (box.work / "empty").touch()
+    (box.work / "file").write_text("yes\n")
+    command = ("run", "--name", "job", "--settings", box.settings(), "--", "true")
+    job = box.start_words("sh", "-c", f'exec "$0" "$@" {given}\n', SENTINEL, *command)
+    assert job.code() == 0
+    assert ("reaches no rank" in job.err) is (given not in ("</dev/null", "<empty"))
+
+
 def test_a_name_with_capitals_underscores_and_dots_serves_all_commands(box: Box) -> None:
     name = "My_Run.v2"
     job = box.run(*train(), name=name)
