@@ -39,9 +39,15 @@ def inner_rank(line: str) -> int | None:
     return next(int(number) for number in found.groups() if number is not None) if found else None
 
 
-def _complaining(case: Case) -> set[int]:
+def _complaints(rank: int, case: Case) -> list[Row]:
+    """What tells, in this rank's log, that others are gone or were waited for; not a launcher's report."""
+    return [row for row in case.of("symptom", "cascade") if row.match.rank == rank and row.cls.id != REPORT]
+
+
+def _complaining(rank: int, case: Case) -> set[int]:
     """The processes of a launcher that said something themselves, as those do that lost another one."""
-    said = (inner_rank(row.match.line) for row in case.rows if row.cls.id != REPORT)
+    own = (row for row in case.rows if row.match.rank == rank and row.cls.id != REPORT)
+    said = (inner_rank(row.match.line) for row in own)
     return {number for number in said if number is not None}
 
 
@@ -49,13 +55,13 @@ def _gone(row: Row, case: Case) -> int | None:
     """The number of the process of whose end a launcher tells."""
     if _one_of_several(row, case):
         below = {number for of, number in case.processes.values() if of == row.match.rank}
-        return _silent({number for number in below if number is not None}, case)
+        return _silent(row.match.rank, {number for number in below if number is not None}, case)
     last = _LAST.search(row.match.line)
     if last is None:
         return inner_rank(row.match.line)
     if case.size > 1:  # it counts those of its machine, and ranks that complain may be of any
         return None
-    return _silent(set(range(int(last[1]) + 1)), case)
+    return _silent(row.match.rank, set(range(int(last[1]) + 1)), case)
 
 
 def _one_of_several(row: Row, case: Case) -> bool:
@@ -65,9 +71,15 @@ def _one_of_several(row: Row, case: Case) -> bool:
     return sum(bool(_LISTED.search(line)) for line in listed) > 1
 
 
-def _silent(processes: set[int], case: Case) -> int | None:
+def _by_pid(row: Row, case: Case) -> int | None:
+    """The number in the whole job of the process whose pid stands in a report, which counts those of its machine."""
+    named = (case.worker_of_pid(int(pid)) for pid in _PID.findall(row.match.line))
+    return next((number for number in named if number is not None), None)
+
+
+def _silent(rank: int, processes: set[int], case: Case) -> int | None:
     """The one of all processes of a launcher that did not complain, as those do that lost another one."""
-    silent = processes - _complaining(case)
+    silent = processes - _complaining(rank, case)
     return silent.pop() if len(silent) == 1 else None
 
 
@@ -108,10 +120,9 @@ def ended_by_launcher(row: Row, case: Case) -> bool:
 
 def named_inner(why: Why, row: Row, case: Case) -> Why:
     """With which of a launcher's processes it was."""
-    number = _gone(row, case)
-    pids = () if _one_of_several(row, case) else _PID.findall(row.match.line)
-    named = (case.worker_of_pid(int(pid)) for pid in pids)
-    number = next((one for one in named if one is not None), number)  # a report counts those of its machine
+    number = None if _one_of_several(row, case) else _by_pid(row, case)
+    if number is None:
+        number = _gone(row, case)
     if number is None:
         number = _raised(row, case)
     # A rank that nobody else has started says `[rank3]: ` too.
@@ -137,15 +148,28 @@ def by_report(rank: int, case: Case) -> Why | None:
 
 
 def by_silent_end(case: Case) -> Why | None:
-    """The one process of a launcher that ended without a word, while the others complain that it is gone."""
-    told = report_of(0, case) if case.size == 1 else None
-    gone = _gone(told, case) if told is not None else None
-    if gone is None:
-        return None
-    complaining = _complaining(case)
+    """The one process of a launcher that ended without a word, while others below it complain that it is gone."""
+    for exit_ in case.lost:
+        told = report_of(exit_.rank, case)
+        if told is not None and _ended_silently(told, case):
+            return by_report(exit_.rank, case)
+    return None
+
+
+def _ended_silently(told: Row, case: Case) -> bool:
+    gone = _gone(told, case)
+    rank = told.match.rank
+    complaining = _complaining(rank, case)
+    if gone is None or not complaining or gone in complaining:
+        return False
+    if case.size > 1:
+        if None in {inner_rank(row.match.line) for row in _complaints(rank, case)}:
+            return False  # it may have been this one that lost a rank of another launcher
+        known = gone if _one_of_several(told, case) else _by_pid(told, case)
+        if known is not None:
+            return known not in complaining
     # The launcher counts on its own machine, its ranks on all of them: these are the same on the first machine only.
-    first_machine = 0 in complaining if gone else 1 in complaining and len(complaining) > 1
-    return by_report(0, case) if first_machine and gone not in complaining else None
+    return 0 in complaining if gone else 1 in complaining and len(complaining) > 1
 
 
 def killed_for_memory(why: Why, case: Case) -> Why | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.box import Box
-from tests.trainers.table import LAUNCHERS, Trial, judge
+from tests.trainers.table import LAUNCHERS, PROGRAM, RESUME, Trial, free_ports, judge
 
 pytestmark = pytest.mark.timeout(1500)
 PYTHON = Path("/usr/bin/python3")
@@ -36,3 +36,32 @@ def test_a_broken_training_goes_on_and_its_fault_is_told(box: Box, launcher: str
 
 def test_a_rank_below_torchrun_whose_memory_ran_out_is_told_so(box: Box, small_group: Path) -> None:
     judge(box, PYTHON, trial("torchrun", "memory"), small_group)
+
+
+# Each in a folder and on a port of its own. Below launcher 0 a rank breaks after each start, below 1 nothing ever ends.
+BESIDE = f"""
+mkdir -p $RANK && cd $RANK && rm -f broken
+[ $RANK = 0 ] && set -- --fault exit
+export OMP_NUM_THREADS=1
+exec {PYTHON} -m torch.distributed.run --master_port $((PORT + RANK)) --nproc_per_node 2 -r 2 -t 2 \\
+    {PROGRAM} --save-every 5 --at 22 --more 1000000 "$@"
+"""
+
+
+def test_of_two_launchers_the_one_whose_rank_exits_is_the_cause_of_each_end_until_sentinel_gives_up(
+    box: Box,
+) -> None:
+    """That its other rank complains of a lost connection blames no launcher. The one that is stopped tells nothing."""
+    box.env["PORT"] = str(free_ports(2))
+    policy = box.policy(resume={**RESUME, "maxResumes": 1})
+    job = box.run("sh", "-ec", BESIDE, policy=policy, options=("--nproc", "2"))
+    assert job.code(900.0) != 0, box.story()
+    incidents = box.incidents()
+    assert len(incidents) == 2, box.story()
+    for incarnation, incident in enumerate(incidents, 1):
+        assert "Connection closed by peer" in box.log(0, incarnation), "its other rank complains"
+        v = incident.verdict
+        assert (v.failure, v.cause, v.rank, v.worker) == ("rank-exit", "unknown", 0, 1), box.story()
+        assert v.budget == "job", v
+        assert "Rank 0 was lost" in v.sentence, v
+    box.empty()

@@ -52,11 +52,13 @@ def of(
     findings: tuple[Finding, ...] = (),
     workers: Mapping[int, tuple[int, int]] | None = None,
     children: Mapping[int, int] | None = None,
+    size: int = 1,
+    ended: tuple[int, ...] = (0,),
 ) -> Verdict:
     return triage(
         job="j",
-        size=1,
-        exits=[RankExit(rank=0, incarnation=1, at_s=NOW.mono_s, code=1)],
+        size=size,
+        exits=[RankExit(rank=rank, incarnation=1, at_s=NOW.mono_s, code=1) for rank in ended],
         matches=matches,
         findings=findings,
         signal=None,
@@ -198,3 +200,55 @@ def test_a_process_that_torchrun_itself_killed_does_not_explain_the_end(
     )
     v = of(RankLog(log, shipped, rank=0, incarnation=1).poll(NOW).matches)
     assert v.failure != "killed", v
+
+
+def told(text: str, rules: RuleSet, tmp_path: Path, rank: int = 0) -> list[LogMatch]:
+    """What this launcher's log tells."""
+    log = tmp_path / f"rank-{rank}.log"
+    log.write_text(text)
+    reader = RankLog(log, rules, rank=rank, incarnation=1)
+    try:
+        return reader.poll(NOW).matches
+    finally:
+        reader.close()
+
+
+EXIT_3 = (
+    HERE / "launchers/torchrun-exit-3.log"
+).read_text()  # the report is of process 1, 0 lost its connection
+# The same of a launcher on a second machine: the numbers in the whole job are 2 and 3, and the one reported complained.
+FURTHER = EXIT_3.replace("[rank0]:", "[rank2]:").replace(
+    "local_rank: 1 (pid: 1300)", "local_rank: 0 (pid: 1302)"
+)
+PIDS = {1299: (0, 0), 1300: (0, 1), 1302: (1, 2), 1303: (1, 3)}
+
+
+def test_of_two_launchers_the_one_whose_process_ended_is_the_cause_though_another_process_of_it_complains(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    for workers in (None, PIDS):
+        v = of(told(EXIT_3, shipped, tmp_path), workers=workers, size=2)
+        assert (v.failure, str(v.cause), v.rank, v.worker) == ("rank-exit", "unknown", 0, 1), v
+        assert v.sentence.startswith(
+            "Rank 0 was lost after iteration 5: a process that it had started ended"
+        ), v
+        assert v.budget == Budget.JOB
+
+
+def test_of_two_launchers_that_both_tell_of_an_end_the_one_whose_process_did_not_complain_is_the_cause(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    matches = told(FURTHER, shipped, tmp_path, rank=1) + told(EXIT_3, shipped, tmp_path)
+    for workers in (None, PIDS):
+        v = of(matches, workers=workers, size=2, ended=(1, 0))
+        assert (v.failure, v.rank, v.worker) == ("rank-exit", 0, 1), v
+
+
+def test_a_launcher_whose_report_is_of_a_process_that_lost_another_is_not_the_cause(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    unmarked = "RuntimeError: Connection closed by peer\n"
+    for text in (FURTHER, FURTHER + unmarked, EXIT_3 + unmarked):
+        v = of(told(text, shipped, tmp_path), workers={1302: (0, 2), 1303: (0, 3)}, size=2)
+        assert (v.failure, v.rank, v.worker) == ("connection", 1, None), v
+    assert of(told(FURTHER, shipped, tmp_path), size=2).rank == 1

@@ -3,6 +3,7 @@
 `make test-trainers` tries all of it with PyPI's torch, `make test` a core with Debian's (tests/integrations).
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -159,9 +160,7 @@ def judge(box: Box, python: Path, trial: Trial, group: Path | None = None, keep:
 
 def start(box: Box, python: Path, trial: Trial, *options: str) -> Running:
     folder = python.parent
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_ports()
     words = trial.launchers[trial.launcher].format(python=python, bin=folder, port=port).split()
     box.env |= {"PATH": f"{folder}:{box.env['PATH']}", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     if trial.launcher == "mp.spawn":
@@ -172,6 +171,16 @@ def start(box: Box, python: Path, trial: Trial, *options: str) -> Running:
         policy=policy if FAULTS[trial.fault].policy else "",
         options=("--nproc", "2") if trial.launcher == "none" else (),
     )
+
+
+def free_ports(count: int = 1) -> int:
+    """The first of so many in a row that are free."""
+    while True:
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError, OverflowError):
+            first = held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            for port in range(first + 1, first + count):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
 
 
 def kill_launcher(box: Box) -> float:
