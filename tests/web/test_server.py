@@ -110,6 +110,7 @@ def test_the_page_says_what_a_person_wants_to_know(start: Callable[..., Running]
         "873 iterations, 1m 04s, 256 GPU-seconds",
         "skipped, rank 2 is lost",
         "Degraded: The log of rank 3 vanished.",
+        "rank 0 pid 4711\n  allreduce (torch/distributed.py:2050)\n  train (train.py:88)",
         "4714",
         "XID 79",
         "4 ranks run.",
