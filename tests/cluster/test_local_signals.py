@@ -4,6 +4,9 @@ import os
 import signal
 import sys
 import textwrap
+from pathlib import Path
+
+import pytest
 
 from tests.cluster.local_jobs import Site, alive, python, with_site
 from tests.waits import eventually
@@ -135,6 +138,66 @@ async def test_torchrun_in_a_batch_script_of_slurm_is_a_launcher(site: Site) -> 
     await site.start(named(site, "torchrun", LAUNCHER), nproc=None, SLURM_PROCID="0", SLURM_LOCALID="0")
     await eventually(lambda: site.log().count("ready") == 2)
     assert sorted(site.cluster.find_ranks("job", 1)) == [0, 1]
+
+
+# What platforms give the one process of each machine: here of the second of three. KubeDL and Kubeflow (PyTorchJob;
+# TFJob), Volcano with its plugin for PyTorch.
+OF_MACHINES = {
+    "kubedl": {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23456"},
+    "tfjob": {
+        "RANK": "1",
+        "TF_CONFIG": '{"cluster": {"worker": ["a:2222", "b:2222", "c:2222"]}, "task": {"type": "worker", "index": 1}}',
+    },
+    "volcano": {"RANK": "1", "WORLD_SIZE": "3", "VC_TASK_INDEX": "1", "VK_TASK_INDEX": "1"},
+}
+# Starts also what has the number of the machine only, and the port of the ranks.
+ON_A_MACHINE = LAUNCHER.replace(
+    "time.sleep(600)",
+    "subprocess.Popen(['sleep', '600'], env=dict(os.environ, MASTER_PORT='29500'))\n"
+    "    print('all')\n    time.sleep(600)",
+)
+
+
+@pytest.mark.parametrize("name", ["torchrun", "train.py"])
+@pytest.mark.parametrize("platform", OF_MACHINES)
+def test_the_number_that_a_platform_gives_a_machine_is_no_rank_and_those_of_its_workers_are(
+    platform: str, name: str, tmp_path: Path
+) -> None:
+    """With several workers; and with one on each machine, which then has its number, where the launcher is known by
+    its name."""
+
+    @with_site
+    async def found(site: Site) -> None:
+        for incarnation, ranks in enumerate([(2, 3), (1,)] if name == "torchrun" else [(2, 3)], 1):
+            program = ON_A_MACHINE.replace("range(2)", f"range({len(ranks)})")
+            program = program.replace("RANK=str(rank),", f"RANK=str({ranks[0]} + rank),", 1)
+            (launcher,) = await site.start(
+                named(site, name, program), incarnation, nproc=None, **OF_MACHINES[platform]
+            )
+            await site.logged("all", incarnation)
+            await eventually(lambda k=incarnation, n=len(ranks): site.log(k).count("ready") == n)
+            of_job = site.cluster.find_ranks("job", incarnation)
+            assert tuple(sorted(of_job)) == ranks
+            assert launcher.pid not in {proc.pid for proc in of_job.values()}
+            sent = await site.cluster.signal_ranks("job", incarnation, list(ranks), "SIGUSR1")
+            assert sent.sent == ranks
+            await site.cluster.stop("job", incarnation, 0.0)
+
+    found(tmp_path)
+
+
+@pytest.mark.parametrize("platform", OF_MACHINES)
+def test_a_program_that_a_platform_gave_the_number_of_its_machine_is_rank_0_to_itself(
+    platform: str, tmp_path: Path
+) -> None:
+    @with_site
+    async def found(site: Site) -> None:
+        (process,) = await site.start(python(CATCHES), nproc=None, **OF_MACHINES[platform])
+        await site.logged("ready")
+        of_job = site.cluster.find_ranks("job", 1)
+        assert {rank: proc.pid for rank, proc in of_job.items()} == {0: process.pid}
+
+    found(tmp_path)
 
 
 # Of several machines: each numbers on from those of the ones before, in a world of four.
