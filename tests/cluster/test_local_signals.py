@@ -175,7 +175,7 @@ def test_the_number_that_a_platform_gives_a_machine_is_no_rank_and_those_of_its_
                 named(site, name, program), incarnation, nproc=None, **OF_MACHINES[platform]
             )
             await site.logged("all", incarnation)
-            await eventually(lambda k=incarnation, n=len(ranks): site.log(k).count("ready") == n)
+            await eventually(lambda k=incarnation, ids=ranks: site.log(k).count("ready") == len(ids))
             of_job = site.cluster.find_ranks("job", incarnation)
             assert tuple(sorted(of_job)) == ranks
             assert launcher.pid not in {proc.pid for proc in of_job.values()}

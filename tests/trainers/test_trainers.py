@@ -1,4 +1,4 @@
-"""Trainers with Sentinel's callbacks: are steps read, evaluations left alone, saves proved and whole?"""
+"""Trainers with Sentinel's callbacks: are steps read, evaluations left alone, saves proved and whole? And without."""
 
 import os
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sentinel.core.hang import FLOOR_S
 from tests.e2e.box import Box, Running
 from tests.trainers.table import Keep
 from tests.waits import until
@@ -55,7 +56,7 @@ def start(
     return box.run(*words.split(), name=name, policy=box.policy(**POLICY))
 
 
-def evaluate(box: Box, name: str, pace: Path) -> None:
+def evaluate(box: Box, name: str, pace: Path, batches: int = EVALUATION_S, batch_s: int = 1) -> None:
     """Lets an evaluation go on for as long as it is to last, batch after batch, then to its end."""
 
     def opened() -> int | None:
@@ -66,9 +67,48 @@ def evaluate(box: Box, name: str, pace: Path) -> None:
 
     with open(until(opened, lambda: box.story(name) + box.log(name=name), 300.0), "wb", buffering=0) as pipe:
         begun_s = time.monotonic()
-        for second in range(EVALUATION_S):
-            pipe.write(b"\n")
-            until(lambda due_s=begun_s + second + 1: time.monotonic() >= due_s)
+        for batch in range(1, batches + 1):
+            try:
+                pipe.write(b"\n")
+            except BrokenPipeError:
+                raise AssertionError(box.story(name)) from None
+            until(lambda due_s=begun_s + batch * batch_s: time.monotonic() >= due_s)
+
+
+def plain(box: Box, venv: Path, trainer: str, numbers: str) -> Running:
+    """Neither a policy nor Sentinel's callback: what there is to read is the trainer's own bar and log."""
+    box.env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = TRAINERS[trainer][1].replace(NUMBERS, f"plain {numbers} plain").format(bin=venv / "bin")
+    return box.run(*command.split(), name="plain")
+
+
+@pytest.mark.timeout(1200)
+def test_without_policy_and_callback_an_evaluation_is_left_alone_while_its_bar_moves(
+    box: Box, venv: Path
+) -> None:
+    """Of Hugging Face's Trainer, for more than twice as long as a job may be silent by default."""
+    batch_s = 30
+    batches = int(2 * FLOOR_S) // batch_s + 1
+    pace = box.work / "pace"
+    os.mkfifo(pace)
+    done = plain(box, venv, "hf", f"400 300 {batches + 1} 0")
+    evaluate(box, "plain", pace, batches, batch_s)
+    assert done.code(300.0) == 0, box.story("plain") + box.log(name="plain")
+    assert re.search(rf"\b{batches}/{batches + 1} ", box.log(name="plain")), "the bar of the evaluation"
+    record = box.job("plain")
+    assert record is not None
+    assert (record.last_step, record.incarnation) == (400, 1), box.story("plain")
+    assert box.incidents("plain") == []
+
+
+@pytest.mark.timeout(600)
+def test_without_policy_and_callback_the_steps_are_read_from_lightnings_bar(box: Box, venv: Path) -> None:
+    done = plain(box, venv, "lightning", "100 0 0 0")
+    assert done.code(300.0) == 0, box.story("plain") + box.log(name="plain")
+    record = box.job("plain")
+    assert record is not None
+    assert record.last_step == 100, box.story("plain") + box.log(name="plain")
+    assert box.incidents("plain") == []
 
 
 @pytest.mark.timeout(1800)

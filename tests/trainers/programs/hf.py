@@ -1,5 +1,7 @@
 """Hugging Face's Trainer with a tiny model. FOLDER STEPS EVALUATE_AT BATCHES SIGNAL_AT; 0: never.
 
+A last word `plain`: without Sentinel's callback.
+
 Rank 0 takes a line from the FIFO `pace`, in the current directory, before each batch of an evaluation. At the end it
 prints a number that is another one for any other weights.
 """
@@ -22,7 +24,8 @@ from transformers import (
 from sentinel.integrations.transformers import SentinelCallback, newest_checkpoint
 
 FOLDER = sys.argv[1]
-STEPS, EVALUATE_AT, BATCHES, SIGNAL_AT = (int(word) for word in sys.argv[2:])
+STEPS, EVALUATE_AT, BATCHES, SIGNAL_AT = (int(word) for word in sys.argv[2:6])
+PLAIN = sys.argv[6:] == ["plain"]
 pace = functools.cache(functools.partial(open, "pace"))  # waits for the test
 
 
@@ -76,7 +79,7 @@ trainer = Trainer(
     args,
     train_dataset=Texts(1_000_000),  # no training comes to the end of an epoch
     eval_dataset=Paced(2 * BATCHES),  # of two ranks, each of which takes every other one
-    callbacks=[SentinelCallback(), Disturbance()],
+    callbacks=[Disturbance()] if PLAIN else [SentinelCallback(), Disturbance()],
 )
 trainer.train(resume_from_checkpoint=newest_checkpoint(FOLDER))
 if trainer.is_world_process_zero():

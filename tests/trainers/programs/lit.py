@@ -8,12 +8,13 @@ import sys
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 
 from sentinel.integrations.lightning import SentinelCallback
 
 FOLDER = sys.argv[1]
-STEPS, EVALUATE_AT, BATCHES, SIGNAL_AT = (int(word) for word in sys.argv[2:])
+STEPS, EVALUATE_AT, BATCHES, SIGNAL_AT = (int(word) for word in sys.argv[2:6])
+PLAIN = sys.argv[6:] == ["plain"]
 pace = functools.cache(functools.partial(open, "pace"))  # waits for the test
 
 
@@ -65,7 +66,10 @@ def main():
         devices=2,
         strategy="ddp",
         max_steps=STEPS,
-        callbacks=[ModelCheckpoint(dirpath=FOLDER, save_last=True), SentinelCallback()],
+        callbacks=[
+            ModelCheckpoint(dirpath=FOLDER, save_last=True),
+            TQDMProgressBar() if PLAIN else SentinelCallback(),
+        ],
         logger=False,
         num_sanity_val_steps=0,
         val_check_interval=EVALUATE_AT or None,
