@@ -40,6 +40,15 @@ LOSS_LOST = "loss-lost"
 NORM_LOST = "norm-lost"
 
 
+class Orphan(Struct, frozen=True, array_like=True):
+    """A process of a job that had failed when its parent ended, which had not waited for it."""
+
+    pid: int
+    code: int | None
+    signal: int | None
+    oom_killed: bool
+
+
 class RankExit(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The end of one rank. Neither code nor signal: the status is unknown (its supervisor was killed)."""
 
@@ -54,6 +63,7 @@ class RankExit(Struct, frozen=True, kw_only=True, omit_defaults=True):
     told_s: float | None = None  # when it was told to end, of such an end
     ended_s: float | None = None  # when it ended by the clock of its node, where that was known; `at_s`: seen
     evidence: str = ""  # a line that says how its pod ended
+    orphans: tuple[Orphan, ...] = ()  # of any rank, from before the first rank's end
 
     @property
     def unknown(self) -> bool:

@@ -21,6 +21,7 @@ from sentinel.core.triage_case import (
     Case,
     Struck,
     Why,
+    class_of_death,
     class_of_finding,
     finding_clause,
     rows_in_order,
@@ -32,6 +33,7 @@ from sentinel.core.triage_launcher import (
     by_report,
     by_silent_end,
     ended_by_launcher,
+    failed_orphan,
     killed_for_memory,
     named_inner,
     of_worker,
@@ -125,6 +127,8 @@ def _explain(case: Case) -> Why:
         return hardware
     if root is None and case.lost and all(_terminated(e) for e in case.lost):
         return _by_exit(case)
+    if root is None and case.lost and (orphan := failed_orphan(case)) is not None:
+        root = _by_orphan(case, *orphan)
     if node := by_node(case, root):
         return node
     if root is not None:
@@ -163,7 +167,7 @@ def _earliest_root(case: Case) -> Why | None:
     deaths = [
         (_told_s(e), e.rank, cls)
         for e in case.lost
-        if (cls := _class_of_death(e, case.failures)) is not None
+        if (cls := class_of_death(e, case.failures)) is not None
         and not _tidied(e, case)
         and (cls.id != "interrupted" or e is case.lost[0])  # else it is a launcher's teardown
     ]
@@ -190,6 +194,18 @@ def _earliest_root(case: Case) -> Why | None:
             return full
         return Why(cls=cls, rank=rank, entity=_entity_if_unclear(cls, rank, case))
     return None
+
+
+def _by_orphan(case: Case, number: int, exit_: RankExit) -> Why:
+    """A process of a launcher, which ended by an error that followed from that before it told of it."""
+    clause = f"one of its processes had ended ({exit_.describe()})"
+    if exit_.oom_killed:
+        cls = case.failures["host-oom"]
+        clause = f"the kernel killed one of its processes ({exit_.describe()}): memory ran out"
+    else:
+        cls = class_of_death(exit_, case.failures) or case.failures["rank-exit"]
+    entity = _entity_if_unclear(cls, exit_.rank, case)
+    return of_worker(Why(cls=cls, rank=exit_.rank, entity=entity, clause=clause), number)
 
 
 def _ended_s(exit_: RankExit) -> float:
@@ -306,24 +322,6 @@ def _says_more(one: Row, other: Row) -> bool:
     return one.cls.restart is Restartable.NO and other.cls.restart is not Restartable.NO
 
 
-def _class_of_death(exit_: RankExit, failures: Mapping[str, FailureClass]) -> FailureClass | None:
-    """The class that its pod names, else the one that claims this signal (a shell reports signal N as exit code
-    128 + N) or exit code."""
-    if exit_.failure:
-        return failures.get(exit_.failure)
-    signal = exit_.signal
-    if signal is None and exit_.code is not None and 128 < exit_.code < 160:
-        signal = exit_.code - 128
-    for cls in failures.values():
-        if cls.role != "root":
-            continue
-        if (signal is not None and signal in cls.signals) or (
-            exit_.code is not None and exit_.code in cls.exit_codes
-        ):
-            return cls
-    return None
-
-
 def _entity_if_unclear(cls: FailureClass, rank: int, case: Case) -> str:
     """Where it happened: only a second time tells whether it stays with the GPU or goes with the job."""
     unclear = cls.restart is Restartable.ONCE and cls.cause in (Cause.UNKNOWN, Cause.USER_CODE)
@@ -385,7 +383,7 @@ def _by_exit(case: Case, exit_: RankExit | None = None) -> Why:
         exit_ = next(e for e in case.lost if not _terminated(e))
     if full := by_full_disk(case, exit_.rank):
         return full
-    known = _class_of_death(exit_, case.failures)
+    known = class_of_death(exit_, case.failures)
     if known is not None:
         return Why(cls=known, rank=exit_.rank, entity=_entity_if_unclear(known, exit_.rank, case))
     if exit_.unknown:

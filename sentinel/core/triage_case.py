@@ -191,3 +191,21 @@ def with_note(why: Why, finding: Finding) -> Why:
     named = finding.entity in finding.summary
     said = f"{'' if named else f'{finding.entity}: '}{finding.summary}."
     return structs.replace(why, note=f"{why.note} {said}".strip())
+
+
+def class_of_death(exit_: RankExit, failures: Mapping[str, FailureClass]) -> FailureClass | None:
+    """The class that its pod names, else the one that claims this signal (a shell reports signal N as exit code
+    128 + N) or exit code."""
+    if exit_.failure:
+        return failures.get(exit_.failure)
+    signal = exit_.signal
+    if signal is None and exit_.code is not None and 128 < exit_.code < 160:
+        signal = exit_.code - 128
+    for cls in failures.values():
+        if cls.role != "root":
+            continue
+        if (signal is not None and signal in cls.signals) or (
+            exit_.code is not None and exit_.code in cls.exit_codes
+        ):
+            return cls
+    return None

@@ -4,10 +4,12 @@ To Sentinel the launcher is one rank, and what its processes print is that rank'
 """
 
 import re
+import signal
 
 from msgspec import structs
 
-from sentinel.core.triage_case import REPORT, Case, Why, finding_clause
+from sentinel.core.reports import RankExit
+from sentinel.core.triage_case import REPORT, Case, Why, class_of_death, finding_clause
 from sentinel.core.triage_rows import Row
 
 # How launchers number their processes: `[rank1]: ` and `[default1]:` before a line, torchrun's own report, mp.spawn's,
@@ -170,6 +172,25 @@ def _ended_silently(told: Row, case: Case) -> bool:
             return known not in complaining
     # The launcher counts on its own machine, its ranks on all of them: these are the same on the first machine only.
     return 0 in complaining if gone else 1 in complaining and len(complaining) > 1
+
+
+def failed_orphan(case: Case) -> tuple[int, RankExit] | None:
+    """The number and the end of the one process of a launcher that failed before it, and for which it had not waited:
+    it ended by an error of its own, and reports nothing. Who died of a signal explains those that only exited."""
+    gone = case.lost[0]
+    if report_of(gone.rank, case) is not None:
+        return None
+    failed = {}
+    for one in gone.orphans:
+        number = case.worker_of_pid(one.pid)
+        told_to_end = one.signal in (signal.SIGINT, signal.SIGTERM)
+        if number is not None and case.rank_of_pid(one.pid) == gone.rank and not told_to_end:
+            failed[number] = structs.replace(
+                gone, code=one.code, signal=one.signal, oom_killed=one.oom_killed, orphans=()
+            )
+    died = [number for number, exit_ in failed.items() if class_of_death(exit_, case.failures) is not None]
+    number = died[0] if len(died) == 1 else _silent(set(died or failed), case)
+    return None if number is None else (number, failed[number])
 
 
 def killed_for_memory(why: Why, case: Case) -> Why | None:

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from sentinel.cluster.local import supervisor
+from sentinel.cluster.local.cluster import LocalCluster
 from sentinel.cluster.local.status import SLOT_BYTES, parse_status, read_status
-from tests.cluster.local_jobs import Site, with_site
+from sentinel.core.reports import Orphan
+from tests.cluster.local_jobs import Site, python, with_site
 from tests.waits import eventually
 
 SLEEP = ("sleep", "600")
@@ -21,7 +23,7 @@ SLEEP = ("sleep", "600")
 async def test_a_disk_that_fills_up_loses_no_exit_status_and_hinders_no_restart(site: Site) -> None:
     """No file of the supervisor may grow any more: the same as no block being left."""
     ranks = await site.start(SLEEP, nproc=2)
-    size_bytes = 3 * SLOT_BYTES
+    size_bytes = 4 * SLOT_BYTES
     resource.prlimit(site.supervisor_pid(), resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
     folder = site.cluster.job_dir("job")
     sizes = [(folder / name).stat().st_size for name in ("status.0", "status.1")]
@@ -91,7 +93,9 @@ def test_the_longest_lines_fit_their_slots() -> None:
         "4000000000.000000",
     )
     head = supervisor.HEADER % (99999, 9999, "f" * 16, "f" * 36, 65535, big, 1e9, 4e9)
-    assert max(len(rank), len(head)) < SLOT_BYTES
+    orphan = supervisor.ORPHAN % (big, "null", "64", "false")
+    orphans = f"[{','.join([orphan] * supervisor.MAX_ORPHANS)}]"
+    assert max(len(rank), len(head), len(orphans)) < SLOT_BYTES
 
 
 @pytest.mark.parametrize(
@@ -116,6 +120,57 @@ async def test_a_plain_sigkill_is_not_taken_for_a_memory_kill(site: Site) -> Non
     (rank,) = await site.start(SLEEP)
     os.kill(rank.pid, signal.SIGKILL)
     assert not (await site.ended()).oom_killed
+
+
+ORPHANS = """
+import os, signal
+for how in ("kill", "exit", "well", "alive"):
+    pid = os.fork()
+    if not pid:
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif how == "alive":
+            os.read(os.open("go", os.O_RDONLY), 1)
+        os._exit(3 if how == "exit" else 0 if how == "well" else 9)
+    if how != "alive":
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    print(pid, flush=True)
+os._exit(1)
+"""
+
+
+@with_site
+async def test_processes_that_had_failed_when_their_parent_ended_are_told_with_its_end(site: Site) -> None:
+    """By the supervisor, and by its file to a Sentinel that was not there. What ends afterwards explains nothing."""
+    os.mkfifo(site.root / "go")
+    await site.start(python(ORPHANS))
+    gone = await site.ended()
+    killed, exited, _, alive = map(int, site.log().split())
+    told = (Orphan(killed, None, signal.SIGKILL, False), Orphan(exited, 3, None, False))
+    assert (gone.code, gone.orphans) == (1, told)
+    fd = os.open(site.root / "go", os.O_WRONLY)
+    os.close(fd)
+    tracked = site.cluster._tracked["job"]
+    await eventually(tracked.gone, f"the end of {alive}")
+    status = read_status(site.cluster.job_dir("job"))
+    assert status
+    assert status.orphans == told
+    other = LocalCluster(site.root, lambda job, exit: None)
+    adopted = await other.adopt("job")
+    other.close()
+    assert [exit.orphans for exit in adopted.exits] == [told]
+
+
+@with_site
+async def test_orphans_are_of_one_incarnation_and_only_the_newest_are_kept(site: Site) -> None:
+    many = ORPHANS.replace('("kill", "exit", "well", "alive")', f'("exit",) * {supervisor.MAX_ORPHANS + 2}')
+    await site.start(python(many))
+    pids = [int(word) for word in (await site.ended(), site.log())[1].split()]
+    assert [one.pid for one in site.exits[0].orphans] == pids[2:]
+    await eventually(site.cluster._tracked["job"].gone)
+    await site.start(("false",), incarnation=2)
+    await eventually(lambda: len(site.exits) == 2)
+    assert (site.exits[1].code, site.exits[1].orphans) == (1, ())
 
 
 def test_the_supervisor_imports_only_what_the_interpreter_has_built_in() -> None:

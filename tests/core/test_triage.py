@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.model import Budget, Cause, Failure, Restartable, Symptom, Verdict
 from sentinel.core.now import Now
-from sentinel.core.reports import LogMatch, RankExit
+from sentinel.core.reports import LogMatch, Orphan, RankExit
 from sentinel.core.timing import TimingSignal
 from sentinel.core.triage import triage
 from sentinel.failures import failure_classes
@@ -34,6 +34,7 @@ def verdict(
     history: Sequence[Failure] = (),
     iterated_s: dict[int, float] | None = None,
     started_s: float = 0.0,
+    workers: dict[int, tuple[int, int]] | None = None,
 ) -> Verdict:
     return triage(
         job="j",
@@ -50,6 +51,7 @@ def verdict(
         now=NOW,
         last_iteration_s=iterated_s,
         started_s=started_s,
+        worker_pids=workers,
     )
 
 
@@ -1024,6 +1026,50 @@ def test_an_abort_by_the_watchdog_of_nccl_is_its_timeout_and_names_who_was_missi
 
 
 # ---------------------------------------------------------------- launchers, and ends that follow others
+
+
+WORKERS = {1300 + number: (0, number) for number in range(4)}
+GLOO = "[rank{}]: RuntimeError: [gloo/transport/tcp/pair.cc:561] Connection closed by peer"
+
+
+def orphan(number: int, code: int | None = None, signal: int | None = None, oom: bool = False) -> Orphan:
+    return Orphan(1300 + number, code, signal, oom)
+
+
+@pytest.mark.parametrize(
+    ("orphans", "failure", "worker", "said"),
+    [
+        ((orphan(1, signal=9),), "killed", 1, "one of its processes had ended (killed by signal 9)"),
+        ((orphan(1, signal=11), orphan(2, 1)), "segfault", 1, "(killed by signal 11)"),
+        ((orphan(2, signal=9, oom=True),), "host-oom", 2, "the kernel killed one of its processes"),
+        ((orphan(1, 1), orphan(3, 1)), "rank-exit", 3, "one of its processes had ended (exit code 1)"),
+        ((orphan(2, 1), orphan(3, 1)), "connection", None, "Connection"),  # which was the first?
+        ((orphan(1, 1),), "connection", None, "Connection"),  # it lost its peer too
+        ((Orphan(99, None, 9, False),), "connection", None, "Connection"),  # a helper
+        ((orphan(2, signal=15),), "connection", None, "Connection"),  # told to end
+    ],
+)
+def test_of_a_launcher_that_lost_its_peer_before_it_saw_its_process_end_that_process_is_named(
+    orphans: tuple[Orphan, ...], failure: str, worker: int | None, said: str
+) -> None:
+    lines = [line("connection", 0, 1998.0, GLOO.format(number)) for number in (0, 1)]
+    v = verdict([ended(0, code=1, orphans=orphans)], lines, size=1, workers=WORKERS)
+    assert (v.failure, v.rank, v.worker) == (failure, 0, worker)
+    assert said.lower() in v.sentence.lower()
+
+
+def test_what_a_program_says_of_its_own_end_goes_before_the_end_of_its_processes() -> None:
+    raised = line("user-exception", 0, 1998.0, "NameError: x")
+    failed = (orphan(1, signal=9),)
+    v = verdict([ended(0, code=1, orphans=failed)], [raised], size=1, workers=WORKERS)
+    assert (v.failure, v.worker) == ("user-exception", None)
+    v = verdict([ended(0, signal=11, orphans=failed)], size=1, workers=WORKERS)
+    assert (v.failure, v.worker) == ("segfault", None)
+    v = verdict([ended(0, code=1, orphans=failed)], reported(0, 1998.0, 0), size=1, workers=WORKERS)
+    assert (v.failure, v.worker) == ("rank-exit", 0)
+    v = verdict([ended(0, signal=15, orphans=failed)], size=1, workers=WORKERS)
+    assert (v.failure, v.worker) == ("terminated", None)
+
 
 REPORTED = "failed (exitcode: 3) local_rank: {} (pid: 1300) of binary: /venv/bin/python3"
 FAILED = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from sentinel.cluster.local import launch_supervisor
 from sentinel.cluster.local.status import Slot
+from sentinel.core.reports import Orphan
 from sentinel.errors import TemporaryError
 
 ANSWER_S = 60.0  # a supervisor that does not answer a start in this time is not waited for
@@ -25,6 +26,7 @@ class Event(Struct, frozen=True):
     incarnation: int = 0
     pid: int = 0
     slot: Slot | None = None
+    orphans: tuple[Orphan, ...] = ()
     id: int = 0
     stage: str = ""
     errno: int = 0

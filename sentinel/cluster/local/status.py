@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from sentinel.cluster.local.supervisor import SLOT_BYTES
-from sentinel.core.reports import RankExit
+from sentinel.core.reports import Orphan, RankExit
 
 
 class Header(Struct, frozen=True, kw_only=True):
@@ -38,7 +38,9 @@ class Slot(Struct, frozen=True, kw_only=True):
     ended_mono_s: float | None = None
     ended_wall_s: float | None = None
 
-    def exit(self, incarnation: int, stopped_by_us: bool = False) -> RankExit:
+    def exit(
+        self, incarnation: int, stopped_by_us: bool = False, orphans: tuple[Orphan, ...] = ()
+    ) -> RankExit:
         return RankExit(
             rank=self.rank,
             incarnation=incarnation,
@@ -47,6 +49,7 @@ class Slot(Struct, frozen=True, kw_only=True):
             signal=self.signal,
             oom_killed=self.oom_killed,
             stopped_by_us=stopped_by_us,
+            orphans=orphans,
         )
 
 
@@ -55,10 +58,12 @@ class Status(Struct, frozen=True):
 
     header: Header
     slots: dict[int, Slot]
+    orphans: tuple[Orphan, ...] = ()
 
 
 _header = msgspec.json.Decoder(Header)
 _slot = msgspec.json.Decoder(Slot)
+_orphans = msgspec.json.Decoder(tuple[Orphan, ...])
 
 
 def boot_id() -> str:
@@ -82,7 +87,11 @@ def parse_status(data: bytes) -> Status | None:
         except msgspec.DecodeError:
             continue
         slots[slot.rank] = slot
-    return Status(header, slots)
+    try:
+        orphans = _orphans.decode(data[(header.size + 1) * SLOT_BYTES : (header.size + 2) * SLOT_BYTES])
+    except msgspec.DecodeError:  # blank: there are none
+        orphans = ()
+    return Status(header, slots, orphans)
 
 
 def read_status(job_dir: Path) -> Status | None:

@@ -13,8 +13,10 @@ Sentinel connects to `supervisor.sock` (one connection; a newer one replaces it)
 It answers with lines of JSON: hello, started (with the stage and errno of a failure), exit, empty, replaced.
 
 Exit statuses live in `status.0` and `status.1` (incarnation modulo 2): one line of JSON per rank in a slot of
-256 bytes, after one for the incarnation. Both files are written in full at the first start and from then on
-only overwritten in place, so that a disk that fills up later cannot lose a status or hinder a restart.
+256 bytes, after one for the incarnation. The last slot has the orphans that had failed before the first rank ended:
+what a launcher had started, and did not wait for any more, may be why it ended. Both files are written in full at the
+first start and from then on only overwritten in place, so that a disk that fills up later cannot lose a status or
+hinder a restart.
 """
 
 # `signal` and `socket` would import enum: 1 MiB for the life of the job.
@@ -26,6 +28,7 @@ import sys
 import time
 
 SLOT_BYTES = 256
+MAX_ORPHANS = 8  # the newest: so many fit a slot
 IDLE_S = 2.0  # without children and without a connection, before the supervisor ends
 MAX_FRAME_BYTES = 256 << 20
 MAX_UNSENT_BYTES = 4 << 20
@@ -35,6 +38,7 @@ RANK_SLOT = (
     '{"rank":%d,"pid":%d,"start_ticks":%d,"started_mono_s":%.6f,"started_wall_s":%.6f,"code":%s,"signal":%s,'
     '"oom_killed":%s,"ended_mono_s":%s,"ended_wall_s":%s}'
 )
+ORPHAN = "[%d,%s,%s,%s]"
 HEADER = (
     '{"incarnation":%d,"size":%d,"run":"%s","boot_id":"%s","port":%d,"supervisor":%d,"started_mono_s":%.6f,'
     '"started_wall_s":%.6f}'
@@ -106,6 +110,16 @@ class Order:
             self.ranks.append((log, {name: value for name, _, value in pairs}))
 
 
+def how_ended(status: int, oom_killed: bool) -> tuple[str, str, str]:
+    """Exit code, signal and whether it was for memory, as JSON has them."""
+    signo = posix.WTERMSIG(status) if posix.WIFSIGNALED(status) else None
+    return (
+        "null" if signo is not None else str(posix.WEXITSTATUS(status)),
+        "null" if signo is None else str(signo),
+        "true" if oom_killed else "false",
+    )
+
+
 class Rank:
     """A started rank and, once it has ended, its status."""
 
@@ -117,11 +131,8 @@ class Rank:
         self.end: tuple[str, str, str, str, str] = ("null", "null", "false", "null", "null")
 
     def ended(self, status: int, oom_killed: bool) -> None:
-        signo = posix.WTERMSIG(status) if posix.WIFSIGNALED(status) else None
         self.end = (
-            "null" if signo is not None else str(posix.WEXITSTATUS(status)),
-            "null" if signo is None else str(signo),
-            "true" if oom_killed else "false",
+            *how_ended(status, oom_killed),
             f"{time.clock_gettime(time.CLOCK_BOOTTIME):.6f}",
             f"{time.time():.6f}",
         )
@@ -138,6 +149,8 @@ class Supervisor:
         self.boot_id = read_file("/proc/sys/kernel/random/boot_id").decode().strip()
         self.incarnation = 0
         self.children: dict[int, Rank] = {}
+        self.size = 0
+        self.orphans: list[str] = []
         self.childless = True
         self.status_fd = -1
         self.oom_baseline = 0
@@ -158,7 +171,7 @@ class Supervisor:
             name = f"status.{number % 2}"
             fd = posix.open(name, posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC, 0o600)
             try:
-                wanted = (size + 1) * SLOT_BYTES
+                wanted = (size + 2) * SLOT_BYTES
                 have = posix.fstat(fd).st_size
                 if number == incarnation:
                     posix.ftruncate(fd, min(have, wanted))
@@ -197,6 +210,7 @@ class Supervisor:
         head = (order.incarnation, order.size, order.run, self.boot_id, order.port, posix.getpid(), *clocks)
         self.write_slot(0, HEADER % head)
         self.oom_baseline = oom_kills()
+        self.size, self.orphans = order.size, []
         try:
             self.spawn_all(order)
         except StartError:
@@ -260,28 +274,46 @@ class Supervisor:
 
     def reap(self) -> None:
         """Take in every death: note the ranks' statuses first, then tell."""
+        if self.childless:
+            return
+        ranks: list[tuple[Rank, int]] = []  # told last: orphans come with the rank whose they were
+        whole = len(self.children) == self.size
         while not self.childless:
             try:
                 pid, status = posix.waitpid(-1, posix.WNOHANG)
             except ChildProcessError:
                 self.childless = True
-                self.tell(f'{{"event":"empty","incarnation":{self.incarnation}}}')
-                return
+                break
             if pid == 0:
-                return
+                break
             rank = self.children.pop(pid, None)
             if rank is not None:
-                self.note_exit(rank, status)
+                ranks.append((rank, status))
+            elif whole and status != 0:
+                self.note_orphan(pid, status)
+        for rank, status in ranks:
+            self.note_exit(rank, status)
+        if self.childless:
+            self.tell(f'{{"event":"empty","incarnation":{self.incarnation}}}')
+
+    def note_orphan(self, pid: int, status: int) -> None:
+        self.orphans.append(ORPHAN % (pid, *how_ended(status, self.killed_for_memory(status))))
+        del self.orphans[:-MAX_ORPHANS]
+        self.write_slot(self.size + 1, f"[{','.join(self.orphans)}]")
 
     def note_exit(self, rank: Rank, status: int) -> None:
-        oom_killed = False
-        if posix.WIFSIGNALED(status) and posix.WTERMSIG(status) == SIGKILL:
-            oom_killed = oom_kills() > self.oom_baseline
-            self.oom_baseline += oom_killed  # each kill explains one death
-        rank.ended(status, oom_killed)
+        rank.ended(status, self.killed_for_memory(status))
         line = rank.line()
         self.write_slot(rank.rank + 1, line)
-        self.tell(f'{{"event":"exit","incarnation":{self.incarnation},"slot":{line}}}')
+        orphans = ",".join(self.orphans)
+        self.tell(f'{{"event":"exit","incarnation":{self.incarnation},"slot":{line},"orphans":[{orphans}]}}')
+
+    def killed_for_memory(self, status: int) -> bool:
+        if not posix.WIFSIGNALED(status) or posix.WTERMSIG(status) != SIGKILL:
+            return False
+        killed = oom_kills() > self.oom_baseline
+        self.oom_baseline += killed  # each kill explains one death
+        return killed
 
     # ------------------------------------------------------------ the connection
 

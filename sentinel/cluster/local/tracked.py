@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import structlog
+from msgspec import structs
 
 from sentinel.cluster.local.link import Event, Link, connect, launch
 from sentinel.cluster.local.processes import (
@@ -189,12 +190,14 @@ class Tracked:
             self._empty_incarnation = event.incarnation
             self.changed.set()
         elif event.slot and self.status and event.incarnation == self.incarnation:
+            self.status = structs.replace(self.status, orphans=event.orphans)
             self.status.slots[event.slot.rank] = event.slot
             self._end(event.slot.rank, self._exit(event.slot))
 
     def _exit(self, slot: Slot) -> RankExit:
         since, ended = self.stopping_since_s, slot.ended_mono_s
-        return slot.exit(self.incarnation, since is not None and ended is not None and ended >= since)
+        stopped = since is not None and ended is not None and ended >= since
+        return slot.exit(self.incarnation, stopped, self.status.orphans if self.status else ())
 
     def _end(self, rank: int, exit: RankExit, told: bool = True) -> None:
         if rank in self._told:
