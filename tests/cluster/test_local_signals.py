@@ -271,6 +271,62 @@ NUMBERS_ITSELF = """
 """
 
 
+# Stands for Lightning's launcher: it is the first rank of its machine, and gives the others no RANK. Each has a helper,
+# and what the first one runs besides inherits its LOCAL_RANK.
+STARTS_THE_OTHERS = f"""
+    import os, signal, subprocess, sys
+    worker = {"import os, signal; os.fork() or signal.pause()" + chr(10) + textwrap.dedent(CATCHES)!r}
+    sleep = 'import time; time.sleep(600)'
+    signal.signal(signal.SIGUSR1, lambda *_: print('saved by', os.getpid()))
+    os.fork() or signal.pause()
+    os.environ.update(LOCAL_RANK='0', NODE_RANK=os.environ.get('NODE_RANK', '0'), MASTER_ADDR='127.0.0.1')
+    subprocess.Popen([sys.executable, '-I', '-S', '-c', sleep])
+    for local in (1, 2):
+        env = dict(os.environ, LOCAL_RANK=str(local))
+        subprocess.Popen([sys.executable, '-I', '-S', '-u', '-c', worker], env=env)
+    while True:
+        signal.pause()
+"""
+
+
+@with_site
+async def test_a_program_that_starts_all_ranks_but_its_own_is_the_first_of_them(site: Site) -> None:
+    machines = ({"WORLD_SIZE": "3"}, {"WORLD_SIZE": "6", "NODE_RANK": "1"})
+    for incarnation, env in enumerate(machines, 1):
+        (first,) = await site.start(python(STARTS_THE_OTHERS), incarnation=incarnation, nproc=None, **env)
+        await eventually(lambda k=incarnation: site.log(k).count("ready") == 2)
+        found = site.cluster.find_ranks("job", incarnation)
+        numbers = [0, 1, 2] if incarnation == 1 else [3, 4, 5]
+        assert sorted(found) == numbers
+        assert found[numbers[0]].pid == first.pid
+        assert (await site.cluster.signal_ranks("job", incarnation, numbers, "SIGUSR1")).sent == (*numbers,)
+        await eventually(lambda k=incarnation: site.log(k).count("saved by") == 3)
+        await site.cluster.stop("job", incarnation, 0.0)
+
+
+@with_site
+async def test_a_program_that_starts_others_is_no_rank_of_theirs_where_it_need_not_be(site: Site) -> None:
+    """It has a number already, or starts a first one that runs the same, or another world than its own would be."""
+    from_0 = STARTS_THE_OTHERS.replace("(1, 2)", "(0, 1, 2)")
+    cases = (
+        (STARTS_THE_OTHERS, {"WORLD_SIZE": "3", "LOCAL_RANK": "0"}, 2),
+        (STARTS_THE_OTHERS, {"WORLD_SIZE": "3", "RANK": "0"}, 2),
+        (
+            STARTS_THE_OTHERS.replace("env = dict(os.environ", "env = dict(os.environ, RANK='0'"),
+            {"WORLD_SIZE": "3"},
+            2,
+        ),
+        (from_0, {"WORLD_SIZE": "3"}, 3),
+        (STARTS_THE_OTHERS, {"WORLD_SIZE": "4"}, 2),
+    )
+    for incarnation, (code, env, ready) in enumerate(cases, 1):
+        (first,) = await site.start(python(code), incarnation=incarnation, nproc=None, **env)
+        await eventually(lambda k=incarnation, n=ready: site.log(k).count("ready") == n)
+        found = site.cluster.find_ranks("job", incarnation)
+        assert {rank: proc.pid for rank, proc in found.items()} == {0: first.pid}
+        await site.cluster.stop("job", incarnation, 0.0)
+
+
 @with_site
 async def test_a_rank_that_starts_an_evaluation_with_numbers_stays_the_rank(site: Site) -> None:
     for nproc in (1, 2):

@@ -234,7 +234,38 @@ def find_workers(top: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
         else:
             todo += [child for child in children.get(proc.pid, ()) if not child.dead]
     sure = by_name or is_shell(top.pid) or len(tops) > 1 or (alone and len(first) == 1)
+    if not tops and not (by_name or is_shell(top.pid)):
+        return _with_itself(top, first)
     return tops if sure else {}
+
+
+def _with_itself(top: Proc, started_by_it: Iterable[Proc]) -> dict[int, Proc]:
+    """The ranks of a program that is the first of its machine itself, and has started the others: Lightning's launcher.
+    They get no RANK. What it starts besides inherits its own LOCAL_RANK, 0, or has none; where a rank 0 is among the
+    others, which run the same, it is none itself."""
+    if "LOCAL_RANK" in environ(top.pid):
+        return {}
+    found: dict[int, Proc] = {0: top}
+    nodes = set()
+    firsts = []
+    for proc in started_by_it:
+        variables = environ(proc.pid)
+        numbers = [variables.get(name, "") for name in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE")]
+        if not all(n.isascii() and n.isdecimal() for n in numbers):
+            continue
+        local, node, world = map(int, numbers)
+        if local == 0:
+            firsts.append(cmdline(proc.pid))
+            continue
+        if local in found:
+            return {}
+        found[local] = proc
+        nodes.add((node, world))
+    each = max(found) + 1
+    if len(nodes) != 1 or cmdline(found[each - 1].pid) in firsts:
+        return {}
+    ((node, world),) = nodes
+    return {node * each + local: proc for local, proc in sorted(found.items())} if world % each == 0 else {}
 
 
 _FORK_SERVER = "from multiprocessing.forkserver import main"
