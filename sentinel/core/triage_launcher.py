@@ -56,14 +56,18 @@ def _complaining(rank: int, case: Case) -> set[int]:
 def _gone(row: Row, case: Case) -> int | None:
     """The number of the process of whose end a launcher tells."""
     if _one_of_several(row, case):
-        below = {number for of, number in case.processes.values() if of == row.match.rank}
-        return _silent(row.match.rank, {number for number in below if number is not None}, case)
+        return _silent(row.match.rank, _below(row.match.rank, case), case)
     last = _LAST.search(row.match.line)
     if last is None:
         return inner_rank(row.match.line)
     if case.size > 1:  # it counts those of its machine, and ranks that complain may be of any
         return None
     return _silent(row.match.rank, set(range(int(last[1]) + 1)), case)
+
+
+def _below(rank: int, case: Case) -> set[int]:
+    """The numbers of the processes that this rank, a launcher, has started, as far as they were seen."""
+    return {number for of, number in case.processes.values() if of == rank and number is not None}
 
 
 def _one_of_several(row: Row, case: Case) -> bool:
@@ -128,9 +132,8 @@ def named_inner(why: Why, row: Row, case: Case) -> Why:
     if number is None:
         number = _raised(row, case)
     # A rank that nobody else has started says `[rank3]: ` too.
-    if number is None or (
-        row.match.line.startswith(("[rank", "[default")) and report_of(row.match.rank, case) is None
-    ):
+    launches = report_of(row.match.rank, case) is not None or len(_below(row.match.rank, case)) > 1
+    if number is None or (row.match.line.startswith(("[rank", "[default")) and not launches):
         return why
     return of_worker(why, number)
 

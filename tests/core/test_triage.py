@@ -1058,6 +1058,14 @@ def test_of_a_launcher_that_lost_its_peer_before_it_saw_its_process_end_that_pro
     assert said.lower() in v.sentence.lower()
 
 
+def test_whose_exception_it_was_is_told_by_its_mark_also_where_a_launcher_reports_nothing() -> None:
+    raised = line("exception", 0, 1998.0, "[rank1]: RuntimeError: x")
+    v = verdict([ended(0, code=1)], [raised], size=1, workers=WORKERS)
+    assert (v.failure, v.worker) == ("exception", 1)
+    v = verdict([ended(0, code=1)], [raised], size=1, workers={1300: (0, 0)})  # it has started no other
+    assert (v.failure, v.worker) == ("exception", None)
+
+
 def test_what_a_program_says_of_its_own_end_goes_before_the_end_of_its_processes() -> None:
     raised = line("user-exception", 0, 1998.0, "NameError: x")
     failed = (orphan(1, signal=9),)
