@@ -13,7 +13,7 @@ from sentinel.core.now import Now
 from sentinel.core.performance import Histogram, RankTiming
 from sentinel.core.picture import JobPicture
 from sentinel.core.policy_model import Policy
-from sentinel.core.reports import Iteration, LogMatch, RankExit, RankReport
+from sentinel.core.reports import LOSS_SOUND, Iteration, LogMatch, RankExit, RankReport
 from sentinel.core.triage import FailureClass
 
 REPORT_S = 0.1  # a match waits so long for what belongs to it, as the agent polls
@@ -71,6 +71,7 @@ class Replay:
             started_mono_s=start_s,
         )
         self.picture = JobPicture(job, failures)
+        self.picture.waits_for_logs = False  # all is told in its order
         self.now_s = start_s
         self.start_s = start_s
         self.decisions: list[Foreseen] = []
@@ -201,6 +202,14 @@ class Replay:
                 if gone.rank < self.size and not teardown:
                     self._told_exits.setdefault(gone.rank, gone)
             return
+        if match.rule != LOSS_SOUND:  # that is no fault
+            self._count(match)
+        if not self._matches:
+            self._matched_s = self.now_s
+            self._report()  # iterations before it are folded before it
+        self._matches.append(match)
+
+    def _count(self, match: LogMatch) -> None:
         known = self.rules.get(match.rule)
         if known is None:
             known = self.rules[match.rule] = RuleSeen(
@@ -214,10 +223,6 @@ class Replay:
         if match.failure in self._failures:
             seen = self.ranks[match.rank]
             seen.failed_at = (seen.iterations, max(r.iterations for r in self.ranks.values()))
-        if not self._matches:
-            self._matched_s = self.now_s
-            self._report()  # iterations before it are folded before it
-        self._matches.append(match)
 
     def _report(self) -> None:
         """What one poll of the agent would have brought, then a decision."""

@@ -51,10 +51,18 @@ def refusal(job: ProtectedJob, match: LogMatch, verdict: Verdict, last_step: int
     """
     bad = bad_steps(match)
     if bad is None:
-        return "its log names no steps, so that nothing tells which checkpoints are older."
+        return (
+            "its log names no steps that surely count on, so that nothing tells which checkpoints are older."
+        )
     if job.policy.resume is None:
         return "the policy has no `resume`."
-    if job.bad_steps is not None and bad.last <= job.bad_steps.last:
+    before = job.bad_steps
+    if before is not None and bad.last < before.first:
+        return (
+            f"it was so at steps {before.first} to {before.last} before, and is so even earlier after a restart from "
+            "an older checkpoint."
+        )
+    if before is not None and bad.last <= before.last:
         return "it was so at these steps before, and a restart from an older checkpoint did not help."
     plan = plan_after_stop(job, verdict, last_step, now)
     return "" if plan.restart else plan.sentence.removeprefix("Not started again: ")

@@ -4,17 +4,19 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import structs
 
+from sentinel.core.diverged import KEY as DIVERGED
 from sentinel.core.events import EndRequested
 from sentinel.core.health import Finding
 from sentinel.core.model import Incident, Pace, ProtectedJob, Verdict
 from sentinel.core.move_again import Refused, refused
 from sentinel.core.now import Now
-from sentinel.core.reports import LOSS_LOST, NORM_LOST, LogMatch, RankExit
+from sentinel.core.reports import LOSS_LOST, LOSS_SOUND, NORM_LOST, LogMatch, RankExit
 from sentinel.core.timing import JobTiming, TimingSignal
 from sentinel.core.triage import FailureClass, triage
 from sentinel.core.triage_case import Struck
 
 KEPT_MATCHES = 400
+TOLD_AGAIN = 3  # times that a lost loss is news again in one incarnation
 KEPT_PACE = 20  # iterations before an incident, and as many at its end
 
 
@@ -37,6 +39,8 @@ class JobPicture:
         self.matches: list[LogMatch] = []  # of the running incarnation, bounded
         self.loss_lost: LogMatch | None = None  # since when its loss is no number for good
         self.norm_lost: LogMatch | None = None  # the same of its gradient norm
+        self.sound_again = 0  # times that a loss that was told as lost was a number again
+        self.waits_for_logs = True  # what a log is behind with may change what is done about it
         self.findings: list[Finding] = []
         self.alive: set[int] = set()
         self.pids: dict[int, int] = {}
@@ -66,6 +70,7 @@ class JobPicture:
         self.exits.clear()
         self.matches.clear()
         self.loss_lost = self.norm_lost = None
+        self.sound_again = 0
         self.alive.clear()
         self.pids.clear()
         self.told.clear()
@@ -87,12 +92,27 @@ class JobPicture:
         if match.rule == LOSS_LOST:
             self.loss_lost = self.loss_lost or match
             return
+        if match.rule == LOSS_SOUND:
+            self._take_back_loss()
+            return
         if match.rule == NORM_LOST:
             self.norm_lost = self.norm_lost or match
             return
         self.matches.append(match)
         if len(self.matches) > KEPT_MATCHES:
             del self.matches[KEPT_MATCHES // 2]
+
+    def _take_back_loss(self) -> None:
+        """Of whatever rank: all have the same weights."""
+        self.loss_lost = None
+        if DIVERGED in self.told and self.sound_again < TOLD_AGAIN:
+            self.sound_again += 1
+            self.told.discard(DIVERGED)
+
+    def is_behind(self, rank: int) -> bool:
+        """Has its log more to tell than was read by now?"""
+        timing = self.timing.ranks.get(rank)
+        return self.waits_for_logs and timing is not None and timing.caught_up is False
 
     @property
     def gpus(self) -> int:

@@ -272,6 +272,8 @@ def _decide_lost_rank(picture: JobPicture, now: Now) -> Decision:
 
 def _decide_lost_loss(picture: JobPicture, told: LogMatch, now: Now) -> Decision:
     policy, reason, then = picture.job.policy, "LossNotANumber", ""
+    if picture.is_behind(told.rank) and not picture.finished:
+        return Nothing("LogBehind", "What is not read yet may tell that the loss is a number again.")
     if policy.nan_loss.action == "RestartAndAlert" and policy.mode != "observe" and not picture.finished:
         verdict = diverged.diverged(told, picture.failures, ended=False)
         refusal = diverged.refusal(picture.job, told, verdict, picture.timing.last_step, now)

@@ -37,6 +37,7 @@ class LogMatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
 # Rules of our own, which no file holds: the loss is no number for good, the gradient norm is NaN for good
 # (logs/losses.py). Their line is the first one.
 LOSS_LOST = "loss-lost"
+LOSS_SOUND = "loss-sound"  # it is a number again
 NORM_LOST = "norm-lost"
 
 

@@ -21,7 +21,8 @@ class TimingRow(TimingFormat, frozen=True, kw_only=True, omit_defaults=True, for
     """A format as written in a file.
 
     `fallback`: any other format that tells the job's iterations goes before it. `progress_bar`: the same step
-    may be drawn again, and a shorter bar inside a longer one (an evaluation) is not training.
+    may be drawn again, and a shorter bar inside a longer one (an evaluation) is not training. `each_epoch`: the
+    steps begin anew in each epoch, which the line does not tell.
     """
 
     literal: str = ""  # a string that every match contains; without it each line is looked at
@@ -29,6 +30,7 @@ class TimingRow(TimingFormat, frozen=True, kw_only=True, omit_defaults=True, for
     source: str
     progress_bar: bool = False
     fallback: bool = False
+    each_epoch: bool = False
     first_epoch: int = 1
 
 

@@ -23,6 +23,7 @@ from sentinel.logs.writers import Writers
 SILENT_LINES = 50
 SILENT_BAR_LINES = 5  # the training's own bar is drawn between any two lines of the training
 COMEBACK_LINES = 3  # a format that gave way is primary again after so many of its lines in near succession
+RANKS_APART = 10  # steps that one rank's line may come after another's, at most
 MARK_BYTES = 80  # of a line, in which stands whose it is
 
 
@@ -46,6 +47,7 @@ class FormatState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     bar_total: int = 0
     epoch: Epoch | None = None
     silent: int = 0
+    fell_back: bool = False
     unsure: dict[str, int | None] = {}  # formats of which one line came -> its number
 
 
@@ -67,6 +69,7 @@ class TimingParser:
         self._retired: dict[int, tuple[int, int]] = {}  # format -> (line count when last seen, times)
         self._lines = 0
         self._unsure: dict[str, int | None] = {}
+        self.fell_back = False  # a step was lower than the one before: they may begin anew in each epoch
         self.writers = Writers()
         self.left_out = 0  # lines of iterations that another rank had told; taken by the reader
         self.progress: dict[int, Worker] = {}  # where several mark their lines: what each told last
@@ -77,7 +80,7 @@ class TimingParser:
             self._last_step, self._lent_step = state.last_step, state.lent_step
             self._bar_total, self._silent, self._epoch = state.bar_total, state.silent, state.epoch
             self._numbered_after, self._last_number = state.numbered_after, state.last_number
-            self._unsure = dict(state.unsure)
+            self._unsure, self.fell_back = dict(state.unsure), state.fell_back
 
     @property
     def unsure(self) -> bool:
@@ -95,6 +98,7 @@ class TimingParser:
             bar_total=self._bar_total,
             epoch=self._epoch,
             silent=self._silent,
+            fell_back=self.fell_back,
             unsure=dict(self._unsure),
         )
 
@@ -109,8 +113,7 @@ class TimingParser:
     ) -> list[Iteration]:
         """Iterations of `text`, in which only the formats `present` occur.
 
-        With `stamps` the time stamp of each Iteration's line (or None) is appended to it, and where the line
-        begins to `offsets`.
+        The time stamp of each Iteration's line (or None) is appended to `stamps`, where it begins to `offsets`.
         """
         if not present:
             return []
@@ -118,6 +121,7 @@ class TimingParser:
         alone = len(present) == 1 and present[0] is primary and self._lent_step is None
         if (
             stamps is None
+            and offsets is None
             and alone
             and primary is not None
             and not self.writers.marked(text, primary.row.literal)
@@ -152,8 +156,8 @@ class TimingParser:
             iterations.append(iteration)
             if stamps is not None:
                 stamps.append(stamp_wall_s(text[line_start : line_start + 128].split(b"\n", 1)[0], wall_s))
-                if offsets is not None:
-                    offsets.append(line_start)
+            if offsets is not None:
+                offsets.append(line_start)
         return iterations
 
     def _told_first(self, head: bytes, iteration: Iteration) -> bool:
@@ -176,6 +180,7 @@ class TimingParser:
         self._lines += 1
         if form.row.progress_bar and not self._is_training_bar(values):
             return None
+        before = self._last_step if form is self._primary else None
         if form is not self._primary and not self._make_primary(form, values):
             return None
         self._silent = 0
@@ -185,6 +190,9 @@ class TimingParser:
             step, self._lent_step = self._lent_step, None
         elif form.once and step == self._last_step:
             return None  # drawn again, or told for another part of the step
+        if step is not None and before is not None:
+            behind = RANKS_APART if self.writers.expected > 1 else 0
+            self.fell_back = self.fell_back or step < before - behind
         self._last_step = step
         return Iteration(at_s, step, values.hardware_ms, values.e2e_ms)
 

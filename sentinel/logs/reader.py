@@ -2,7 +2,7 @@
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from msgspec import Struct
@@ -13,7 +13,7 @@ from sentinel.logs.cri import CriDecoder
 from sentinel.logs.follow import FilePosition, Follower
 from sentinel.logs.iterations import FormatState, TimingParser
 from sentinel.logs.life import Life, Sign
-from sentinel.logs.losses import Losses
+from sentinel.logs.losses import Losses, Lost
 from sentinel.logs.match import LINE_LIMIT_BYTES
 from sentinel.logs.ruleset import RuleSet
 from sentinel.logs.text import BEFORE_BYTES, STANDS_BELOW, plain, shown, stamp_wall_s
@@ -33,6 +33,7 @@ class Position(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cri_pending: dict[str, bytes] = {}
     format: FormatState = FormatState()
     iterations: int = 0  # told so far
+    loss_lost: bool = False  # the loss was told as lost, and is no number since
 
 
 class LogBatch(Struct, kw_only=True):
@@ -104,7 +105,7 @@ class RankLog:
         self._timing = TimingParser(ruleset.formats, position.format if position else None)
         self._cri = CriDecoder(position.cri_pending if position else None) if cri else None
         self._life = Life()
-        self._losses = Losses(ruleset.formats)
+        self._losses = Losses(ruleset.formats, lost=position is not None and position.loss_lost)
         self._rest = b""  # the line whose end has not come
         self._tail = b""  # what stood before the text that is looked at
         self._dropping = position.dropping if position else False
@@ -124,6 +125,7 @@ class RankLog:
             cri_pending=self._cri.pending if self._cri else {},
             format=self._timing.state,
             iterations=self._iterations,
+            loss_lost=self._losses.lost,
         )
 
     def poll(
@@ -233,10 +235,13 @@ class RankLog:
         rules, formats = self._rules.present(text)
         begun = self._iterations > 0
         before = len(batch.iterations)
-        offsets: list[int] = []  # of the lines that told iterations; filled with `stamps` only
+        lost = any(self._rules.rules[index].failure == NAN for index, _ in rules)
+        looks = lost or self._losses.watching or self._losses.begins(text)
+        offsets: list[int] = []  # of the lines that told iterations, where somebody asks for them
+        asked = looks or batch.stamps is not None
         if formats:
             batch.iterations += self._timing.feed(
-                text, formats, now.mono_s, batch.stamps, now.wall_s, offsets
+                text, formats, now.mono_s, batch.stamps, now.wall_s, offsets if asked else None
             )
         if self._cri is not None and batch.stamps is not None:
             # The runtime's stamps are of one clock and zone, what programs print may be of several.
@@ -252,15 +257,16 @@ class RankLog:
             if batch.after is not None:
                 batch.after += [before + bisect_left(offsets, start) for start in starts]
         self._tail = text[-BEFORE_BYTES:]
-        lost = any(self._rules.rules[index].failure == NAN for index, _ in rules)
-        if lost or self._losses.watching or self._losses.begins(text):
-            self._look_at_losses(text, now, batch, begun, reached)
+        if looks:
+            steps = (one.step for one in batch.iterations[before:])
+            told = zip(offsets, steps, strict=True)
+            anew = self._timing.fell_back
+            writers = self._timing.writers.expected
+            lost_now = self._losses.look(text, writers, begun=begun, reached=reached, told=told, anew=anew)
+            self._tell_losses(lost_now, now, batch)
 
-    def _look_at_losses(
-        self, text: bytes, now: Now, batch: LogBatch, begun: bool, reached: int | None
-    ) -> None:
-        writers = self._timing.writers.expected
-        for lost in self._losses.look(text, writers, begun=begun, reached=reached):
+    def _tell_losses(self, found: Iterable[Lost], now: Now, batch: LogBatch) -> None:
+        for lost in found:
             match = LogMatch(
                 rule=lost.rule,
                 failure=NAN,

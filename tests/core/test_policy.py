@@ -45,7 +45,7 @@ from sentinel.core.policy_model import (
     Restart,
     Resume,
 )
-from sentinel.core.reports import LOSS_LOST, NORM_LOST, Iteration, LogMatch, RankExit, RankReport
+from sentinel.core.reports import LOSS_LOST, LOSS_SOUND, NORM_LOST, Iteration, LogMatch, RankExit, RankReport
 from sentinel.core.stillness import Looks
 from sentinel.failures import failure_classes
 from tests.core import recovery_events as ev
@@ -808,6 +808,57 @@ def test_a_loss_that_is_no_number_is_told_also_of_a_job_that_ends_well() -> None
     assert failed.kind == IncidentKind.FORCED, "a fault comes first"
 
 
+def sound_loss(step: int | None = 830) -> LogMatch:
+    return structs.replace(lost_loss(step), rule=LOSS_SOUND, line=f"step: {step}  loss: 2.31")
+
+
+def test_a_loss_that_is_a_number_again_before_anything_is_done_is_as_if_it_had_never_been_lost() -> None:
+    for asked in (rules(), rules(nan_loss=GOES_BACK)):
+        picture = seen(asked)
+        steps(picture, 30, first=811)
+        picture.add_match(lost_loss(820, good_step=810))
+        picture.add_match(sound_loss())
+        assert isinstance(decide(picture, NOW), Nothing)
+        picture.add_match(lost_loss(850, good_step=840))
+        again = decide(picture, NOW)
+        assert isinstance(again, Open)
+        assert "since step 850" in again.verdict.sentence
+
+
+def test_a_lost_loss_waits_for_what_is_not_read_yet_of_its_log_while_the_job_runs() -> None:
+    for asked in (rules(), rules(nan_loss=GOES_BACK)):
+        picture = seen(asked)
+        run = picture.job.incarnation
+        steps(picture, 30, first=811)
+        picture.add_match(lost_loss(820, good_step=810))
+        picture.timing.fold(RankReport(job="j", incarnation=run, rank=1, caught_up=False))
+        waits = decide(picture, NOW)
+        assert isinstance(waits, Nothing)
+        assert waits.reason == "LogBehind"
+        picture.timing.fold(RankReport(job="j", incarnation=run, rank=1))
+        assert isinstance(decide(picture, NOW), Open)
+        picture.timing.fold(RankReport(job="j", incarnation=run, rank=1, caught_up=False))
+        picture.exits = {rank: RankExit(rank=rank, incarnation=1, at_s=999.0, code=0) for rank in range(2)}
+        picture.alive = set()
+        told = decide(picture, NOW)
+        assert isinstance(told, Open)
+        assert told.verdict.symptom == Symptom.DIVERGED, "all that it wrote was read when it ended"
+
+
+def test_a_loss_that_is_lost_again_after_it_was_a_number_is_told_again_a_few_times() -> None:
+    picture = seen()
+    steps(picture, 30)
+    told = []
+    for step in range(800, 1800, 100):
+        picture.add_match(lost_loss(step))
+        opened = decide(picture, NOW)
+        if isinstance(opened, Open):
+            picture.told.add(opened.key)
+            told.append(step)
+        picture.add_match(sound_loss(step + 50))
+    assert told == [800, 900, 1000, 1100]
+
+
 def lost_norm(step: int | None = 700) -> LogMatch:
     line = f"step: {step}  loss: 2.31  grad_norm: nan"
     return structs.replace(lost_loss(step), rule=NORM_LOST, line=line)
@@ -893,6 +944,14 @@ def test_a_nan_loss_that_comes_back_at_its_steps_is_told_and_one_further_on_is_u
     assert isinstance(told, Open)
     assert told.kind == IncidentKind.NOTICE
     assert "is not restarted: it was so at these steps before" in told.verdict.sentence
+    earlier = seen(rules(nan_loss=GOES_BACK), bad_steps=BadSteps(2001, 2039))
+    steps(earlier, 30, first=300)
+    earlier.add_match(lost_loss(310, good_step=300))
+    told = decide(earlier, NOW)
+    assert isinstance(told, Open)
+    assert told.kind == IncidentKind.NOTICE
+    said = "it was so at steps 2001 to 2039 before, and is so even earlier after a restart from an older checkpoint."
+    assert said in told.verdict.sentence
     further = seen(rules(nan_loss=GOES_BACK), bad_steps=BadSteps(811, 850))
     steps(further, 30, first=2000)
     undone(further, lost_loss(2010, good_step=2000))
@@ -906,7 +965,7 @@ def test_a_nan_loss_that_comes_back_at_its_steps_is_told_and_one_further_on_is_u
 @pytest.mark.parametrize(
     ("asked", "good_step", "more", "why"),
     [
-        (rules(nan_loss=GOES_BACK), None, {}, "its log names no steps"),
+        (rules(nan_loss=GOES_BACK), None, {}, "its log names no steps that surely count on"),
         (rules(nan_loss=GOES_BACK), 811, {"used_job": 5}, "All 5 restarts"),
         (rules(nan_loss=GOES_BACK, resume=False), 811, {}, "the policy has no `resume`"),
         (rules(nan_loss=GOES_BACK, mode="observe"), 811, {}, "Sentinel does nothing about it"),
