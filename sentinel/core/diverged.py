@@ -59,8 +59,8 @@ def refusal(job: ProtectedJob, match: LogMatch, verdict: Verdict, last_step: int
     before = job.bad_steps
     if before is not None and bad.last < before.first:
         return (
-            f"it was so at steps {before.first} to {before.last} before, and is so even earlier after a restart from "
-            "an older checkpoint."
+            f"it was so at steps {before.first} to {before.last} before, and is so even earlier after a restart "
+            "from an older checkpoint."
         )
     if before is not None and bad.last <= before.last:
         return "it was so at these steps before, and a restart from an older checkpoint did not help."
