@@ -17,7 +17,7 @@ from sentinel.logs.follow import FilePosition
 from sentinel.logs.reader import READ_BYTES, RankLog
 from sentinel.logs.ruleset import RuleSet
 from sentinel.logs.text import stamp_wall_s
-from sentinel.logs.writers import LABEL, MARK
+from sentinel.logs.writers import LABEL, MARK, apart
 
 SNIFF_BYTES = 1 << 16
 MERGED_BYTES = 1 << 15  # of a log of several ranks at once: within one such piece only stamps tell the order
@@ -305,7 +305,7 @@ def _tagged(piece: bytes) -> bool:
 
 def _by_rank(text: bytes, pattern: re.Pattern[bytes], own: int | None) -> dict[int, bytes]:
     """Lines by rank, without what says so. Lines that do not say are rank 0's, and those of rank `own`."""
-    lines = text.split(b"\n")
+    lines = apart(text).split(b"\n")
     rest = lines.pop()
     found: dict[int, list[bytes]] = {}
     for line in (*lines, rest) if rest else lines:

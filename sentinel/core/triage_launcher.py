@@ -192,7 +192,7 @@ def failed_orphan(case: Case) -> tuple[int, RankExit] | None:
                 gone, code=one.code, signal=one.signal, oom_killed=one.oom_killed, orphans=()
             )
     died = [number for number, exit_ in failed.items() if class_of_death(exit_, case.failures) is not None]
-    number = died[0] if len(died) == 1 else _silent(set(died or failed), case)
+    number = died[0] if len(died) == 1 else _silent(gone.rank, set(died or failed), case)
     return None if number is None else (number, failed[number])
 
 

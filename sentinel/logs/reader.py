@@ -17,7 +17,7 @@ from sentinel.logs.losses import Losses, Lost
 from sentinel.logs.match import LINE_LIMIT_BYTES
 from sentinel.logs.ruleset import RuleSet
 from sentinel.logs.text import BEFORE_BYTES, STANDS_BELOW, plain, shown, stamp_wall_s
-from sentinel.logs.writers import MAX_EXPECTED
+from sentinel.logs.writers import MAX_EXPECTED, apart
 
 READ_BYTES = 1 << 18  # at once: twice as fast as 1 MiB, since it stays in the CPU's cache
 POLL_BYTES = 1 << 19  # in one poll, so that one flood keeps the others waiting for a few milliseconds only
@@ -225,7 +225,7 @@ class RankLog:
         return text + plain(self._cri.flush()) if self._cri else text
 
     def _decode(self, text: bytes) -> bytes:
-        return plain(self._cri.decode(text) if self._cri else text)
+        return apart(plain(self._cri.decode(text) if self._cri else text))
 
     # ------------------------------------------------------------ what the lines tell
 

@@ -15,12 +15,28 @@ MARK = re.compile(
 )
 BEGUN = r"\[(?:default|rank|1,)[^\n]*"  # of a line that MARK knows, up to any text behind the mark
 LABEL = re.compile(rb"() {0,4}(\d{1,5})(): ")  # srun --label
+# Launchers may write the end of a line by itself: that of another rank then stands behind the first, in the same line,
+# and the end may have a mark of its own. Seen of Open MPI, which reads from a terminal, and of torchrun's --tee.
+_MARKED = rb"\[(?:default\d{1,5}\]|1,\d{1,5}\]<std(?:out|err|diag)>):"
+_MARKED_LINE = re.compile(rb"^" + _MARKED + rb"[^\n]+", re.MULTILINE)
+_MARK_WITHIN = re.compile(rb"(?<=.)(?=" + _MARKED + rb")")
 MAX_WRITERS = 4096
 MAX_EXPECTED = 64  # unmarked: of one machine, and each line is compared with twice so many
 # So often must lines in a row tell the same step before any is left out.
 SURE_PAIRS = 2
 # Who leads may print no more while the others go on: after so many lines for each of all they count anew.
 REBASE_LINES = 4
+
+
+def apart(text: bytes) -> bytes:
+    """What several ranks told in one line, each in a line of its own. The same object where no line has two marks."""
+    marks = text.count(b"[default") + text.count(b"]<std")
+    if not marks:
+        return text
+    begin = text.count(b"\n[default") + text.count(b"\n[1,") + text.startswith((b"[default", b"[1,"))
+    if begin == marks:  # the usual case, many times as quick
+        return text
+    return _MARKED_LINE.sub(lambda line: _MARK_WITHIN.sub(b"\n", line[0]), text)
 
 
 class Writers:

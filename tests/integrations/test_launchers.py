@@ -1,11 +1,16 @@
 """The core of the table of launchers and faults, with Debian's torch 1.13. All of it: `make test-trainers`."""
 
+import json
+import os
+import re
+import statistics
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.box import Box
 from tests.trainers.table import LAUNCHERS, PROGRAM, RESUME, Trial, free_ports, judge
+from tests.waits import until
 
 pytestmark = pytest.mark.timeout(1500)
 PYTHON = Path("/usr/bin/python3")
@@ -65,3 +70,46 @@ def test_of_two_launchers_the_one_whose_rank_exits_is_the_cause_of_each_end_unti
         assert v.budget == "job", v
         assert "Rank 0 was lost" in v.sentence, v
     box.empty()
+
+
+BOTH = str(Path(__file__).parent / "programs/both.py")
+STEPS = 200
+# Each puts a mark before every line, which says whose it is.
+MARKED = {
+    "torchrun": (TORCHRUN.replace("-r 2 -t 2", "-r 1 -t 1"), r"\[default{rank}\]:"),
+    "mpirun": (LAUNCHERS["mpirun"].replace("mpirun", "mpirun --tag-output", 1), r"\[1,{rank}\]<stdout>: ?"),
+}
+
+
+@pytest.mark.parametrize("times", ["timed", "untimed"])
+@pytest.mark.parametrize("launcher", MARKED)
+def test_iterations_that_every_rank_prints_into_one_log_count_once_each_to_its_rank(
+    box: Box, launcher: str, times: str
+) -> None:
+    command, mark = MARKED[launcher]
+    port = free_ports(1)
+    box.env["OMP_NUM_THREADS"] = "1"
+    os.mkfifo(box.work / "end")
+    words = command.format(python=PYTHON, bin=PYTHON.parent, port=port).split()
+    job = box.run(*words, BOTH, str(STEPS), times)
+    took = box.work / "took"
+    until(took.exists, lambda: box.story() + box.log()[-4000:], 300.0)
+    text = r"step {step}: this iteration" if times == "timed" else r"Step {step} \|"
+    for rank in (0, 1):
+        last = re.compile(mark.format(rank=rank) + text.format(step=STEPS))
+        until(lambda last=last: last.search(box.log()), lambda: box.log()[-4000:])
+
+    shown = until(lambda: (found := box.status())["step"] == STEPS and found, lambda: str(box.status()))
+    if times == "timed":  # as printed: when a line is read says nothing on a busy machine
+        usual_ms = statistics.median(json.loads(took.read_text())[-20:])
+        assert 0.7 * usual_ms < shown["step_ms"] < 1.5 * usual_ms
+    (of_log,) = shown["ranks"]
+    assert of_log["step"] == STEPS
+    os.close(os.open(box.work / "end", os.O_WRONLY))
+    assert job.code() == 0, box.story()
+    assert box.incidents() == []
+    replayed = box.sentinel("replay", "-o", "json", str(box.state / "jobs/job/logs/1/rank-0.log"))
+    told = {
+        one["rank"]: (one["iterations"], one["last_step"]) for one in json.loads(replayed.stdout)["ranks"]
+    }
+    assert told == {0: (STEPS, STEPS), 1: (STEPS, STEPS)}

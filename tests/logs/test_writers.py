@@ -40,6 +40,21 @@ def test_marked_lines_of_several_ranks_are_one_iteration_each_and_tell_how_far_e
     assert batch.told_again == 9  # which is a sign of life
 
 
+@pytest.mark.parametrize("mark", ["[default{}]:", "[1,{}]<stdout>:"])
+@pytest.mark.parametrize("end", ["{}\n", "\n"])
+def test_lines_of_two_ranks_that_a_launcher_put_into_one_are_told_by_each(
+    mark: str, end: str, shipped: RuleSet, tmp_path: Path
+) -> None:
+    """As Open MPI 4.1 and torchrun of torch 1.13 did."""
+    one, other = mark.format(0), mark.format(1)
+    path = tmp_path / "rank-0.log"
+    ends = "\n" + end.format(one)
+    path.write_text("".join(line(step, one)[:-1] + line(step, other)[:-1] + ends for step in range(1, 11)))
+    batch = RankLog(path, shipped).poll(Now(1.0, 1.0))
+    assert [iteration.step for iteration in batch.iterations] == list(range(1, 11))
+    assert {n: (one.told, one.step) for n, one in batch.workers.items()} == {0: (10, 10), 1: (10, 10)}
+
+
 def test_lines_without_a_step_count_once_too_where_they_are_marked(shipped: RuleSet, tmp_path: Path) -> None:
     text = "".join(
         f"[default{rank}]:this iteration hardware time is 10.5 and e2e time is 20.5 ms.\n"
