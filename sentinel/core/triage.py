@@ -35,8 +35,10 @@ from sentinel.core.triage_launcher import (
     ended_by_launcher,
     failed_orphan,
     killed_for_memory,
+    missing_below,
     named_inner,
     of_worker,
+    who_waited_below,
 )
 from sentinel.core.triage_node import by_network, by_node, by_stuck_process, named_network
 from sentinel.core.triage_past import weigh_past
@@ -348,6 +350,8 @@ def _by_symptoms(case: Case) -> Why | None:
 
 def _silent_rank(case: Case, first: Row, complaining: set[int]) -> Why:
     """Of ranks that waited for each other: the one that did not say so, else the one that is behind."""
+    if below := missing_below(first, case):
+        return below
     silent = [rank for rank in range(case.size) if rank not in complaining]
     if silent and len(silent) < case.size:
         ordered = sorted(silent, key=lambda r: _step(case, r))
@@ -362,7 +366,7 @@ def _silent_rank(case: Case, first: Row, complaining: set[int]) -> Why:
     if len(least) == 1 and len(known) > 1:
         note = f"It stopped at iteration {known[least[0]]}, the others came further."
         return Why(cls=first.cls, rank=least[0], note=note)
-    return Why(cls=first.cls, rank=first.match.rank)
+    return Why(cls=first.cls, rank=first.match.rank, note=who_waited_below(case))
 
 
 def _step(case: Case, rank: int) -> float:

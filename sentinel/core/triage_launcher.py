@@ -9,6 +9,7 @@ import signal
 from msgspec import structs
 
 from sentinel.core.reports import RankExit
+from sentinel.core.signals import names
 from sentinel.core.triage_case import REPORT, Case, Why, class_of_death, finding_clause
 from sentinel.core.triage_rows import Row
 
@@ -18,6 +19,11 @@ _INNER = re.compile(
     r"^\[(?:rank|default)(\d+)\]:|\bfailed \(exitcode: -?\d+\) local_rank: (\d+)|\bprocess (\d+) terminated\b"
     r"|\bprocess rank (\d+) with PID|\bProcess name: \[\[\d+,\d+\],(\d+)\]"
 )
+# Numbers in the whole job: before each line that torch logs, and in what NCCL's watchdog says. That of a smaller group
+# counts in that group.
+_RANK = re.compile(r"^(?:\[default\d+\]: ?)?\[rank(\d+)\]:")
+_WATCHDOG = re.compile(r"\[(?:PG [^\]]*\(default_pg\) )?Rank (\d+)\].*\b[Ww]atchdog\b")
+_SMALLER_GROUP = re.compile(r"\[PG (?![^\]]*\(default_pg\))")
 # mp.spawn's head of the traceback of one that raised.
 _RAISED = re.compile(r"^-- Process (\d+) terminated with the following error:")
 # deepspeed's report: whichever ended, it names the command of the last one that it had started.
@@ -51,6 +57,57 @@ def _complaining(rank: int, case: Case) -> set[int]:
     own = (row for row in case.rows if row.match.rank == rank and row.cls.id != REPORT)
     said = (inner_rank(row.match.line) for row in own)
     return {number for number in said if number is not None}
+
+
+def _number_that_complains(line: str) -> int | None:
+    if found := _RANK.search(line):
+        return int(found[1])
+    if not _SMALLER_GROUP.search(line) and (found := _WATCHDOG.search(line)):
+        return int(found[1])
+    return inner_rank(line)
+
+
+def missing_below(first: Row, case: Case) -> Why | None:
+    """Of all workers of which it is known that they ran, the one that did not report that it had waited in vain."""
+    known = _known(case)
+    told = _told_below(case)
+    silent = known - told
+    launchers = {rank for rank, _ in known}
+    if first.cls.role != "symptom" or not told <= known or len(launchers) < case.size or len(silent) != 1:
+        return None
+    [(rank, number)] = silent
+    numbers = [one for _, one in told]
+    clause = f"rank {number} of those that a launcher had started did not join a collective operation"
+    note = f"{names(numbers).capitalize()} waited for it in vain."
+    return Why(cls=first.cls, rank=rank, worker=number, clause=clause, note=note) if told else None
+
+
+def who_waited_below(case: Case) -> str:
+    """Which of the ranks below launchers reported that they had waited in vain, and which did not."""
+    told = sorted(number for rank, number in _told_below(case) if _starts_ranks(rank, case))
+    if not told or len(set(told)) < len(told):  # several launchers may give the same numbers
+        return ""
+    silent = {number for _, number in _known(case)} - set(told)
+    others = f", {names(list(silent))} did not" if silent else ""
+    return f"{names(told).capitalize()} of those that a launcher had started reported it{others}."
+
+
+def _starts_ranks(rank: int, case: Case) -> bool:
+    return report_of(rank, case) is not None or any(rank == launcher for launcher, _ in _known(case))
+
+
+def _known(case: Case) -> set[tuple[int, int]]:
+    """Of each process below a launcher that was seen to run: the launcher, and its number."""
+    return {(rank, number) for rank, number in case.processes.values() if number is not None}
+
+
+def _told_below(case: Case) -> set[tuple[int, int]]:
+    numbers = {
+        (rank, _number_that_complains(row.match.line))
+        for rank in range(case.size)
+        for row in _complaints(rank, case)
+    }
+    return {(rank, number) for rank, number in numbers if number is not None}
 
 
 def _gone(row: Row, case: Case) -> int | None:

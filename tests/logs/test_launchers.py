@@ -16,6 +16,7 @@ That of mpirun is Open MPI 4.1.4, with two processes that wait for each other's 
 
 import re
 import shutil
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -252,3 +253,73 @@ def test_a_launcher_whose_report_is_of_a_process_that_lost_another_is_not_the_ca
         v = of(told(text, shipped, tmp_path), workers={1302: (0, 2), 1303: (0, 3)}, size=2)
         assert (v.failure, v.rank, v.worker) == ("connection", 1, None), v
     assert of(told(FURTHER, shipped, tmp_path), size=2).rank == 1
+
+
+ENDS = tomllib.loads((HERE / "ends.toml").read_text())["end"]
+WATCHDOG = next(end["log"] for end in ENDS if end["name"] == "a collective behind a kernel that never ends")
+ABORTED = (
+    "E1126 01:56:58.811000 1290 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -6) "
+)
+
+
+def watchdogs(*numbers: int) -> str:
+    """What the ranks below one torchrun print that waited in vain, and torchrun's report of the first of them."""
+    said = [WATCHDOG.replace("rank0", f"rank{one}").replace("Rank 0", f"Rank {one}") for one in numbers]
+    report = f"{ABORTED}local_rank: {numbers[0]} (pid: {1300 + numbers[0]}) of binary: /usr/bin/python3\n"
+    return "".join(said) + report
+
+
+FOUR = {1300 + number: (0, number) for number in range(4)}
+
+
+@pytest.mark.parametrize("mark", ["[rank", "[default", ""])
+def test_of_the_processes_of_a_launcher_the_one_whose_watchdog_is_silent_is_the_one_that_the_others_waited_for(
+    mark: str, shipped: RuleSet, tmp_path: Path
+) -> None:
+    """With torch's own mark before each line, with torchrun's, and with what the watchdog says alone."""
+    text = watchdogs(0, 1, 3)
+    text = text.replace("[rank", mark) if mark else re.sub(r"(?m)^\[rank\d\]:", "", text)
+    v = of(told(text, shipped, tmp_path), workers=FOUR)
+    assert (v.failure, v.rank, v.worker) == ("nccl-timeout", 0, 2), v
+    assert "rank 2 of those that a launcher had started did not join a collective operation." in v.sentence
+    assert "Ranks 0, 1, 3 waited for it in vain." in v.sentence
+
+
+def test_where_no_single_process_of_a_launcher_is_silent_the_verdict_says_which_waited_in_vain(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    for text, workers, words in (
+        (
+            watchdogs(0, 2),
+            FOUR,
+            "Ranks 0, 2 of those that a launcher had started reported it, ranks 1, 3 did not.",
+        ),
+        (watchdogs(0, 1, 2, 3), FOUR, "Ranks 0-3 of those that a launcher had started reported it."),
+        (watchdogs(0, 1, 2), None, "Ranks 0-2 of those that a launcher had started reported it."),
+        # More than are known to run: so those are not all.
+        (watchdogs(0, 1, 4), {1300: (0, 0), 1301: (0, 1), 1302: (0, 2)}, "Ranks 0, 1, 4 of those"),
+    ):
+        v = of(told(text, shipped, tmp_path), workers=workers)
+        assert (v.failure, v.rank, v.worker) == ("nccl-timeout", 0, None), v
+        assert words in v.sentence
+
+
+def test_the_watchdog_of_a_smaller_group_does_not_tell_whose_it_is(shipped: RuleSet, tmp_path: Path) -> None:
+    """It counts in that group; the mark before its lines counts in the whole job."""
+    text = (
+        watchdogs(0, 1, 3)
+        .replace("PG GUID 0(default_pg) Rank", "PG GUID 3(tp) Rank")
+        .replace("Rank 3", "Rank 2")
+    )
+    assert of(told(text, shipped, tmp_path), workers=FOUR).worker == 2
+
+
+def test_of_two_launchers_the_one_below_which_a_watchdog_is_silent_is_named_with_that_process(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    workers = {1300 + number: (number // 2, number) for number in range(4)}
+    matches = told(watchdogs(0, 1), shipped, tmp_path) + told(watchdogs(2), shipped, tmp_path, rank=1)
+    v = of(matches, workers=workers, size=2, ended=(0, 1))
+    assert (v.failure, v.rank, v.worker) == ("nccl-timeout", 1, 3), v
+    v = of(matches[: len(matches) - 1], workers={1300: (0, 0), 1301: (0, 1)}, size=2, ended=(0, 1))
+    assert v.worker is None, v  # of launcher 1 no process is known
