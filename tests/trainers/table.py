@@ -19,11 +19,12 @@ from tests.gate.rights import needs_root
 from tests.waits import until
 
 Keep = Callable[..., None]  # of a row: its kind, and what its table on the page needs
-PROGRAM = str(Path(__file__).parent / "programs/ranks.py")
+PROGRAMS = Path(__file__).parent / "programs"
 SAVE_EVERY, BREAKS_AT = 5, 22
 SAVED = BREAKS_AT // SAVE_EVERY * SAVE_EVERY
 RESUME = {"maxResumes": 3, "gracefulStop": "5s"}
 HANG_S = 10
+ENDS_SLOWLY = {"Lightning": 30}  # after its last iteration
 GROUPS = Path("/sys/fs/cgroup")
 
 
@@ -57,6 +58,8 @@ LAUNCHERS = {
     "mp.spawn": "{python}",
     "mpirun": "mpirun -np 2 --allow-run-as-root --oversubscribe -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT={port} "
     "{python}",
+    # It starts its ranks itself: the first one is the launcher too.
+    "Lightning": "{python}",
 }
 
 
@@ -132,7 +135,10 @@ def judge(box: Box, python: Path, trial: Trial, group: Path | None = None, keep:
     recovered = [step.wall_s for step in first.steps if step.phase == "Recovered"]
     seconds = recovered[0] - broken_s if recovered else None
     # Below a launcher the rank of the verdict is the launcher itself; one of its own is the worker.
-    rank = verdict.rank if launcher == "none" else verdict.worker
+    # Lightning's is rank 0 too.
+    rank = verdict.worker
+    if launcher == "none" or (launcher == "Lightning" and rank is None):
+        rank = verdict.rank
     if keep is not None:
         keep(
             "launchers",
@@ -165,9 +171,10 @@ def start(box: Box, python: Path, trial: Trial, *options: str) -> Running:
     box.env |= {"PATH": f"{folder}:{box.env['PATH']}", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     if trial.launcher == "mp.spawn":
         options += ("--spawn", "2")
+    program = PROGRAMS / ("lightning_ranks.py" if trial.launcher == "Lightning" else "ranks.py")
     policy = box.policy(resume=RESUME, hang={"after": f"{trial.hang_s}s"})
     return box.run(
-        *(*words, PROGRAM, "--save-every", str(SAVE_EVERY), "--at", str(BREAKS_AT), *options),
+        *(*words, str(program), "--save-every", str(SAVE_EVERY), "--at", str(BREAKS_AT), *options),
         policy=policy if FAULTS[trial.fault].policy else "",
         options=("--nproc", "2") if trial.launcher == "none" else (),
     )

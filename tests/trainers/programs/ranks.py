@@ -111,7 +111,7 @@ def spawned(number, args, port):
     train(args)
 
 
-def main():
+def options():
     parser = argparse.ArgumentParser()
     parser.add_argument("--more", type=int, default=12)
     parser.add_argument("--save-every", type=int, default=5)
@@ -120,7 +120,11 @@ def main():
     parser.add_argument("--at", type=int, default=22, help="the step at which it does")
     parser.add_argument("--spawn", type=int, default=0, help="start so many ranks")
     parser.add_argument("--local_rank", help="as deepspeed gives it; the environment tells it too")
-    args = parser.parse_args()
+    return parser
+
+
+def main():
+    args = options().parse_args()
     if args.spawn:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
