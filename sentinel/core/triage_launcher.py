@@ -4,7 +4,6 @@ To Sentinel the launcher is one rank, and what its processes print is that rank'
 """
 
 import re
-import signal
 
 from msgspec import structs
 
@@ -13,6 +12,7 @@ from sentinel.core.signals import names
 from sentinel.core.triage_case import REPORT, Case, Why, class_of_death, finding_clause
 from sentinel.core.triage_rows import Row
 
+TOLD_TO_END = (2, 15)  # SIGINT, SIGTERM
 # How launchers number their processes: `[rank1]: ` and `[default1]:` before a line, torchrun's own report, mp.spawn's,
 # two of mpirun's.
 _INNER = re.compile(
@@ -243,7 +243,7 @@ def failed_orphan(case: Case) -> tuple[int, RankExit] | None:
     failed = {}
     for one in gone.orphans:
         number = case.worker_of_pid(one.pid)
-        told_to_end = one.signal in (signal.SIGINT, signal.SIGTERM)
+        told_to_end = one.signal in TOLD_TO_END
         if number is not None and case.rank_of_pid(one.pid) == gone.rank and not told_to_end:
             failed[number] = structs.replace(
                 gone, code=one.code, signal=one.signal, oom_killed=one.oom_killed, orphans=()

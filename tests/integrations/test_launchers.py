@@ -4,6 +4,7 @@ import json
 import os
 import re
 import statistics
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,10 @@ MARKED = {
 }
 
 
+def logged(box: Box, pattern: str) -> bool:
+    return re.search(pattern, box.log()) is not None
+
+
 @pytest.mark.parametrize("times", ["timed", "untimed"])
 @pytest.mark.parametrize("launcher", MARKED)
 def test_iterations_that_every_rank_prints_into_one_log_count_once_each_to_its_rank(
@@ -96,8 +101,8 @@ def test_iterations_that_every_rank_prints_into_one_log_count_once_each_to_its_r
     until(took.exists, lambda: box.story() + box.log()[-4000:], 300.0)
     text = r"step {step}: this iteration" if times == "timed" else r"Step {step} \|"
     for rank in (0, 1):
-        last = re.compile(mark.format(rank=rank) + text.format(step=STEPS))
-        until(lambda last=last: last.search(box.log()), lambda: box.log()[-4000:])
+        last = mark.format(rank=rank) + text.format(step=STEPS)
+        until(partial(logged, box, last), lambda: box.log()[-4000:])
 
     shown = until(lambda: (found := box.status())["step"] == STEPS and found, lambda: str(box.status()))
     if times == "timed":  # as printed: when a line is read says nothing on a busy machine
