@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from sentinel.integrations import SaveOnSignal
 from tests.e2e.box import Box
@@ -120,23 +119,6 @@ def test_the_example_saves_when_it_is_stopped_and_comes_to_the_same_weights(box:
     paths = [str(box.work / folder / f"step-{int(last):08d}.pt") for folder in ("stopped", "undisturbed")]
     compared = subprocess.run([TORCH_PYTHON, "-c", SAME, *paths], capture_output=True, text=True, timeout=120)
     assert compared.returncode == 0, compared.stderr
-
-
-def test_the_policy_of_the_readme_leaves_the_example_alone(box: Box, repo: Path) -> None:
-    """For more than twice the window that a rank is judged by."""
-    (policy,) = re.findall(r"```yaml\n(.*?)```", (repo / "README.md").read_text(), re.S)
-    path = box.folder / "readme.yaml"
-    path.write_text(policy)
-    over = yaml.safe_load(policy)["spec"]["performance"]["over"]
-    program, last = str(repo / "examples/train_torch.py"), 10 * over
-    job = box.run(TORCH_PYTHON, program, "--steps", str(last), policy=str(path), options=TWO)
-    assert job.code(SLOW_S) == 0, box.story()
-    record = box.job()
-    assert record is not None
-    assert (record.incarnation, record.last_step) == (1, last), box.story()
-    assert box.incidents() == [], box.story()
-    lines = re.findall(r"this iteration hardware time is [\d.]+ and e2e time is ", box.log())
-    assert len(lines) == last > 2 * over
 
 
 def test_a_program_without_pytorch_needs_nothing_but_python(repo: Path) -> None:
