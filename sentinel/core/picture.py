@@ -112,7 +112,7 @@ class JobPicture:
     def is_behind(self, rank: int) -> bool:
         """Has its log more to tell than was read by now?"""
         timing = self.timing.ranks.get(rank)
-        return self.waits_for_logs and timing is not None and timing.caught_up is False
+        return self.waits_for_logs and timing is not None and not timing.caught_up and not timing.log_problem
 
     @property
     def gpus(self) -> int:

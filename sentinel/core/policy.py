@@ -102,7 +102,8 @@ def decide(picture: JobPicture, now: Now) -> Decision:
             return lost
         return _end(picture, picture.end)  # only told of, in observe mode: what is left of the job is stopped
     told = picture.loss_lost
-    if told is not None and diverged.KEY not in picture.told:  # of one that ends with exit code 0 too
+    # Of one that ends with exit code 0 too. What is not read yet may tell that the loss is a number again.
+    if told and diverged.KEY not in picture.told and (picture.finished or not picture.is_behind(told.rank)):
         return _decide_lost_loss(picture, told, now)
     told = picture.norm_lost
     if told is not None and not picture.told & {diverged.KEY, diverged.NORM_KEY}:
@@ -272,8 +273,6 @@ def _decide_lost_rank(picture: JobPicture, now: Now) -> Decision:
 
 def _decide_lost_loss(picture: JobPicture, told: LogMatch, now: Now) -> Decision:
     policy, reason, then = picture.job.policy, "LossNotANumber", ""
-    if picture.is_behind(told.rank) and not picture.finished:
-        return Nothing("LogBehind", "What is not read yet may tell that the loss is a number again.")
     if policy.nan_loss.action == "RestartAndAlert" and policy.mode != "observe" and not picture.finished:
         verdict = diverged.diverged(told, picture.failures, ended=False)
         refusal = diverged.refusal(picture.job, told, verdict, picture.timing.last_step, now)

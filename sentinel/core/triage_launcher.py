@@ -70,6 +70,8 @@ def _number_that_complains(line: str) -> int | None:
 def missing_below(first: Row, case: Case) -> Why | None:
     """Of all workers of which it is known that they ran, the one that did not report that it had waited in vain."""
     known = _known(case)
+    if not known:
+        return None
     told = _told_below(case)
     silent = known - told
     launchers = {rank for rank, _ in known}
@@ -84,16 +86,15 @@ def missing_below(first: Row, case: Case) -> Why | None:
 
 def who_waited_below(case: Case) -> str:
     """Which of the ranks below launchers reported that they had waited in vain, and which did not."""
-    told = sorted(number for rank, number in _told_below(case) if _starts_ranks(rank, case))
+    known = {rank for rank, _ in _known(case)}
+    told = sorted(
+        number for rank, number in _told_below(case) if rank in known or report_of(rank, case) is not None
+    )
     if not told or len(set(told)) < len(told):  # several launchers may give the same numbers
         return ""
     silent = {number for _, number in _known(case)} - set(told)
     others = f", {names(list(silent))} did not" if silent else ""
     return f"{names(told).capitalize()} of those that a launcher had started reported it{others}."
-
-
-def _starts_ranks(rank: int, case: Case) -> bool:
-    return report_of(rank, case) is not None or any(rank == launcher for launcher, _ in _known(case))
 
 
 def _known(case: Case) -> set[tuple[int, int]]:
@@ -102,11 +103,9 @@ def _known(case: Case) -> set[tuple[int, int]]:
 
 
 def _told_below(case: Case) -> set[tuple[int, int]]:
-    numbers = {
-        (rank, _number_that_complains(row.match.line))
-        for rank in range(case.size)
-        for row in _complaints(rank, case)
-    }
+    """Of each process below a launcher that reported that it had waited in vain, or lost another: launcher, number."""
+    told = (row.match for row in case.of("symptom", "cascade") if row.cls.id != REPORT)
+    numbers = {(match.rank, _number_that_complains(match.line)) for match in told}
     return {(rank, number) for rank, number in numbers if number is not None}
 
 
@@ -249,6 +248,9 @@ def failed_orphan(case: Case) -> tuple[int, RankExit] | None:
                 gone, code=one.code, signal=one.signal, oom_killed=one.oom_killed, orphans=()
             )
     died = [number for number, exit_ in failed.items() if class_of_death(exit_, case.failures) is not None]
+    for rank, waited in _told_below(case):  # who waited in vain, and was ended for that, explains nothing
+        if rank == gone.rank and waited not in died:
+            failed.pop(waited, None)
     number = died[0] if len(died) == 1 else _silent(gone.rank, set(died or failed), case)
     return None if number is None else (number, failed[number])
 

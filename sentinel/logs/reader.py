@@ -8,7 +8,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from sentinel.core.now import Now
-from sentinel.core.reports import Iteration, LogMatch, Worker
+from sentinel.core.reports import LOSS_SOUND, Iteration, LogMatch, Worker
 from sentinel.logs.cri import CriDecoder
 from sentinel.logs.follow import FilePosition, Follower
 from sentinel.logs.iterations import FormatState, TimingParser
@@ -269,7 +269,7 @@ class RankLog:
         for lost in found:
             match = LogMatch(
                 rule=lost.rule,
-                failure=NAN,
+                failure=lost.rule if lost.rule == LOSS_SOUND else NAN,
                 rank=self._rank,
                 incarnation=self._incarnation,
                 at_s=now.mono_s,

@@ -832,9 +832,15 @@ def test_a_lost_loss_waits_for_what_is_not_read_yet_of_its_log_while_the_job_run
         steps(picture, 30, first=811)
         picture.add_match(lost_loss(820, good_step=810))
         picture.timing.fold(RankReport(job="j", incarnation=run, rank=1, caught_up=False))
-        waits = decide(picture, NOW)
-        assert isinstance(waits, Nothing)
-        assert waits.reason == "LogBehind"
+        assert isinstance(decide(picture, NOW), Nothing)
+        picture.end = stop()
+        ends = decide(picture, NOW)
+        assert isinstance(ends, Open)
+        assert ends.reason == "Stopped", "it waits for nothing"
+        picture.end = None
+        unread = RankReport(job="j", incarnation=run, rank=1, caught_up=False, log_problem="cannot be read")
+        picture.timing.fold(unread)
+        assert isinstance(decide(picture, NOW), Open), "no more is to be expected"
         picture.timing.fold(RankReport(job="j", incarnation=run, rank=1))
         assert isinstance(decide(picture, NOW), Open)
         picture.timing.fold(RankReport(job="j", incarnation=run, rank=1, caught_up=False))

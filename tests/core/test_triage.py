@@ -1058,6 +1058,13 @@ def test_of_a_launcher_that_lost_its_peer_before_it_saw_its_process_end_that_pro
     assert said.lower() in v.sentence.lower()
 
 
+def test_a_process_that_the_watchdog_of_nccl_ended_does_not_explain_the_end_of_its_launcher() -> None:
+    said = "[E ProcessGroupNCCL.cpp:474] [Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)"
+    lines = [line("nccl-timeout", 0, 1998.0, said.format(number)) for number in (0, 2, 3)]
+    v = verdict([ended(0, code=1, orphans=(orphan(0, signal=6),))], lines, size=1, workers=WORKERS)
+    assert (v.failure, v.worker) == ("nccl-timeout", 1)
+
+
 def test_whose_exception_it_was_is_told_by_its_mark_also_where_a_launcher_reports_nothing() -> None:
     raised = line("exception", 0, 1998.0, "[rank1]: RuntimeError: x")
     v = verdict([ended(0, code=1)], [raised], size=1, workers=WORKERS)

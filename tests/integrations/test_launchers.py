@@ -3,14 +3,13 @@
 import json
 import os
 import re
-import statistics
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.box import Box
-from tests.trainers.table import LAUNCHERS, PROGRAM, RESUME, Trial, free_ports, judge
+from tests.trainers.table import LAUNCHERS, PROGRAMS, RESUME, Trial, free_ports, judge
 from tests.waits import until
 
 pytestmark = pytest.mark.timeout(1500)
@@ -50,7 +49,7 @@ mkdir -p $RANK && cd $RANK && rm -f broken
 [ $RANK = 0 ] && set -- --fault exit
 export OMP_NUM_THREADS=1
 exec {PYTHON} -m torch.distributed.run --master_port $((PORT + RANK)) --nproc_per_node 2 -r 2 -t 2 \\
-    {PROGRAM} --save-every 5 --at 22 --more 1000000 "$@"
+    {PROGRAMS / "ranks.py"} --save-every 5 --at 22 --more 1000000 "$@"
 """
 
 
@@ -106,8 +105,8 @@ def test_iterations_that_every_rank_prints_into_one_log_count_once_each_to_its_r
 
     shown = until(lambda: (found := box.status())["step"] == STEPS and found, lambda: str(box.status()))
     if times == "timed":  # as printed: when a line is read says nothing on a busy machine
-        usual_ms = statistics.median(json.loads(took.read_text())[-20:])
-        assert 0.7 * usual_ms < shown["step_ms"] < 1.5 * usual_ms
+        took_ms = json.loads(took.read_text())
+        assert 0.9 * min(took_ms) < shown["step_ms"] < 1.1 * max(took_ms)
     (of_log,) = shown["ranks"]
     assert of_log["step"] == STEPS
     os.close(os.open(box.work / "end", os.O_WRONLY))

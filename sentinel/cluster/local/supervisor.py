@@ -276,7 +276,8 @@ class Supervisor:
         """Take in every death: note the ranks' statuses first, then tell."""
         if self.childless:
             return
-        ranks: list[tuple[Rank, int]] = []  # told last: orphans come with the rank whose they were
+        # Told last: orphans come with the rank whose they were. For memory: in the order of the deaths.
+        ranks: list[tuple[Rank, int, bool]] = []
         whole = len(self.children) == self.size
         while not self.childless:
             try:
@@ -288,11 +289,11 @@ class Supervisor:
                 break
             rank = self.children.pop(pid, None)
             if rank is not None:
-                ranks.append((rank, status))
+                ranks.append((rank, status, self.killed_for_memory(status)))
             elif whole and status != 0:
                 self.note_orphan(pid, status)
-        for rank, status in ranks:
-            self.note_exit(rank, status)
+        for rank, status, oom_killed in ranks:
+            self.note_exit(rank, status, oom_killed)
         if self.childless:
             self.tell(f'{{"event":"empty","incarnation":{self.incarnation}}}')
 
@@ -301,8 +302,8 @@ class Supervisor:
         del self.orphans[:-MAX_ORPHANS]
         self.write_slot(self.size + 1, f"[{','.join(self.orphans)}]")
 
-    def note_exit(self, rank: Rank, status: int) -> None:
-        rank.ended(status, self.killed_for_memory(status))
+    def note_exit(self, rank: Rank, status: int, oom_killed: bool) -> None:
+        rank.ended(status, oom_killed)
         line = rank.line()
         self.write_slot(rank.rank + 1, line)
         orphans = ",".join(self.orphans)
