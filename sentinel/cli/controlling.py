@@ -27,6 +27,7 @@ from sentinel.cluster.kubernetes.fleet import KubernetesFleet
 from sentinel.cluster.kubernetes.lease import UNHEARD, Election
 from sentinel.cluster.kubernetes.pause import PAUSED
 from sentinel.core.epochs import Epochs
+from sentinel.core.fleet_fence import unreached
 from sentinel.core.fleet_isolate import standing
 from sentinel.core.fleet_model import Mode, NodeMail
 from sentinel.core.fleet_settings import FleetSettings, fleet_settings
@@ -119,6 +120,7 @@ class Controlling:
                 self._controller.nodes.ailing,
                 self._controller.for_jobs.draining,
                 lambda: standing(self._fleet.records.values()),
+                lambda: unreached(self._fleet.records.values()),
                 self._controller.for_jobs.lost,
                 self._controller.for_jobs.returned,
                 self._controller.for_jobs.back_lately,

@@ -18,8 +18,8 @@ MOST_NAMED = 4  # nodes in one sentence
 class JobNodes:
     """`findings(node)`: the boot that its agent told of, and what its checks find in it. `ailing`: nodes of which they
     find anything, as it is now. `draining`: nodes that people want to have free of jobs, and what they said.
-    `standing`: nodes that are isolated, or held back by a brake, and what was found there. `lost(uid)`: why a pod was
-    removed by force from a lost node. `returned(node)`: when it came back and after what, if it is on probation.
+    `standing`: nodes that are isolated, or held back by a brake, and what was found there. `unreached`: nodes of which
+    nobody is heard. `lost(uid)`: why a pod was removed by force from a lost node. `returned(node)`: when it came back and after what, if it is on probation.
     `back_lately`: the nodes that are, the last that came back first."""
 
     def __init__(
@@ -28,17 +28,19 @@ class JobNodes:
         ailing: AbstractSet[str],
         draining: Callable[[], Mapping[str, str]],
         standing: Callable[[], Mapping[str, Collection[Finding]]],
+        unreached: Callable[[], Collection[str]],
         lost: Callable[[str], str],
         returned: Callable[[str], str],
         back_lately: Callable[[], list[str]],
         clock: Clock,
     ) -> None:
         self._findings, self._ask_draining, self.lost, self._clock = findings, draining, lost, clock
-        self._ailing, self._ask_standing = ailing, standing
+        self._ailing, self._ask_standing, self._ask_unreached = ailing, standing, unreached
         self._returned, self.back_lately = returned, back_lately
         self._draining: Mapping[str, str] = {}
         self._standing: Mapping[str, Collection[Finding]] = {}
-        self._asked_mono_s = float("-inf")  # when both were asked last
+        self._unreached: Collection[str] = ()
+        self._asked_mono_s = float("-inf")  # when these were asked last
         self._clocks = AgentClocks()
         self._told_until_mono_s: dict[str, float] = {}  # up to which they have told everything, by our clock
 
@@ -103,6 +105,7 @@ class JobNodes:
         if now_s - self._asked_mono_s >= RECORDS_S:
             self._asked_mono_s = now_s
             self._draining, self._standing = self._ask_draining(), self._ask_standing()
+            self._unreached = self._ask_unreached()
 
     def well(self, node: str) -> bool:
         """Is nothing bad known of it that people do not live with, and is it not to be drained?"""
@@ -119,10 +122,12 @@ class JobNodes:
         )
 
     def unfit(self, components: Collection[str]) -> list[str]:
-        """Nodes of which something bad is known about one of these components."""
+        """Nodes of which something bad is known about one of these components; then those of which nobody is heard: a
+        cluster's own scheduler gives pods to a dead one until its kubelet has been silent for long."""
         wanted = frozenset(components)
         self._ask_records()
-        return [node for node in {*self._ailing, *self._standing} if self._bad(node) & wanted]
+        bad = sorted(node for node in {*self._ailing, *self._standing} if self._bad(node) & wanted)
+        return list(dict.fromkeys([*bad, *sorted(self._unreached)]))
 
     def _bad(self, node: str) -> frozenset[str]:
         """The components. Of an agent that this leader has not heard yet, by what is recorded."""

@@ -59,6 +59,15 @@ def removed(records: Iterable[NodeQuarantine], uid: str) -> str:
     return ""
 
 
+def unreached(records: Iterable[NodeQuarantine]) -> set[str]:
+    """Nodes of which neither agent nor kubelet is heard, or that were proved dead and did not come back."""
+    return {
+        one.node
+        for one in records
+        if one.kind is Kind.SILENCE and one.state.open and one.reason != Reason.AGENT_SILENT.value
+    }
+
+
 def judge_all(desk: Desk, hearing: Hearing) -> None:
     """Every node of a whole round."""
     hook.take_outcomes(desk)

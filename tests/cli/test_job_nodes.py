@@ -1,6 +1,10 @@
 """Which nodes jobs are kept off: by what their agents tell, and before they were heard by what is recorded."""
 
+from msgspec import structs
+
 from sentinel.cli.job_nodes import JobNodes
+from sentinel.core.fleet_events import Reason
+from sentinel.core.fleet_fence import unreached
 from sentinel.core.fleet_isolate import standing
 from sentinel.core.fleet_model import Kind, Needs, NodeQuarantine, State
 from sentinel.core.health import Finding
@@ -17,6 +21,7 @@ def test_what_is_recorded_of_a_node_counts_until_its_agent_is_heard_by_this_lead
         told.keys(),
         lambda: {},
         lambda: standing(records),
+        list,
         lambda pod: "",
         lambda node: "",
         list,
@@ -33,6 +38,33 @@ def test_what_is_recorded_of_a_node_counts_until_its_agent_is_heard_by_this_lead
     assert nodes.well("mended")
 
 
+def test_a_node_that_nobody_hears_is_no_place_for_a_job_whatever_was_found_there() -> None:
+    silent = [
+        structs.replace(record(name, state), kind=Kind.SILENCE, findings=(), reason=reason.value)
+        for name, state, reason in (
+            ("gone", State.ACTIVE, Reason.UNREACHABLE),
+            ("dead", State.ACTIVE, Reason.REMOVED_BY_FORCE),
+            ("agentless", State.ACTIVE, Reason.AGENT_SILENT),
+            ("back", State.RELEASED, Reason.SPEAKS_AGAIN),
+        )
+    ]
+    records = [record("bad", State.ACTIVE), *silent]
+    nodes = JobNodes(
+        lambda node: ("", []),
+        set(),
+        lambda: {},
+        lambda: standing(records),
+        lambda: unreached(records),
+        lambda pod: "",
+        lambda node: "",
+        list,
+        lambda: Now(100.0, 1_700_000_000.0),
+    )
+    assert nodes.unfit(["gpu"]) == ["bad", "dead", "gone"]
+    assert nodes.unfit(["disk"]) == ["dead", "gone"]
+    assert nodes.well("dead")  # its job is not moved for it: what is there may well run
+
+
 def test_which_nodes_of_a_job_came_back_lately_is_one_sentence() -> None:
     came_back = {f"n{number}": f"{number} days ago after XID 79" for number in range(2, 8)}
     nodes = JobNodes(
@@ -40,6 +72,7 @@ def test_which_nodes_of_a_job_came_back_lately_is_one_sentence() -> None:
         set(),
         lambda: {},
         lambda: {},
+        list,
         lambda pod: "",
         lambda node: came_back.get(node, ""),
         list,

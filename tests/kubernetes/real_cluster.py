@@ -121,6 +121,13 @@ class Cluster:
     def pods(self, name: str) -> "list[Object]":
         return self.admin.items(f"/api/v1/namespaces/{self.space}/pods", labelSelector=f"job-name={name}")
 
+    def given(self, name: str) -> list[str]:
+        """The nodes that the scheduler gave the pods of a job, in that order."""
+        events = self.admin.items(f"/api/v1/namespaces/{self.space}/events", fieldSelector="reason=Scheduled")
+        own = [one for one in events if one["involvedObject"]["name"].startswith(f"{name}-")]
+        own.sort(key=lambda one: one["eventTime"])
+        return [one["message"].rpartition(" ")[2] for one in own]
+
     def steps(self, node: "Node", pod: "Object") -> int:
         return len(node.log_lines(pod, "main"))
 

@@ -77,7 +77,7 @@ class JobCluster(KnownJobs):
         self.queued: Callable[[str, str], None] = lambda job, waits: None
         self.succeeded: Callable[[str], None] = lambda job: None
         self.observed: Callable[[str], bool] = lambda node: False
-        self.unfit: Callable[[Collection[str]], Collection[str]] = lambda components: ()
+        self.unfit: Callable[[Collection[str]], Sequence[str]] = lambda components: ()  # the worst first
         self.back_lately: Callable[[], Sequence[str]] = lambda: ()
 
     # ------------------------------------------------------------ room
@@ -103,7 +103,7 @@ class JobCluster(KnownJobs):
 
     async def _room(self, job: ProtectedJob, seen: Seen, size: int, excluded: tuple[str, ...]) -> Room:
         bad = [node for node in self.unfit(_asked_about(job)) if self._rooms.schedulable(node)]
-        excluded = tuple(dict.fromkeys((*excluded, *sorted(bad)[:MOST_UNFIT])))
+        excluded = tuple(dict.fromkeys((*excluded, *bad[:MOST_UNFIT])))
         if why := self._cannot_keep_off(seen, excluded):
             return Room(size=0, reason="CannotKeepOff", sentence=why)
         try:
@@ -145,7 +145,7 @@ class JobCluster(KnownJobs):
         """A kind whose pods nothing keeps off a node may start where the node takes none anyway."""
         if keeps_off(seen) not in (KeepOff.NONE, KeepOff.SELECTOR):
             return ""
-        open_ = [node for node in excluded if self._rooms.schedulable(node)]
+        open_ = [node for node in excluded if self._rooms.takes_pods(node)]
         if not open_:
             return ""
         queued = " in a queue of Kueue" if gating_queue(seen) else ""
