@@ -156,7 +156,8 @@ class Rig:
         self.logs = logs or self.folder / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
         self.daemons: list[Daemon] = []
-        self.env = {**os.environ, MARK: str(self.folder)}
+        # Go's collector takes a sixth of an API server's time at its usual pace, and memory is there.
+        self.env = {"GOGC": "400", **os.environ, MARK: str(self.folder)}
         self._warden = self._start_warden()
 
     def _start_warden(self) -> "subprocess.Popen[bytes]":
