@@ -1,11 +1,16 @@
 """The documentation can be found and says what the code does."""
 
+import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+
+from sentinel.cli import main as sentinel
+from sentinel.integrations.times import Times
 
 
 def test_the_index_links_every_document_and_no_link_is_dead(repo: Path) -> None:
@@ -45,6 +50,38 @@ def test_the_policies_that_are_shown_are_valid(repo: Path, tmp_path: Path) -> No
     command = [sys.executable, "-m", "sentinel", "validate", *map(str, tmp_path.glob("*.yaml"))]
     done = subprocess.run(command, cwd=repo, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def printed(capsys: pytest.CaptureFixture[str], times_ms: Iterable[tuple[float, float]]) -> str:
+    """What the function of `sentinel.integrations` prints of iterations with these (data, whole) times."""
+    now_s = 0.0
+    times = Times(lambda: True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sentinel.integrations.times.time.perf_counter", lambda: now_s)
+        for step, (data_ms, whole_ms) in enumerate(times_ms, 1):
+            times.begin()
+            now_s += data_ms / 1000
+            times.batch_ready()
+            now_s += (whole_ms - data_ms) / 1000
+            times.end(step)
+    return capsys.readouterr().out
+
+
+def test_the_policy_of_the_readme_moves_a_job_whose_ratio_grew_and_none_for_what_it_always_was(
+    repo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program that does nothing but compute is over the threshold from its first step, as train_torch.py is."""
+    (policy,) = re.findall(r"```yaml\n(.*?)```", (repo / "README.md").read_text(), re.S)
+    (tmp_path / "readme.yaml").write_text(policy)
+
+    def decided(data_ms: Callable[[int], float]) -> list[str]:
+        (tmp_path / "rank-0.log").write_text(printed(capsys, ((data_ms(step), 1000.0) for step in range(400))))
+        command = ["replay", str(tmp_path / "rank-0.log"), "--policy", str(tmp_path / "readme.yaml")]
+        assert sentinel([*command, "--exit-code", "0", "-o", "json"]) == 0
+        return [one.get("reason", one.get("end", "")) for one in json.loads(capsys.readouterr().out)["story"]]
+
+    assert decided(lambda step: 20.0 + step % 7) == ["Succeeded"]
+    assert decided(lambda step: 400.0 if step < 200 else 100.0) == ["Slow", "Succeeded"]
 
 
 def test_every_command_that_the_readme_names_exists(repo: Path) -> None:
