@@ -75,7 +75,9 @@ def test_the_policy_of_the_readme_moves_a_job_whose_ratio_grew_and_none_for_what
     (tmp_path / "readme.yaml").write_text(policy)
 
     def decided(data_ms: Callable[[int], float]) -> list[str]:
-        (tmp_path / "rank-0.log").write_text(printed(capsys, ((data_ms(step), 1000.0) for step in range(400))))
+        (tmp_path / "rank-0.log").write_text(
+            printed(capsys, ((data_ms(step), 1000.0) for step in range(400)))
+        )
         command = ["replay", str(tmp_path / "rank-0.log"), "--policy", str(tmp_path / "readme.yaml")]
         assert sentinel([*command, "--exit-code", "0", "-o", "json"]) == 0
         return [one.get("reason", one.get("end", "")) for one in json.loads(capsys.readouterr().out)["story"]]
