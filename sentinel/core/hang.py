@@ -64,7 +64,7 @@ class Activities:
         if kind == "saved":
             self._end("saving", match.at_s)
             return
-        if kind not in ACTIVITY_LIMIT_S:
+        if kind not in ACTIVITY_LIMIT_S or match.outrun:
             return
         rank = ranks.get(match.rank)
         if rank is not None and rank.last_at_s is not None and rank.last_at_s > match.at_s:

@@ -8,7 +8,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from sentinel.core.now import Now
-from sentinel.core.reports import LOSS_SOUND, Iteration, LogMatch, Worker
+from sentinel.core.reports import ACTIVITY, LOSS_SOUND, Iteration, LogMatch, Worker
 from sentinel.logs.cri import CriDecoder
 from sentinel.logs.follow import FilePosition, Follower
 from sentinel.logs.iterations import FormatState, TimingParser
@@ -238,7 +238,8 @@ class RankLog:
         lost = any(self._rules.rules[index].failure == NAN for index, _ in rules)
         looks = lost or self._losses.watching or self._losses.begins(text)
         offsets: list[int] = []  # of the lines that told iterations, where somebody asks for them
-        asked = looks or batch.stamps is not None
+        pauses = any(self._rules.rules[index].failure.startswith(ACTIVITY) for index, _ in rules)
+        asked = looks or pauses or batch.stamps is not None
         if formats:
             batch.iterations += self._timing.feed(
                 text, formats, now.mono_s, batch.stamps, now.wall_s, offsets if asked else None
@@ -253,7 +254,9 @@ class RankLog:
             (one.step for one in reversed(batch.iterations[before:]) if one.step is not None), reached
         )
         if rules:
-            starts = self._match(text, rules, now, batch)
+            # Who replays a log reads much of it at once, and asks what stands behind what.
+            iterated = offsets[-1] if offsets and batch.after is None else -1
+            starts = self._match(text, rules, now, batch, iterated)
             if batch.after is not None:
                 batch.after += [before + bisect_left(offsets, start) for start in starts]
         self._tail = text[-BEFORE_BYTES:]
@@ -281,8 +284,10 @@ class RankLog:
             if batch.after is not None:
                 batch.after.append(len(batch.iterations))
 
-    def _match(self, text: bytes, present: list[tuple[int, int]], now: Now, batch: LogBatch) -> list[int]:
-        """The offsets of the lines that were kept."""
+    def _match(
+        self, text: bytes, present: list[tuple[int, int]], now: Now, batch: LogBatch, iterated: int
+    ) -> list[int]:
+        """The offsets of the lines that were kept. `iterated`: that of the last one that told an iteration."""
         kept: list[tuple[int, int, int]] = []  # line start, line end, rule
         for index, start in present:
             count = 0
@@ -314,6 +319,7 @@ class RankLog:
                     at_s=now.mono_s,
                     stamp_wall_s=self._stamp(line, line_start, now.wall_s),
                     line=shown(line),
+                    outrun=line_start < iterated and rule.failure.startswith(ACTIVITY),
                 )
             )
         return [line_start for line_start, _, _ in sorted(kept)]

@@ -1,6 +1,7 @@
 """Hangs: what is one, what is none, and whose it is."""
 
 import pytest
+from msgspec import structs
 
 from sentinel.core.model import Budget, Failure, Symptom
 from sentinel.core.now import Now
@@ -235,6 +236,14 @@ def test_a_marker_that_is_read_late_vetoes_nothing() -> None:
     last = feed(timing)
     timing.activity(says("saving", last - 10))
     assert hang(timing, last + 2) is not None
+
+
+def test_a_pause_that_iterations_follow_in_the_same_read_is_over_and_one_that_comes_last_is_not() -> None:
+    for outrun in (True, False):
+        timing = job(after_s=2.0)
+        last = feed(timing)
+        timing.activity(structs.replace(says("saving", last), outrun=outrun))
+        assert (hang(timing, last + 2) is not None) == outrun
 
 
 def test_before_the_first_iteration_only_a_job_known_to_log_iterations_can_hang() -> None:

@@ -223,7 +223,9 @@ def test_a_silent_node_is_not_dead_and_its_pods_are_removed_by_force_only_after_
     assert writers(checkpoints) == [pods["cut"]["metadata"]["uid"]]
     assert numbers(checkpoints) == list(range(1, len(numbers(checkpoints)) + 1))
     cluster.until(lambda: len(writers(tmp_path / "lost")) == 2)  # the lost rank's successor, elsewhere
-    assert lost.name not in cluster.given("lost")[1:]  # though Kubernetes gives it pods until it misses its kubelet
+    assert (
+        lost.name not in cluster.given("lost")[1:]
+    )  # though Kubernetes gives it pods until it misses its kubelet
 
     lost.start()
     cluster.until(lambda: cluster.told(lost.name, "silence")[-1] == "SpeaksAgain")

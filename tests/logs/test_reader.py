@@ -284,3 +284,20 @@ def test_a_match_tells_after_which_iteration_it_came_and_cri_stamps_go_before_th
     assert ("no-space", 1) in told
     assert batch.stamps == [pytest.approx(1744587672), pytest.approx(1744587674)]
     assert batch.matches[0].stamp_wall_s == pytest.approx(1744587673)
+
+
+def test_of_a_pause_it_is_told_whether_iterations_follow_that_came_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = RankLog(path, load_ruleset())
+    told: list[tuple[str, bool]] = []
+    with path.open("a", buffering=1) as file:
+        for lines in (
+            "iter 19: loss 8.8350, time 14.42ms\n",
+            "iter 20: loss 7.7652, time 14.64ms\nsaving checkpoint to ckpt.pt\n",
+            "iter 21: loss 5.7321, time 16.28ms\n",
+            "saving checkpoint to ckpt.pt\niter 22: loss 5.1127, time 15.01ms\n",
+        ):
+            file.write(lines)
+            told += [(one.failure, one.outrun) for one in log.poll(NOW).matches]
+    log.close()
+    assert told == [("activity:saving", False), ("activity:saving", True)]
