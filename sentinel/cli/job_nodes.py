@@ -19,8 +19,8 @@ class JobNodes:
     """`findings(node)`: the boot that its agent told of, and what its checks find in it. `ailing`: nodes of which they
     find anything, as it is now. `draining`: nodes that people want to have free of jobs, and what they said.
     `standing`: nodes that are isolated, or held back by a brake, and what was found there. `unreached`: nodes of which
-    nobody is heard. `lost(uid)`: why a pod was removed by force from a lost node. `returned(node)`: when it came back and after what, if it is on probation.
-    `back_lately`: the nodes that are, the last that came back first."""
+    nobody is heard. `lost(uid)`: why a pod was removed by force from a lost node. `returned(node)`: when it came back
+    and after what, if it is on probation. `back_lately`: the nodes that are, the last that came back first."""
 
     def __init__(
         self,

@@ -1,9 +1,13 @@
 """Ending an incarnation: who is asked, who is killed, and that nothing is left."""
 
 import os
+import shutil
 import signal
+import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from tests.cluster.local_jobs import Site, alive, python, with_site
 from tests.waits import eventually
@@ -173,3 +177,43 @@ async def test_what_outlives_sigkill_is_named_after_a_bounded_time(site: Site) -
     await eventually(lambda: not Path(f"/proc/{rank.pid}").exists())
     site.cluster._tracked.clear()
     assert (await site.cluster.stop("job", 1, 0.1)).gone
+
+
+def srun(site: Site, code: str) -> tuple[str, ...]:
+    """A program of this name that runs the code."""
+    copied = site.root / "srun"
+    shutil.copy(os.path.realpath(sys.executable), copied)
+    return ("/usr/bin/env", f"PYTHONHOME={sys.base_prefix}", str(copied), *python(code)[1:])
+
+
+SHEPHERD = """
+import os, time
+ours, its = os.pipe()
+if os.fork() == 0:
+    os.close(its)
+    os.read(ours, 1)  # until srun is gone
+    {then}
+    os._exit(0)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@with_site
+async def test_the_child_by_which_srun_ends_its_tasks_is_not_killed_before_it_has_done_that(site: Site) -> None:
+    done = site.root / "ended"
+    await site.start(srun(site, SHEPHERD.format(then=f"open({str(done)!r}, 'x').close()")))
+    await site.logged("ready")
+    outcome = await site.cluster.stop("job", 1, 0.0)
+    assert (outcome.gone, outcome.killed) == (True, 1)
+    assert done.exists()
+
+
+@with_site
+async def test_a_child_of_srun_that_does_not_come_to_an_end_is_killed_too(site: Site) -> None:
+    await site.start(srun(site, SHEPHERD.format(then="time.sleep(600)")))
+    await site.logged("ready")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sentinel.cluster.local.stop.SHEPHERD_S", 0.2)
+        outcome = await site.cluster.stop("job", 1, 0.0)
+    assert (outcome.gone, outcome.killed) == (True, 2)

@@ -4,6 +4,9 @@ SIGTERM goes to the ranks first and not to their helpers: a data loader that die
 program raise in the middle of the save that SIGTERM asked for. A shell passes nothing on, so what it runs
 gets the signal too. When the ranks are gone, helpers that outlived them get SIGTERM and a tenth of the grace
 (at most 5 s); then, and in any case when the grace is over, SIGKILL goes to everything until nothing is left.
+
+The ranks that srun starts are children of Slurm's daemons. When srun is killed its only child, which it has for that,
+has Slurm end them, here and on other nodes: that one is killed last.
 """
 
 import signal
@@ -14,6 +17,7 @@ from sentinel.cluster.base import StopOutcome
 from sentinel.cluster.local.processes import (
     Proc,
     is_shell,
+    program,
     read_proc,
     scan,
     send_signal,
@@ -25,6 +29,7 @@ from sentinel.cluster.local.tracked import Tracked
 
 log = structlog.get_logger(__name__)
 
+SHEPHERD_S = 15.0  # that srun's child is given; it asks Slurm's controller
 STUCK_AFTER_S = 30.0  # after SIGKILL: freeing pinned memory of a big process takes seconds
 HELPER_GRACE_SHARE = 0.1
 HELPER_GRACE_MAX_S = 5.0
@@ -83,12 +88,17 @@ async def _wait_gone(tracked: Tracked, deadline_s: float) -> bool:
 async def _kill(tracked: Tracked, stuck_after_s: float) -> StopOutcome:
     """SIGKILL in sweeps: between two looks at /proc a process may have forked."""
     killed: set[tuple[int, int]] = set()
+    shepherds: set[tuple[int, int]] = set()
+    spared_s = boottime_s() + min(SHEPHERD_S, stuck_after_s / 2)
     limit_s = boottime_s() + stuck_after_s
     pause_s = POLL_S
     while not tracked.gone():
         tracked.wake_supervisor()
         rest = tracked.members()
+        shepherds |= _shepherds(rest)
         for proc in rest:
+            if (proc.pid, proc.start_ticks) in shepherds and boottime_s() < spared_s:
+                continue
             if send_signal(proc.pid, proc.start_ticks, signal.SIGKILL):
                 killed.add((proc.pid, proc.start_ticks))
         if boottime_s() >= limit_s:
@@ -100,3 +110,9 @@ async def _kill(tracked: Tracked, stuck_after_s: float) -> StopOutcome:
     # Without a supervisor our own look at /proc can be ahead of the loop's news of the same deaths.
     await tracked.wait(lambda: not tracked.running(), boottime_s() + 1.0)
     return StopOutcome(gone=True, killed=len(killed))
+
+
+def _shepherds(members: list[Proc]) -> set[tuple[int, int]]:
+    """The children of srun that are srun too: pid and start time of each."""
+    own = {proc.pid: proc for proc in members if program(proc.pid) == "srun"}
+    return {(proc.pid, proc.start_ticks) for proc in own.values() if proc.ppid in own}
