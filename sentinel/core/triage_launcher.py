@@ -4,6 +4,7 @@ To Sentinel the launcher is one rank, and what its processes print is that rank'
 """
 
 import re
+from itertools import takewhile
 
 from msgspec import structs
 
@@ -14,14 +15,17 @@ from sentinel.core.triage_rows import Row
 
 TOLD_TO_END = (2, 15)  # SIGINT, SIGTERM
 # How launchers number their processes: `[rank1]: ` and `[default1]:` before a line, torchrun's own report, mp.spawn's,
-# two of mpirun's.
+# two of mpirun's, srun's. Before each of them may stand what `srun --label` puts there.
+_LABEL = r"^(?: {0,4}\d{1,5}: )?"
 _INNER = re.compile(
-    r"^\[(?:rank|default)(\d+)\]:|\bfailed \(exitcode: -?\d+\) local_rank: (\d+)|\bprocess (\d+) terminated\b"
+    _LABEL
+    + r"\[(?:rank|default)(\d+)\]:|\bfailed \(exitcode: -?\d+\) local_rank: (\d+)|\bprocess (\d+) terminated\b"
     r"|\bprocess rank (\d+) with PID|\bProcess name: \[\[\d+,\d+\],(\d+)\]"
+    r"|^srun: error: \S+: tasks? (\d+): "
 )
 # Numbers in the whole job: before each line that torch logs, and in what NCCL's watchdog says. That of a smaller group
 # counts in that group.
-_RANK = re.compile(r"^(?:\[default\d+\]: ?)?\[rank(\d+)\]:")
+_RANK = re.compile(_LABEL + r"(?:\[default\d+\]: ?)?\[rank(\d+)\]:")
 _WATCHDOG = re.compile(r"\[(?:PG [^\]]*\(default_pg\) )?Rank (\d+)\].*\b[Ww]atchdog\b")
 _SMALLER_GROUP = re.compile(r"\[PG (?![^\]]*\(default_pg\))")
 # mp.spawn's head of the traceback of one that raised.
@@ -30,6 +34,7 @@ _RAISED = re.compile(r"^-- Process (\d+) terminated with the following error:")
 _LAST = re.compile(r"'--local_rank=(\d+)'.*\] exits with return code = ")
 _REPORT = re.compile(
     r"\bfailed \(exitcode: |\bProcessExitedException: |\bdied with <Signals\.|\bprocess rank \d+ with PID "
+    r"|^srun: error: \S+: tasks? [\d,-]+: "
 )
 # torchrun looks at its processes from time to time, torch 1.13 each 5 s: of several that have ended meanwhile it
 # reports the one of the lowest number, and then lists all.
@@ -37,6 +42,7 @@ _FIRST = re.compile(r"\bfailed \(exitcode: \d+\) local_rank: ")
 _LISTED = re.compile(r"^ *exitcode +: \d+ \(pid: ")
 _FORCED = re.compile(r"\bUnable to shutdown process (\d+) via ")
 _PID = re.compile(r"\(pid: (\d+)\)")
+_SRUN, _SRUN_ENDS = "srun: error: ", re.compile(r"^srun: (?:\S+: )*(?:Term|Job step aborted|forcing)")
 # mp.spawn tells no pid.
 _SPAWNED_KILLED = re.compile(r"\bprocess \d+ terminated with signal SIGKILL\b")
 
@@ -172,7 +178,12 @@ def _raised(row: Row, case: Case) -> int | None:
 
 
 def ended_by_launcher(row: Row, case: Case) -> bool:
-    """It killed this process, which had not ended when it was told to, after another had failed."""
+    """It killed this process, which had not ended when it was told to, after another had failed; srun asks nobody."""
+    if row.match.line.startswith(_SRUN):
+        own = (other for other in case.rows if other.match.rank == row.match.rank)
+        return any(
+            _SRUN_ENDS.match(other.match.line) for other in takewhile(lambda other: other is not row, own)
+        )
     pids = set(_PID.findall(row.match.line)) if row.cls.id == "killed" else set()
     if not pids:
         return False

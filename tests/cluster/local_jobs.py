@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import sys
 import textwrap
 from collections.abc import Awaitable, Callable
@@ -53,6 +54,12 @@ class Site:
 
     async def ended(self, rank: int = 0) -> RankExit:
         return await eventually(lambda: self.exit_of(rank), f"the end of rank {rank}")
+
+
+def srun(site: Site, code: str) -> tuple[str, ...]:
+    """A program of this name that runs the code."""
+    copied = shutil.copy(os.path.realpath(sys.executable), site.root / "srun")
+    return (str(copied), *python(code)[1:])
 
 
 def with_site(test: Callable[[Site], Awaitable[None]]) -> Callable[[Path], None]:

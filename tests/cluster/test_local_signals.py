@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.local_jobs import Site, alive, python, with_site
+from tests.cluster.local_jobs import Site, alive, python, srun, with_site
 from tests.waits import eventually
 
 CATCHES = """
@@ -38,6 +38,15 @@ if __name__ == "__main__":
     while True:
         queue.get()
         time.sleep(0.02)
+"""
+# Both catch the signal.
+WITH_A_CHILD = """
+    import os, signal
+    signal.signal(signal.SIGUSR1, lambda *_: print('saved by', os.getpid()))
+    if os.fork():
+        print('ready')
+    while True:
+        signal.pause()
 """
 # Stands for torchrun: RANK and LOCAL_RANK reach only what it starts.
 LAUNCHER = f"""
@@ -391,6 +400,16 @@ async def test_the_one_process_of_a_launcher_that_gives_no_numbers_is_the_rank(s
     (rank,) = site.cluster.find_ranks("job", 1).values()
     assert rank.pid != launcher.pid
     assert (await site.cluster.signal_ranks("job", 1, [0], "SIGUSR1")).sent == (0,)
+
+
+@with_site
+async def test_below_srun_whose_tasks_run_elsewhere_the_signal_goes_to_srun_and_not_to_its_only_child(
+    site: Site,
+) -> None:
+    (rank,) = await site.start(srun(site, WITH_A_CHILD))
+    await site.logged("ready")
+    assert (await site.cluster.signal_ranks("job", 1, [0], "SIGUSR1")).sent == (0,)
+    await site.logged(f"saved by {rank.pid}")
 
 
 @with_site

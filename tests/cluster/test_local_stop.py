@@ -1,15 +1,13 @@
 """Ending an incarnation: who is asked, who is killed, and that nothing is left."""
 
 import os
-import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.local_jobs import Site, alive, python, with_site
+from tests.cluster.local_jobs import Site, alive, python, srun, with_site
 from tests.waits import eventually
 
 SLEEP = ("sleep", "600")
@@ -179,13 +177,6 @@ async def test_what_outlives_sigkill_is_named_after_a_bounded_time(site: Site) -
     assert (await site.cluster.stop("job", 1, 0.1)).gone
 
 
-def srun(site: Site, code: str) -> tuple[str, ...]:
-    """A program of this name that runs the code."""
-    copied = site.root / "srun"
-    shutil.copy(os.path.realpath(sys.executable), copied)
-    return ("/usr/bin/env", f"PYTHONHOME={sys.base_prefix}", str(copied), *python(code)[1:])
-
-
 SHEPHERD = """
 import os, time
 ours, its = os.pipe()
@@ -200,7 +191,9 @@ time.sleep(600)
 
 
 @with_site
-async def test_the_child_by_which_srun_ends_its_tasks_is_not_killed_before_it_has_done_that(site: Site) -> None:
+async def test_the_child_by_which_srun_ends_its_tasks_is_not_killed_before_it_has_done_that(
+    site: Site,
+) -> None:
     done = site.root / "ended"
     await site.start(srun(site, SHEPHERD.format(then=f"open({str(done)!r}, 'x').close()")))
     await site.logged("ready")

@@ -6,6 +6,8 @@ SIGSEGV, `os._exit`, an exception or a name that is not defined.
 
 That of deepspeed is 0.19.8, with the program of tests/trainers, of whose iterations the last are left.
 Those of torchrun 1.13 are Debian's, with the same program: it looks each 5 s, when both processes have ended.
+What srun says was printed by Slurm 22.05.8, of two tasks of which the second ended, with and without
+--kill-on-bad-exit, and below it the program of tests/trainers.
 That of mpirun is Open MPI 4.1.4, with two processes that wait for each other's files and print Megatron's line.
 
     dist.init_process_group("gloo")
@@ -323,3 +325,45 @@ def test_of_two_launchers_the_one_below_which_a_watchdog_is_silent_is_named_with
     assert (v.failure, v.rank, v.worker) == ("nccl-timeout", 1, 3), v
     v = of(matches[: len(matches) - 1], workers={1300: (0, 0), 1301: (0, 1)}, size=2, ended=(0, 1))
     assert v.worker is None, v  # of launcher 1 no process is known
+
+
+# How the second one ended -> the class, where the words do not give it.
+SRUN = {
+    "Killed": "killed",
+    "Segmentation fault": "segfault",
+    "Bus error": "segfault",
+    "Aborted": "rank-exit",
+    "Exited with exit code 3": "rank-exit",
+}
+SRUN_ENDS = """\
+srun: launch/slurm: _step_signal: Terminating StepId=4.0
+0: slurmstepd-vm: error: *** STEP 4.0 ON vm CANCELLED AT 2026-11-26T17:33:01 ***
+srun: error: vm: task 0: {how}
+srun: Force Terminated StepId=4.0
+"""
+
+
+@pytest.mark.parametrize(("words", "failure"), SRUN.items())
+def test_srun_says_which_task_ended_first_and_what_it_ends_itself_is_not_the_cause(
+    words: str, failure: str, shipped: RuleSet, tmp_path: Path
+) -> None:
+    told_of = f"srun: error: vm: task 1: {words}\n"
+    for after in ("", SRUN_ENDS.format(how="Terminated"), SRUN_ENDS.format(how="Killed")):
+        v = of(told(told_of + after, shipped, tmp_path))
+        assert (v.failure, v.worker) == (failure, 1), v
+
+
+def test_below_srun_an_exception_is_of_the_task_whose_label_and_rank_stand_before_it(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    text = """\
+1: [rank1]: Traceback (most recent call last):
+1: [rank1]:   File "/work/ranks.py", line 85, in train
+1: [rank1]: RuntimeError: the training set is not sorted
+0: [rank0]: Traceback (most recent call last):
+0: [rank0]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer
+srun: error: vm: task 1: Exited with exit code 1
+srun: error: vm: task 0: Exited with exit code 1
+"""
+    v = of(told(text, shipped, tmp_path))
+    assert (v.failure, v.worker) == ("exception", 1), v

@@ -10,9 +10,10 @@ import pytest
 
 from tests.integrations.conftest import box, plain_box
 from tests.trainers.report import ROWS
+from tests.trainers.slurm import slurm
 from tests.trainers.table import Keep, small_group
 
-__all__ = ["box", "plain_box", "small_group"]
+__all__ = ["box", "plain_box", "slurm", "small_group"]
 TOLD = ("torch", "transformers", "accelerate", "lightning", "deepspeed")
 VERSIONS = f"""
 import json

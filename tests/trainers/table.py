@@ -58,6 +58,7 @@ LAUNCHERS = {
     "mp.spawn": "{python}",
     "mpirun": "mpirun -np 2 --allow-run-as-root --oversubscribe -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT={port} "
     "{python}",
+    "srun": "srun --ntasks 2 --label --export ALL,MASTER_ADDR=127.0.0.1,MASTER_PORT={port} {python}",
     # It starts its ranks itself: the first one is the launcher too.
     "Lightning": "{python}",
 }
@@ -88,6 +89,9 @@ USUAL = {
 OTHERWISE = {
     # No launcher says a word, and 1 is what any exception ends with.
     ("none", "exit"): Cell("unknown", "unknown", 1),
+    # Its ranks are children of Slurm's daemons: of those that say nothing it is not known who stands still.
+    ("srun", "stop"): Cell("hang", "unknown", None),
+    ("srun", "loop"): Cell("hang", "unknown", None),
 }
 
 

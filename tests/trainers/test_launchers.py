@@ -16,6 +16,13 @@ CASES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def scheduler(request: pytest.FixtureRequest, box: Box, launcher: str) -> None:
+    """What starts the ranks, where that is no child of the launcher."""
+    if launcher == "srun":
+        box.env["SLURM_CONF"] = str(request.getfixturevalue("slurm"))
+
+
 @pytest.mark.parametrize(("launcher", "fault"), [case for case in CASES if case[1] != "memory"])
 def test_a_broken_training_goes_on_and_its_fault_is_told(
     box: Box, venv: Path, keep: Keep, launcher: str, fault: str

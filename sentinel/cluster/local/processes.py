@@ -17,6 +17,7 @@ from sentinel.core import hold
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "busybox"})
 # Programs that run one other program: never a rank themselves. Those that are no shells pass SIGTERM on.
 WRAPPERS = SHELLS | {"uv", "timeout", "time", "tini", "dumb-init", "catatonit", "sudo"}
+SRUN = "srun"
 DEAD_STATES = "ZX"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -201,7 +202,8 @@ def find_ranks(root: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
         return workers
     if is_launcher(top.pid):  # one process without numbers: `accelerate launch` of one
         children = [child for child in children_of(table).get(top.pid, ()) if not child.dead]
-        if len(children) == 1:
+        # That of srun only ends its tasks, which run elsewhere: srun itself passes signals on to them.
+        if len(children) == 1 and program(children[0].pid) != SRUN:
             return find_ranks(children[0], table)
     own = rank_pair(top.pid)
     return {own[0] if own else 0: top}
@@ -296,7 +298,7 @@ _LAUNCHERS = frozenset(
         "mpiexec.hydra",
         "orterun",
         "prterun",
-        "srun",
+        SRUN,
     }
     | {"horovodrun", "colossalai", "composer"}
 )

@@ -15,6 +15,7 @@ import structlog
 
 from sentinel.cluster.base import StopOutcome
 from sentinel.cluster.local.processes import (
+    SRUN,
     Proc,
     is_shell,
     program,
@@ -114,5 +115,5 @@ async def _kill(tracked: Tracked, stuck_after_s: float) -> StopOutcome:
 
 def _shepherds(members: list[Proc]) -> set[tuple[int, int]]:
     """The children of srun that are srun too: pid and start time of each."""
-    own = {proc.pid: proc for proc in members if program(proc.pid) == "srun"}
+    own = {proc.pid: proc for proc in members if program(proc.pid) == SRUN}
     return {(proc.pid, proc.start_ticks) for proc in own.values() if proc.ppid in own}

@@ -131,9 +131,13 @@ def main():
             port = free.getsockname()[1]
         torch.multiprocessing.spawn(spawned, (args, port), args.spawn)
         return
-    for name, mpi in (("RANK", "RANK"), ("LOCAL_RANK", "LOCAL_RANK"), ("WORLD_SIZE", "SIZE")):
-        if found := os.environ.get(f"OMPI_COMM_WORLD_{mpi}"):
-            os.environ[name] = found
+    for name, mpi, slurm in (
+        ("RANK", "RANK", "PROCID"),
+        ("LOCAL_RANK", "LOCAL_RANK", "LOCALID"),
+        ("WORLD_SIZE", "SIZE", "NTASKS"),
+    ):
+        if found := os.environ.get(f"OMPI_COMM_WORLD_{mpi}") or os.environ.get(f"SLURM_{slurm}"):
+            os.environ.setdefault(name, found)
     train(args)
 
 
