@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sentinel.core.stillness import Looks
 from tests.cluster.local_jobs import Site, alive, python, srun, with_site
 from tests.waits import eventually
 
@@ -469,6 +470,20 @@ async def test_stacks_name_the_function_also_of_a_stopped_rank(site: Site) -> No
     assert "waits_for_the_moon" in stopped
     assert f"pid {ranks[1].pid} (T" in stopped
     assert absent == "rank 2: gone"
+
+
+@with_site
+async def test_where_a_launcher_stands_below_which_no_rank_is_seen_says_nothing_of_its_ranks(
+    site: Site,
+) -> None:
+    (rank,) = await site.start(srun(site, "import time; print('ready'); time.sleep(600)"))
+    await site.logged("ready")
+    looks = Looks()
+    for at_s in (10.0, 20.0, 30.0):
+        (text,) = await site.cluster.stacks("job", 1, [0])
+        assert f"pid {rank.pid} (S" in text
+        looks.fold([text], at_s, 0.0, ranks=1)
+        assert (looks.still_s, looks.doubt) == (0.0, "only 0 of 1 ranks could be looked at")
 
 
 @with_site

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from sentinel.cluster.local.processes import (
     Proc,
     descendants,
+    is_launcher,
     read_io_bytes,
     read_proc,
     read_text,
@@ -90,7 +91,9 @@ async def _one(
     if now is None:
         return f"rank {rank}: gone"
     sampled = f", samples in {places} place{'s' * (places > 1)}" if places else ""
-    head = f"rank {rank}: {where(now)}{used}{sampled}"
+    # It stands still in any case, which tells nothing of its ranks: so this is not read as a look at one.
+    unseen = "its launcher, below which no rank is seen: " if is_launcher(proc.pid) else ""
+    head = f"rank {rank}: {unseen}{where(now)}{used}{sampled}"
     body = text or f"no Python stack: {reason}\n{_kernel_stack(proc.pid)}"
     return f"{head}\n{body}".strip()[:MAX_CHARS]
 
