@@ -122,12 +122,15 @@ class JobNodes:
         )
 
     def unfit(self, components: Collection[str]) -> list[str]:
-        """Nodes of which something bad is known about one of these components; then those of which nobody is heard: a
-        cluster's own scheduler gives pods to a dead one until its kubelet has been silent for long."""
+        """Nodes of which something bad is known about one of these components."""
         wanted = frozenset(components)
         self._ask_records()
-        bad = sorted(node for node in {*self._ailing, *self._standing} if self._bad(node) & wanted)
-        return list(dict.fromkeys([*bad, *sorted(self._unreached)]))
+        return [node for node in {*self._ailing, *self._standing} if self._bad(node) & wanted]
+
+    def unreached(self) -> Collection[str]:
+        """Nodes of which nobody is heard: a scheduler gives them pods until their kubelet has been silent for long."""
+        self._ask_records()
+        return self._unreached
 
     def _bad(self, node: str) -> frozenset[str]:
         """The components. Of an agent that this leader has not heard yet, by what is recorded."""

@@ -186,7 +186,7 @@ class LeadingJobs:
         self._nodes.forget()
         self._agents = Agents(self._orders_changed)
         self._cluster = JobCluster(self._client, self._agents, self._epoch, self._rooms)
-        self._cluster.unfit = self._nodes.unfit
+        self._cluster.unfit, self._cluster.unreached = self._nodes.unfit, self._nodes.unreached
         self._cluster.back_lately = self._nodes.back_lately
         self._cluster.observed = self._observed
         self._cluster.tell = self._told

@@ -35,7 +35,7 @@ class LogMatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     job: str = ""
     step: int | None = None  # that of LOSS_LOST, NORM_LOST
     good_step: int | None = None  # the last before it whose loss was a number; None: not known
-    outrun: bool = False  # an activity that iterations follow which came with it: it is over
+    outrun: bool = False  # an activity that new steps follow which came with it: it is over
 
 
 # Rules of our own, which no file holds: the loss is no number for good, the gradient norm is NaN for good

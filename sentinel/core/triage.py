@@ -39,6 +39,7 @@ from sentinel.core.triage_launcher import (
     named_inner,
     of_worker,
     who_waited_below,
+    without_those_that_srun_ended,
 )
 from sentinel.core.triage_node import by_network, by_node, by_stuck_process, named_network
 from sentinel.core.triage_past import weigh_past
@@ -92,8 +93,8 @@ def triage(
         job=job,
         size=size,
         lost=lost,
-        rows=rows_in_order(
-            matches, failures, since_s, last_iteration_s or {}, {e.rank: e for e in lost}, now
+        rows=without_those_that_srun_ended(
+            rows_in_order(matches, failures, since_s, last_iteration_s or {}, {e.rank: e for e in lost}, now)
         ),
         findings=tuple(findings),
         signal=signal,

@@ -4,7 +4,7 @@ To Sentinel the launcher is one rank, and what its processes print is that rank'
 """
 
 import re
-from itertools import takewhile
+from collections.abc import Iterable
 
 from msgspec import structs
 
@@ -45,6 +45,23 @@ _PID = re.compile(r"\(pid: (\d+)\)")
 _SRUN, _SRUN_ENDS = "srun: error: ", re.compile(r"^srun: (?:\S+: )*(?:Term|Job step aborted|forcing)")
 # mp.spawn tells no pid.
 _SPAWNED_KILLED = re.compile(r"\bprocess \d+ terminated with signal SIGKILL\b")
+
+
+def without_those_that_srun_ended(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Without its words on tasks that it ended itself after another one. Of one that was killed for memory Slurm's
+    daemon says more."""
+    told = list(rows)
+    for_memory = {row.match.rank for row in told if row.cls.id == "host-oom"}
+    ending: set[int] = set()
+    kept = []
+    for row in told:
+        rank, line = row.match.rank, row.match.line
+        if _SRUN_ENDS.match(line):
+            ending.add(rank)
+        elif line.startswith(_SRUN) and (rank in ending or (row.cls.id == "killed" and rank in for_memory)):
+            continue
+        kept.append(row)
+    return tuple(kept)
 
 
 def inner_rank(line: str) -> int | None:
@@ -178,12 +195,7 @@ def _raised(row: Row, case: Case) -> int | None:
 
 
 def ended_by_launcher(row: Row, case: Case) -> bool:
-    """It killed this process, which had not ended when it was told to, after another had failed; srun asks nobody."""
-    if row.match.line.startswith(_SRUN):
-        own = (other for other in case.rows if other.match.rank == row.match.rank)
-        return any(
-            _SRUN_ENDS.match(other.match.line) for other in takewhile(lambda other: other is not row, own)
-        )
+    """It killed this process, which had not ended when it was told to, after another had failed."""
     pids = set(_PID.findall(row.match.line)) if row.cls.id == "killed" else set()
     if not pids:
         return False

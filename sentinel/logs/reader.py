@@ -254,8 +254,11 @@ class RankLog:
             (one.step for one in reversed(batch.iterations[before:]) if one.step is not None), reached
         )
         if rules:
-            # Who replays a log reads much of it at once, and asks what stands behind what.
-            iterated = offsets[-1] if offsets and batch.after is None else -1
+            iterated = -1
+            if (
+                batch.after is None
+            ):  # who replays a log reads much of it at once, and asks what stands behind what
+                iterated = self._went_on(offsets, batch.iterations[before:], reached)
             starts = self._match(text, rules, now, batch, iterated)
             if batch.after is not None:
                 batch.after += [before + bisect_left(offsets, start) for start in starts]
@@ -267,6 +270,21 @@ class RankLog:
             writers = self._timing.writers.expected
             lost_now = self._losses.look(text, writers, begun=begun, reached=reached, told=told, anew=anew)
             self._tell_losses(lost_now, now, batch)
+
+    def _went_on(self, offsets: list[int], told: list[Iteration], reached: int | None) -> int:
+        """A line before this offset is followed by a step that had not been reached there; -1: none is known to be.
+
+        Another rank may tell the same step a moment later, and one that is ahead the next."""
+        writers = self._timing.writers
+        behind, highest = (2 if writers.expected > 1 or writers.told else 1), reached
+        anew: list[int] = []
+        for offset, one in zip(offsets, told, strict=False):
+            if one.step is None:
+                return -1
+            if highest is None or one.step > highest:
+                highest = one.step
+                anew.append(offset)
+        return anew[-behind] if len(anew) >= behind else -1
 
     def _tell_losses(self, found: Iterable[Lost], now: Now, batch: LogBatch) -> None:
         for lost in found:
@@ -287,7 +305,7 @@ class RankLog:
     def _match(
         self, text: bytes, present: list[tuple[int, int]], now: Now, batch: LogBatch, iterated: int
     ) -> list[int]:
-        """The offsets of the lines that were kept. `iterated`: that of the last one that told an iteration."""
+        """The offsets of the lines that were kept. `iterated`: what stands before it the job has left behind."""
         kept: list[tuple[int, int, int]] = []  # line start, line end, rule
         for index, start in present:
             count = 0

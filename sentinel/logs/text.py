@@ -93,7 +93,7 @@ _TRACEBACK = re.compile(
 )
 TRACEBACK_BYTES = 4096
 BEFORE_BYTES = 1 << 15  # the usage of a program with hundreds of arguments
-_LABEL = re.compile(rb"(?:\[\w{1,40}\]: ?|\d{1,9}: )*+")
+_LABEL = re.compile(rb"(?:\[\w{1,40}\]: ?|\(\w+ pid=\d+[^)]{0,99}\) | {0,4}\d{1,9}: )*+")
 
 
 def _before(before: bytes, text: bytes, start: int, count: int) -> bytes:

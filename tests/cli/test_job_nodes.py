@@ -60,8 +60,8 @@ def test_a_node_that_nobody_hears_is_no_place_for_a_job_whatever_was_found_there
         list,
         lambda: Now(100.0, 1_700_000_000.0),
     )
-    assert nodes.unfit(["gpu"]) == ["bad", "dead", "gone"]
-    assert nodes.unfit(["disk"]) == ["dead", "gone"]
+    assert nodes.unreached() == {"dead", "gone"}
+    assert nodes.unfit(["gpu"]) == ["bad"]
     assert nodes.well("dead")  # its job is not moved for it: what is there may well run
 
 

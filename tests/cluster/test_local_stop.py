@@ -210,3 +210,15 @@ async def test_a_child_of_srun_that_does_not_come_to_an_end_is_killed_too(site: 
         patch.setattr("sentinel.cluster.local.stop.SHEPHERD_S", 0.2)
         outcome = await site.cluster.stop("job", 1, 0.0)
     assert (outcome.gone, outcome.killed) == (True, 2)
+
+
+@with_site
+async def test_the_child_of_an_srun_that_is_gone_already_is_spared_too(site: Site) -> None:
+    done = site.root / "ended"
+    code = SHEPHERD.format(then=f"time.sleep(1.0); open({str(done)!r}, 'x').close()")
+    (rank,) = await site.start(srun(site, code))
+    await site.logged("ready")
+    os.kill(rank.pid, signal.SIGKILL)
+    await site.ended()
+    assert (await site.cluster.stop("job", 1, 0.0)).gone
+    assert done.exists()

@@ -97,15 +97,6 @@ def test_what_is_cordoned_or_left_out_has_no_room(world: World) -> None:
     assert world.rooms.hostname("a") == "host-a"
 
 
-def test_a_node_takes_pods_until_somebody_keeps_them_off(world: World) -> None:
-    unheard = {"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}
-    world.nodes["b"] = node("b", taints=[unheard])
-    world.nodes["c"] = node("c", unschedulable=True)
-    world.nodes["d"] = node("d", taints=[{"key": "nvidia.com/gpu", "effect": "NoSchedule"}])
-    takes = [name for name in ("a", "b", "c", "d", "gone") if world.rooms.takes_pods(name)]
-    assert takes == ["a", "d"]
-
-
 def test_a_place_that_was_found_is_kept_for_its_job_until_its_pods_are_there_or_it_took_too_long(
     world: World,
 ) -> None:

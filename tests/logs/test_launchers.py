@@ -353,6 +353,29 @@ def test_srun_says_which_task_ended_first_and_what_it_ends_itself_is_not_the_cau
         assert (v.failure, v.worker) == (failure, 1), v
 
 
+@pytest.mark.parametrize("ends", ["StepId=4.0", "job step 4.0"])  # from Slurm 20.11 on, before
+def test_an_exception_below_srun_stays_the_verdict_when_srun_kills_the_others(
+    ends: str, shipped: RuleSet, tmp_path: Path
+) -> None:
+    after = SRUN_ENDS.format(how="Killed").replace("StepId=4.0", ends, 1)
+    for raised, failure in (
+        ("NameError: name 'x' is not defined", "user-exception"),
+        ("ValueError: 3", "exception"),
+    ):
+        text = f"Traceback (most recent call last):\n{raised}\nsrun: error: vm: task 1: Exited with exit code 1\n"
+        assert of(told(text + after, shipped, tmp_path)).failure == failure
+
+
+def test_a_task_that_was_killed_for_memory_is_told_so_whatever_srun_says_first(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    killed = "srun: error: vm: task 1: Killed\n"
+    daemon = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=4.0.\n"
+    for text in (killed + daemon, daemon + killed, "srun: error: vm: task 1: Out Of Memory\n"):
+        v = of(told(text, shipped, tmp_path))
+        assert v.failure == "host-oom", v
+
+
 def test_below_srun_an_exception_is_of_the_task_whose_label_and_rank_stand_before_it(
     shipped: RuleSet, tmp_path: Path
 ) -> None:

@@ -286,18 +286,44 @@ def test_a_match_tells_after_which_iteration_it_came_and_cri_stamps_go_before_th
     assert batch.matches[0].stamp_wall_s == pytest.approx(1744587673)
 
 
-def test_of_a_pause_it_is_told_whether_iterations_follow_that_came_with_it(tmp_path: Path) -> None:
+ITER, SAVES = "iter {}: loss 8.8350, time 14.42ms\n", "saving checkpoint to ckpt.pt\n"
+
+
+@pytest.mark.parametrize(
+    ("together", "outrun"),
+    [
+        (ITER.format(20) + SAVES, False),
+        (SAVES + ITER.format(20), True),
+        (ITER.format(20) + SAVES + ITER.format(20), False),  # of a second rank, which nobody knows of
+        (SAVES + ITER.format(19), False),
+        (SAVES + ITER.format(2), False),  # begun anew
+        (ITER.format(20) + SAVES + ITER.format(21) + SAVES, False),
+    ],
+)
+def test_of_a_pause_it_is_told_whether_new_steps_follow_that_came_with_it(
+    together: str, outrun: bool, tmp_path: Path
+) -> None:
     path = tmp_path / "log"
     log = RankLog(path, load_ruleset())
-    told: list[tuple[str, bool]] = []
     with path.open("a", buffering=1) as file:
-        for lines in (
-            "iter 19: loss 8.8350, time 14.42ms\n",
-            "iter 20: loss 7.7652, time 14.64ms\nsaving checkpoint to ckpt.pt\n",
-            "iter 21: loss 5.7321, time 16.28ms\n",
-            "saving checkpoint to ckpt.pt\niter 22: loss 5.1127, time 15.01ms\n",
-        ):
+        for lines in (ITER.format(18), ITER.format(19), together):
             file.write(lines)
-            told += [(one.failure, one.outrun) for one in log.poll(NOW).matches]
+            found = log.poll(NOW).matches
     log.close()
-    assert told == [("activity:saving", False), ("activity:saving", True)]
+    assert (found[-1].failure, found[-1].outrun) == ("activity:saving", outrun)
+
+
+@pytest.mark.parametrize(("ahead", "outrun"), [(1, False), (2, True)])
+def test_among_marked_lines_one_new_step_behind_a_pause_may_be_that_of_a_rank_that_is_ahead(
+    ahead: int, outrun: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    log = RankLog(path, load_ruleset())
+    with path.open("a", buffering=1) as file:
+        for step in (1, 2, 3):
+            file.write("".join(f"[default{rank}]:{ITER.format(step)}" for rank in (0, 1)))
+            log.poll(NOW)
+        file.write("[default0]:" + SAVES + "".join(f"[default1]:{ITER.format(4 + k)}" for k in range(ahead)))
+        (found,) = log.poll(NOW).matches
+    log.close()
+    assert found.outrun == outrun

@@ -155,3 +155,9 @@ def test_matches_are_plain_records(shipped: RuleSet, tmp_path: Path) -> None:
     [match] = batch.matches
     assert (match.rank, match.incarnation, match.failure) == (3, 2, "gpu-hardware")
     assert msgspec.json.decode(msgspec.json.encode(match), type=type(match)) == match
+
+
+def test_every_rule_that_knows_the_marks_of_launchers_knows_all_of_them(shipped: RuleSet) -> None:
+    marks = r"(?:\[\w+\]: ?|\(\w+ pid=\d+[^)]*\) | {0,4}\d+: )*"
+    for rule in shipped.rules:
+        assert r"\[\w+\]: ?" not in rule.pattern.replace(marks, ""), rule.id

@@ -77,7 +77,8 @@ class JobCluster(KnownJobs):
         self.queued: Callable[[str, str], None] = lambda job, waits: None
         self.succeeded: Callable[[str], None] = lambda job: None
         self.observed: Callable[[str], bool] = lambda node: False
-        self.unfit: Callable[[Collection[str]], Sequence[str]] = lambda components: ()  # the worst first
+        self.unfit: Callable[[Collection[str]], Collection[str]] = lambda components: ()
+        self.unreached: Callable[[], Collection[str]] = tuple
         self.back_lately: Callable[[], Sequence[str]] = lambda: ()
 
     # ------------------------------------------------------------ room
@@ -103,9 +104,11 @@ class JobCluster(KnownJobs):
 
     async def _room(self, job: ProtectedJob, seen: Seen, size: int, excluded: tuple[str, ...]) -> Room:
         bad = [node for node in self.unfit(_asked_about(job)) if self._rooms.schedulable(node)]
-        excluded = tuple(dict.fromkeys((*excluded, *bad[:MOST_UNFIT])))
-        if why := self._cannot_keep_off(seen, excluded):
+        unreached = sorted({*self.unreached()}.difference(bad))
+        if why := self._cannot_keep_off(seen, (*excluded, *bad)):
             return Room(size=0, reason="CannotKeepOff", sentence=why)
+        bad = [*sorted(bad), *unreached]
+        excluded = tuple(dict.fromkeys((*excluded, *bad[:MOST_UNFIT])))
         try:
             own = self._own(self._known(job.name), seen)
             return await self._sizing.room(job, seen, own, size, excluded, bad)
@@ -133,7 +136,7 @@ class JobCluster(KnownJobs):
         """
         known = self._known(job.name)
         seen = await self._seen(known)
-        bad = self.unfit(_asked_about(job))
+        bad = {*self.unfit(_asked_about(job)), *self.unreached()}
         return await self._sizing.most(job, seen, self._own(known, seen), {*excluded, *bad})
 
     def _own(self, known: Known, seen: Seen) -> set[str]:
@@ -145,7 +148,7 @@ class JobCluster(KnownJobs):
         """A kind whose pods nothing keeps off a node may start where the node takes none anyway."""
         if keeps_off(seen) not in (KeepOff.NONE, KeepOff.SELECTOR):
             return ""
-        open_ = [node for node in excluded if self._rooms.takes_pods(node)]
+        open_ = [node for node in excluded if self._rooms.schedulable(node)]
         if not open_:
             return ""
         queued = " in a queue of Kueue" if gating_queue(seen) else ""

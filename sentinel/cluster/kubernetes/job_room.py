@@ -11,12 +11,11 @@ from sentinel.core.job_change import HOSTNAME, avoid_in
 from sentinel.core.job_paths import Json, copied
 from sentinel.core.job_ranks import done_for_good, ranks
 from sentinel.core.job_state import Seen, groups_of, living, was_size
-from sentinel.core.room import KEEPS_OUT, Placement, RoomNode, RoomTaint, free, left_by, place, requests
+from sentinel.core.room import Placement, RoomNode, RoomTaint, free, left_by, place, requests
 
 FRESH_S = (
     0.1  # many jobs that ask at once are answered from one count; a start into room that is gone is in vain
 )
-NOT_HEARD = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 PROMISE_S = 120.0  # for as long a place that was found is kept for its job; its pods hold it from then on
 
 
@@ -53,13 +52,6 @@ class Rooms:
     def schedulable(self, node: str) -> bool:
         one = self._nodes().get(node)
         return one is not None and not one.spec.unschedulable
-
-    def takes_pods(self, node: str) -> bool:
-        """Neither a person nor Kubernetes itself, which has not heard its kubelet for long, keeps them off."""
-        one = self._nodes().get(node)
-        if one is None or one.spec.unschedulable:
-            return False
-        return not any(taint.key in NOT_HEARD and taint.effect in KEEPS_OUT for taint in one.spec.taints)
 
     def find(
         self,

@@ -96,7 +96,7 @@ async def _kill(tracked: Tracked, stuck_after_s: float) -> StopOutcome:
     while not tracked.gone():
         tracked.wake_supervisor()
         rest = tracked.members()
-        shepherds |= _shepherds(rest)
+        shepherds |= _shepherds(rest, tracked)
         for proc in rest:
             if (proc.pid, proc.start_ticks) in shepherds and boottime_s() < spared_s:
                 continue
@@ -113,7 +113,13 @@ async def _kill(tracked: Tracked, stuck_after_s: float) -> StopOutcome:
     return StopOutcome(gone=True, killed=len(killed))
 
 
-def _shepherds(members: list[Proc]) -> set[tuple[int, int]]:
-    """The children of srun that are srun too: pid and start time of each."""
+def _shepherds(members: list[Proc], tracked: Tracked) -> set[tuple[int, int]]:
+    """The children of srun that are srun too, also where it is gone: pid and start time of each."""
+    started = {slot.pid for slot in tracked.status.slots.values()} if tracked.status else set()
+    parents = {proc.pid for proc in members}
     own = {proc.pid: proc for proc in members if program(proc.pid) == SRUN}
-    return {(proc.pid, proc.start_ticks) for proc in own.values() if proc.ppid in own}
+    return {
+        (proc.pid, proc.start_ticks)
+        for proc in own.values()
+        if proc.ppid in own or (proc.ppid not in parents and proc.pid not in started)
+    }
