@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable
 
+from sentinel.cli.control import Lock
 from sentinel.cli.options import add_settings, read_settings
 from sentinel.cli.protect import detached, open_store, protect, say, take_over
 from sentinel.core.events import EndRequested
@@ -32,8 +33,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 def attach_all(settings: Settings) -> int:
-    from sentinel.cli.control import Lock
-
     store = open_store(settings)
     if store is None:
         return 73
@@ -56,7 +55,9 @@ def attach(
     detach: bool = False,
     quiet: bool = False,
     end: EndRequested | None = None,
+    lock: Lock | None = None,
 ) -> int:
+    """`lock`: the job's, where the caller holds it already."""
     store = open_store(settings)
     if store is None:
         return 73
@@ -70,16 +71,16 @@ def attach(
     store.close()
 
     def work(on_ready: Callable[[], None]) -> int:
-        lock = take_over(settings, name)
+        held = lock or take_over(settings, name)
         own = open_store(settings)
-        if lock is None or own is None:
+        if held is None or own is None:
             return 73
         record = own.job(name) or job
         if record.state.final:  # the other Sentinel ended with it
             own.close()
-            lock.release()
+            held.release()
             return _has_ended(record)
-        return protect(record, settings, own, lock, fresh=False, quiet=quiet, end=end, on_ready=on_ready)
+        return protect(record, settings, own, held, fresh=False, quiet=quiet, end=end, on_ready=on_ready)
 
     return detached(settings, name, work) if detach else work(lambda: None)
 

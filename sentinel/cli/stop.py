@@ -6,12 +6,12 @@ from pathlib import Path
 
 from sentinel.cli import reach
 from sentinel.cli.attach import attach
-from sentinel.cli.control import Lock, ask_holder
+from sentinel.cli.control import Lock, ask, ask_holder
 from sentinel.cli.exit_codes import EXIT_STOPPED
 from sentinel.cli.job_target import FORMS
 from sentinel.cli.options import add_settings, duration_s, read_settings
 from sentinel.cli.ordering import add_job_order, order_of_job
-from sentinel.cli.protect import open_store, say
+from sentinel.cli.protect import HANDOVER_S, open_store, say
 from sentinel.cluster.local.processes import is_same
 from sentinel.cluster.local.status import boot_id, read_status
 from sentinel.cluster.local.store import LocalStore
@@ -75,8 +75,8 @@ def _stop(settings: Settings, name: str, grace_s: float, *, save: bool, timeout_
             say(f"{name} has not ended within {timeout_s:.0f} s; it is still being stopped")
             return 1
         if lock.take():  # nobody protects it, or its Sentinel has ended with it just now
-            lock.release()
             if _ended(settings, name) is not None:
+                lock.release()
                 continue
             if asked:
                 say(
@@ -86,9 +86,13 @@ def _stop(settings: Settings, name: str, grace_s: float, *, save: bool, timeout_
             end = EndRequested(
                 JobState.STOPPED, "Stopped", "Stopped by a person.", grace_s, save=save, code=EXIT_STOPPED
             )
-            if attach(settings, name, quiet=True, end=end) and _ended(settings, name) is None:
-                return 1  # why was said
-            asked = False  # another Sentinel, which began at the same time, may have taken it over
+            code = attach(settings, name, quiet=True, end=end, lock=lock)
+            lock.release()
+            if _ended(settings, name) is None:
+                if code:
+                    return 1  # why was said
+                _wait_for_the_other(folder)
+            asked = False
             continue
         if not asked:
             answer = ask_holder(folder, {"do": "stop", "grace_s": grace_s, "save": save}, lock)
@@ -104,6 +108,13 @@ def _stop(settings: Settings, name: str, grace_s: float, *, save: bool, timeout_
         time.sleep(POLL_S)
     say(f"{name}: {ended.state.value}: {ended.sentence}")
     return 0
+
+
+def _wait_for_the_other(folder: Path) -> None:
+    """The Sentinel that has asked for the job: until it protects it, or does not come."""
+    deadline = time.monotonic() + HANDOVER_S
+    while ask(folder, {"do": "view"}) is None and time.monotonic() < deadline:
+        time.sleep(POLL_S)
 
 
 def _ended(settings: Settings, name: str) -> ProtectedJob | None:

@@ -255,9 +255,8 @@ class RankLog:
         )
         if rules:
             iterated = -1
-            if (
-                batch.after is None
-            ):  # who replays a log reads much of it at once, and asks what stands behind what
+            # Who replays a log reads much of it at once, and asks what stands behind what.
+            if batch.after is None:
                 iterated = self._went_on(offsets, batch.iterations[before:], reached)
             starts = self._match(text, rules, now, batch, iterated)
             if batch.after is not None:

@@ -1,6 +1,7 @@
 """Save signals reach the ranks that catch them and nobody else; stacks and usage of ranks."""
 
 import os
+import shlex
 import signal
 import sys
 import textwrap
@@ -57,6 +58,22 @@ LAUNCHER = f"""
         env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank))
         subprocess.Popen([sys.executable, '-I', '-S', '-u', '-c', worker], env=env)
     time.sleep(600)
+"""
+# Stands for srun and Slurm's daemons: what it starts is not below it, and has a helper.
+OF_SLURM = f"""
+    import os, signal
+    task = {textwrap.dedent(CATCHES)!r}
+    for number in range(2):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                slurm = dict(SLURM_JOB_ID='7', SLURM_STEP_ID='{{step}}', SLURM_STEP_NUM_NODES='{{nodes}}')
+                slurm |= dict(SLURM_PROCID=str(number), SLURM_TASK_PID=str(os.getpid()))
+                words = ['python', '-I', '-S', '-u', '-c', 'import os; os.fork()' + task]
+                os.execve({sys.executable!r}, words, os.environ | slurm)
+            os._exit(0)
+        os.wait()
+    signal.pause()
 """
 
 
@@ -414,6 +431,40 @@ async def test_below_srun_whose_tasks_run_elsewhere_the_signal_goes_to_srun_and_
 
 
 @with_site
+async def test_the_tasks_that_slurm_started_on_this_machine_are_the_ranks_of_srun(site: Site) -> None:
+    # As in a batch script, whose number is in the environment of all that it starts.
+    batch = {"SLURM_PROCID": "0", "SLURM_TASK_PID": "1"}
+    (launcher,) = await site.start(srun(site, OF_SLURM.format(step=0, nodes=1)), nproc=None, **batch)
+    await eventually(lambda: site.log().count("ready") == 4)
+    found = site.cluster.find_ranks("job", 1)
+    assert sorted(found) == [0, 1]
+    assert launcher.pid not in {proc.pid for proc in found.values()}
+    assert (await site.cluster.signal_ranks("job", 1, [0, 1], "SIGUSR1")).sent == (0, 1)
+    await eventually(lambda: {f"saved by {proc.pid}" for proc in found.values()} <= set(site.log().splitlines()))
+    assert site.log().count("saved by") == 2
+    os.kill(found[1].pid, signal.SIGSTOP)
+    texts = await site.cluster.stacks("job", 1, [0])
+    assert [f"rank {rank}: pid {found[rank].pid}" in text for rank, text in enumerate(texts)] == [True, True]
+    assert "(T" in texts[1]
+
+
+@with_site
+async def test_where_tasks_of_srun_run_on_other_machines_too_none_are_looked_at_here(site: Site) -> None:
+    (launcher,) = await site.start(srun(site, OF_SLURM.format(step=0, nodes=2)), nproc=None)
+    await eventually(lambda: site.log().count("ready") == 4)
+    assert [proc.pid for proc in site.cluster.find_ranks("job", 1).values()] == [launcher.pid]
+
+
+@with_site
+async def test_of_two_sruns_in_one_script_it_is_not_known_whose_the_tasks_are(site: Site) -> None:
+    words = [srun(site, OF_SLURM.format(step=step, nodes=1)) for step in (0, 1)]
+    script = "\n".join(f"{shlex.join(one)} &" for one in words)
+    await site.start(("sh", "-c", f"{script}\nwait"), nproc=None)
+    await eventually(lambda: site.log().count("ready") == 8)
+    assert set(site.cluster.find_ranks("job", 1)) == {0}
+
+
+@with_site
 async def test_a_helper_that_inherits_the_variables_of_a_plain_process_is_no_rank(site: Site) -> None:
     code = "import os, time; os.fork(); print('ready'); time.sleep(600)"
     (process,) = await site.start(python(code), nproc=None, RANK="3", LOCAL_RANK="0")
@@ -476,7 +527,7 @@ async def test_stacks_name_the_function_also_of_a_stopped_rank(site: Site) -> No
 async def test_where_a_launcher_stands_below_which_no_rank_is_seen_says_nothing_of_its_ranks(
     site: Site,
 ) -> None:
-    (rank,) = await site.start(srun(site, "import time; print('ready'); time.sleep(600)"))
+    (rank,) = await site.start(srun(site, "import signal; print('ready'); signal.pause()"))
     await site.logged("ready")
     looks = Looks()
     for at_s in (10.0, 20.0, 30.0):

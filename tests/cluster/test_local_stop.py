@@ -1,5 +1,6 @@
 """Ending an incarnation: who is asked, who is killed, and that nothing is left."""
 
+import asyncio
 import os
 import signal
 import time
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sentinel.cluster.local.processes import Proc
+from sentinel.cluster.local.tracked import Tracked
 from tests.cluster.local_jobs import Site, alive, python, srun, with_site
 from tests.waits import eventually
 
@@ -178,7 +181,7 @@ async def test_what_outlives_sigkill_is_named_after_a_bounded_time(site: Site) -
 
 
 SHEPHERD = """
-import os, time
+import os, signal
 ours, its = os.pipe()
 if os.fork() == 0:
     os.close(its)
@@ -186,7 +189,7 @@ if os.fork() == 0:
     {then}
     os._exit(0)
 print("ready", flush=True)
-time.sleep(600)
+signal.pause()
 """
 
 
@@ -204,7 +207,7 @@ async def test_the_child_by_which_srun_ends_its_tasks_is_not_killed_before_it_ha
 
 @with_site
 async def test_a_child_of_srun_that_does_not_come_to_an_end_is_killed_too(site: Site) -> None:
-    await site.start(srun(site, SHEPHERD.format(then="time.sleep(600)")))
+    await site.start(srun(site, SHEPHERD.format(then="signal.pause()")))
     await site.logged("ready")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sentinel.cluster.local.stop.SHEPHERD_S", 0.2)
@@ -214,11 +217,30 @@ async def test_a_child_of_srun_that_does_not_come_to_an_end_is_killed_too(site: 
 
 @with_site
 async def test_the_child_of_an_srun_that_is_gone_already_is_spared_too(site: Site) -> None:
-    done = site.root / "ended"
-    code = SHEPHERD.format(then=f"time.sleep(1.0); open({str(done)!r}, 'x').close()")
+    fifo, done = site.root / "slurm", site.root / "ended"
+    os.mkfifo(fifo)
+    code = SHEPHERD.format(then=f"open({str(fifo)!r}).read(); open({str(done)!r}, 'x').close()")
     (rank,) = await site.start(srun(site, code))
     await site.logged("ready")
     os.kill(rank.pid, signal.SIGKILL)
     await site.ended()
-    assert (await site.cluster.stop("job", 1, 0.0)).gone
+    looks = 0
+
+    async def answer_after_a_sweep() -> None:
+        """As Slurm does, when at least one sweep of SIGKILL has gone by."""
+        await eventually(lambda: looks > 1)
+        fifo.write_text("ended")
+
+    members = Tracked.members
+
+    def looked(tracked: Tracked) -> list[Proc]:
+        nonlocal looks
+        looks += 1
+        return members(tracked)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tracked, "members", looked)
+        answer = asyncio.create_task(answer_after_a_sweep())
+        assert (await site.cluster.stop("job", 1, 0.0)).gone
+        await answer
     assert done.exists()

@@ -175,12 +175,14 @@ def test_a_job_that_nobody_protects_can_be_extended_and_stopped(box: Box) -> Non
 
 
 def test_a_stop_waits_for_the_end_also_where_another_sentinel_takes_the_job_over(box: Box) -> None:
-    job = box.run(*train("--at", "1:deaf"), policy=box.policy(restart={"gracefulStop": "10s"}))
+    job = box.run(*train("--at", "1:deaf"), policy=box.policy(restart={"gracefulStop": "10m"}))
     box.stepping()
     job.kill()
     stop = box.start("stop", "job", "--settings", box.settings())
     until(lambda: box.status()["incidents"], lambda: box.story())
     other = box.attach()
+    other.said("protects job again")
+    box.order(0, "exit 0")
     assert stop.code() == 0, stop.err
     assert "job: stopped" in stop.err
     assert other.code() == 130

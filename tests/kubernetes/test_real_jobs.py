@@ -42,6 +42,7 @@ def cluster(plane: "ControlPlane", mails: MailServer) -> Cluster:
 
 @pytest.fixture
 def training(cluster: Cluster, tmp_path: Path) -> "Iterator[Training]":
+    cluster.sentinel.wait(*cluster.nodes)  # the agents of the nodes that the test before broke
     made = Training(cluster, tmp_path)
     yield made
     made.close()

@@ -381,7 +381,7 @@ def test_below_srun_an_exception_is_of_the_task_whose_label_and_rank_stand_befor
 ) -> None:
     text = """\
 1: [rank1]: Traceback (most recent call last):
-1: [rank1]:   File "/work/ranks.py", line 85, in train
+1: [rank1]:   File "/home/user/ranks.py", line 85, in train
 1: [rank1]: RuntimeError: the training set is not sorted
 0: [rank0]: Traceback (most recent call last):
 0: [rank0]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer

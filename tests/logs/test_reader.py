@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sentinel.core.now import Now
 from sentinel.core.policy_model import LogRule
-from sentinel.core.reports import Iteration
+from sentinel.core.reports import Iteration, LogMatch
 from sentinel.logs.reader import RankLog
 from sentinel.logs.ruleset import RuleSet, load_ruleset
 
@@ -286,6 +286,18 @@ def test_a_match_tells_after_which_iteration_it_came_and_cri_stamps_go_before_th
     assert batch.matches[0].stamp_wall_s == pytest.approx(1744587673)
 
 
+def told_by(path: Path, *reads: str) -> list[LogMatch]:
+    """What is told when the last of these is read, each by one look at the log."""
+    log = RankLog(path, load_ruleset())
+    found: list[LogMatch] = []
+    with path.open("a", buffering=1) as file:
+        for text in reads:
+            file.write(text)
+            found = log.poll(NOW).matches
+    log.close()
+    return found
+
+
 ITER, SAVES = "iter {}: loss 8.8350, time 14.42ms\n", "saving checkpoint to ckpt.pt\n"
 
 
@@ -303,13 +315,7 @@ ITER, SAVES = "iter {}: loss 8.8350, time 14.42ms\n", "saving checkpoint to ckpt
 def test_of_a_pause_it_is_told_whether_new_steps_follow_that_came_with_it(
     together: str, outrun: bool, tmp_path: Path
 ) -> None:
-    path = tmp_path / "log"
-    log = RankLog(path, load_ruleset())
-    with path.open("a", buffering=1) as file:
-        for lines in (ITER.format(18), ITER.format(19), together):
-            file.write(lines)
-            found = log.poll(NOW).matches
-    log.close()
+    found = told_by(tmp_path / "log", ITER.format(18), ITER.format(19), together)
     assert (found[-1].failure, found[-1].outrun) == ("activity:saving", outrun)
 
 
@@ -317,13 +323,7 @@ def test_of_a_pause_it_is_told_whether_new_steps_follow_that_came_with_it(
 def test_among_marked_lines_one_new_step_behind_a_pause_may_be_that_of_a_rank_that_is_ahead(
     ahead: int, outrun: bool, tmp_path: Path
 ) -> None:
-    path = tmp_path / "log"
-    log = RankLog(path, load_ruleset())
-    with path.open("a", buffering=1) as file:
-        for step in (1, 2, 3):
-            file.write("".join(f"[default{rank}]:{ITER.format(step)}" for rank in (0, 1)))
-            log.poll(NOW)
-        file.write("[default0]:" + SAVES + "".join(f"[default1]:{ITER.format(4 + k)}" for k in range(ahead)))
-        (found,) = log.poll(NOW).matches
-    log.close()
+    reads = ["".join(f"[default{rank}]:{ITER.format(step)}" for rank in (0, 1)) for step in (1, 2, 3)]
+    together = "[default0]:" + SAVES + "".join(f"[default1]:{ITER.format(4 + k)}" for k in range(ahead))
+    (found,) = told_by(tmp_path / "log", *reads, together)
     assert found.outrun == outrun

@@ -17,7 +17,6 @@ from sentinel.core import hold
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "busybox"})
 # Programs that run one other program: never a rank themselves. Those that are no shells pass SIGTERM on.
 WRAPPERS = SHELLS | {"uv", "timeout", "time", "tini", "dumb-init", "catatonit", "sudo"}
-SRUN = "srun"
 DEAD_STATES = "ZX"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -167,6 +166,10 @@ def is_shell(pid: int) -> bool:
     return program(pid) in SHELLS
 
 
+def is_srun(pid: int) -> bool:
+    return program(pid) == "srun"
+
+
 def catches(status_text: str, signo: int) -> bool:
     """Whether `SigCgt` of a /proc/PID/status has the signal: bit N-1 of a hexadecimal mask."""
     for line in status_text.splitlines():
@@ -203,7 +206,7 @@ def find_ranks(root: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
     if is_launcher(top.pid):  # one process without numbers: `accelerate launch` of one
         children = [child for child in children_of(table).get(top.pid, ()) if not child.dead]
         # That of srun only ends its tasks, which run elsewhere: srun itself passes signals on to them.
-        if len(children) == 1 and program(children[0].pid) != SRUN:
+        if len(children) == 1 and not is_srun(children[0].pid):
             return find_ranks(children[0], table)
     own = rank_pair(top.pid)
     return {own[0] if own else 0: top}
@@ -218,6 +221,8 @@ def find_workers(top: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
     must be several, since a rank may set them for itself, and a helper of it inherits that.
     """
     children = children_of(table)
+    if is_srun(top.pid):
+        return _tasks(top, table, children)
     by_name = is_launcher(top.pid)
     own = _numbers(top.pid, by_name)
     tops: dict[int, Proc] = {}
@@ -270,6 +275,31 @@ def _with_itself(top: Proc, started_by_it: Iterable[Proc]) -> dict[int, Proc]:
     return {node * each + local: proc for local, proc in sorted(found.items())} if world % each == 0 else {}
 
 
+def _tasks(
+    srun: Proc, table: Mapping[int, Proc], children: Mapping[int, list[Proc]]
+) -> dict[int, Proc]:
+    """The ranks that Slurm's daemons have started for srun, by their numbers in the job; empty where others of them may
+    run on other machines, or are those of another srun of the same run.
+
+    Their environment is srun's and what Slurm adds (srun(1), "OUTPUT ENVIRONMENT VARIABLES"): of all processes that
+    inherit it, the task itself has the number SLURM_TASK_PID.
+    """
+    run = environ(srun.pid).get("SENTINEL_RUN")
+    found: dict[int, Proc] = {}
+    steps = set()
+    for proc in table.values() if run else ():
+        its = environ(proc.pid)
+        number = its.get("SLURM_PROCID", "")
+        of_it = its.get("SENTINEL_RUN") == run and its.get("SLURM_TASK_PID") == str(proc.pid)
+        if proc.dead or not of_it or not (number.isascii() and number.isdecimal()):
+            continue
+        steps.add((its.get("SLURM_JOB_ID"), its.get("SLURM_STEP_ID"), its.get("SLURM_STEP_NUM_NODES")))
+        below = _below_wrappers(proc, children)
+        inner = find_workers(below, table) if is_launcher(below.pid) or is_shell(below.pid) else {}
+        found |= inner or {int(number): below}
+    return found if len(steps) == 1 and steps.pop()[2] == "1" else {}
+
+
 _FORK_SERVER = "from multiprocessing.forkserver import main"
 
 
@@ -298,9 +328,11 @@ _LAUNCHERS = frozenset(
         "mpiexec.hydra",
         "orterun",
         "prterun",
-        SRUN,
+        "srun",
+        "horovodrun",
+        "colossalai",
+        "composer",
     }
-    | {"horovodrun", "colossalai", "composer"}
 )
 _MODULES = re.compile(
     r"torch\.distributed\.(?:run|launch)|accelerate\.commands\.\w+|deepspeed\.launcher\.\w+|paddle\.distributed\.launch"
