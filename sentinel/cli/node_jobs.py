@@ -19,13 +19,7 @@ from sentinel.cluster.base import RankProcess
 from sentinel.cluster.local import stacks
 from sentinel.cluster.local.look import RankLook, looked_at
 from sentinel.cluster.local.pods import Pods
-from sentinel.cluster.local.processes import (
-    Proc,
-    catches_signal,
-    runs_no_more,
-    send_signal,
-    where,
-)
+from sentinel.cluster.local.processes import Proc, runs_no_more, send_signal, where, who_catches
 from sentinel.cluster.local.processes import scan as scan_processes
 from sentinel.cluster.local.relaunch import Relaunches
 from sentinel.core.model import ProtectedJob
@@ -281,7 +275,7 @@ class NodeJobs:
         signo = signal.Signals[ask.signal]
         if ask.what is What.HANDLERS:
             capable = {
-                rank: all(catches_signal(proc.pid, signo) for proc in procs.values())
+                rank: all(who_catches(proc, signo) is not None for proc in procs.values())
                 for rank, procs in found.items()
             }
             return Answer(order=id, capable=capable)
@@ -304,11 +298,13 @@ class NodeJobs:
         for pod in pods:
             procs = found.get(pod.rank, {})
             wanted = [procs[number] for number in sorted(procs)][: 1 if ask.first else None]
-            if any(not catches_signal(proc.pid, signo) for proc in wanted):
+            catching = [who_catches(proc, signo) for proc in wanted]
+            if None in catching:
                 # Some that save and some that do not would hang in a collective save.
                 refused[pod.rank] = f"does not catch {signo.name}"
                 continue
-            got = [send_signal(proc.pid, proc.start_ticks, signo) for proc in wanted]
+            once = {proc.pid: proc for proc in catching if proc}  # several may run under one shell
+            got = [send_signal(proc.pid, proc.start_ticks, signo) for proc in once.values()]
             if got and all(got):
                 sent.append(pod.rank)
             else:

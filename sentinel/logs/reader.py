@@ -1,7 +1,7 @@
 """One rank's log: follow → match rules → parse timing lines → one batch for the fold."""
 
 import os
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
@@ -254,11 +254,9 @@ class RankLog:
             (one.step for one in reversed(batch.iterations[before:]) if one.step is not None), reached
         )
         if rules:
-            iterated = -1
             # Who replays a log reads much of it at once, and asks what stands behind what.
-            if batch.after is None:
-                iterated = self._went_on(offsets, batch.iterations[before:], reached)
-            starts = self._match(text, rules, now, batch, iterated)
+            told_here = batch.iterations[before:] if batch.after is None else []
+            starts = self._match(text, rules, now, batch, _newly_reached(offsets, told_here, reached))
             if batch.after is not None:
                 batch.after += [before + bisect_left(offsets, start) for start in starts]
         self._tail = text[-BEFORE_BYTES:]
@@ -270,20 +268,16 @@ class RankLog:
             lost_now = self._losses.look(text, writers, begun=begun, reached=reached, told=told, anew=anew)
             self._tell_losses(lost_now, now, batch)
 
-    def _went_on(self, offsets: list[int], told: list[Iteration], reached: int | None) -> int:
-        """A line before this offset is followed by a step that had not been reached there; -1: none is known to be.
+    def _outrun(self, text: bytes, line_start: int, line: bytes, anew: list[int]) -> bool:
+        """Has the job gone on behind this line? `anew`: where steps stand that had not been reached before.
 
-        Another rank may tell the same step a moment later, and one that is ahead the next."""
+        Where several print, one such step may be that of a rank that is ahead: then it has to be of the same rank."""
+        behind = anew[bisect_right(anew, line_start) :]
         writers = self._timing.writers
-        behind, highest = (2 if writers.expected > 1 or writers.told else 1), reached
-        anew: list[int] = []
-        for offset, one in zip(offsets, told, strict=False):
-            if one.step is None:
-                return -1
-            if highest is None or one.step > highest:
-                highest = one.step
-                anew.append(offset)
-        return anew[-behind] if len(anew) >= behind else -1
+        if len(behind) != 1 or not (writers.expected > 1 or writers.told):
+            return bool(behind)
+        own = writers.number(line)
+        return own is not None and own == writers.number(text[behind[0] : behind[0] + LINE_LIMIT_BYTES])
 
     def _tell_losses(self, found: Iterable[Lost], now: Now, batch: LogBatch) -> None:
         for lost in found:
@@ -302,9 +296,9 @@ class RankLog:
                 batch.after.append(len(batch.iterations))
 
     def _match(
-        self, text: bytes, present: list[tuple[int, int]], now: Now, batch: LogBatch, iterated: int
+        self, text: bytes, present: list[tuple[int, int]], now: Now, batch: LogBatch, anew: list[int]
     ) -> list[int]:
-        """The offsets of the lines that were kept. `iterated`: what stands before it the job has left behind."""
+        """The offsets of the lines that were kept. `anew`: see `_outrun`."""
         kept: list[tuple[int, int, int]] = []  # line start, line end, rule
         for index, start in present:
             count = 0
@@ -336,7 +330,7 @@ class RankLog:
                     at_s=now.mono_s,
                     stamp_wall_s=self._stamp(line, line_start, now.wall_s),
                     line=shown(line),
-                    outrun=line_start < iterated and rule.failure.startswith(ACTIVITY),
+                    outrun=rule.failure.startswith(ACTIVITY) and self._outrun(text, line_start, line, anew),
                 )
             )
         return [line_start for line_start, _, _ in sorted(kept)]
@@ -354,3 +348,15 @@ def _first_line_end(data: bytes) -> int:
     if newline < 0 or carriage < 0:
         return max(newline, carriage)
     return min(newline, carriage)
+
+
+def _newly_reached(offsets: list[int], told: list[Iteration], reached: int | None) -> list[int]:
+    """The offsets of the iterations whose steps are beyond all that was reached; none where one tells no step."""
+    found, highest = [], reached
+    for offset, one in zip(offsets, told, strict=False):
+        if one.step is None:
+            return []
+        if highest is None or one.step > highest:
+            highest = one.step
+            found.append(offset)
+    return found

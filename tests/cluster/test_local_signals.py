@@ -440,7 +440,9 @@ async def test_the_tasks_that_slurm_started_on_this_machine_are_the_ranks_of_sru
     assert sorted(found) == [0, 1]
     assert launcher.pid not in {proc.pid for proc in found.values()}
     assert (await site.cluster.signal_ranks("job", 1, [0, 1], "SIGUSR1")).sent == (0, 1)
-    await eventually(lambda: {f"saved by {proc.pid}" for proc in found.values()} <= set(site.log().splitlines()))
+    await eventually(
+        lambda: {f"saved by {proc.pid}" for proc in found.values()} <= set(site.log().splitlines())
+    )
     assert site.log().count("saved by") == 2
     os.kill(found[1].pid, signal.SIGSTOP)
     texts = await site.cluster.stacks("job", 1, [0])
@@ -480,6 +482,26 @@ async def test_the_program_under_a_shell_is_the_rank(site: Site) -> None:
     await site.logged("ready")
     assert (await site.cluster.signal_ranks("job", 1, [0], "SIGUSR1")).sent == (0,)
     assert f"saved by {shell.pid}" not in await site.logged("saved by")
+
+
+@with_site
+async def test_a_shell_that_traps_the_signal_gets_it_once_where_its_programs_do_not_catch_it(
+    site: Site,
+) -> None:
+    shell = "trap 'echo saved by the shell' USR1; RANK={0} LOCAL_RANK={0} sleep 600 & RANK={1} LOCAL_RANK={1} sleep 600 & "
+    script = shell.format(0, 1) + "echo ready; while :; do wait; done"
+    await site.start(("sh", "-c", script), nproc=None)
+    await site.logged("ready")
+    await eventually(lambda: sorted(site.cluster.find_ranks("job", 1)) == [0, 1])
+    assert await site.cluster.save_capable("job", 1, "SIGUSR1") == {0: True, 1: True}
+    assert (await site.cluster.signal_ranks("job", 1, [0, 1], "SIGUSR1")).sent == (0, 1)
+    await site.logged("saved by the shell")
+    assert (await site.cluster.signal_ranks("job", 1, [0, 1], "SIGUSR2")).refused == {
+        0: "does not catch SIGUSR2",
+        1: "does not catch SIGUSR2",
+    }
+    assert site.log().count("saved by the shell") == 1
+    assert sorted(site.cluster.find_ranks("job", 1)) == [0, 1]
 
 
 @with_site

@@ -319,11 +319,11 @@ def test_of_a_pause_it_is_told_whether_new_steps_follow_that_came_with_it(
     assert (found[-1].failure, found[-1].outrun) == ("activity:saving", outrun)
 
 
-@pytest.mark.parametrize(("ahead", "outrun"), [(1, False), (2, True)])
-def test_among_marked_lines_one_new_step_behind_a_pause_may_be_that_of_a_rank_that_is_ahead(
-    ahead: int, outrun: bool, tmp_path: Path
+@pytest.mark.parametrize(("printed", "outrun"), [([1], False), ([1, 1], True), ([0], True)])
+def test_among_marked_lines_one_new_step_behind_a_pause_counts_where_it_is_of_the_rank_that_paused(
+    printed: list[int], outrun: bool, tmp_path: Path
 ) -> None:
     reads = ["".join(f"[default{rank}]:{ITER.format(step)}" for rank in (0, 1)) for step in (1, 2, 3)]
-    together = "[default0]:" + SAVES + "".join(f"[default1]:{ITER.format(4 + k)}" for k in range(ahead))
-    (found,) = told_by(tmp_path / "log", *reads, together)
+    behind = "".join(f"[default{rank}]:{ITER.format(4 + k)}" for k, rank in enumerate(printed))
+    (found,) = told_by(tmp_path / "log", *reads, "[default0]:" + SAVES + behind)
     assert found.outrun == outrun

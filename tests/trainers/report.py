@@ -28,8 +28,7 @@ Two ranks of a small training (DistributedDataParallel over gloo, on the CPU) ar
 them is broken in the middle. It saves each 5 steps, the policy says `resume` and `hang.after: 10s`; one row has no
 policy. Each cell: what the verdict says, which rank it names by its number in the job, and the seconds from the fault
 until the job iterated again from its checkpoint. Those of a hang hold the 10 s (30 s with Lightning, whose end takes
-longer on a busy machine). An empty cell was not run. srun's ranks are children of Slurm's daemons: what neither their
-lines nor srun's tell is not known.
+longer on a busy machine). An empty cell was not run.
 """
 
 

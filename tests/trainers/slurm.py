@@ -74,8 +74,14 @@ def slurm() -> Iterator[Path]:
     finally:
         for one in reversed(running):
             one.terminate()
-            one.wait(60.0)
-        shutil.rmtree(folder)
+        try:
+            for one in running:
+                one.wait(60.0)
+        finally:
+            for one in running:
+                one.kill()
+                one.wait()
+            shutil.rmtree(folder)
 
 
 def states(env: dict[str, str]) -> str:

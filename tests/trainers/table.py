@@ -89,11 +89,6 @@ USUAL = {
 OTHERWISE = {
     # No launcher says a word, and 1 is what any exception ends with.
     ("none", "exit"): Cell("unknown", "unknown", 1),
-    # Its ranks are children of Slurm's daemons: of those that say nothing it is not known who stands still.
-    ("srun", "stop"): Cell("hang", "unknown", None),
-    ("srun", "loop"): Cell("hang", "unknown", None),
-    # Nor which pids are its own, as the kernel names them. Slurm's own limits have words of theirs.
-    ("srun", "memory"): Cell("killed", "node", 1),
 }
 
 

@@ -13,8 +13,9 @@ from tests.waits import until
 pytestmark = pytest.mark.timeout(600)
 TASK = """\
 trap 'echo "saved checkpoint of task $SLURM_PROCID"' USR1
+mkfifo nothing.$SLURM_PROCID
 echo "begins $SLURM_PROCID"
-while :; do sleep 0.1; done
+while :; do read -r _ < nothing.$SLURM_PROCID; done
 """
 CHECKPOINT = {"signal": "SIGUSR1", "timeout": "60s", "proof": {"logPattern": "saved checkpoint"}}
 SRUN = ("srun", "--ntasks", "2", "--label", "sh", "task.sh")
@@ -28,7 +29,7 @@ def box(box: Box, slurm: Path) -> Box:
 
 
 def left(box: Box) -> bool:
-    """Is a step or one of its processes there?"""
+    """Does Slurm still know a step? The fixture of each test asks after processes."""
     steps = subprocess.run(["squeue", "-h"], env=box.env, capture_output=True, text=True, check=True).stdout
     return bool(steps.strip())
 

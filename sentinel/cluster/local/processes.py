@@ -191,6 +191,16 @@ def catches_signal(pid: int, signo: int) -> bool:
     return catches(read_text(f"/proc/{pid}/status"), signo)
 
 
+def who_catches(proc: Proc, signo: int) -> Proc | None:
+    """The process itself or, of the shells that it runs under, the nearest with a `trap` for the signal."""
+    here: Proc | None = proc
+    while here is not None and not catches_signal(here.pid, signo):
+        here = read_proc(here.ppid)
+        if here is None or not is_shell(here.pid):
+            return None
+    return here
+
+
 def runs_no_more(pid: int) -> bool:
     """Is SIGKILL pending? Such a process may stand in the kernel for ever, and runs no line of its own again."""
     status = read_text(f"/proc/{pid}/status")
@@ -275,9 +285,7 @@ def _with_itself(top: Proc, started_by_it: Iterable[Proc]) -> dict[int, Proc]:
     return {node * each + local: proc for local, proc in sorted(found.items())} if world % each == 0 else {}
 
 
-def _tasks(
-    srun: Proc, table: Mapping[int, Proc], children: Mapping[int, list[Proc]]
-) -> dict[int, Proc]:
+def _tasks(srun: Proc, table: Mapping[int, Proc], children: Mapping[int, list[Proc]]) -> dict[int, Proc]:
     """The ranks that Slurm's daemons have started for srun, by their numbers in the job; empty where others of them may
     run on other machines, or are those of another srun of the same run.
 
