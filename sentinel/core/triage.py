@@ -44,12 +44,12 @@ from sentinel.core.triage_launcher import (
 from sentinel.core.triage_node import by_network, by_node, by_stuck_process, named_network
 from sentinel.core.triage_past import weigh_past
 from sentinel.core.triage_rows import AGREED, FailureClass, Row
-from sentinel.core.triage_said import SURVIVED, clause_of, outlived, survived
+from sentinel.core.triage_said import SURVIVED, aborted_at_its_end, clause_of, outlived, survived
 from sentinel.core.triage_words import worded
 
 __all__ = ["AGREED", "FailureClass", "triage"]
 
-SIGKILL = 9
+SIGABRT, SIGKILL = 6, 9
 # Lines and exits this close belong to one event: a poll of the log, the teardown of a rank.
 MOMENT_S = 2.0
 # An exception this soon after a message that others are gone is about that.
@@ -166,13 +166,19 @@ def _earliest_root(case: Case) -> Why | None:
             )
             why = Why(cls=case.failures["host-oom"], rank=exit_.rank, clause=clause)
             return why if named is None else of_worker(why, case.worker_of_pid(named))
-    rows = [row for row in _roots(case) if not _torn_down(row, case) and not _told_to_end(row, case)]
+    at_its_end = [row for row in case.rows if aborted_at_its_end(row, case)]
+    rows = [
+        row
+        for row in _roots(case)
+        if not _torn_down(row, case) and not _told_to_end(row, case) and row not in at_its_end
+    ]
     deaths = [
         (_told_s(e), e.rank, cls)
         for e in case.lost
         if (cls := class_of_death(e, case.failures)) is not None
         and not _tidied(e, case)
         and (cls.id != "interrupted" or e is case.lost[0])  # else it is a launcher's teardown
+        and not (_aborted(e) and any(row.match.rank == e.rank for row in at_its_end))
     ]
     deaths.sort(key=lambda death: death[0])
     killed = {rank for _, rank, cls in deaths if cls.id == "killed"}
@@ -271,6 +277,10 @@ def _named_by_oom(exit_: RankExit, case: Case) -> int | None:
     named = (f.pid for f in case.findings if f.code in codes and case.rank_of_pid(f.pid) == exit_.rank)
     # A rank that ended otherwise was not killed: such a pid is one of another time, or of another machine.
     return next((pid for pid in named if case.worker_of_pid(pid) is not None or _sigkilled(exit_)), None)
+
+
+def _aborted(exit_: RankExit) -> bool:
+    return SIGABRT in (exit_.signal, (exit_.code or 0) - SIGNAL_OFFSET)
 
 
 def _sigkilled(exit_: RankExit) -> bool:

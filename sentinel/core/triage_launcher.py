@@ -48,17 +48,32 @@ _SPAWNED_KILLED = re.compile(r"\bprocess \d+ terminated with signal SIGKILL\b")
 
 
 def without_those_that_srun_ended(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Without its words on tasks that it ended itself after another one. Of one that was killed for memory Slurm's
-    daemon says more."""
+    """Without its words on tasks that it ended itself after another one, or that had lost another one. Of one that was
+    killed for memory Slurm's daemon says more."""
     told = list(rows)
     for_memory = {row.match.rank for row in told if row.cls.id == "host-oom"}
+    lost_another = {
+        (row.match.rank, _number_that_complains(row.match.line))
+        for row in told
+        if row.cls.role in ("symptom", "cascade") and row.cls.id != REPORT
+    }
+    by_itself = {
+        row.match.rank
+        for row in told
+        if row.match.line.startswith(_SRUN)
+        and (row.match.rank, inner_rank(row.match.line)) not in lost_another
+    }
     ending: set[int] = set()
     kept = []
     for row in told:
         rank, line = row.match.rank, row.match.line
         if _SRUN_ENDS.match(line):
             ending.add(rank)
-        elif line.startswith(_SRUN) and (rank in ending or (row.cls.id == "killed" and rank in for_memory)):
+        elif line.startswith(_SRUN) and (
+            rank in ending
+            or (row.cls.id == "killed" and rank in for_memory)
+            or (rank in by_itself and (rank, inner_rank(line)) in lost_another)
+        ):
             continue
         kept.append(row)
     return tuple(kept)

@@ -6,6 +6,7 @@ where it is the last that is said of it. Lines that are read together have one t
 
 import re
 from collections.abc import Sequence, Set
+from itertools import takewhile
 
 from sentinel.core.reports import SIGNAL_OFFSET
 from sentinel.core.triage_case import REPORT, Case
@@ -65,6 +66,19 @@ def outlived(row: Row, case: Case) -> bool:
         and not _CHILD.search(other.match.line)
         and _one_process(other.match.line, row.match.line)
         for other in later
+    )
+
+
+def aborted_at_its_end(row: Row, case: Case) -> bool:
+    """libstdc++'s word when a program ends while threads of it still run, as gloo's may after another rank was lost: the
+    same process had said so before."""
+    if "terminate called without an active exception" not in row.match.line:
+        return False
+    return any(
+        _tells_of_others(other)
+        and other.match.rank == row.match.rank
+        and _one_process(other.match.line, row.match.line)
+        for other in takewhile(lambda other: other is not row, case.rows)
     )
 
 

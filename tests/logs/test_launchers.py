@@ -57,11 +57,15 @@ def of(
     children: Mapping[int, int] | None = None,
     size: int = 1,
     ended: tuple[int, ...] = (0,),
+    codes: Mapping[int, int] | None = None,
 ) -> Verdict:
     return triage(
         job="j",
         size=size,
-        exits=[RankExit(rank=rank, incarnation=1, at_s=NOW.mono_s, code=1) for rank in ended],
+        exits=[
+            RankExit(rank=rank, incarnation=1, at_s=NOW.mono_s, code=(codes or {}).get(rank, 1))
+            for rank in ended
+        ],
         matches=matches,
         findings=findings,
         signal=None,
@@ -390,3 +394,32 @@ srun: error: vm: task 0: Exited with exit code 1
 """
     v = of(told(text, shipped, tmp_path))
     assert (v.failure, v.worker) == ("exception", 1), v
+
+
+LOST_IT = "[rank0]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer\n"
+ABORTS = (
+    "terminate called without an active exception\n"  # torch 2.15: threads of gloo, when the program ends
+)
+
+
+def test_a_task_that_aborts_at_its_end_after_another_was_lost_is_not_the_cause(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    ends = ["srun: error: vm: task 0: Aborted\n", "srun: error: vm: task 1: Exited with exit code 1\n"]
+    for told_of in (ends, reversed(ends)):
+        text = f"0: {LOST_IT}0: {ABORTS}{''.join(told_of)}"
+        v = of(told(text, shipped, tmp_path), codes={0: 134})
+        assert (v.failure, v.worker) == ("rank-exit", 1), v
+    for crashed in (f"0: {ABORTS}{ends[0]}", f"1: {ABORTS}0: {LOST_IT}{ends[0]}"):
+        assert of(told(crashed, shipped, tmp_path), codes={0: 134}).failure == "segfault"
+
+
+def test_a_rank_that_aborts_at_its_end_after_another_was_lost_is_not_the_cause(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    matches = told(LOST_IT + ABORTS, shipped, tmp_path, rank=0)
+    v = of(matches, size=2, ended=(0, 1), codes={0: 134})
+    assert v.rank == 1, v
+    assert v.failure != "segfault", v
+    v = of(told(ABORTS, shipped, tmp_path, rank=0), size=2, ended=(0, 1), codes={0: 134})
+    assert (v.failure, v.rank) == ("segfault", 0), v

@@ -98,6 +98,8 @@ def train(args):
                 torch.save(saved, "ckpt.partial")
                 os.replace("ckpt.partial", "ckpt.pt")
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may still be there: torch 2.15 then aborts now and then, after all is done
 
 
 def spawned(number, args, port):
