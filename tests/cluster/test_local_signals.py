@@ -488,8 +488,8 @@ async def test_the_program_under_a_shell_is_the_rank(site: Site) -> None:
 async def test_a_shell_that_traps_the_signal_gets_it_once_where_its_programs_do_not_catch_it(
     site: Site,
 ) -> None:
-    shell = "trap 'echo saved by the shell' USR1; RANK={0} LOCAL_RANK={0} sleep 600 & RANK={1} LOCAL_RANK={1} sleep 600 & "
-    script = shell.format(0, 1) + "echo ready; while :; do wait; done"
+    ranks = " ".join(f"RANK={rank} LOCAL_RANK={rank} sleep 600 &" for rank in (0, 1))
+    script = f"trap 'echo saved by the shell' USR1; {ranks} echo ready; while :; do wait; done"
     await site.start(("sh", "-c", script), nproc=None)
     await site.logged("ready")
     await eventually(lambda: sorted(site.cluster.find_ranks("job", 1)) == [0, 1])
