@@ -70,8 +70,8 @@ def outlived(row: Row, case: Case) -> bool:
 
 
 def aborted_at_its_end(row: Row, case: Case) -> bool:
-    """libstdc++ says so of a program that ends while threads of it still run, as those of gloo may where another rank was
-    lost: that the same process had told before."""
+    """What libstdc++ says of a program that ends while threads of it still run, as those of gloo may where another rank
+    was lost: that the same process had told before."""
     if "terminate called without an active exception" not in row.match.line:
         return False
     return any(
