@@ -549,6 +549,24 @@ def test_a_job_in_whose_output_no_iteration_is_seen_says_so_until_one_is(
     play(tmp_path, scene, msgspec.structs.replace(RESUMABLE, timing_formats=formats))
 
 
+def test_a_job_that_tells_no_iteration_for_as_long_as_a_start_may_take_says_so_though_it_prints_nothing(
+    tmp_path: Path,
+) -> None:
+    async def scene(world: World) -> None:
+        start_s = world.job.policy.start_timeout_s
+        world.clock.mono_s += start_s - 1.0
+        world.controller.cycle()
+        assert not world.job.degraded
+        world.clock.mono_s += 1.0
+        world.controller.cycle()
+        assert world.job.degraded == (NO_FORMAT,)
+        world.steps(1)
+        world.controller.cycle()
+        assert not world.job.degraded
+
+    play(tmp_path, scene)
+
+
 def test_that_an_older_version_saw_no_iterations_is_over_with_the_first_one(tmp_path: Path) -> None:
     old = "no iterations are seen in its output, so that nothing tells slow steps: its policy can name the format"
 

@@ -94,7 +94,8 @@ class HangWatch:
         if any(map(self.workers.below, alive)):
             going = []  # the looks are at other processes, with numbers of their own
         ranks = sum(max(1, self.workers.running(rank)) for rank in alive if rank not in going)
-        self.looks.fold(texts, now.mono_s, since_s, ranks=ranks, going=going)
+        named = self.policy.hang.after_s is not None
+        self.looks.fold(texts, now.mono_s, since_s, ranks=ranks, going=going, named=named)
 
     def signed(self, at_s: float, line: str = "") -> None:
         """A log told, without an iteration, that the program gets on. Its first words always do."""
@@ -134,8 +135,11 @@ class HangWatch:
         return f"No iteration for {length(now.mono_s - last_s)}: {'; '.join(said)}" if said else ""
 
     def unread(self, now: Now) -> bool:
-        """It runs for the first time and prints on, but not that it loads or compiles."""
-        return self.prints and self.started_s is not None and not self.timed_before and not self.excused(now)
+        """It runs for the first time and prints on, or has run for longer than a start may take, and tells of no
+        iteration, nor that it loads or compiles."""
+        if self.started_s is None or self.timed_before or self.excused(now):
+            return False
+        return self.prints or now.mono_s - self.started_s >= self.policy.start_timeout_s
 
     def _alive(self) -> list[int]:
         return [rank for rank in range(self.size) if rank not in self.exited]

@@ -43,10 +43,18 @@ class Looks:
         return self.last_s - self.first_s if self.count > 1 else 0.0
 
     def fold(
-        self, texts: Sequence[str], at_s: float, since_s: float, *, ranks: int, going: Collection[int] = ()
+        self,
+        texts: Sequence[str],
+        at_s: float,
+        since_s: float,
+        *,
+        ranks: int,
+        going: Collection[int] = (),
+        named: bool = False,
     ) -> None:
         """What a look has brought. `since_s`: the silence began; `ranks`: so many must be seen, without `going`, those
-        that still make iterations."""
+        that still make iterations. `named`: its owner says how long a silence is a hang, so who uses no CPU time stands
+        still, whatever it waits for."""
         found = [one for text in texts if (one := _read(text)) is not None and one.head.number not in going]
         seen = {one.head.number: one for one in found if one.head.pid}
         if len(found) > len({one.head.number for one in found}):
@@ -58,7 +66,7 @@ class Looks:
         elif self._seen.keys() != seen.keys():
             doubt = "its ranks have not all been silent for long"
         else:
-            doubt = _difference(self._seen, seen, at_s - self.last_s)
+            doubt = _difference(self._seen, seen, at_s - self.last_s, named)
         if not self.count or self.first_s < since_s or doubt:
             self.count, self.first_s, self.doubt = 0, at_s, doubt
         self.count += 1
@@ -81,11 +89,11 @@ def _read(text: str) -> Seen | None:
     return Seen(head, read(text), why.partition("\n")[0])
 
 
-def _difference(before: Mapping[int, Seen], now: Mapping[int, Seen], span_s: float) -> str:
+def _difference(before: Mapping[int, Seen], now: Mapping[int, Seen], span_s: float, named: bool) -> str:
     """Why this is not a job that stands still; empty where it is."""
     for number, new in now.items():
         old = before[number]
-        if what := _moved(old, new) or _at_work(old, new, span_s):
+        if what := _moved(old, new) or _at_work(old, new, span_s, named):
             return f"rank {number} {what}"
     return ""
 
@@ -100,7 +108,7 @@ def _moved(old: Seen, new: Seen) -> str:
     return f"moves: it stood in {old.stack.place}, then in {new.stack.place}"
 
 
-def _at_work(old: Seen, new: Seen, span_s: float) -> str:
+def _at_work(old: Seen, new: Seen, span_s: float, named: bool) -> str:
     """Why a rank whose stack is the same may be well."""
     was, used = old.head.used, new.head.used
     if was is None or used is None:
@@ -112,9 +120,10 @@ def _at_work(old: Seen, new: Seen, span_s: float) -> str:
     rests = used.sleeps - was.sleeps <= SLEEPS_PER_S * span_s
     waits = old.stack is not None and new.stack is not None and new.stack.waits
     if used.main_cpu_s - was.main_cpu_s <= BUSY * span_s:
-        if waits and rests:
+        sleeps = rests and used.cpu_s - was.cpu_s <= BUSY * span_s
+        if (waits and rests) or (named and sleeps):
             return ""
-        locked = rests and "futex" in new.head.channel and used.cpu_s - was.cpu_s <= BUSY * span_s
+        locked = sleeps and "futex" in new.head.channel
         if locked and _others_rest(old, new, SLEEPS_PER_S * span_s):
             return ""
         return f"may wait for something outside the job{_place(old, new)}"

@@ -141,6 +141,29 @@ def test_one_rank_that_may_be_at_work_is_enough(rank: Rank, why: str) -> None:
     assert doubt.startswith(why), doubt
 
 
+@pytest.mark.parametrize(
+    ("rank", "doubt"),
+    [
+        (stands(1, OWN), ""),
+        (stands(1, LOADS, state="S in hrtimer_nanosleep"), ""),
+        (stands(1, ()), ""),
+        (stands(1, OWN, cpu=5.0), "rank 1 may wait for something outside the job"),  # other threads of it
+        (stands(1, OWN, main_cpu=5.0, cpu=5.0), "rank 1 may compute"),
+        (stands(1, OWN, sleeps=40), "rank 1 may wait for something outside the job"),  # it asks again and again
+        (stands(1, OWN, helpers=15.0), "rank 1 has helper processes that compute"),
+        (stands(1, OWN, io=200 << 20), "rank 1 reads or writes"),
+    ],
+)
+def test_where_the_owner_names_a_time_who_uses_no_cpu_stands_still_whatever_it_waits_for(
+    rank: Rank, doubt: str
+) -> None:
+    seen = Looks()
+    for look in range(4):
+        seen.fold([stands()(look), rank(look)], 100.0 + 20 * look, 50.0, ranks=2, named=True)
+    assert seen.doubt.startswith(doubt)
+    assert (seen.still_s > 0) == (not doubt)
+
+
 def test_what_stood_still_counts_from_the_last_move() -> None:
     seen = Looks()
     moves = [stands(frames=OWN), stands(), stands(), stands()]
