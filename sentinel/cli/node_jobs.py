@@ -19,7 +19,13 @@ from sentinel.cluster.base import RankProcess
 from sentinel.cluster.local import stacks
 from sentinel.cluster.local.look import RankLook, looked_at
 from sentinel.cluster.local.pods import Pods
-from sentinel.cluster.local.processes import Proc, runs_no_more, send_signal, where, who_catches
+from sentinel.cluster.local.processes import (
+    Proc,
+    catches_signal,
+    runs_no_more,
+    send_signal,
+    where,
+)
 from sentinel.cluster.local.processes import scan as scan_processes
 from sentinel.cluster.local.relaunch import Relaunches
 from sentinel.core.model import ProtectedJob
@@ -275,7 +281,7 @@ class NodeJobs:
         signo = signal.Signals[ask.signal]
         if ask.what is What.HANDLERS:
             capable = {
-                rank: all(who_catches(proc, signo) is not None for proc in procs.values())
+                rank: all(catches_signal(proc.pid, signo) for proc in procs.values())
                 for rank, procs in found.items()
             }
             return Answer(order=id, capable=capable)
@@ -298,13 +304,11 @@ class NodeJobs:
         for pod in pods:
             procs = found.get(pod.rank, {})
             wanted = [procs[number] for number in sorted(procs)][: 1 if ask.first else None]
-            catching = [who_catches(proc, signo) for proc in wanted]
-            if None in catching:
+            if any(not catches_signal(proc.pid, signo) for proc in wanted):
                 # Some that save and some that do not would hang in a collective save.
                 refused[pod.rank] = f"does not catch {signo.name}"
                 continue
-            once = {proc.pid: proc for proc in catching if proc}  # several may run under one shell
-            got = [send_signal(proc.pid, proc.start_ticks, signo) for proc in once.values()]
+            got = [send_signal(proc.pid, proc.start_ticks, signo) for proc in wanted]
             if got and all(got):
                 sent.append(pod.rank)
             else:

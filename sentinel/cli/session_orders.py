@@ -99,6 +99,8 @@ class SessionOrders:
             return {"ok": ended, "text": text}
         if what == "view":
             return {"ok": True, "view": to_builtins(self._view())}
+        if what == "ping":
+            return {"ok": True, "text": f"{self._job} is protected"}
         if what == "handover":
             self._hand_over()
             return {"ok": True, "text": "handed over"}

@@ -91,7 +91,7 @@ def _stop(settings: Settings, name: str, grace_s: float, *, save: bool, timeout_
             if _ended(settings, name) is None:
                 if code:
                     return 1  # why was said
-                _wait_for_the_other(folder)
+                _wait_for_the_other(settings, name, min(deadline, time.monotonic() + HANDOVER_S))
             asked = False
             continue
         if not asked:
@@ -110,10 +110,12 @@ def _stop(settings: Settings, name: str, grace_s: float, *, save: bool, timeout_
     return 0
 
 
-def _wait_for_the_other(folder: Path) -> None:
+def _wait_for_the_other(settings: Settings, name: str, until_s: float) -> None:
     """The Sentinel that has asked for the job: until it protects it, or does not come."""
-    deadline = time.monotonic() + HANDOVER_S
-    while ask(folder, {"do": "view"}) is None and time.monotonic() < deadline:
+    folder = settings.state_path / "jobs" / name
+    while _ended(settings, name) is None and time.monotonic() < until_s:
+        if ask(folder, {"do": "ping"}, timeout_s=1.0) is not None:
+            return
         time.sleep(POLL_S)
 
 

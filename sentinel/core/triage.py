@@ -166,19 +166,16 @@ def _earliest_root(case: Case) -> Why | None:
             )
             why = Why(cls=case.failures["host-oom"], rank=exit_.rank, clause=clause)
             return why if named is None else of_worker(why, case.worker_of_pid(named))
-    at_its_end = [row for row in case.rows if aborted_at_its_end(row, case)]
-    rows = [
-        row
-        for row in _roots(case)
-        if not _torn_down(row, case) and not _told_to_end(row, case) and row not in at_its_end
-    ]
+    rows = [row for row in _roots(case) if not _torn_down(row, case) and not _told_to_end(row, case)]
+    at_its_end = {row.match.rank for row in rows if aborted_at_its_end(row, case)}
+    rows = [row for row in rows if not aborted_at_its_end(row, case)]
     deaths = [
         (_told_s(e), e.rank, cls)
         for e in case.lost
         if (cls := class_of_death(e, case.failures)) is not None
         and not _tidied(e, case)
         and (cls.id != "interrupted" or e is case.lost[0])  # else it is a launcher's teardown
-        and not (_aborted(e) and any(row.match.rank == e.rank for row in at_its_end))
+        and not (e.rank in at_its_end and _aborted(e))
     ]
     deaths.sort(key=lambda death: death[0])
     killed = {rank for _, rank, cls in deaths if cls.id == "killed"}

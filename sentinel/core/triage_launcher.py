@@ -42,14 +42,15 @@ _FIRST = re.compile(r"\bfailed \(exitcode: \d+\) local_rank: ")
 _LISTED = re.compile(r"^ *exitcode +: \d+ \(pid: ")
 _FORCED = re.compile(r"\bUnable to shutdown process (\d+) via ")
 _PID = re.compile(r"\(pid: (\d+)\)")
+_TASK = re.compile(r" {0,4}(\d{1,5}): ")
 _SRUN, _SRUN_ENDS = "srun: error: ", re.compile(r"^srun: (?:\S+: )*(?:Term|Job step aborted|forcing)")
 # mp.spawn tells no pid.
 _SPAWNED_KILLED = re.compile(r"\bprocess \d+ terminated with signal SIGKILL\b")
 
 
 def without_those_that_srun_ended(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Without its words on tasks that it ended itself after another one, or that had lost another one. Of one that was
-    killed for memory Slurm's daemon says more."""
+    """Without its words on tasks that it ended itself after another one, or that exited since they had lost another. Of
+    one that was killed for memory Slurm's daemon says more."""
     told = list(rows)
     for_memory = {row.match.rank for row in told if row.cls.id == "host-oom"}
     lost_another = {
@@ -57,26 +58,35 @@ def without_those_that_srun_ended(rows: Iterable[Row]) -> tuple[Row, ...]:
         for row in told
         if row.cls.role in ("symptom", "cascade") and row.cls.id != REPORT
     }
-    by_itself = {
-        row.match.rank
-        for row in told
-        if row.match.line.startswith(_SRUN)
-        and (row.match.rank, inner_rank(row.match.line)) not in lost_another
-    }
     ending: set[int] = set()
-    kept = []
+    kept, follows, by_itself = [], [], set()
     for row in told:
         rank, line = row.match.rank, row.match.line
         if _SRUN_ENDS.match(line):
             ending.add(rank)
-        elif line.startswith(_SRUN) and (
-            rank in ending
-            or (row.cls.id == "killed" and rank in for_memory)
-            or (rank in by_itself and (rank, inner_rank(line)) in lost_another)
-        ):
-            continue
+        elif line.startswith(_SRUN):
+            if rank in ending or (row.cls.id == "killed" and rank in for_memory):
+                continue
+            number = inner_rank(line)
+            if row.cls.id == REPORT and number is not None and (rank, number) in lost_another:
+                follows.append(row)
+            else:
+                by_itself.add(rank)
         kept.append(row)
-    return tuple(kept)
+    left_out = {id(row) for row in follows if row.match.rank in by_itself}
+    return tuple(row for row in kept if id(row) not in left_out)
+
+
+def process_of(line: str) -> int | None:
+    """The number of the process whose line it is or that it is about, also where `srun --label` tells it."""
+    number = inner_rank(line)
+    label = _TASK.match(line) if number is None else None
+    return int(label[1]) if label else number
+
+
+def launches(rank: int, case: Case) -> bool:
+    """Has this rank started others, which print into its log?"""
+    return report_of(rank, case) is not None or len(_below(rank, case)) > 1
 
 
 def inner_rank(line: str) -> int | None:
@@ -226,8 +236,8 @@ def named_inner(why: Why, row: Row, case: Case) -> Why:
     if number is None:
         number = _raised(row, case)
     # A rank that nobody else has started says `[rank3]: ` too.
-    launches = report_of(row.match.rank, case) is not None or len(_below(row.match.rank, case)) > 1
-    if number is None or (row.match.line.startswith(("[rank", "[default")) and not launches):
+    own = row.match.line.startswith(("[rank", "[default")) and not launches(row.match.rank, case)
+    if number is None or own:
         return why
     return of_worker(why, number)
 

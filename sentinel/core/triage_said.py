@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from sentinel.core.reports import SIGNAL_OFFSET
 from sentinel.core.triage_case import REPORT, Case
-from sentinel.core.triage_launcher import inner_rank
+from sentinel.core.triage_launcher import inner_rank, launches, process_of
 from sentinel.core.triage_rows import Row
 
 UNREACHABLE, PORT, LOCKED, OOM = "unreachable", "port-in-use", "locked-memory", "host-oom"
@@ -74,10 +74,11 @@ def aborted_at_its_end(row: Row, case: Case) -> bool:
     was lost: that the same process had told before."""
     if "terminate called without an active exception" not in row.match.line:
         return False
+    number, several = process_of(row.match.line), launches(row.match.rank, case)
     return any(
         _tells_of_others(other)
         and other.match.rank == row.match.rank
-        and _one_process(other.match.line, row.match.line)
+        and (not several or (number is not None and number == process_of(other.match.line)))
         for other in takewhile(lambda other: other is not row, case.rows)
     )
 

@@ -59,7 +59,7 @@ LAUNCHER = f"""
         subprocess.Popen([sys.executable, '-I', '-S', '-u', '-c', worker], env=env)
     time.sleep(600)
 """
-# Stands for srun and Slurm's daemons: what it starts is not below it, and has a helper.
+# Stands for srun and Slurm's daemons: two tasks, which are not below it, each with a helper.
 OF_SLURM = f"""
     import os, signal
     task = {textwrap.dedent(CATCHES)!r}
@@ -67,7 +67,11 @@ OF_SLURM = f"""
         if os.fork() == 0:
             os.setsid()
             if os.fork() == 0:
-                slurm = dict(SLURM_JOB_ID='7', SLURM_STEP_ID='{{step}}', SLURM_STEP_NUM_NODES='{{nodes}}')
+                with open('/proc/self/comm', 'w') as name:
+                    name.write('slurmstepd')
+                if os.fork():
+                    os.wait()
+                slurm = dict(SLURM_JOB_ID='7', SLURM_STEP_ID='0', SLURM_STEP_NUM_TASKS='{{tasks}}')
                 slurm |= dict(SLURM_PROCID=str(number), SLURM_TASK_PID=str(os.getpid()))
                 words = ['python', '-I', '-S', '-u', '-c', 'import os; os.fork()' + task]
                 os.execve({sys.executable!r}, words, os.environ | slurm)
@@ -434,7 +438,7 @@ async def test_below_srun_whose_tasks_run_elsewhere_the_signal_goes_to_srun_and_
 async def test_the_tasks_that_slurm_started_on_this_machine_are_the_ranks_of_srun(site: Site) -> None:
     # As in a batch script, whose number is in the environment of all that it starts.
     batch = {"SLURM_PROCID": "0", "SLURM_TASK_PID": "1"}
-    (launcher,) = await site.start(srun(site, OF_SLURM.format(step=0, nodes=1)), nproc=None, **batch)
+    (launcher,) = await site.start(srun(site, OF_SLURM.format(tasks=2)), nproc=None, **batch)
     await eventually(lambda: site.log().count("ready") == 4)
     found = site.cluster.find_ranks("job", 1)
     assert sorted(found) == [0, 1]
@@ -452,17 +456,18 @@ async def test_the_tasks_that_slurm_started_on_this_machine_are_the_ranks_of_sru
 
 @with_site
 async def test_where_tasks_of_srun_run_on_other_machines_too_none_are_looked_at_here(site: Site) -> None:
-    (launcher,) = await site.start(srun(site, OF_SLURM.format(step=0, nodes=2)), nproc=None)
+    (launcher,) = await site.start(srun(site, OF_SLURM.format(tasks=3)), nproc=None)
     await eventually(lambda: site.log().count("ready") == 4)
     assert [proc.pid for proc in site.cluster.find_ranks("job", 1).values()] == [launcher.pid]
 
 
 @with_site
 async def test_of_two_sruns_in_one_script_it_is_not_known_whose_the_tasks_are(site: Site) -> None:
-    words = [srun(site, OF_SLURM.format(step=step, nodes=1)) for step in (0, 1)]
-    script = "\n".join(f"{shlex.join(one)} &" for one in words)
-    await site.start(("sh", "-c", f"{script}\nwait"), nproc=None)
-    await eventually(lambda: site.log().count("ready") == 8)
+    queued = srun(site, "import signal; print('queued'); signal.pause()")
+    runs = srun(site, OF_SLURM.format(tasks=2))
+    await site.start(("sh", "-c", f"{shlex.join(runs)} & {shlex.join(queued)} & wait"), nproc=None)
+    await site.logged("queued")
+    await eventually(lambda: site.log().count("ready") == 4)
     assert set(site.cluster.find_ranks("job", 1)) == {0}
 
 
@@ -482,26 +487,6 @@ async def test_the_program_under_a_shell_is_the_rank(site: Site) -> None:
     await site.logged("ready")
     assert (await site.cluster.signal_ranks("job", 1, [0], "SIGUSR1")).sent == (0,)
     assert f"saved by {shell.pid}" not in await site.logged("saved by")
-
-
-@with_site
-async def test_a_shell_that_traps_the_signal_gets_it_once_where_its_programs_do_not_catch_it(
-    site: Site,
-) -> None:
-    ranks = " ".join(f"RANK={rank} LOCAL_RANK={rank} sleep 600 &" for rank in (0, 1))
-    script = f"trap 'echo saved by the shell' USR1; {ranks} echo ready; while :; do wait; done"
-    await site.start(("sh", "-c", script), nproc=None)
-    await site.logged("ready")
-    await eventually(lambda: sorted(site.cluster.find_ranks("job", 1)) == [0, 1])
-    assert await site.cluster.save_capable("job", 1, "SIGUSR1") == {0: True, 1: True}
-    assert (await site.cluster.signal_ranks("job", 1, [0, 1], "SIGUSR1")).sent == (0, 1)
-    await site.logged("saved by the shell")
-    assert (await site.cluster.signal_ranks("job", 1, [0, 1], "SIGUSR2")).refused == {
-        0: "does not catch SIGUSR2",
-        1: "does not catch SIGUSR2",
-    }
-    assert site.log().count("saved by the shell") == 1
-    assert sorted(site.cluster.find_ranks("job", 1)) == [0, 1]
 
 
 @with_site

@@ -149,7 +149,10 @@ def test_one_rank_that_may_be_at_work_is_enough(rank: Rank, why: str) -> None:
         (stands(1, ()), ""),
         (stands(1, OWN, cpu=5.0), "rank 1 may wait for something outside the job"),  # other threads of it
         (stands(1, OWN, main_cpu=5.0, cpu=5.0), "rank 1 may compute"),
-        (stands(1, OWN, sleeps=40), "rank 1 may wait for something outside the job"),  # it asks again and again
+        (
+            stands(1, OWN, sleeps=40),
+            "rank 1 may wait for something outside the job",
+        ),  # it asks again and again
         (stands(1, OWN, helpers=15.0), "rank 1 has helper processes that compute"),
         (stands(1, OWN, io=200 << 20), "rank 1 reads or writes"),
     ],

@@ -410,8 +410,33 @@ def test_a_task_that_aborts_at_its_end_after_another_was_lost_is_not_the_cause(
         text = f"0: {LOST_IT}0: {ABORTS}{''.join(told_of)}"
         v = of(told(text, shipped, tmp_path), codes={0: 134})
         assert (v.failure, v.worker) == ("rank-exit", 1), v
-    for crashed in (f"0: {ABORTS}{ends[0]}", f"1: {ABORTS}0: {LOST_IT}{ends[0]}"):
-        assert of(told(crashed, shipped, tmp_path), codes={0: 134}).failure == "segfault"
+    for crashed in (
+        f"0: {ABORTS}{ends[0]}",
+        f"1: {ABORTS}0: {LOST_IT}{ends[0]}",
+        f"{LOST_IT}{ABORTS}{ends[0]}",
+    ):
+        assert of(told(crashed, shipped, tmp_path), codes={0: 134}).failure == "segfault", crashed
+
+
+@pytest.mark.parametrize("end", ["Out Of Memory", "Killed", "Segmentation fault"])
+def test_what_srun_says_of_a_task_that_did_not_exit_by_itself_counts_also_where_it_had_lost_another(
+    end: str, shipped: RuleSet, tmp_path: Path
+) -> None:
+    exited = "srun: error: vm: task 1: Exited with exit code 1\n"
+    wanted = {"Out Of Memory": "host-oom", "Killed": "killed", "Segmentation fault": "segfault"}[end]
+    for lost, tasks in ((f"0: {LOST_IT}", "task 0"), (LOST_IT.replace("[rank0]: ", ""), "tasks 4-7")):
+        text = f"{lost}srun: error: vm: {tasks}: {end}\n{exited}"
+        assert of(told(text, shipped, tmp_path)).failure == wanted, text
+
+
+def test_of_several_processes_in_one_log_it_has_to_be_known_which_of_them_aborts(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    workers = {1300: (0, 0), 1301: (0, 1)}
+    v = of(told(f"{LOST_IT}{ABORTS}", shipped, tmp_path), workers=workers)
+    assert v.failure == "segfault", v
+    v = of(told(f"[default0]:{LOST_IT}[default0]:{ABORTS}", shipped, tmp_path), workers=workers)
+    assert v.failure != "segfault", v
 
 
 def test_a_rank_that_aborts_at_its_end_after_another_was_lost_is_not_the_cause(
@@ -421,5 +446,6 @@ def test_a_rank_that_aborts_at_its_end_after_another_was_lost_is_not_the_cause(
     v = of(matches, size=2, ended=(0, 1), codes={0: 134})
     assert v.rank == 1, v
     assert v.failure != "segfault", v
-    v = of(told(ABORTS, shipped, tmp_path, rank=0), size=2, ended=(0, 1), codes={0: 134})
-    assert (v.failure, v.rank) == ("segfault", 0), v
+    for root in (ABORTS, ABORTS + LOST_IT + ABORTS):
+        v = of(told(root, shipped, tmp_path, rank=0), size=2, ended=(0, 1), codes={0: 134})
+        assert (v.failure, v.rank) == ("segfault", 0), v

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,19 +13,21 @@ from tests.waits import until
 
 pytestmark = pytest.mark.timeout(600)
 TASK = """\
-trap 'echo "saved checkpoint of task $SLURM_PROCID"' USR1
-mkfifo nothing.$SLURM_PROCID
-echo "begins $SLURM_PROCID"
-while :; do read -r _ < nothing.$SLURM_PROCID; done
+import os, signal
+task = os.environ["SLURM_PROCID"]
+signal.signal(signal.SIGUSR1, lambda *_: print(f"saved checkpoint of task {task}", flush=True))
+print(f"begins {task}", flush=True)
+while True:
+    signal.pause()
 """
 CHECKPOINT = {"signal": "SIGUSR1", "timeout": "60s", "proof": {"logPattern": "saved checkpoint"}}
-SRUN = ("srun", "--ntasks", "2", "--label", "sh", "task.sh")
+SRUN = ("srun", "--ntasks", "2", "--label", sys.executable, "task.py")
 
 
 @pytest.fixture
 def box(box: Box, slurm: Path) -> Box:
     box.env["SLURM_CONF"] = str(slurm)
-    (box.work / "task.sh").write_text(TASK)
+    (box.work / "task.py").write_text(TASK)
     return box
 
 

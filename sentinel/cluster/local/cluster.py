@@ -19,6 +19,7 @@ from sentinel.cluster.local.processes import (
     Proc,
     Use,
     below_wrappers,
+    catches_signal,
     find_ranks,
     find_workers,
     is_launcher,
@@ -27,7 +28,6 @@ from sentinel.cluster.local.processes import (
     scan,
     send_signal,
     tree_use,
-    who_catches,
 )
 from sentinel.cluster.local.spawned import spawned
 from sentinel.cluster.local.status import Slot, Status, boot_id, read_status
@@ -145,20 +145,18 @@ class LocalCluster:
     async def signal_ranks(
         self, job: str, incarnation: int, ranks: Iterable[int], name: str
     ) -> SignalOutcome:
-        """Send a signal (`SIGUSR1`) to ranks that catch it, or whose shell does; never to launchers or helpers."""
+        """Send a signal (`SIGUSR1`) to ranks that catch it, never to launchers or helpers."""
         signo = signal.Signals[name]
         found = self.find_ranks(job, incarnation)
         sent: list[int] = []
         refused: dict[int, str] = {}
-        told: set[int] = set()  # several ranks may run under one shell
         for rank in ranks:
             proc = found.get(rank)
             if proc is None or proc.dead:
                 refused[rank] = "gone"
-            elif (catching := who_catches(proc, signo)) is None:
+            elif not catches_signal(proc.pid, signo):
                 refused[rank] = f"does not catch {name}"
-            elif catching.pid in told or send_signal(catching.pid, catching.start_ticks, signo):
-                told.add(catching.pid)
+            elif send_signal(proc.pid, proc.start_ticks, signo):
                 sent.append(rank)
             else:
                 refused[rank] = "gone"
@@ -208,9 +206,7 @@ class LocalCluster:
         signo = signal.Signals[name]
         found = self.find_ranks(job, incarnation)
         return {
-            rank: who_catches(proc, signo) is not None
-            for rank, proc in sorted(found.items())
-            if not proc.dead
+            rank: catches_signal(proc.pid, signo) for rank, proc in sorted(found.items()) if not proc.dead
         }
 
     async def files(self, job: str, incarnation: int, cwd: str, pattern: str) -> Files:

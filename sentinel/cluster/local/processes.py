@@ -17,13 +17,14 @@ from sentinel.core import hold
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "busybox"})
 # Programs that run one other program: never a rank themselves. Those that are no shells pass SIGTERM on.
 WRAPPERS = SHELLS | {"uv", "timeout", "time", "tini", "dumb-init", "catatonit", "sudo"}
+SRUN, SLURMSTEPD = "srun", "slurmstepd"  # who starts tasks and who is their parent
 DEAD_STATES = "ZX"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Proc(Struct, frozen=True, gc=False):
     """One line of /proc/PID/stat. `cpu_s`: user and system time, without children; `waited_cpu_s`: of those that have
-    ended and were waited for."""
+    ended and were waited for; `name`: of the program that it runs, 15 bytes of it."""
 
     pid: int
     ppid: int
@@ -32,6 +33,7 @@ class Proc(Struct, frozen=True, gc=False):
     start_ticks: int
     cpu_s: float
     waited_cpu_s: float = 0.0
+    name: str = ""
 
     @property
     def dead(self) -> bool:
@@ -51,7 +53,8 @@ def parse_stat(line: str) -> Proc:
     head, _, tail = line.rpartition(")")
     f = tail.split()
     cpu_s, waited_s = ((int(f[k]) + int(f[k + 1])) / TICKS_PER_S for k in (11, 13))
-    return Proc(int(head.split(" ", 1)[0]), int(f[1]), int(f[3]), f[0], int(f[19]), cpu_s, waited_s)
+    pid, _, name = head.partition(" (")
+    return Proc(int(pid), int(f[1]), int(f[3]), f[0], int(f[19]), cpu_s, waited_s, name)
 
 
 def read_proc(pid: int, of: str = "") -> Proc | None:
@@ -166,10 +169,6 @@ def is_shell(pid: int) -> bool:
     return program(pid) in SHELLS
 
 
-def is_srun(pid: int) -> bool:
-    return program(pid) == "srun"
-
-
 def catches(status_text: str, signo: int) -> bool:
     """Whether `SigCgt` of a /proc/PID/status has the signal: bit N-1 of a hexadecimal mask."""
     for line in status_text.splitlines():
@@ -191,16 +190,6 @@ def catches_signal(pid: int, signo: int) -> bool:
     return catches(read_text(f"/proc/{pid}/status"), signo)
 
 
-def who_catches(proc: Proc, signo: int) -> Proc | None:
-    """The process itself or, of the shells that it runs under, the nearest with a `trap` for the signal."""
-    here: Proc | None = proc
-    while here is not None and not catches_signal(here.pid, signo):
-        here = read_proc(here.ppid)
-        if here is None or not is_shell(here.pid):
-            return None
-    return here
-
-
 def runs_no_more(pid: int) -> bool:
     """Is SIGKILL pending? Such a process may stand in the kernel for ever, and runs no line of its own again."""
     status = read_text(f"/proc/{pid}/status")
@@ -216,7 +205,7 @@ def find_ranks(root: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
     if is_launcher(top.pid):  # one process without numbers: `accelerate launch` of one
         children = [child for child in children_of(table).get(top.pid, ()) if not child.dead]
         # That of srun only ends its tasks, which run elsewhere: srun itself passes signals on to them.
-        if len(children) == 1 and not is_srun(children[0].pid):
+        if len(children) == 1 and children[0].name != SRUN:
             return find_ranks(children[0], table)
     own = rank_pair(top.pid)
     return {own[0] if own else 0: top}
@@ -231,7 +220,7 @@ def find_workers(top: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
     must be several, since a rank may set them for itself, and a helper of it inherits that.
     """
     children = children_of(table)
-    if is_srun(top.pid):
+    if top.name == SRUN:
         return _tasks(top, table, children)
     by_name = is_launcher(top.pid)
     own = _numbers(top.pid, by_name)
@@ -286,26 +275,43 @@ def _with_itself(top: Proc, started_by_it: Iterable[Proc]) -> dict[int, Proc]:
 
 
 def _tasks(srun: Proc, table: Mapping[int, Proc], children: Mapping[int, list[Proc]]) -> dict[int, Proc]:
-    """The ranks that Slurm's daemons have started for srun, by their numbers in the job; empty where others of them may
-    run on other machines, or are those of another srun of the same run.
+    """The ranks that Slurm's daemons have started for srun, by their numbers in the job; empty where some of them run
+    elsewhere or are not seen, or may be those of another srun of the same run.
 
     Their environment is srun's and what Slurm adds (srun(1), "OUTPUT ENVIRONMENT VARIABLES"): of all processes that
     inherit it, the task itself has the number SLURM_TASK_PID.
     """
     run = environ(srun.pid).get("SENTINEL_RUN")
+    for proc in table.values():
+        parent = table.get(proc.ppid)
+        if proc.name != SRUN or proc.pid == srun.pid or (parent is not None and parent.name == SRUN):
+            continue  # who is below srun is its helper
+        if environ(proc.pid).get("SENTINEL_RUN") == run:
+            return {}
     found: dict[int, Proc] = {}
-    steps = set()
+    tasks, ranks, steps = 0, 0, set()
     for proc in table.values() if run else ():
-        its = environ(proc.pid)
-        number = its.get("SLURM_PROCID", "")
-        of_it = its.get("SENTINEL_RUN") == run and its.get("SLURM_TASK_PID") == str(proc.pid)
-        if proc.dead or not of_it or not (number.isascii() and number.isdecimal()):
+        parent = table.get(proc.ppid)
+        if proc.dead or parent is None or parent.name != SLURMSTEPD:
             continue
-        steps.add((its.get("SLURM_JOB_ID"), its.get("SLURM_STEP_ID"), its.get("SLURM_STEP_NUM_NODES")))
+        its = environ(proc.pid)
+        if its.get("SENTINEL_RUN") != run or its.get("SLURM_TASK_PID") != str(proc.pid):
+            continue
+        tasks += 1
+        steps.add(
+            tuple(its.get(f"SLURM_{name}") for name in ("JOB_ID", "STEP_ID", "STEP_NUM_TASKS", "HET_SIZE"))
+        )
         below = _below_wrappers(proc, children)
         inner = find_workers(below, table) if is_launcher(below.pid) or is_shell(below.pid) else {}
-        found |= inner or {int(number): below}
-    return found if len(steps) == 1 and steps.pop()[2] == "1" else {}
+        own = inner or {_number(its.get("SLURM_PROCID", "")): below}
+        ranks += len(own)
+        found |= own
+    whole = len(steps) == 1 and next(iter(steps))[2:] == (str(tasks), None)
+    return found if whole and len(found) == ranks else {}
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 _FORK_SERVER = "from multiprocessing.forkserver import main"
@@ -336,7 +342,7 @@ _LAUNCHERS = frozenset(
         "mpiexec.hydra",
         "orterun",
         "prterun",
-        "srun",
+        SRUN,
         "horovodrun",
         "colossalai",
         "composer",
