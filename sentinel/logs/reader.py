@@ -274,7 +274,7 @@ class RankLog:
         Where several print, one such step may be that of a rank that is ahead: then it has to be of the same rank."""
         behind = anew[bisect_right(anew, line_start) :]
         writers = self._timing.writers
-        if len(behind) != 1 or not (writers.expected > 1 or writers.told):
+        if len(behind) != 1 or not writers.several:
             return bool(behind)
         own = writers.number(line)
         return own is not None and own == writers.number(text[behind[0] : behind[0] + LINE_LIMIT_BYTES])

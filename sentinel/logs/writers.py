@@ -26,6 +26,8 @@ MAX_EXPECTED = 64  # unmarked: of one machine, and each line is compared with tw
 SURE_PAIRS = 2
 # Who leads may print no more while the others go on: after so many lines for each of all they count anew.
 REBASE_LINES = 4
+# Several processes that print have, within so many lines, told a step twice or one that was past.
+ALONE_LINES = 16
 
 
 def apart(text: bytes) -> bytes:
@@ -51,6 +53,10 @@ class Writers:
         self._recent: deque[int] = deque()  # steps that unmarked lines told
         self._newest: int | None = None  # of them
         self._pairs = 0  # lines in a row of one step: one process alone prints none
+        self._lines, self._fell = (
+            0,
+            False,
+        )  # unmarked lines that named a step; was one not later than the one before?
         self._left_out = 0  # of unmarked lines, in a row
 
     def marked(self, text: bytes, literal: str) -> bool:
@@ -67,6 +73,11 @@ class Writers:
         number = int(mark.group(2) or mark.group(3))
         return number if number < MAX_WRITERS else None
 
+    @property
+    def several(self) -> bool:
+        """May more than one process print iterations here? Often the first one does alone."""
+        return bool(self.told) or (self.expected > 1 and (self._fell or self._lines < ALONE_LINES))
+
     def counts(self, number: int | None, step: int | None) -> bool:
         """Is it an iteration that no other rank has told?"""
         return self._is_new(step) if number is None else self._leads(number)
@@ -82,10 +93,14 @@ class Writers:
         return True
 
     def _is_new(self, step: int | None) -> bool:
-        if step is None or self.expected < 2:
+        if step is None:
             return True
-        self._pairs += step == self._newest
-        self._newest = step
+        before, self._newest = self._newest, step
+        self._lines += 1
+        self._fell = self._fell or (before is not None and step <= before)
+        if self.expected < 2:
+            return True
+        self._pairs += step == before
         recent = self._recent
         known = sorted(set(recent))
         stride = min((b - a for a, b in pairwise(known)), default=1)

@@ -286,14 +286,16 @@ def test_a_match_tells_after_which_iteration_it_came_and_cri_stamps_go_before_th
     assert batch.matches[0].stamp_wall_s == pytest.approx(1744587673)
 
 
-def told_by(path: Path, *reads: str) -> list[LogMatch]:
-    """What is told when the last of these is read, each by one look at the log."""
+def told_by(path: Path, *reads: str, writers: int = 1) -> list[LogMatch]:
+    """What is told when the last of these is read, each by one look at the log. `writers`: so many ranks are seen after
+    the first look."""
     log = RankLog(path, load_ruleset())
     found: list[LogMatch] = []
     with path.open("a", buffering=1) as file:
         for text in reads:
             file.write(text)
             found = log.poll(NOW).matches
+            log.expect(writers)
     log.close()
     return found
 
@@ -317,6 +319,25 @@ def test_of_a_pause_it_is_told_whether_new_steps_follow_that_came_with_it(
 ) -> None:
     found = told_by(tmp_path / "log", ITER.format(18), ITER.format(19), together)
     assert (found[-1].failure, found[-1].outrun) == ("activity:saving", outrun)
+
+
+@pytest.mark.parametrize(
+    ("before", "outrun"),
+    [
+        ("".join(ITER.format(step) for step in range(1, 20)), True),  # the first of two ranks prints alone
+        ("".join(ITER.format(step) for step in range(1, 10)), False),
+        ("".join(2 * ITER.format(step) for step in range(1, 20)), False),
+        (
+            2 * "".join(ITER.format(step) for step in range(1, 20)),
+            False,
+        ),  # each writes when its buffer is full
+    ],
+)
+def test_among_unmarked_lines_of_several_ranks_one_new_step_behind_a_pause_counts_where_one_prints_alone(
+    before: str, outrun: bool, tmp_path: Path
+) -> None:
+    (found,) = told_by(tmp_path / "log", before, SAVES + ITER.format(20), writers=2)
+    assert found.outrun == outrun
 
 
 @pytest.mark.parametrize(("printed", "outrun"), [([1], False), ([1, 1], True), ([0], True)])
