@@ -49,7 +49,7 @@ from sentinel.core.triage_words import worded
 
 __all__ = ["AGREED", "FailureClass", "triage"]
 
-SIGABRT, SIGKILL = 6, 9
+SIGKILL = 9
 # Lines and exits this close belong to one event: a poll of the log, the teardown of a rank.
 MOMENT_S = 2.0
 # An exception this soon after a message that others are gone is about that.
@@ -167,15 +167,12 @@ def _earliest_root(case: Case) -> Why | None:
             why = Why(cls=case.failures["host-oom"], rank=exit_.rank, clause=clause)
             return why if named is None else of_worker(why, case.worker_of_pid(named))
     rows = [row for row in _roots(case) if not _torn_down(row, case) and not _told_to_end(row, case)]
-    at_its_end = {row.match.rank for row in rows if aborted_at_its_end(row, case)}
-    rows = [row for row in rows if not aborted_at_its_end(row, case)]
     deaths = [
         (_told_s(e), e.rank, cls)
         for e in case.lost
         if (cls := class_of_death(e, case.failures)) is not None
         and not _tidied(e, case)
         and (cls.id != "interrupted" or e is case.lost[0])  # else it is a launcher's teardown
-        and not (e.rank in at_its_end and _aborted(e))
     ]
     deaths.sort(key=lambda death: death[0])
     killed = {rank for _, rank, cls in deaths if cls.id == "killed"}
@@ -276,10 +273,6 @@ def _named_by_oom(exit_: RankExit, case: Case) -> int | None:
     return next((pid for pid in named if case.worker_of_pid(pid) is not None or _sigkilled(exit_)), None)
 
 
-def _aborted(exit_: RankExit) -> bool:
-    return SIGABRT in (exit_.signal, (exit_.code or 0) - SIGNAL_OFFSET)
-
-
 def _sigkilled(exit_: RankExit) -> bool:
     return exit_.unknown or exit_.signal == SIGKILL or exit_.code == SIGNAL_OFFSET + SIGKILL
 
@@ -292,7 +285,8 @@ def _roots(case: Case) -> list[Row]:
     rows = [
         row
         for row in case.rows
-        if (row.match.rank, row.match.line) not in past or row.cls.role not in ("root", "generic")
+        if ((row.match.rank, row.match.line) not in past or row.cls.role not in ("root", "generic"))
+        and not aborted_at_its_end(row, case)
     ]
     for row in rows:
         told.setdefault(row.match.rank, []).append(row)

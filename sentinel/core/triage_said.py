@@ -55,7 +55,8 @@ def outlived(row: Row, case: Case) -> bool:
     if exit_ is None:
         return bool(case.lost) and not _all_waited(case)
     if exit_.signal is not None or SIGNAL_OFFSET < (exit_.code or 0) < SIGNAL_OFFSET + 32:
-        return not _ABORTS.search(row.match.line)
+        at_its_end = any(other.match.rank == rank and aborted_at_its_end(other, case) for other in case.rows)
+        return not at_its_end and not _ABORTS.search(row.match.line)
     later = [other for other in _after(row, case) if other.match.rank == rank]
     children = {other.match.line for other in later if other.cls.id in _OF_A_CHILD}
     return any(
@@ -70,13 +71,13 @@ def outlived(row: Row, case: Case) -> bool:
 
 
 def aborted_at_its_end(row: Row, case: Case) -> bool:
-    """What libstdc++ says of a program that ends while threads of it still run, as those of gloo may where another rank
-    was lost: that the same process had told before."""
+    """What libstdc++ says of a program that ends while threads of it still run, as those of gloo may: the same process
+    had told before why it ends, of an exception or of another rank that was lost."""
     if "terminate called without an active exception" not in row.match.line:
         return False
     number, several = process_of(row.match.line), launches(row.match.rank, case)
     return any(
-        _tells_of_others(other)
+        (_tells_of_others(other) or other.cls.role == "generic" or other.cls.id in CAUGHT)
         and other.match.rank == row.match.rank
         and (not several or (number is not None and number == process_of(other.match.line)))
         for other in takewhile(lambda other: other is not row, case.rows)
