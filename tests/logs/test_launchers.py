@@ -465,6 +465,7 @@ def test_a_rank_that_aborts_at_its_end_after_it_raised_failed_by_what_it_raised(
     text = f"[rank1]: Traceback (most recent call last):\n[rank1]: {raised}\n{ABORTS}"
     v = of([*told(text, shipped, tmp_path, rank=1), *lost], size=2, ended=(1, 0), codes={1: 134})
     assert (v.failure, v.rank) == (failure, 1), v
-    text = f"1: [rank1]: Traceback (most recent call last):\n1: [rank1]: {raised}\n0: {LOST_IT}1: {ABORTS}srun: error: vm: task 1: Aborted\n"
+    text = f"1: [rank1]: Traceback (most recent call last):\n1: [rank1]: {raised}\n"
+    text += f"0: {LOST_IT}1: {ABORTS}srun: error: vm: task 1: Aborted\n"
     v = of(told(text, shipped, tmp_path), codes={0: 134})
     assert (v.failure, v.worker) == (failure, 1), v
