@@ -84,11 +84,6 @@ def process_of(line: str) -> int | None:
     return int(label[1]) if label else number
 
 
-def launches(rank: int, case: Case) -> bool:
-    """Has this rank started others, which print into its log?"""
-    return report_of(rank, case) is not None or len(_below(rank, case)) > 1
-
-
 def inner_rank(line: str) -> int | None:
     """The number, among the processes of a launcher, of the one that a line is about."""
     found = _INNER.search(line)
@@ -236,8 +231,8 @@ def named_inner(why: Why, row: Row, case: Case) -> Why:
     if number is None:
         number = _raised(row, case)
     # A rank that nobody else has started says `[rank3]: ` too.
-    own = row.match.line.startswith(("[rank", "[default")) and not launches(row.match.rank, case)
-    if number is None or own:
+    launches = report_of(row.match.rank, case) is not None or len(_below(row.match.rank, case)) > 1
+    if number is None or (row.match.line.startswith(("[rank", "[default")) and not launches):
         return why
     return of_worker(why, number)
 

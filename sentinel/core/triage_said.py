@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from sentinel.core.reports import SIGNAL_OFFSET
 from sentinel.core.triage_case import REPORT, Case
-from sentinel.core.triage_launcher import inner_rank, launches, process_of
+from sentinel.core.triage_launcher import process_of
 from sentinel.core.triage_rows import Row
 
 UNREACHABLE, PORT, LOCKED, OOM = "unreachable", "port-in-use", "locked-memory", "host-oom"
@@ -72,20 +72,20 @@ def outlived(row: Row, case: Case) -> bool:
 
 def aborted_at_its_end(row: Row, case: Case) -> bool:
     """What libstdc++ says of a program that ends while threads of it still run, as those of gloo may: the same process
-    had told before why it ends, of an exception or of another rank that was lost."""
+    had told before why it ends, of an exception or of another rank that was lost. Where a launcher's ranks write into
+    one file without a mark, who dies first has said so before others can complain of it."""
     if "terminate called without an active exception" not in row.match.line:
         return False
-    number, several = process_of(row.match.line), launches(row.match.rank, case)
     return any(
         (_tells_of_others(other) or other.cls.role == "generic" or other.cls.id in CAUGHT)
         and other.match.rank == row.match.rank
-        and (not several or (number is not None and number == process_of(other.match.line)))
+        and _one_process(other.match.line, row.match.line)
         for other in takewhile(lambda other: other is not row, case.rows)
     )
 
 
 def _one_process(one: str, other: str) -> bool:
-    numbers = {number for line in (one, other) if (number := inner_rank(line)) is not None}
+    numbers = {number for line in (one, other) if (number := process_of(line)) is not None}
     return len(numbers) < 2
 
 

@@ -388,6 +388,33 @@ def test_a_job_whose_iterations_cannot_be_read_is_restarted_where_its_owner_name
     assert incident.verdict.sentence.startswith("The job has told of no progress for ")
 
 
+def test_that_no_iterations_are_seen_in_what_a_job_prints_is_said_everywhere_until_one_is(box: Box) -> None:
+    box.settings(listen="127.0.0.1:0")
+    os.mkfifo(box.work / "lines")
+    job = box.run("cat", "lines")
+    with (box.work / "lines").open("w") as lines:
+        blind = "no iterations are seen in its output"
+
+        def told() -> bool:
+            print("all is well with the training", file=lines, flush=True)
+            return blind in job.err
+
+        until(told, lambda: job.err, 300.0, every_s=0.5)
+        url = re.findall(r"status and metrics on (\S+)", job.err)[0]
+
+        def shown() -> list[int]:
+            """How often on the page and in `status`: as an event, and as a note as long as it is so."""
+            with urllib.request.urlopen(f"{url}/", timeout=60) as answer:
+                page = answer.read().decode()
+            return [page.count(blind), box.sentinel("status", "job").stdout.count(blind)]
+
+        until(lambda: shown() == [2, 2], lambda: str(shown()), every_s=0.5)
+        print("iter 1: loss 2.3100, time 14.42ms", file=lines, flush=True)
+        until(lambda: shown() == [1, 1], lambda: str(shown()), every_s=0.5)
+    assert job.code() == 0
+    assert job.err.count(blind) == 1
+
+
 NAMED = r"""
 [ -e again ] && exit 0
 touch again; mkfifo never

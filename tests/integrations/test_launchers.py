@@ -72,10 +72,32 @@ def test_of_two_launchers_the_one_whose_rank_exits_is_the_cause_of_each_end_unti
     box.empty()
 
 
+# Of one world: launcher N starts ranks 2N and 2N + 1.
+TOGETHER = f"""
+export OMP_NUM_THREADS=1
+exec {PYTHON} -m torch.distributed.run --nnodes 2 --node_rank $RANK --master_addr 127.0.0.1 \\
+    --master_port $MASTER_PORT --nproc_per_node 2 -r 2 -t 2 \\
+    {PROGRAMS / "ranks.py"} --save-every 5 --at 22 --fault stop --rank 3
+"""
+
+
+def test_two_launchers_of_two_ranks_each_are_four_ranks_of_which_the_one_that_hangs_is_named(
+    box: Box,
+) -> None:
+    policy = box.policy(resume=RESUME, hang={"after": f"{HANG_S}s"})
+    job = box.run("sh", "-ec", TOGETHER, policy=policy, options=("--nproc", "2"))
+    assert job.code(900.0) == 0, box.story()
+    (incident,) = box.incidents()
+    v = incident.verdict
+    assert (v.failure, v.rank, v.worker) == ("hang", 1, 3), box.story()
+    box.empty()
+
+
 BOTH = str(Path(__file__).parent / "programs/both.py")
 STEPS = 200
-# Each puts a mark before every line, which says whose it is.
-MARKED = {
+# Two of them put a mark before every line, which says whose it is.
+PRINTED = {
+    "unmarked": (TORCHRUN, ""),
     "torchrun": (TORCHRUN.replace("-r 2 -t 2", "-r 1 -t 1"), r"\[default{rank}\]:"),
     "mpirun": (LAUNCHERS["mpirun"].replace("mpirun", "mpirun --tag-output", 1), r"\[1,{rank}\]<stdout>: ?"),
 }
@@ -85,12 +107,17 @@ def logged(box: Box, pattern: str) -> bool:
     return re.search(pattern, box.log()) is not None
 
 
-@pytest.mark.parametrize("times", ["timed", "untimed"])
-@pytest.mark.parametrize("launcher", MARKED)
+@pytest.mark.parametrize(
+    ("launcher", "times"),
+    [
+        ("unmarked", "timed"),
+        *((launcher, times) for launcher in ("torchrun", "mpirun") for times in ("timed", "untimed")),
+    ],
+)
 def test_iterations_that_every_rank_prints_into_one_log_count_once_each_to_its_rank(
     box: Box, launcher: str, times: str
 ) -> None:
-    command, mark = MARKED[launcher]
+    command, mark = PRINTED[launcher]
     port = free_ports(1)
     box.env["OMP_NUM_THREADS"] = "1"
     os.mkfifo(box.work / "end")
@@ -112,6 +139,8 @@ def test_iterations_that_every_rank_prints_into_one_log_count_once_each_to_its_r
     os.close(os.open(box.work / "end", os.O_WRONLY))
     assert job.code() == 0, box.story()
     assert box.incidents() == []
+    if launcher == "unmarked":
+        return
     replayed = box.sentinel("replay", "-o", "json", str(box.state / "jobs/job/logs/1/rank-0.log"))
     told = {
         one["rank"]: (one["iterations"], one["last_step"]) for one in json.loads(replayed.stdout)["ranks"]

@@ -94,15 +94,21 @@ def test_iterations_are_printed_by_those_who_are_to(box: Box, times: str, printe
         assert record.last_step == 39
 
 
-def test_the_example_saves_when_it_is_stopped_and_comes_to_the_same_weights(box: Box, repo: Path) -> None:
+def test_the_example_with_the_policy_of_the_readme_is_left_alone_saves_and_comes_to_the_same_weights(
+    box: Box, repo: Path
+) -> None:
     def example(folder: str, *options: str) -> tuple[str, ...]:
         program = str(repo / "examples/train_torch.py")
         return (TORCH_PYTHON, program, "--checkpoints", folder, "--checkpoint-every", "1000", *options)
 
-    checkpoint = {"timeout": "60s", "proof": {"logPattern": r"saved checkpoint step (\d+)"}}
-    policy = box.policy(resume={"maxResumes": 3, "gracefulStop": "1s", "checkpoint": checkpoint})
+    (shown,) = re.findall(r"```yaml\n(.*?)```", (repo / "README.md").read_text(), re.S)
+    policy = str(box.folder / "readme.yaml")
+    Path(policy).write_text(shown)
     job = box.run(*example("stopped", "--steps", "100000"), policy=policy, options=TWO)
-    box.stepping(lines=20)
+    box.stepping(
+        lines=100
+    )  # several times as many as the policy judges: nearly all of a step is computed, as always
+    assert box.incidents() == [], box.story()
     job.send(signal.SIGTERM)
     assert job.code(SLOW_S) == 75, box.story()
     incident = box.phase("Ended")
@@ -128,6 +134,8 @@ had = set(sys.modules)
 from sentinel.integrations import SaveOnSignal
 foreign = {name.split(".")[0] for name in set(sys.modules) - had} - set(sys.stdlib_module_names)
 assert foreign == {"sentinel"}, foreign
+ours = {name for name in sys.modules if name.startswith("sentinel")} - {"sentinel"}
+assert all(name.startswith("sentinel.integrations") for name in ours), ours
 saver = SaveOnSignal()
 for step, batch in enumerate(saver.batches("abcd"), 1):
     if step == 2:

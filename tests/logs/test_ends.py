@@ -65,6 +65,26 @@ def test_what_is_said_of_an_end_is_true(end: dict[str, Any], shipped: RuleSet, t
         assert "orrect the program" not in v.advice
 
 
+@pytest.mark.parametrize(
+    "raised",
+    [
+        "NameError: name 'optimiser' is not defined",
+        "UnboundLocalError: cannot access local variable 'loss' where it is not associated with a value",
+        "AttributeError: 'Linear' object has no attribute 'wieght'",
+        "TypeError: train() missing 1 required positional argument: 'loader'",
+        "AssertionError: the vocabulary is smaller than its tokens",
+        "AssertionError",
+        "NotImplementedError",
+    ],
+)
+def test_what_can_only_fail_again_is_not_started_again(raised: str, shipped: RuleSet, tmp_path: Path) -> None:
+    for mark in ("", "[rank0]: ", "[default0]:[rank0]: "):
+        text = f"{mark}Traceback (most recent call last):\n{mark}{raised}\n"
+        v = verdict(said(shipped, tmp_path / "log", text))
+        assert (v.cause, v.restart) == ("user code", "no"), v
+        assert "orrect the program" in v.advice
+
+
 def test_a_host_that_a_program_could_not_reach_and_did_without_does_not_explain_a_later_end(
     shipped: RuleSet, tmp_path: Path
 ) -> None:

@@ -413,7 +413,7 @@ def test_a_task_that_aborts_at_its_end_after_another_was_lost_is_not_the_cause(
     for crashed in (
         f"0: {ABORTS}{ends[0]}",
         f"1: {ABORTS}0: {LOST_IT}{ends[0]}",
-        f"{LOST_IT}{ABORTS}{ends[0]}",
+        f"0: {LOST_IT}1: {ABORTS}{ends[0]}",
     ):
         assert of(told(crashed, shipped, tmp_path), codes={0: 134}).failure == "segfault", crashed
 
@@ -429,14 +429,16 @@ def test_what_srun_says_of_a_task_that_did_not_exit_by_itself_counts_also_where_
         assert of(told(text, shipped, tmp_path)).failure == wanted, text
 
 
-def test_of_several_processes_in_one_log_it_has_to_be_known_which_of_them_aborts(
+def test_below_a_launcher_whose_ranks_write_unmarked_who_aborts_before_any_complains_is_the_cause(
     shipped: RuleSet, tmp_path: Path
 ) -> None:
-    workers = {1300: (0, 0), 1301: (0, 1)}
-    v = of(told(f"{LOST_IT}{ABORTS}", shipped, tmp_path), workers=workers)
+    workers = {1299: (0, 0), 1300: (0, 1)}
+    v = of(told(EXIT_3.replace("W1125", f"{ABORTS}W1125"), shipped, tmp_path), workers=workers)
+    assert (v.failure, v.worker) == ("rank-exit", 1), v
+    v = of(told(f"{ABORTS}{LOST_IT}", shipped, tmp_path), workers=workers)
     assert v.failure == "segfault", v
-    v = of(told(f"[default0]:{LOST_IT}[default0]:{ABORTS}", shipped, tmp_path), workers=workers)
-    assert v.failure != "segfault", v
+    v = of(told(f"[default0]:{LOST_IT}[default1]:{ABORTS}", shipped, tmp_path), workers=workers)
+    assert v.failure == "segfault", v
 
 
 def test_a_rank_that_aborts_at_its_end_after_another_was_lost_is_not_the_cause(
