@@ -1,5 +1,6 @@
 """Hangs of four kinds: a rank that sleeps, spins, is stopped, or is stuck in the kernel."""
 
+import itertools
 import os
 import re
 import signal
@@ -388,7 +389,9 @@ def test_a_job_whose_iterations_cannot_be_read_is_restarted_where_its_owner_name
     assert incident.verdict.sentence.startswith("The job has told of no progress for ")
 
 
-def test_that_no_iterations_are_seen_in_what_a_job_prints_is_said_everywhere_until_one_is(box: Box) -> None:
+def test_of_a_job_it_is_said_that_no_iterations_are_seen_and_later_what_it_does_that_makes_none(
+    box: Box,
+) -> None:
     box.settings(listen="127.0.0.1:0")
     os.mkfifo(box.work / "lines")
     job = box.run("cat", "lines")
@@ -402,15 +405,22 @@ def test_that_no_iterations_are_seen_in_what_a_job_prints_is_said_everywhere_unt
         until(told, lambda: job.err, 300.0, every_s=0.5)
         url = re.findall(r"status and metrics on (\S+)", job.err)[0]
 
-        def shown() -> list[int]:
-            """How often on the page and in `status`: as an event, and as a note as long as it is so."""
+        def shown(text: str) -> list[int]:
+            """How often on the page and in `status`."""
             with urllib.request.urlopen(f"{url}/", timeout=60) as answer:
                 page = answer.read().decode()
-            return [page.count(blind), box.sentinel("status", "job").stdout.count(blind)]
+            return [page.count(text), box.sentinel("status", "job").stdout.count(text)]
 
-        until(lambda: shown() == [2, 2], lambda: str(shown()), every_s=0.5)
+        until(lambda: shown(blind) == [2, 2], lambda: str(shown(blind)), every_s=1.0)  # an event, and a note
         print("iter 1: loss 2.3100, time 14.42ms", file=lines, flush=True)
-        until(lambda: shown() == [1, 1], lambda: str(shown()), every_s=0.5)
+        until(lambda: shown(blind) == [1, 1], lambda: str(shown(blind)), every_s=1.0)
+        batches = itertools.count(1)
+
+        def evaluates() -> bool:
+            print(f"Evaluating: {next(batches)}/5000", file=lines, flush=True)
+            return shown("ago: Evaluating: ") == [1, 1]
+
+        until(evaluates, lambda: box.sentinel("status", "job").stdout, every_s=2.0)
     assert job.code() == 0
     assert job.err.count(blind) == 1
 

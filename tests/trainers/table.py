@@ -46,6 +46,7 @@ FAULTS = {
     "exit": Fault("a rank exits with 1, no word", "exit"),
     "raise": Fault("a rank raises RuntimeError", "raise"),
     "launcher": Fault("the launcher gets SIGKILL", ""),
+    "lock-default": Fault("a rank waits in a lock, without a policy", "lock", policy=False),
 }
 # Before the program. `{python}`: the one that has torch. `{bin}`: its folder. `{port}`: one that is free.
 LAUNCHERS = {
@@ -84,6 +85,7 @@ USUAL = {
     "exit": Cell("rank-exit", "unknown", 1),
     "raise": Cell("exception", "unknown", 1),
     "launcher": Cell("killed", "node", None),
+    "lock-default": Cell("hang", "unknown", 1),
 }
 # Where a launcher tells less, or something else.
 OTHERWISE = {

@@ -2,7 +2,7 @@
 
 One rank breaks at one step, once: where the file `broken` is there, it has been. What breaks it is an argument:
 
-    kill | stop | loop | segv | memory GROUP | exit | raise
+    kill | stop | loop | lock | segv | memory GROUP | exit | raise
 
 `memory` fills a control group of little memory that the rank has joined before. The ranks are started by a launcher, or
 by this program with `--spawn`.
@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from datetime import timedelta
 
@@ -45,6 +46,10 @@ def break_down(fault):
         os.kill(os.getpid(), signal.SIGSTOP)
     elif what == "loop":
         loops()
+    elif what == "lock":
+        lock = threading.Lock()
+        with lock:
+            lock.acquire()
     elif what == "segv":
         ctypes.string_at(0)
     elif what == "memory":
