@@ -25,7 +25,7 @@ hand.
 """
 LAUNCHERS = """\
 Two ranks of a small training (DistributedDataParallel over gloo, on the CPU) are started by each launcher, and one of
-them is broken in the middle. It saves each 5 steps, the policy says `resume` and `hang.after: 10s`; one row has no
+them is broken in the middle. It saves each 5 steps, the policy says `resume` and `hang.after: 10s`; two rows have no
 policy. Each cell: what the verdict says, which rank it names by its number in the job, and the seconds from the fault
 until the job iterated again from its checkpoint. Those of a hang hold the 10 s (30 s with Lightning, whose end takes
 longer on a busy machine). An empty cell was not run.
