@@ -139,7 +139,8 @@ class HangWatch:
         iteration, nor that it loads or compiles."""
         if self.started_s is None or self.timed_before or self.excused(now):
             return False
-        return self.prints or now.mono_s - self.started_s >= self.policy.start_timeout_s
+        silent_s = now.mono_s - max(self.started_s, self.sign_s)
+        return self.prints or (self._readable() and silent_s >= self.policy.start_timeout_s)
 
     def _alive(self) -> list[int]:
         return [rank for rank in range(self.size) if rank not in self.exited]

@@ -144,11 +144,17 @@ def _decide_in_incident(picture: JobPicture, incident: Incident, now: Now) -> De
         event = Fault(verdict, picture.timing.last_step)
         return _feed(incident, "RankLost", verdict.sentence, event)
     # Ranks that end while they save are judged by the save, ranks that end while they start by the start.
-    if running and picture.finished and recovery.accepts(incident, JobFinished()):
-        return _feed(incident, "JobFinished", "All ranks ended with exit code 0.", JobFinished())
     waits: Decision = Nothing("InProgress", f"The recovery is in phase {incident.phase.value}.")
     if incident.phase == Phase.VERIFYING:
         waits = _verify(picture, incident, now)
+    # One that was through before anybody could see its iterations move has told from where it went on.
+    if (
+        running
+        and picture.finished
+        and not isinstance(waits, Feed)
+        and recovery.accepts(incident, JobFinished())
+    ):
+        return _feed(incident, "JobFinished", "All ranks ended with exit code 0.", JobFinished())
     late = incident.deadline_mono_s is not None and now.mono_s >= incident.deadline_mono_s
     if late and isinstance(waits, Nothing):
         return _feed(incident, "DeadlinePassed", "The phase took too long.", DeadlinePassed())

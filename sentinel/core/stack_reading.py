@@ -66,6 +66,7 @@ class Stack(Struct, frozen=True):
     frames: tuple[str, ...] = ()
     others: tuple[str, ...] = ()  # of its other threads
     talks: bool = False  # one of those does network requests, or runs a program
+    asks: bool = False  # it does so itself
     runs: bool = False  # it runs Python at this moment
     pause: str = ""  # the frame of an evaluation, a save or a preparation of data in which it is
 
@@ -126,6 +127,7 @@ def read(text: str) -> Stack | None:
         tuple(frame[0].strip() for frame in frames),
         tuple(frame[0].strip() for frame in others),
         any(_TALKS.search(frame["file"]) for frame in others),
+        any(_TALKS.search(frame["file"]) for frame in frames),
         state.endswith(_RUNS_PYTHON),
         _pause(frames),
     )

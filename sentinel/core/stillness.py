@@ -54,7 +54,7 @@ class Looks:
     ) -> None:
         """What a look has brought. `since_s`: the silence began; `ranks`: so many must be seen, without `going`, those
         that still make iterations. `named`: its owner says how long a silence is a hang, so who uses no CPU time stands
-        still, whatever it waits for."""
+        still, unless it asks another host or a program of its own."""
         found = [one for text in texts if (one := _read(text)) is not None and one.head.number not in going]
         seen = {one.head.number: one for one in found if one.head.pid}
         if len(found) > len({one.head.number for one in found}):
@@ -120,11 +120,12 @@ def _at_work(old: Seen, new: Seen, span_s: float, named: bool) -> str:
     rests = used.sleeps - was.sleeps <= SLEEPS_PER_S * span_s
     waits = old.stack is not None and new.stack is not None and new.stack.waits
     if used.main_cpu_s - was.main_cpu_s <= BUSY * span_s:
-        sleeps = rests and used.cpu_s - was.cpu_s <= BUSY * span_s
-        if (waits and rests) or (named and sleeps):
+        if waits and rests:
             return ""
-        locked = sleeps and "futex" in new.head.channel
-        if locked and _others_rest(old, new, SLEEPS_PER_S * span_s):
+        idle = named and old.stack is not None and new.stack is not None and not new.stack.asks
+        locked = "futex" in new.head.channel
+        sleeps = rests and used.cpu_s - was.cpu_s <= BUSY * span_s
+        if (locked or idle) and sleeps and _others_rest(old, new, SLEEPS_PER_S * span_s):
             return ""
         return f"may wait for something outside the job{_place(old, new)}"
     if not waits:

@@ -53,10 +53,15 @@ def without_those_that_srun_ended(rows: Iterable[Row]) -> tuple[Row, ...]:
     one that was killed for memory Slurm's daemon says more."""
     told = list(rows)
     for_memory = {row.match.rank for row in told if row.cls.id == "host-oom"}
+    # Where a task is a launcher itself, the numbers of its ranks are not those of tasks.
+    launchers = {
+        row.match.rank for row in told if row.cls.id == REPORT and not row.match.line.startswith(_SRUN)
+    }
     lost_another = {
-        (row.match.rank, _number_that_complains(row.match.line))
+        (row.match.rank, process_of(row.match.line))
         for row in told
         if row.cls.role in ("symptom", "cascade") and row.cls.id != REPORT
+        if row.match.rank not in launchers or _TASK.match(row.match.line)
     }
     ending: set[int] = set()
     kept, follows, by_itself = [], [], set()
@@ -78,10 +83,10 @@ def without_those_that_srun_ended(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 
 def process_of(line: str) -> int | None:
-    """The number of the process whose line it is or that it is about, also where `srun --label` tells it."""
-    number = inner_rank(line)
-    label = _TASK.match(line) if number is None else None
-    return int(label[1]) if label else number
+    """The number of the process whose line it is or that it is about. What `srun --label` puts before it goes first:
+    not every line has another."""
+    label = _TASK.match(line)
+    return int(label[1]) if label else inner_rank(line)
 
 
 def inner_rank(line: str) -> int | None:

@@ -24,6 +24,8 @@ _ABORTS = re.compile(
     r"\bCould not load library |\bstd::bad_alloc\b|\bDefaultCPUAllocator\b"
 )  # words before abort()
 
+ENDS_S = 10.0  # that a program takes at most from what it raises to its end
+
 _HOST = re.compile(
     r"\bhost='([\w.-]+)', port=(\d+)|\bconnect to host ([\w.-]+):(\d+)|\bConnection to ([\w.-]+) timed out"
     r"|\b[Ff]ailed to resolve '([\w.-]+)'|\bhttps?://([\w.-]+)(?::(\d+))?"
@@ -55,8 +57,8 @@ def outlived(row: Row, case: Case) -> bool:
     if exit_ is None:
         return bool(case.lost) and not _all_waited(case)
     if exit_.signal is not None or SIGNAL_OFFSET < (exit_.code or 0) < SIGNAL_OFFSET + 32:
-        at_its_end = any(other.match.rank == rank and aborted_at_its_end(other, case) for other in case.rows)
-        return not at_its_end and not _ABORTS.search(row.match.line)
+        ends_so = any(_ends_so(other, row) for other in _after(row, case))
+        return not ends_so and not _ABORTS.search(row.match.line)
     later = [other for other in _after(row, case) if other.match.rank == rank]
     children = {other.match.line for other in later if other.cls.id in _OF_A_CHILD}
     return any(
@@ -74,13 +76,18 @@ def aborted_at_its_end(row: Row, case: Case) -> bool:
     """What libstdc++ says of a program that ends while threads of it still run, as those of gloo may: the same process
     had told before why it ends, of an exception or of another rank that was lost. Where a launcher's ranks write into
     one file without a mark, who dies first has said so before others can complain of it."""
-    if "terminate called without an active exception" not in row.match.line:
-        return False
-    return any(
-        (_tells_of_others(other) or other.cls.role == "generic" or other.cls.id in CAUGHT)
-        and other.match.rank == row.match.rank
-        and _one_process(other.match.line, row.match.line)
-        for other in takewhile(lambda other: other is not row, case.rows)
+    before = takewhile(lambda other: other is not row, case.rows)
+    explains = (o for o in before if _tells_of_others(o) or o.cls.role == "generic" or o.cls.id in CAUGHT)
+    return any(_ends_so(row, other) for other in explains)
+
+
+def _ends_so(aborts: Row, why: Row) -> bool:
+    """Is it that word, of a process that has told just before why it ends?"""
+    return (
+        "terminate called without an active exception" in aborts.match.line
+        and aborts.match.rank == why.match.rank
+        and aborts.match.at_s - why.match.at_s <= ENDS_S
+        and _one_process(aborts.match.line, why.match.line)
     )
 
 

@@ -26,8 +26,9 @@ MAX_EXPECTED = 64  # unmarked: of one machine, and each line is compared with tw
 SURE_PAIRS = 2
 # Who leads may print no more while the others go on: after so many lines for each of all they count anew.
 REBASE_LINES = 4
-# Several processes that print have, within so many lines, told a step twice or one that was past.
-ALONE_LINES = 16
+# Several processes that print have, within so many lines, told a step twice or one that was past. Those that write when
+# a buffer is full (8 KiB) do so within more.
+ALONE_LINES, BUFFER_LINES = 16, 512
 
 
 def apart(text: bytes) -> bytes:
@@ -53,10 +54,9 @@ class Writers:
         self._recent: deque[int] = deque()  # steps that unmarked lines told
         self._newest: int | None = None  # of them
         self._pairs = 0  # lines in a row of one step: one process alone prints none
-        self._lines, self._fell = (
-            0,
-            False,
-        )  # unmarked lines that named a step; was one not later than the one before?
+        self._lines = (
+            0  # unmarked ones, each of a later step than the one before; less than 0 after one that was not
+        )
         self._left_out = 0  # of unmarked lines, in a row
 
     def marked(self, text: bytes, literal: str) -> bool:
@@ -76,7 +76,7 @@ class Writers:
     @property
     def several(self) -> bool:
         """May more than one process print iterations here? Often the first one does alone."""
-        return bool(self.told) or (self.expected > 1 and (self._fell or self._lines < ALONE_LINES))
+        return bool(self.told) or (self.expected > 1 and self._lines < ALONE_LINES)
 
     def counts(self, number: int | None, step: int | None) -> bool:
         """Is it an iteration that no other rank has told?"""
@@ -96,8 +96,7 @@ class Writers:
         if step is None:
             return True
         before, self._newest = self._newest, step
-        self._lines += 1
-        self._fell = self._fell or (before is not None and step <= before)
+        self._lines = self._lines + 1 if before is None or step > before else ALONE_LINES - BUFFER_LINES
         if self.expected < 2:
             return True
         self._pairs += step == before

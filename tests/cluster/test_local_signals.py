@@ -71,7 +71,8 @@ OF_SLURM = f"""
                     name.write('slurmstepd')
                 if os.fork():
                     os.wait()
-                slurm = dict(SLURM_JOB_ID='7', SLURM_STEP_ID='0', SLURM_STEP_NUM_TASKS='{{tasks}}')
+                    os._exit(0)
+                slurm = dict(SLURM_JOB_ID='7', SLURM_STEP_ID='0', SLURM_STEP_NUM_NODES='{{nodes}}')
                 slurm |= dict(SLURM_PROCID=str(number), SLURM_TASK_PID=str(os.getpid()))
                 words = ['python', '-I', '-S', '-u', '-c', 'import os; os.fork()' + task]
                 os.execve({sys.executable!r}, words, os.environ | slurm)
@@ -438,7 +439,7 @@ async def test_below_srun_whose_tasks_run_elsewhere_the_signal_goes_to_srun_and_
 async def test_the_tasks_that_slurm_started_on_this_machine_are_the_ranks_of_srun(site: Site) -> None:
     # As in a batch script, whose number is in the environment of all that it starts.
     batch = {"SLURM_PROCID": "0", "SLURM_TASK_PID": "1"}
-    (launcher,) = await site.start(srun(site, OF_SLURM.format(tasks=2)), nproc=None, **batch)
+    (launcher,) = await site.start(srun(site, OF_SLURM.format(nodes=1)), nproc=None, **batch)
     await eventually(lambda: site.log().count("ready") == 4)
     found = site.cluster.find_ranks("job", 1)
     assert sorted(found) == [0, 1]
@@ -452,11 +453,13 @@ async def test_the_tasks_that_slurm_started_on_this_machine_are_the_ranks_of_sru
     texts = await site.cluster.stacks("job", 1, [0])
     assert [f"rank {rank}: pid {found[rank].pid}" in text for rank, text in enumerate(texts)] == [True, True]
     assert "(T" in texts[1]
+    os.kill(found[0].pid, signal.SIGKILL)
+    await eventually(lambda: sorted(site.cluster.find_ranks("job", 1)) == [1])
 
 
 @with_site
 async def test_where_tasks_of_srun_run_on_other_machines_too_none_are_looked_at_here(site: Site) -> None:
-    (launcher,) = await site.start(srun(site, OF_SLURM.format(tasks=3)), nproc=None)
+    (launcher,) = await site.start(srun(site, OF_SLURM.format(nodes=2)), nproc=None)
     await eventually(lambda: site.log().count("ready") == 4)
     assert [proc.pid for proc in site.cluster.find_ranks("job", 1).values()] == [launcher.pid]
 
@@ -464,7 +467,7 @@ async def test_where_tasks_of_srun_run_on_other_machines_too_none_are_looked_at_
 @with_site
 async def test_of_two_sruns_in_one_script_it_is_not_known_whose_the_tasks_are(site: Site) -> None:
     queued = srun(site, "import signal; print('queued'); signal.pause()")
-    runs = srun(site, OF_SLURM.format(tasks=2))
+    runs = srun(site, OF_SLURM.format(nodes=1))
     await site.start(("sh", "-c", f"{shlex.join(runs)} & {shlex.join(queued)} & wait"), nproc=None)
     await site.logged("queued")
     await eventually(lambda: site.log().count("ready") == 4)

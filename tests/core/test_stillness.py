@@ -146,13 +146,21 @@ def test_one_rank_that_may_be_at_work_is_enough(rank: Rank, why: str) -> None:
     [
         (stands(1, OWN), ""),
         (stands(1, LOADS, state="S in hrtimer_nanosleep"), ""),
-        (stands(1, ()), ""),
+        # A shell around what runs elsewhere.
+        (stands(1, (), state="S in do_wait"), "rank 1 may wait for something outside the job"),
+        (
+            stands(1, ("wait (subprocess.py:1264)", "main (start.py:4)"), state="S in do_wait"),
+            "rank 1 may wait for something outside",
+        ),
+        (stands(1, OWN, thread="readinto (socket.py:705)"), "rank 1 may wait for something outside the job"),
+        (
+            stands(1, OWN, thread="score (evaluate.py:{look})"),
+            "rank 1 may wait for something outside the job",
+        ),
         (stands(1, OWN, cpu=5.0), "rank 1 may wait for something outside the job"),  # other threads of it
         (stands(1, OWN, main_cpu=5.0, cpu=5.0), "rank 1 may compute"),
-        (
-            stands(1, OWN, sleeps=40),
-            "rank 1 may wait for something outside the job",
-        ),  # it asks again and again
+        # It asks again and again.
+        (stands(1, OWN, sleeps=40), "rank 1 may wait for something outside the job"),
         (stands(1, OWN, helpers=15.0), "rank 1 has helper processes that compute"),
         (stands(1, OWN, io=200 << 20), "rank 1 reads or writes"),
     ],

@@ -395,7 +395,8 @@ def test_of_a_job_it_is_said_that_no_iterations_are_seen_and_later_what_it_does_
     box.settings(listen="127.0.0.1:0")
     os.mkfifo(box.work / "lines")
     job = box.run("cat", "lines")
-    with (box.work / "lines").open("w") as lines:
+    # Opened for both it waits for no reader, which a job that did not start would not be.
+    with open(os.open(box.work / "lines", os.O_RDWR), "w") as lines:
         blind = "no iterations are seen in its output"
 
         def told() -> bool:

@@ -22,6 +22,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sentinel.core.health import Finding
@@ -471,3 +472,26 @@ def test_a_rank_that_aborts_at_its_end_after_it_raised_failed_by_what_it_raised(
     text += f"0: {LOST_IT}1: {ABORTS}srun: error: vm: task 1: Aborted\n"
     v = of(told(text, shipped, tmp_path), codes={0: 134})
     assert (v.failure, v.worker) == (failure, 1), v
+
+
+def test_what_a_process_had_caught_long_before_or_another_told_is_not_why_it_aborts(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    for caught in ("AttributeError: 'Run' object has no attribute 'log'", LOST_IT.rstrip()):
+        before = told(f"Traceback (most recent call last):\n{caught}\n", shipped, tmp_path)
+        later = [
+            msgspec.structs.replace(match, at_s=match.at_s + 60.0)
+            for match in told(ABORTS, shipped, tmp_path)
+        ]
+        v = of([*before, *later], codes={0: 134})
+        assert v.failure == "segfault", v
+    text = "[rank0]: Traceback (most recent call last):\n[rank0]: AttributeError: 'Run' object has no attribute 'log'\n"
+    lost = LOST_IT.replace("rank0", "rank1")
+    v = of(told(f"{text}{lost}[rank1]: {ABORTS}", shipped, tmp_path), codes={0: 134})
+    assert v.failure == "connection", v
+
+
+def test_below_srun_and_torchrun_the_label_tells_whose_line_it_is(shipped: RuleSet, tmp_path: Path) -> None:
+    lost = LOST_IT.replace("rank0", "rank5")
+    v = of(told(f"0: {lost}0: {ABORTS}", shipped, tmp_path), codes={0: 134})
+    assert v.failure == "connection", v

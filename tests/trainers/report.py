@@ -28,7 +28,8 @@ Two ranks of a small training (DistributedDataParallel over gloo, on the CPU) ar
 them is broken in the middle. It saves each 5 steps, the policy says `resume` and `hang.after: 10s`; two rows have no
 policy. Each cell: what the verdict says, which rank it names by its number in the job, and the seconds from the fault
 until the job iterated again from its checkpoint. Those of a hang hold the 10 s (30 s with Lightning, whose end takes
-longer on a busy machine). An empty cell was not run.
+longer on a busy machine). deepspeed tells of the process that it finds first to have ended, which may be the one that
+lost the other: then its cell says so. An empty cell was not run.
 """
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from sentinel.cluster.local.processes import Proc, numbered, started, tree_use
+from sentinel.cluster.local.processes import Proc, is_srun, numbered, started, tree_use
 from sentinel.core.reports import Worker
 from sentinel.core.workers import CHILDREN
 
@@ -34,7 +34,8 @@ def looked_at(
         workers = tuple(
             Worker(number=number, pid=proc.pid, state=proc.state)
             for number, proc in sorted(own.items())
-            if len(own) > 1 or numbered(proc.pid)
+            if len(own) > 1
+            or (numbered(proc.pid) and not is_srun(proc))  # in a batch script it has that one's number
         )
         found[rank] = RankLook(
             state=first.state if len(own) == 1 else "",  # else each has its own

@@ -169,6 +169,11 @@ def is_shell(pid: int) -> bool:
     return program(pid) in SHELLS
 
 
+def is_srun(proc: Proc) -> bool:
+    """Not a script of that name that runs it."""
+    return proc.name == SRUN and program(proc.pid) == SRUN
+
+
 def catches(status_text: str, signo: int) -> bool:
     """Whether `SigCgt` of a /proc/PID/status has the signal: bit N-1 of a hexadecimal mask."""
     for line in status_text.splitlines():
@@ -205,7 +210,7 @@ def find_ranks(root: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
     if is_launcher(top.pid):  # one process without numbers: `accelerate launch` of one
         children = [child for child in children_of(table).get(top.pid, ()) if not child.dead]
         # That of srun only ends its tasks, which run elsewhere: srun itself passes signals on to them.
-        if len(children) == 1 and children[0].name != SRUN:
+        if len(children) == 1 and not is_srun(children[0]):
             return find_ranks(children[0], table)
     own = rank_pair(top.pid)
     return {own[0] if own else 0: top}
@@ -220,7 +225,7 @@ def find_workers(top: Proc, table: Mapping[int, Proc]) -> dict[int, Proc]:
     must be several, since a rank may set them for itself, and a helper of it inherits that.
     """
     children = children_of(table)
-    if top.name == SRUN:
+    if is_srun(top):
         return _tasks(top, table, children)
     by_name = is_launcher(top.pid)
     own = _numbers(top.pid, by_name)
@@ -276,7 +281,7 @@ def _with_itself(top: Proc, started_by_it: Iterable[Proc]) -> dict[int, Proc]:
 
 def _tasks(srun: Proc, table: Mapping[int, Proc], children: Mapping[int, list[Proc]]) -> dict[int, Proc]:
     """The ranks that Slurm's daemons have started for srun, by their numbers in the job; empty where some of them run
-    elsewhere or are not seen, or may be those of another srun of the same run.
+    elsewhere, or may be those of another srun of the same run.
 
     Their environment is srun's and what Slurm adds (srun(1), "OUTPUT ENVIRONMENT VARIABLES"): of all processes that
     inherit it, the task itself has the number SLURM_TASK_PID.
@@ -284,12 +289,12 @@ def _tasks(srun: Proc, table: Mapping[int, Proc], children: Mapping[int, list[Pr
     run = environ(srun.pid).get("SENTINEL_RUN")
     for proc in table.values():
         parent = table.get(proc.ppid)
-        if proc.name != SRUN or proc.pid == srun.pid or (parent is not None and parent.name == SRUN):
+        if proc.pid == srun.pid or not is_srun(proc) or (parent is not None and is_srun(parent)):
             continue  # who is below srun is its helper
         if environ(proc.pid).get("SENTINEL_RUN") == run:
             return {}
     found: dict[int, Proc] = {}
-    tasks, ranks, steps = 0, 0, set()
+    ranks, steps = 0, set()
     for proc in table.values() if run else ():
         parent = table.get(proc.ppid)
         if proc.dead or parent is None or parent.name != SLURMSTEPD:
@@ -297,17 +302,16 @@ def _tasks(srun: Proc, table: Mapping[int, Proc], children: Mapping[int, list[Pr
         its = environ(proc.pid)
         if its.get("SENTINEL_RUN") != run or its.get("SLURM_TASK_PID") != str(proc.pid):
             continue
-        tasks += 1
         steps.add(
-            tuple(its.get(f"SLURM_{name}") for name in ("JOB_ID", "STEP_ID", "STEP_NUM_TASKS", "HET_SIZE"))
+            tuple(its.get(f"SLURM_{name}") for name in ("JOB_ID", "STEP_ID", "STEP_NUM_NODES", "HET_SIZE"))
         )
         below = _below_wrappers(proc, children)
         inner = find_workers(below, table) if is_launcher(below.pid) or is_shell(below.pid) else {}
         own = inner or {_number(its.get("SLURM_PROCID", "")): below}
         ranks += len(own)
         found |= own
-    whole = len(steps) == 1 and next(iter(steps))[2:] == (str(tasks), None)
-    return found if whole and len(found) == ranks else {}
+    here = len(steps) == 1 and next(iter(steps))[2:] == ("1", None)
+    return found if here and len(found) == ranks else {}
 
 
 def _number(text: str) -> int:

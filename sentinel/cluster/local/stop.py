@@ -15,9 +15,9 @@ import structlog
 
 from sentinel.cluster.base import StopOutcome
 from sentinel.cluster.local.processes import (
-    SRUN,
     Proc,
     is_shell,
+    is_srun,
     read_proc,
     scan,
     send_signal,
@@ -116,7 +116,7 @@ def _shepherds(members: list[Proc], tracked: Tracked) -> set[tuple[int, int]]:
     """The children of srun that are srun too, also where it is gone: pid and start time of each."""
     started = {slot.pid for slot in tracked.status.slots.values()} if tracked.status else set()
     parents = {proc.pid for proc in members}
-    own = {proc.pid: proc for proc in members if proc.name == SRUN}
+    own = {proc.pid: proc for proc in members if is_srun(proc)}
     return {
         (proc.pid, proc.start_ticks)
         for proc in own.values()
