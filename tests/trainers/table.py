@@ -85,7 +85,8 @@ USUAL = {
     "exit": Cell("rank-exit", "unknown", 1),
     "raise": Cell("exception", "unknown", 1),
     "launcher": Cell("killed", "node", None),
-    "lock-default": Cell("hang", "unknown", 1),
+    # Rank 0 stands in the backward pass, where it may wait for the other or for itself.
+    "lock-default": Cell("hang", "unknown", None),
 }
 # Where a launcher tells less, or something else.
 OTHERWISE = {
