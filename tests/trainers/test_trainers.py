@@ -97,7 +97,8 @@ def test_without_policy_and_callback_an_evaluation_is_left_alone_while_its_bar_m
     assert re.search(rf"\b{batches}/{batches + 1} ", box.log(name="plain")), "the bar of the evaluation"
     record = box.job("plain")
     assert record is not None
-    assert (record.last_step, record.incarnation) == (400, 1), box.story("plain")
+    assert record.incarnation == 1, box.story("plain")
+    assert (record.last_step or 0) > 300, box.story("plain")  # those behind the evaluation too
     assert box.incidents("plain") == []
 
 
