@@ -171,9 +171,10 @@ class Chaos:
         await asyncio.gather(*map(self.mend, victims), asyncio.sleep(rng.uniform(*SPELL_S)))
         world.weather(Weather.CALM, Weather.CALM)
         await world.rest()
-        if self.unjudged_s is not None and time.monotonic() - self.unjudged_s > CALM_S:
-            await world.until(
-                lambda: self.unjudged_s is None, lambda: "the silent: not told in the calm", 2 * CALM_S
+        since_s = self.unjudged_s
+        if since_s is not None and time.monotonic() - since_s > CALM_S:
+            await world.until(  # the next one may be silent at once
+                lambda: self.unjudged_s != since_s, lambda: "the silent: not told in the calm", 2 * CALM_S
             )
 
     # ------------------------------------------------------------ the lane of the silent

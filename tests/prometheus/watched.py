@@ -120,6 +120,12 @@ class Watched:
     # ------------------------------------------------------------ what it says
 
     def _get(self, path: str, **words: object) -> Any:
+        try:
+            return self._ask(path, **words)
+        except ConnectionError:  # closed before there was an answer: once more
+            return self._ask(path, **words)
+
+    def _ask(self, path: str, **words: object) -> Any:
         asked = urllib.parse.urlencode(words)
         try:
             with urllib.request.urlopen(f"{self.url}{path}?{asked}", timeout=10) as answer:

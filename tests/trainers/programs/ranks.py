@@ -79,10 +79,12 @@ def train(args):
         optimizer.load_state_dict(saved["optimizer"])
         step = saved["iter_num"]
         last = step + args.more
+    started = time.monotonic()
     while step != last:
         step += 1
         begun = time.time()
-        if step == args.at and rank == args.rank and args.fault and not os.path.exists("broken"):
+        breaks = step >= args.at and time.monotonic() - started >= args.after
+        if breaks and rank == args.rank and args.fault and not os.path.exists("broken"):
             break_down(args.fault)
         rows = torch.randn(BATCH, 32)
         loss = nn.functional.mse_loss(model(rows), rows.sum(1, keepdim=True))
@@ -125,6 +127,9 @@ def options():
     parser.add_argument("--fault", default="")
     parser.add_argument("--rank", type=int, default=1, help="the one that breaks")
     parser.add_argument("--at", type=int, default=22, help="the step at which it does")
+    parser.add_argument(
+        "--after", type=float, default=0.0, help="it does later, so many seconds after its start"
+    )
     parser.add_argument("--spawn", type=int, default=0, help="start so many ranks")
     parser.add_argument("--local_rank", help="as deepspeed gives it; the environment tells it too")
     return parser
