@@ -26,9 +26,9 @@ from sentinel.core.signals import TimingSignal, length
 from sentinel.core.stillness import Looks
 from sentinel.core.workers import Workers
 
-# Looks begin after this part of an allowance, about three until its end; for so long they must have found that
+# Looks begin after this part of an allowance, about five until its end; for so long they must have found that
 # nothing moves.
-LOOK_SHARE, PAUSE_SHARE, STILL_SHARE = 1 / 2, 1 / 6, 0.3
+LOOK_SHARE, PAUSE_SHARE, STILL_SHARE = 1 / 5, 1 / 6, 0.6
 # The longer a silent job moves the less often: each look costs some CPU time of every rank's machine.
 LATER_SHARE = 1 / 12
 # An iteration that takes longer is one to wonder about.
@@ -289,7 +289,7 @@ class HangWatch:
             return None
         since_s, allowed_s = silence
         ends_s = max(since_s + allowed_s, self._activities.veto_ends_s() or 0.0)
-        first_s = ends_s - LOOK_SHARE * allowed_s
+        first_s = ends_s - (1 - LOOK_SHARE) * allowed_s
         last_s = self.looks.last_s
         moves_s = 0.0 if self.looks.count > 1 else last_s - since_s
         return max(first_s, last_s + self._look_pause_s(allowed_s, moves_s))

@@ -16,6 +16,7 @@ from sentinel.core.reports import SIGNAL_OFFSET, LogMatch, RankExit
 from sentinel.core.signals import TimingSignal, names
 from sentinel.core.triage_case import (
     CLASS_OF_SYMPTOM,
+    END_ABORT,
     REPORT,
     WINDOW_S,
     Case,
@@ -44,7 +45,7 @@ from sentinel.core.triage_launcher import (
 from sentinel.core.triage_node import by_network, by_node, by_stuck_process, named_network
 from sentinel.core.triage_past import weigh_past
 from sentinel.core.triage_rows import AGREED, FailureClass, Row
-from sentinel.core.triage_said import SURVIVED, aborted_at_its_end, clause_of, outlived, survived
+from sentinel.core.triage_said import SURVIVED, clause_of, ended_by_abort, outlived, survived
 from sentinel.core.triage_words import worded
 
 __all__ = ["AGREED", "FailureClass", "triage"]
@@ -71,6 +72,7 @@ def triage(
     history: Sequence[Failure],
     now: Now,
     last_iteration_s: Mapping[int, float] | None = None,
+    through: bool = False,
     others: Callable[[], Iterable[Struck]] = tuple,
     worker_pids: Mapping[int, tuple[int, int]] | None = None,
     child_pids: Mapping[int, int] | None = None,
@@ -81,7 +83,8 @@ def triage(
     `exits` and `matches` are those of the running incarnation, `findings` those of the job's nodes,
     `failures` must hold every class of AGREED, `history` is newest last. `last_iteration_s` (monotonic,
     by rank) tells which lines a rank survived: it has iterated since, so they explain nothing. `others` gives
-    what other jobs met, of the last day or longer. `started_s` (monotonic): the incarnation began.
+    what other jobs met, of the last day or longer. `through`: the logs have told the last iteration of all.
+    `started_s` (monotonic): the incarnation began.
     """
     failed = (e for e in exits if not e.ok and not e.stopped_by_us)
     lost = tuple(sorted(failed, key=lambda e: (e.at_s, _ended_s(e))))
@@ -99,6 +102,7 @@ def triage(
         findings=tuple(findings),
         signal=signal,
         last_steps=last_steps,
+        through=through,
         entities=rank_entities,
         processes={pid: (rank, None) for rank, pid in rank_pids.items()} | dict(worker_pids or {}),
         children=child_pids or {},
@@ -137,7 +141,9 @@ def _explain(case: Case) -> Why:
     if root is not None:
         return killed_for_memory(root, case) or named_network(named_disk(root, case), case)
     if case.lost:
-        why = by_program_or_gpu(case) or by_silent_end(case) or _by_symptoms(case) or _by_exit(case)
+        why = by_program_or_gpu(case) or ended_by_abort(
+            by_silent_end(case) or _by_symptoms(case) or _by_exit(case), case
+        )
         return named_network(named_mount(why, case), case)
     if case.signal is not None:
         if case.symptom is Symptom.HANG:
@@ -286,7 +292,7 @@ def _roots(case: Case) -> list[Row]:
         row
         for row in case.rows
         if ((row.match.rank, row.match.line) not in past or row.cls.role not in ("root", "generic"))
-        and not aborted_at_its_end(row, case)
+        and row.cls.id != END_ABORT
     ]
     for row in rows:
         told.setdefault(row.match.rank, []).append(row)

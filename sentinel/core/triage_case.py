@@ -38,6 +38,7 @@ class Struck(Struct, frozen=True):
 
 
 REPORT = "rank-exit"  # the class of a launcher's word that one of its processes ended by itself
+END_ABORT = "end-abort"  # that of libstdc++'s word that a program ends while threads of it still run
 
 
 class Case(Struct, frozen=True, kw_only=True):
@@ -50,6 +51,7 @@ class Case(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     signal: TimingSignal | None
     last_steps: Mapping[int, int | None]
+    through: bool  # the logs have told the last iteration of all
     entities: Mapping[int, str]
     processes: Mapping[
         int, tuple[int, int | None]

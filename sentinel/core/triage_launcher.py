@@ -10,7 +10,7 @@ from msgspec import structs
 
 from sentinel.core.reports import RankExit
 from sentinel.core.signals import names
-from sentinel.core.triage_case import REPORT, Case, Why, class_of_death, finding_clause
+from sentinel.core.triage_case import END_ABORT, REPORT, Case, Why, class_of_death, finding_clause
 from sentinel.core.triage_rows import Row
 
 TOLD_TO_END = (2, 15)  # SIGINT, SIGTERM
@@ -102,7 +102,7 @@ def _complaints(rank: int, case: Case) -> list[Row]:
 
 def _complaining(rank: int, case: Case) -> set[int]:
     """The processes of a launcher that said something themselves, as those do that lost another one."""
-    own = (row for row in case.rows if row.match.rank == rank and row.cls.id != REPORT)
+    own = (row for row in case.rows if row.match.rank == rank and row.cls.id not in (REPORT, END_ABORT))
     said = (inner_rank(row.match.line) for row in own)
     return {number for number in said if number is not None}
 

@@ -32,6 +32,8 @@ AGREED = frozenset(
         "user-exception",
         "exception",
         "rank-exit",
+        "end-abort",
+        "done-abort",
         "preempted",
         "terminated",
         "dataloader",

@@ -8,9 +8,11 @@ import re
 from collections.abc import Sequence, Set
 from itertools import takewhile
 
+from msgspec import structs
+
 from sentinel.core.reports import SIGNAL_OFFSET
-from sentinel.core.triage_case import REPORT, Case
-from sentinel.core.triage_launcher import process_of
+from sentinel.core.triage_case import END_ABORT, REPORT, Case, Why
+from sentinel.core.triage_launcher import of_worker, process_of
 from sentinel.core.triage_rows import Row
 
 UNREACHABLE, PORT, LOCKED, OOM = "unreachable", "port-in-use", "locked-memory", "host-oom"
@@ -72,10 +74,23 @@ def outlived(row: Row, case: Case) -> bool:
     )
 
 
-def aborted_at_its_end(row: Row, case: Case) -> bool:
-    """What libstdc++ says of a program that ends while threads of it still run, as those of gloo may: the same process
-    had told before why it ends, of an exception or of another rank that was lost. Where a launcher's ranks write into
-    one file without a mark, who dies first has said so before others can complain of it."""
+def ended_by_abort(why: Why, case: Case) -> Why:
+    """What libstdc++ says of a program that ends while threads of it still run, as those of gloo may, where nothing
+    better is known of the rank: it had raised nothing, and may have been through."""
+    for row in case.rows:
+        if row.cls.id != END_ABORT or row.match.rank != why.rank or _has_a_reason(row, case):
+            continue
+        number = process_of(row.match.line)
+        if why.worker is None or number in (None, why.worker):
+            cls = case.failures["done-abort" if case.through else END_ABORT]
+            whose = number if why.worker is None else None
+            return of_worker(structs.replace(why, cls=cls, clause="", entity=""), whose)
+    return why
+
+
+def _has_a_reason(row: Row, case: Case) -> bool:
+    """The same process had told before why it ends, of an exception or of another rank that was lost. Where a launcher's
+    ranks write into one file without a mark, who dies first has said so before others can complain of it."""
     before = takewhile(lambda other: other is not row, case.rows)
     explains = (o for o in before if _tells_of_others(o) or o.cls.role == "generic" or o.cls.id in CAUGHT)
     return any(_ends_so(row, other) for other in explains)
@@ -84,7 +99,7 @@ def aborted_at_its_end(row: Row, case: Case) -> bool:
 def _ends_so(aborts: Row, why: Row) -> bool:
     """Is it that word, of a process that has told just before why it ends?"""
     return (
-        "terminate called without an active exception" in aborts.match.line
+        aborts.cls.id == END_ABORT
         and aborts.match.rank == why.match.rank
         and aborts.match.at_s - why.match.at_s <= ENDS_S
         and _one_process(aborts.match.line, why.match.line)

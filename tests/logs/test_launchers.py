@@ -59,6 +59,7 @@ def of(
     size: int = 1,
     ended: tuple[int, ...] = (0,),
     codes: Mapping[int, int] | None = None,
+    through: bool = False,
 ) -> Verdict:
     return triage(
         job="j",
@@ -78,6 +79,7 @@ def of(
         now=NOW,
         worker_pids=workers,
         child_pids=children,
+        through=through,
     )
 
 
@@ -411,12 +413,13 @@ def test_a_task_that_aborts_at_its_end_after_another_was_lost_is_not_the_cause(
         text = f"0: {LOST_IT}0: {ABORTS}{''.join(told_of)}"
         v = of(told(text, shipped, tmp_path), codes={0: 134})
         assert (v.failure, v.worker) == ("rank-exit", 1), v
-    for crashed in (
-        f"0: {ABORTS}{ends[0]}",
-        f"1: {ABORTS}0: {LOST_IT}{ends[0]}",
-        f"0: {LOST_IT}1: {ABORTS}{ends[0]}",
+    for text, task in (
+        (f"0: {ABORTS}{ends[0]}", 0),
+        (f"1: {ABORTS}0: {LOST_IT}{''.join(ends)}", 1),
+        (f"0: {LOST_IT}1: {ABORTS}{''.join(ends)}", 1),
     ):
-        assert of(told(crashed, shipped, tmp_path), codes={0: 134}).failure == "segfault", crashed
+        v = of(told(text, shipped, tmp_path), codes={0: 134})
+        assert (v.failure, v.worker) == ("end-abort", task), text
 
 
 @pytest.mark.parametrize("end", ["Out Of Memory", "Killed", "Segmentation fault"])
@@ -437,9 +440,9 @@ def test_below_a_launcher_whose_ranks_write_unmarked_who_aborts_before_any_compl
     v = of(told(EXIT_3.replace("W1125", f"{ABORTS}W1125"), shipped, tmp_path), workers=workers)
     assert (v.failure, v.worker) == ("rank-exit", 1), v
     v = of(told(f"{ABORTS}{LOST_IT}", shipped, tmp_path), workers=workers)
-    assert v.failure == "segfault", v
+    assert v.failure == "end-abort", v
     v = of(told(f"[default0]:{LOST_IT}[default1]:{ABORTS}", shipped, tmp_path), workers=workers)
-    assert v.failure == "segfault", v
+    assert (v.failure, v.worker) == ("end-abort", 1), v
 
 
 def test_a_rank_that_aborts_at_its_end_after_another_was_lost_is_not_the_cause(
@@ -449,9 +452,21 @@ def test_a_rank_that_aborts_at_its_end_after_another_was_lost_is_not_the_cause(
     v = of(matches, size=2, ended=(0, 1), codes={0: 134})
     assert v.rank == 1, v
     assert v.failure != "segfault", v
-    for root in (ABORTS, ABORTS + LOST_IT + ABORTS):
-        v = of(told(root, shipped, tmp_path, rank=0), size=2, ended=(0, 1), codes={0: 134})
-        assert (v.failure, v.rank) == ("segfault", 0), v
+    v = of(told(ABORTS, shipped, tmp_path, rank=0), size=2, ended=(0, 1), codes={0: 134})
+    assert (v.failure, v.rank) == ("end-abort", 0), v
+
+
+def test_an_abort_at_the_end_is_tried_again_once_and_not_after_the_last_iteration(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    torchrun = "failed (exitcode: -6) local_rank: 1 (pid: 8237) of binary: /usr/bin/python3\n"
+    for text, worker in ((ABORTS, None), (f"[default1]:{ABORTS}{torchrun}", 1), (f"{ABORTS}{torchrun}", 1)):
+        v = of(told(text, shipped, tmp_path), codes={0: 134})
+        assert (v.failure, v.worker, v.restart) == ("end-abort", worker, Restartable.ONCE), v
+        v = of(told(text, shipped, tmp_path), codes={0: 134}, through=True)
+        assert (v.failure, v.worker, v.restart) == ("done-abort", worker, Restartable.NO), v
+    raised = f"Traceback (most recent call last):\nRuntimeError: the results are too large\n{ABORTS}"
+    assert of(told(raised, shipped, tmp_path), codes={0: 134}, through=True).failure == "exception"
 
 
 @pytest.mark.parametrize(
@@ -484,7 +499,7 @@ def test_what_a_process_had_caught_long_before_or_another_told_is_not_why_it_abo
             for match in told(ABORTS, shipped, tmp_path)
         ]
         v = of([*before, *later], codes={0: 134})
-        assert v.failure == "segfault", v
+        assert v.failure == "end-abort", v
     text = "[rank0]: Traceback (most recent call last):\n[rank0]: AttributeError: 'Run' object has no attribute 'log'\n"
     lost = LOST_IT.replace("rank0", "rank1")
     v = of(told(f"{text}{lost}[rank1]: {ABORTS}", shipped, tmp_path), codes={0: 134})
