@@ -94,7 +94,8 @@ OTHERWISE = {
     ("none", "exit"): Cell("unknown", "unknown", 1),
 }
 # deepspeed tells of one process, whichever it finds first to have ended: now and then the one that lost the other.
-AT_TIMES = {
+# With threads of gloo torch 2.15 aborts at the end of a program, now and then, which hides the code that it ends with.
+AT_TIMES = {(launcher, "exit"): Cell("end-abort", "unknown", 1) for launcher in LAUNCHERS} | {
     ("deepspeed", "kill"): Cell("rank-exit", "unknown", 1),
     ("deepspeed", "kill-first"): Cell("rank-exit", "unknown", 0),
     ("deepspeed", "kill-default"): Cell("rank-exit", "unknown", 1),
