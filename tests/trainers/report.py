@@ -1,7 +1,7 @@
 """`python -m tests.trainers.report docs/trainers.md`: what `make test-trainers` found, as a page.
 
 Each test writes rows of one kind, and each kind is a table of its own: a function of TABLES makes it of the rows.
-A kind of which there are none keeps the table that the page had.
+Where they are not of all that a table of the page tells, it stays as it was, and what is missing is said.
 """
 
 import json
@@ -29,7 +29,10 @@ them is broken in the middle. It saves each 5 steps, the policy says `resume` an
 policy. Each cell: what the verdict says, which rank it names by its number in the job, and the seconds from the fault
 until the job iterated again from its checkpoint. Those of a hang hold the 10 s (30 s with Lightning, whose end takes
 longer on a busy machine). deepspeed tells of the process that it finds first to have ended, which may be the one that
-lost the other: then its cell says so. An empty cell was not run.
+lost the other: then its cell says so. A rank that exits without a word does so by `sys.exit(1)`: with gloo torch 2.15
+aborts at the end of a program now and then, and its cell may say that instead. For that reason a training that is
+through ends by `os._exit(0)` here; what Sentinel does with one that aborts then is in [triage.md](triage.md). An empty cell
+was not run.
 """
 
 
@@ -75,16 +78,31 @@ TABLES: dict[str, tuple[str, str, Callable[[list[Row]], str]]] = {
 }
 
 
-def page(rows: list[Row], before: str) -> str:
-    parts = [HEAD]
+def page(rows: list[Row], before: str) -> tuple[str, list[str]]:
+    """The page, and what it had told already of which there are no rows."""
+    parts, missing = [HEAD], []
     for kind, (heading, about, table) in TABLES.items():
-        if own := [row for row in rows if row["kind"] == kind]:
-            parts.append(f"## {heading}\n\n{about}\nMade with {versions(own)}.\n\n{table(own)}\n")
-        elif kept := re.search(
-            rf"^## {re.escape(heading)}\n.*?(?=^## |\Z)", before, re.MULTILINE | re.DOTALL
-        ):
-            parts.append(kept.group().rstrip("\n") + "\n")
-    return "\n".join(parts)
+        own = [row for row in rows if row["kind"] == kind]
+        made = f"## {heading}\n\n{about}\nMade with {versions(own)}.\n\n{table(own)}\n" if own else ""
+        found = re.search(rf"^## {re.escape(heading)}\n.*?(?=^## |\Z)", before, re.MULTILINE | re.DOTALL)
+        kept = found.group().rstrip("\n") + "\n" if found else ""
+        lost = sorted(cells(kept) - cells(made))
+        missing += [f"{heading}: {row}: {column}" for row, column in lost]
+        if kept if lost else made:
+            parts.append(kept if lost else made)
+    return "\n".join(parts), missing
+
+
+def cells(text: str) -> set[tuple[str, str]]:
+    """(row, column) of each cell of a table that tells something."""
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]
+    heads, *rows = lines or [[""]]
+    return {
+        (row[0].strip(), head.strip())
+        for row in rows
+        for head, cell in zip(heads[1:], row[1:], strict=True)
+        if cell.strip()
+    }
 
 
 def versions(rows: list[Row]) -> str:
@@ -100,7 +118,10 @@ def main(argv: list[str]) -> int:
         return 64
     target = Path(argv[0])
     rows = [json.loads(path.read_text()) for path in sorted(ROWS.glob("*.json"))]
-    target.write_text(page(rows, target.read_text() if target.exists() else ""))
+    text, missing = page(rows, target.read_text() if target.exists() else "")
+    target.write_text(text)
+    if missing:
+        print(f"{target}: these were not run, so their tables stay as they were:", *missing, sep="\n  ")
     return 0
 
 
