@@ -175,8 +175,8 @@ class HangSpec(Section):
     after_s: AutoOrDuration = written(
         "after",
         "No iteration for so long is a hang; auto adapts to the job, and asks that its ranks stand still. A time "
-        "that is named must be longer than any evaluation or save that the log is silent about; where no iterations are seen "
-        "in it, also than any wait for the GPU.",
+        "that is named must be longer than any evaluation or save that the log is silent about; where no "
+        "iterations are seen in it, also than any wait for the GPU.",
     )
     action: Annotated[str, one_of("RestartAndAlert", "Alert"), Meaning("RestartAndAlert, Alert")] = written(
         "action", "Restart and tell, or tell only."

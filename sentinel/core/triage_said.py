@@ -89,8 +89,8 @@ def ended_by_abort(why: Why, case: Case) -> Why:
 
 
 def _has_a_reason(row: Row, case: Case) -> bool:
-    """The same process had told before why it ends, of an exception or of another rank that was lost. Where the ranks of
-    a launcher write into one file without a mark, who dies first has said so before others can complain of it."""
+    """The same process had told before why it ends, of an exception or of another rank that was lost. Where the ranks
+    of a launcher write into one file without a mark, who dies first has said so before others can complain of it."""
     before = takewhile(lambda other: other is not row, case.rows)
     explains = (o for o in before if _tells_of_others(o) or o.cls.role == "generic" or o.cls.id in CAUGHT)
     return any(_ends_so(row, other) for other in explains)

@@ -31,8 +31,8 @@ until the job iterated again from its checkpoint. Those of a hang hold the 10 s 
 longer on a busy machine). deepspeed tells of the process that it finds first to have ended, which may be the one that
 lost the other: then its cell says so. A rank that exits without a word does so by `sys.exit(1)`: with gloo torch 2.15
 aborts at the end of a program now and then, and its cell may say that instead. For that reason a training that is
-through ends by `os._exit(0)` here; what Sentinel does with one that aborts then is in [triage.md](triage.md). An empty cell
-was not run.
+through ends by `os._exit(0)` here; what Sentinel does with one that aborts then is in [triage.md](triage.md). An empty
+cell was not run.
 """
 
 
