@@ -248,3 +248,26 @@ def test_an_error_of_the_user_is_not_restarted(box: Box) -> None:
     assert incident.verdict.cause == "user code"
     assert any("no module of that name" in line for line in incident.verdict.evidence)
     assert "no module of that name" in job.out
+
+
+ARGPARSE = 'import argparse; argparse.ArgumentParser(prog="train.py").parse_args(["--lr", "fast", "--oops"])'
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "failure"),
+    [
+        (ARGPARSE, 2, "bad-arguments"),
+        ("breakpoint()", 1, "no-terminal"),
+        ("raise KeyboardInterrupt", 128 + signal.SIGINT, "interrupted"),
+    ],
+)
+def test_what_can_only_end_so_again_and_what_a_person_ended_is_not_restarted(
+    box: Box, program: str, code: int, failure: str
+) -> None:
+    job = box.run(sys.executable, "-c", program)
+    assert job.code() == code, job.err
+    incident = box.phase("Failed")
+    assert incident.verdict.failure == failure, box.story()
+    record = box.job()
+    assert record is not None
+    assert record.incarnation == 1

@@ -61,3 +61,11 @@ def test_without_a_policy_that_asks_for_it_a_loss_that_stays_nan_is_only_told(bo
     job.send(signal.SIGINT)
     assert job.code() == 130
     box.empty()
+
+
+def test_a_loss_that_was_nan_to_the_end_is_told_though_the_program_ends_well(box: Box) -> None:
+    job = box.run(*_program("first"), "60", policy=box.policy(resume={"maxResumes": 3}))
+    assert job.code() == 0
+    [sentence] = told(box)
+    assert "The loss is NaN or infinite since step 23." in sentence
+    assert len(box.starts) == 1

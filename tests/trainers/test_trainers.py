@@ -75,11 +75,11 @@ def evaluate(box: Box, name: str, pace: Path, batches: int = EVALUATION_S, batch
             until(lambda due_s=begun_s + batch * batch_s: time.monotonic() >= due_s)
 
 
-def plain(box: Box, venv: Path, trainer: str, numbers: str) -> Running:
-    """Neither a policy nor Sentinel's callback: what there is to read is the trainer's own bar and log."""
+def plain(box: Box, venv: Path, trainer: str, numbers: str, how: str = "plain", policy: str = "") -> Running:
+    """Without Sentinel's callback, and most often a policy: what there is to read is the trainer's own bar and log."""
     box.env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = TRAINERS[trainer][1].replace(NUMBERS, f"plain {numbers} plain").format(bin=venv / "bin")
-    return box.run(*command.split(), name="plain")
+    command = TRAINERS[trainer][1].replace(NUMBERS, f"plain {numbers} {how}").format(bin=venv / "bin")
+    return box.run(*command.split(), name="plain", policy=policy)
 
 
 @pytest.mark.timeout(1200)
@@ -104,12 +104,24 @@ def test_without_policy_and_callback_an_evaluation_is_left_alone_while_its_bar_m
 
 @pytest.mark.timeout(600)
 def test_without_policy_and_callback_the_steps_are_read_from_lightnings_bar(box: Box, venv: Path) -> None:
+    """Of epochs of 30, the last of which is cut short."""
     done = plain(box, venv, "lightning", "100 0 0 0")
     assert done.code(300.0) == 0, box.story("plain") + box.log(name="plain")
     record = box.job("plain")
     assert record is not None
     assert record.last_step == 100, box.story("plain") + box.log(name="plain")
     assert box.incidents("plain") == []
+
+
+@pytest.mark.timeout(600)
+def test_of_lightnings_bar_by_rich_which_writes_no_step_into_a_file_it_is_said_that_none_are_seen(
+    box: Box, venv: Path
+) -> None:
+    job = plain(box, venv, "lightning", "1000000 0 0 0", "rich", box.policy(startTimeout="20s"))
+    until(lambda: "no iterations are seen in its output" in job.err, lambda: box.story("plain"), 300.0)
+    assert box.incidents("plain") == []
+    job.send(signal.SIGINT)
+    job.code(300.0)
 
 
 @pytest.mark.timeout(1800)

@@ -1,6 +1,6 @@
 """A training whose loss becomes NaN: what it saves from then on is NaN too. Prints as nanoGPT, saves as the Trainer.
 
-diverge.py STEP first|always    NaN from STEP on, where the first start comes there, or each one
+diverge.py STEP first|always [LAST]    NaN from STEP on, where the first start comes there, or each one
 """
 
 import json
@@ -11,6 +11,7 @@ import time
 from sentinel.integrations.checkpoints import newest_checkpoint
 
 at, when = int(sys.argv[1]), sys.argv[2]
+last = int(sys.argv[3]) if sys.argv[3:] else None
 found = newest_checkpoint(".")
 state = {"step": 0, "nan": False}
 if found is not None:
@@ -23,7 +24,7 @@ with open("starts.jsonl", "a") as file:
     file.write(
         json.dumps({"rank": 0, "pid": pid, "from": state["step"], "there": there, "told": told}) + "\n"
     )
-while True:
+while state["step"] != last:
     state["step"] += 1
     if state["step"] == at and (when == "always" or "SENTINEL_RESUME" not in os.environ):
         state["nan"] = True

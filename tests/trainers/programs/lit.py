@@ -1,4 +1,7 @@
-"""Lightning with a tiny model on two ranks of its own making. Arguments, `pace` and last line are those of hf.py."""
+"""Lightning with a tiny model on two ranks of its own making. Arguments, `pace` and last line are those of hf.py.
+
+A last word `plain` or `rich`: that bar, without Sentinel's callback, and epochs of 30 batches.
+"""
 
 import functools
 import hashlib
@@ -8,13 +11,14 @@ import sys
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
 
 from sentinel.integrations.lightning import SentinelCallback
 
 FOLDER = sys.argv[1]
 STEPS, EVALUATE_AT, BATCHES, SIGNAL_AT = (int(word) for word in sys.argv[2:6])
-PLAIN = sys.argv[6:] == ["plain"]
+BARS = {"plain": TQDMProgressBar, "rich": RichProgressBar}
+BAR = BARS[sys.argv[6]] if sys.argv[6:] else None
 pace = functools.cache(functools.partial(open, "pace"))  # waits for the test
 
 
@@ -68,7 +72,7 @@ def main():
         max_steps=STEPS,
         callbacks=[
             ModelCheckpoint(dirpath=FOLDER, save_last=True),
-            TQDMProgressBar() if PLAIN else SentinelCallback(),
+            BAR() if BAR else SentinelCallback(),
         ],
         logger=False,
         num_sanity_val_steps=0,
@@ -76,8 +80,8 @@ def main():
         limit_val_batches=BATCHES,
         check_val_every_n_epoch=1,
     )
-    # No training comes to the end of an epoch.
-    training, validation = Batches(1_000_000, trainer.global_rank), Batches(BATCHES)
+    # No training that is resumed comes to the end of an epoch.
+    training, validation = Batches(30 if BAR else 1_000_000, trainer.global_rank), Batches(BATCHES)
     trainer.fit(model, training, validation if EVALUATE_AT else None, ckpt_path="last")
     if trainer.is_global_zero:
         weights = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
