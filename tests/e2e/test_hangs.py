@@ -329,6 +329,37 @@ def test_an_evaluation_whose_bar_moves_is_no_hang_however_long_it_takes(box: Box
     assert not box.incidents()
 
 
+# An evaluation without a word, until somebody writes.
+SILENT = """
+def steps():
+    for _ in range(10):
+        print("this iteration hardware time is 10.5 and e2e time is 20.5 ms.", flush=True)
+
+def evaluate():
+    with open("answers") as answers:
+        answers.read()
+
+steps()
+evaluate()
+steps()
+"""
+
+
+def test_an_evaluation_that_was_ended_as_a_hang_is_left_alone_the_next_time(box: Box) -> None:
+    os.mkfifo(box.work / "answers")
+    job = box.run(
+        sys.executable, "-c", SILENT, policy=box.policy(hang={"after": "5s"}, resume={"maxResumes": 3})
+    )
+    box.stepping(incarnation=2)
+    (incident,) = box.incidents()
+    assert incident.verdict.symptom == "hang"
+    silent_since_s = time.monotonic()
+    until(lambda: time.monotonic() - silent_since_s > 15.0)
+    (box.work / "answers").write_text("all of them right")
+    assert job.code() == 0
+    assert len(box.incidents()) == 1, box.story()
+
+
 # The first life steps and ends; the second one waits in a lock; the third one is long at something else, and steps.
 LIVES = """
 import hashlib, os, sys, threading, time
