@@ -37,9 +37,9 @@ _REPORT = re.compile(
     r"|^srun: error: \S+: tasks? [\d,-]+: "
 )
 # torchrun looks at its processes from time to time, torch 1.13 each 5 s: of several that have ended meanwhile it
-# reports the one of the lowest number, and then lists all.
-_FIRST = re.compile(r"\bfailed \(exitcode: \d+\) local_rank: ")
-_LISTED = re.compile(r"^ *exitcode +: \d+ \(pid: ")
+# reports the one of the lowest number, and then lists all. Who aborts as it ends (-6) may have lost the first.
+_FIRST = re.compile(r"\bfailed \(exitcode: (?:\d+|-6)\) local_rank: ")
+_LISTED = re.compile(r"^ *exitcode +: (?:\d+|-6) \(pid: ")
 _FORCED = re.compile(r"\bUnable to shutdown process (\d+) via ")
 _PID = re.compile(r"\(pid: (\d+)\)")
 _TASK = re.compile(r" {0,4}(\d{1,5}): ")

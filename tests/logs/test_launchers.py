@@ -116,6 +116,24 @@ def test_the_first_rank_below_deepspeed_is_named_though_its_report_shows_the_las
     assert (v.failure, v.worker) == ("killed", 0), v
 
 
+# deepspeed 0.19 with torch 2.15, whose rank 1 had crashed.
+DEEPSPEED_FOUND_THE_OTHER = """\
+[rank0]: RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error \
+[127.0.0.1]:63672: Connection reset by peer.
+terminate called without an active exception
+[2026-11-26 23:59:41,900] [INFO] [launch.py:253:sigkill_handler] Killing subprocess 9296
+[2026-11-26 23:59:41,902] [ERROR] [launch.py:259:sigkill_handler] ['/usr/bin/python', '-u', '/home/user/ranks.py', \
+'--local_rank=1', '--save-every', '5', '--at', '22', '--fault', 'segv', '--rank', '1'] exits with return code = -6
+"""
+
+
+def test_where_deepspeed_finds_the_rank_first_that_lost_another_and_aborted_the_other_is_named(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    v = of(told(DEEPSPEED_FOUND_THE_OTHER, shipped, tmp_path), codes={0: 250})
+    assert (v.failure, v.worker) == ("rank-exit", 1), v
+
+
 def test_a_single_process_of_accelerate_that_was_killed_is_no_error_of_its_program(
     shipped: RuleSet, tmp_path: Path
 ) -> None:
@@ -193,6 +211,12 @@ def test_of_several_that_had_ended_when_torchrun_looked_the_first_is_not_the_one
     v = of(matches, (), workers)
     assert (v.failure, v.worker) == (failure, 1), v
     assert of(matches).worker is None  # no pid is known: none is named
+    lost_it = re.sub(
+        r"exitcode( *): 1( \(pid: 23223\)|\) local_rank: 0)", r"exitcode\1: -6\2", path.read_text()
+    )
+    assert (lost_it != path.read_text()) == (log == "exit-1")
+    v = of(told(lost_it, shipped, tmp_path), (), workers)
+    assert (v.failure, v.worker) == (failure, 1), v
 
 
 def test_a_process_that_torchrun_itself_killed_does_not_explain_the_end(
