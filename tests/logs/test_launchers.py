@@ -214,7 +214,7 @@ def test_of_several_that_had_ended_when_torchrun_looked_the_first_is_not_the_one
     lost_it = re.sub(
         r"exitcode( *): 1( \(pid: 23223\)|\) local_rank: 0)", r"exitcode\1: -6\2", path.read_text()
     )
-    assert (lost_it != path.read_text()) == (log == "exit-1")
+    assert lost_it != path.read_text()
     v = of(told(lost_it, shipped, tmp_path), (), workers)
     assert (v.failure, v.worker) == (failure, 1), v
 
