@@ -26,9 +26,9 @@ from sentinel.core.signals import TimingSignal, length
 from sentinel.core.stillness import Looks
 from sentinel.core.workers import Workers
 
-# Looks begin after this part of an allowance, about five until its end; for so long they must have found that
-# nothing moves.
-LOOK_SHARE, PAUSE_SHARE, STILL_SHARE = 1 / 5, 1 / 6, 0.6
+# Looks begin after this part of an allowance, about four until its end; for so long they must have found that nothing
+# moves. A pause that is a habit of the job ends before: an allowance is three times as long (PAUSES of hang.py).
+LOOK_SHARE, PAUSE_SHARE, STILL_SHARE = 0.35, 1 / 6, 0.45
 # The longer a silent job moves the less often: each look costs some CPU time of every rank's machine.
 LATER_SHARE = 1 / 12
 # An iteration that takes longer is one to wonder about.

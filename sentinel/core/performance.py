@@ -204,7 +204,6 @@ class RankTiming:
         "pause_since_s",
         "rank",
         "steps_told",
-        "through",
         "unsure",
     )
 
@@ -216,7 +215,6 @@ class RankTiming:
         self.first_step: int | None = None
         self.last_step: int | None = None
         self.steps_told = False  # False: steps are counted from 1, not what the program calls them
-        self.through = False  # the newest is the last of all
         self.first_at_s: float | None = None
         self.last_at_s: float | None = None
         self.caught_up: bool | None = None  # None: no report came yet
@@ -253,7 +251,6 @@ class RankTiming:
         reached = self.last_step
         self._count_steps(iterations)
         self.last_at_s = iterations[-1].at_s
-        self.through = iterations[-1].last
         if self.first_at_s is None:
             self.first_at_s = iterations[0].at_s
         timed = self._timed_of(iterations, reached)

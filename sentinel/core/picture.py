@@ -195,7 +195,6 @@ class JobPicture:
             findings=self.findings,
             signal=signal,
             last_steps={rank: timing.last_step for rank, timing in self.timing.ranks.items()},
-            through=self.timing.through,
             rank_entities=self.entities,
             rank_pids=self.pids,
             # On a cluster one pid is that of a process on each of its nodes.

@@ -17,7 +17,6 @@ class Iteration(Struct, frozen=True, gc=False):
     step: int | None = None
     hardware_ms: float | None = None
     e2e_ms: float | None = None
-    last: bool = False  # no other comes after it, as its line tells: 400/400
 
 
 ACTIVITY = "activity:"  # instead of a failure class: what a program does that makes no iteration

@@ -156,12 +156,6 @@ class JobTiming:
         return max((r.last_step for r in self.ranks.values() if r.last_step is not None), default=None)
 
     @property
-    def through(self) -> bool:
-        """Every rank that logs iterations has told the last of all."""
-        timed = self.timed
-        return bool(timed) and all(rank.through for rank in timed)
-
-    @property
     def steps_told(self) -> bool:
         """False: the log names no iterations, they are counted from 1 in each incarnation."""
         return any(r.steps_told for r in self.ranks.values())

@@ -72,7 +72,6 @@ def triage(
     history: Sequence[Failure],
     now: Now,
     last_iteration_s: Mapping[int, float] | None = None,
-    through: bool = False,
     others: Callable[[], Iterable[Struck]] = tuple,
     worker_pids: Mapping[int, tuple[int, int]] | None = None,
     child_pids: Mapping[int, int] | None = None,
@@ -83,8 +82,7 @@ def triage(
     `exits` and `matches` are those of the running incarnation, `findings` those of the job's nodes,
     `failures` must hold every class of AGREED, `history` is newest last. `last_iteration_s` (monotonic,
     by rank) tells which lines a rank survived: it has iterated since, so they explain nothing. `others` gives
-    what other jobs met, of the last day or longer. `through`: the logs have told the last iteration of all.
-    `started_s` (monotonic): the incarnation began.
+    what other jobs met, of the last day or longer. `started_s` (monotonic): the incarnation began.
     """
     failed = (e for e in exits if not e.ok and not e.stopped_by_us)
     lost = tuple(sorted(failed, key=lambda e: (e.at_s, _ended_s(e))))
@@ -102,7 +100,6 @@ def triage(
         findings=tuple(findings),
         signal=signal,
         last_steps=last_steps,
-        through=through,
         entities=rank_entities,
         processes={pid: (rank, None) for rank, pid in rank_pids.items()} | dict(worker_pids or {}),
         children=child_pids or {},
@@ -214,7 +211,8 @@ def _by_orphan(case: Case, number: int, exit_: RankExit) -> Why:
     else:
         cls = class_of_death(exit_, case.failures) or case.failures["rank-exit"]
     entity = _entity_if_unclear(cls, exit_.rank, case)
-    return of_worker(Why(cls=cls, rank=exit_.rank, entity=entity, clause=clause), number)
+    why = of_worker(Why(cls=cls, rank=exit_.rank, entity=entity, clause=clause), number)
+    return ended_by_abort(why, case, exit_)
 
 
 def _ended_s(exit_: RankExit) -> float:

@@ -51,7 +51,6 @@ class Case(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     signal: TimingSignal | None
     last_steps: Mapping[int, int | None]
-    through: bool  # the logs have told the last iteration of all
     entities: Mapping[int, str]
     processes: Mapping[
         int, tuple[int, int | None]

@@ -33,7 +33,6 @@ AGREED = frozenset(
         "exception",
         "rank-exit",
         "end-abort",
-        "done-abort",
         "preempted",
         "terminated",
         "dataloader",

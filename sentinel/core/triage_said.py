@@ -10,9 +10,9 @@ from itertools import takewhile
 
 from msgspec import structs
 
-from sentinel.core.reports import SIGNAL_OFFSET
+from sentinel.core.reports import SIGNAL_OFFSET, RankExit, signal_of
 from sentinel.core.triage_case import END_ABORT, REPORT, Case, Why
-from sentinel.core.triage_launcher import of_worker, process_of
+from sentinel.core.triage_launcher import inner_rank, of_worker, process_of, report_of
 from sentinel.core.triage_rows import Row
 
 UNREACHABLE, PORT, LOCKED, OOM = "unreachable", "port-in-use", "locked-memory", "host-oom"
@@ -25,6 +25,10 @@ _CHILD = re.compile(r"\b(?:CalledProcessError|RayTaskError|RayActorError|ActorDi
 _ABORTS = re.compile(
     r"\bCould not load library |\bstd::bad_alloc\b|\bDefaultCPUAllocator\b"
 )  # words before abort()
+
+SIGABRT = 6
+# What launchers say of a process that ended by it: torchrun, mp.spawn, accelerate, deepspeed, mpirun, srun.
+_ABORTED = re.compile(r"(?:exitcode: |return code = )-6\b|\bSIGABRT\b|\bon signal 6\b|: Aborted")
 
 ENDS_S = 10.0  # that a program takes at most from what it raises to its end
 
@@ -74,17 +78,25 @@ def outlived(row: Row, case: Case) -> bool:
     )
 
 
-def ended_by_abort(why: Why, case: Case) -> Why:
+def ended_by_abort(why: Why, case: Case, exit_: RankExit | None = None) -> Why:
     """What libstdc++ says of a program that ends while threads of it still run, as those of gloo may, where nothing
-    better is known of the rank: it had raised nothing, and may have been through."""
+    else is known of an end by SIGABRT. `exit_`: that end, where it is not the rank's."""
+    if why.cls.id not in (REPORT, "unknown") or why.rank is None:
+        return why
+    gone = exit_ or case.exit_of(why.rank)
+    report = report_of(why.rank, case)
+    aborted = gone is not None and (gone.signal == SIGABRT or signal_of(gone.code) == SIGABRT)
+    if not aborted and (report is None or _ABORTED.search(report.match.line) is None):
+        return why
+    may = {None, why.worker} | ({inner_rank(report.match.line)} if report is not None else set())
     for row in case.rows:
         if row.cls.id != END_ABORT or row.match.rank != why.rank or _has_a_reason(row, case):
             continue
         number = process_of(row.match.line)
-        if why.worker is None or number in (None, why.worker):
-            cls = case.failures["done-abort" if case.through else END_ABORT]
-            whose = number if why.worker is None else None
-            return of_worker(structs.replace(why, cls=cls, clause="", entity=""), whose)
+        if why.worker is None:
+            return of_worker(structs.replace(why, cls=row.cls, clause=""), number)
+        if number in may:
+            return structs.replace(why, cls=row.cls, clause="")
     return why
 
 

@@ -194,8 +194,7 @@ class TimingParser:
             behind = RANKS_APART if self.writers.expected > 1 else 0
             self.fell_back = self.fell_back or step < before - behind
         self._last_step = step
-        last = values.epoch is None and values.total is not None and values.step == values.total
-        return Iteration(at_s, step, values.hardware_ms, values.e2e_ms, last)
+        return Iteration(at_s, step, values.hardware_ms, values.e2e_ms)
 
     def _counted_on(self, values: Values) -> int:
         """The step, where the epochs before may have been longer: the last often is cut short."""

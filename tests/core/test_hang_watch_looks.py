@@ -40,13 +40,31 @@ def look(timing: JobTiming, until_s: float, text: str = STILL) -> list[float]:
 def test_by_default_a_silence_is_a_hang_when_looks_over_it_have_found_that_nothing_moves() -> None:
     timing = watched()
     last = feed(timing)  # allowed: 120 s
-    assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 24)
-    assert look(timing, last + 119.9) == pytest.approx([last + after_s for after_s in (24, 44, 64, 84, 104)])
+    assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 42)
+    assert look(timing, last + 119.9) == pytest.approx([last + after_s for after_s in (42, 62, 82, 102)])
     assert hang(timing, last + 119.9) is None
     signal = hang(timing, last + 120)
     assert signal is not None
     assert signal.doubt == ""
-    assert signal.evidence[-1] == "5 looks at the stacks of rank 0: none has moved"
+    assert signal.evidence[-1] == "4 looks at the stacks of rank 0: none has moved"
+
+
+def test_who_stood_still_only_at_the_end_of_its_time_is_waited_for() -> None:
+    timing = watched()
+    last = feed(timing)
+    look(timing, last + 70, MOVES)
+    look(timing, last + 125)
+    assert hang(timing, last + 125) is None
+    look(timing, last + 160)
+    assert hang(timing, last + 160) is not None
+
+
+def test_a_pause_that_is_a_habit_of_the_job_is_not_looked_at() -> None:
+    timing = watched()
+    last = feed(timing)
+    for _ in range(3):
+        assert look(timing, last + 100) == [last + 42, last + 62, last + 82] * (timing.ranks[0].count == 50)
+        last = feed(timing, first=(timing.ranks[0].last_step or 0) + 1, start_s=last + 100)
 
 
 def test_without_a_look_silence_alone_is_told_late_and_in_doubt() -> None:
@@ -115,7 +133,7 @@ def test_a_start_without_iterations_is_looked_at_too() -> None:
     feed(timing)
     timing.start(2, 1, Now(100.0, 0))
     empty(timing, 0, incarnation=2)
-    assert look(timing, 690) == pytest.approx([220, 320, 420, 520, 620])
+    assert look(timing, 690) == pytest.approx([310, 410, 510, 610])
     assert hang(timing, 699) is None
     assert hang(timing, 700) is not None
 
@@ -126,7 +144,7 @@ def test_a_hang_that_was_told_in_doubt_does_not_make_the_next_silence_longer() -
     assert hang(timing, last + 1801) is not None
     timing.start(2, 1, Now(2000.0, 0))
     last = feed(timing, start_s=2000.0, incarnation=2)
-    assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 24)
+    assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 42)
 
 
 def test_of_several_ranks_those_that_go_on_need_not_stand_still() -> None:
@@ -141,6 +159,25 @@ def test_of_several_ranks_those_that_go_on_need_not_stand_still() -> None:
     signal = hang(timing, last + 120)
     assert signal is not None
     assert (signal.rank, signal.doubt) == (0, "")
+
+
+def test_of_two_ranks_that_print_seldom_the_one_that_hangs_is_found_though_the_other_goes_on() -> None:
+    timing = watched(size=2)
+    last = 0.0
+    for step in range(1, 10):
+        for rank in (0, 1):
+            last = feed(timing, rank, first=step, count=1, start_s=100.0 * step)
+    for at_s in range(int(last), int(last) + 1000):
+        if at_s % 100 == 99:
+            feed(timing, 1, first=(timing.ranks[1].last_step or 0) + 1, count=1, start_s=float(at_s))
+        if timing.hang.look_due(Now(at_s, 0)):
+            texts = [STILL, MOVES.replace("rank 0", "rank 1").format(look=at_s)]
+            timing.hang.looked(texts, Now(at_s, 0))
+        if (signal := hang(timing, float(at_s))) is not None:
+            break
+    assert signal is not None
+    assert (signal.rank, signal.doubt) == (0, "")
+    assert at_s - last < 400
 
 
 def unread(after_s: float | None) -> JobTiming:
@@ -162,22 +199,22 @@ def test_where_no_iteration_is_seen_a_time_of_the_owners_counts_from_what_the_lo
 ):
     timing = unread(60.0)
     timing.fold(RankReport(job="j", incarnation=1, rank=0, alive_s=700.0))
-    assert timing.hang.next_deadline(Now(700, 0)) == pytest.approx(712)
-    assert look(timing, 759) == pytest.approx([712, 722, 732, 742, 752])
+    assert timing.hang.next_deadline(Now(700, 0)) == pytest.approx(721)
+    assert look(timing, 759) == pytest.approx([721, 731, 741, 751])
     assert hang(timing, 759) is None
     signal = hang(timing, 760)
     assert signal is not None
     assert (signal.sentence, signal.doubt) == ("The job has told of no progress for 1 min.", "")
-    assert signal.evidence[-1] == "5 looks at the stacks of rank 0: none has moved"
+    assert signal.evidence[-1] == "4 looks at the stacks of rank 0: none has moved"
 
 
 def test_before_its_first_output_it_has_the_time_of_its_start() -> None:
-    assert unread(60.0).hang.next_deadline(Now(0, 0)) == pytest.approx(600 - 60 + 12)
+    assert unread(60.0).hang.next_deadline(Now(0, 0)) == pytest.approx(600 - 60 + 21)
 
 
 def test_once_it_has_printed_it_is_hung_when_it_stands_still_for_the_owners_time_also_at_its_start() -> None:
     timing = printed(60.0)
-    assert look(timing, 64) == pytest.approx([17, 27, 37, 47, 57])
+    assert look(timing, 64) == pytest.approx([26, 36, 46, 56])
     assert hang(timing, 64) is None
     signal = hang(timing, 65)
     assert signal is not None
@@ -336,7 +373,7 @@ def test_who_names_a_time_is_asked_for_looks_once_a_hang_stood_in_an_evaluation(
     last = feed(timing)
     evaluated = hung_at(4)
     timing.hang.failures = [structs.replace(evaluated, pause="evaluate (train.py:40)")]
-    assert look(timing, last + 2, EVALUATES) == pytest.approx([last + 2])
+    assert look(timing, last + 3.5, EVALUATES) == pytest.approx([last + 3.5])
     assert hang(timing, last + 3599) is None
     assert hang(timing, last + 3600) is not None
     last = feed(timing, first=51, start_s=last + 3600)

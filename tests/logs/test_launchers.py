@@ -28,7 +28,7 @@ import pytest
 from sentinel.core.health import Finding
 from sentinel.core.model import Budget, Restartable, Verdict
 from sentinel.core.now import Now
-from sentinel.core.reports import LogMatch, RankExit
+from sentinel.core.reports import LogMatch, Orphan, RankExit
 from sentinel.core.triage import triage
 from sentinel.failures import failure_classes
 from sentinel.logs.reader import RankLog
@@ -59,12 +59,13 @@ def of(
     size: int = 1,
     ended: tuple[int, ...] = (0,),
     codes: Mapping[int, int] | None = None,
-    through: bool = False,
+    exits: list[RankExit] | None = None,
 ) -> Verdict:
     return triage(
         job="j",
         size=size,
-        exits=[
+        exits=exits
+        or [
             RankExit(rank=rank, incarnation=1, at_s=NOW.mono_s, code=(codes or {}).get(rank, 1))
             for rank in ended
         ],
@@ -79,7 +80,6 @@ def of(
         now=NOW,
         worker_pids=workers,
         child_pids=children,
-        through=through,
     )
 
 
@@ -463,9 +463,10 @@ def test_below_a_launcher_whose_ranks_write_unmarked_who_aborts_before_any_compl
     workers = {1299: (0, 0), 1300: (0, 1)}
     v = of(told(EXIT_3.replace("W1125", f"{ABORTS}W1125"), shipped, tmp_path), workers=workers)
     assert (v.failure, v.worker) == ("rank-exit", 1), v
-    v = of(told(f"{ABORTS}{LOST_IT}", shipped, tmp_path), workers=workers)
-    assert v.failure == "end-abort", v
-    v = of(told(f"[default0]:{LOST_IT}[default1]:{ABORTS}", shipped, tmp_path), workers=workers)
+    aborted = EXIT_3.replace("exitcode: 3)", "exitcode: -6)")
+    v = of(told(f"{ABORTS}{aborted}", shipped, tmp_path), workers=workers)
+    assert (v.failure, v.worker) == ("end-abort", 1), v
+    v = of(told(f"[default0]:{LOST_IT}[default1]:{ABORTS}{aborted}", shipped, tmp_path), workers=workers)
     assert (v.failure, v.worker) == ("end-abort", 1), v
 
 
@@ -480,17 +481,45 @@ def test_a_rank_that_aborts_at_its_end_after_another_was_lost_is_not_the_cause(
     assert (v.failure, v.rank) == ("end-abort", 0), v
 
 
-def test_an_abort_at_the_end_is_tried_again_once_and_not_after_the_last_iteration(
+TORCHRUN_ABORTS = "failed (exitcode: -6) local_rank: 1 (pid: 8237) of binary: /usr/bin/python3\n"
+
+
+def test_an_abort_at_the_end_of_which_nothing_else_is_known_is_tried_again_once(
     shipped: RuleSet, tmp_path: Path
 ) -> None:
-    torchrun = "failed (exitcode: -6) local_rank: 1 (pid: 8237) of binary: /usr/bin/python3\n"
-    for text, worker in ((ABORTS, None), (f"[default1]:{ABORTS}{torchrun}", 1), (f"{ABORTS}{torchrun}", 1)):
-        v = of(told(text, shipped, tmp_path), codes={0: 134})
+    for text, worker, workers in (
+        (ABORTS, None, {}),
+        (f"[default1]:{ABORTS}{TORCHRUN_ABORTS}", 1, {}),
+        (f"{ABORTS}{TORCHRUN_ABORTS}", 1, {}),
+        (f"[default1]:{ABORTS}{TORCHRUN_ABORTS}", 5, {8236: (0, 4), 8237: (0, 5)}),  # the second machine
+    ):
+        v = of(told(text, shipped, tmp_path), codes={0: 1 if worker else 134}, workers=workers)
         assert (v.failure, v.worker, v.restart) == ("end-abort", worker, Restartable.ONCE), v
-        v = of(told(text, shipped, tmp_path), codes={0: 134}, through=True)
-        assert (v.failure, v.worker, v.restart) == ("done-abort", worker, Restartable.NO), v
-    raised = f"Traceback (most recent call last):\nRuntimeError: the results are too large\n{ABORTS}"
-    assert of(told(raised, shipped, tmp_path), codes={0: 134}, through=True).failure == "exception"
+
+
+def test_an_abort_of_another_process_explains_no_other_end(shipped: RuleSet, tmp_path: Path) -> None:
+    for text, code, failure in (
+        (ABORTS, 3, "user-exit"),  # of what it had started
+        (f"{ABORTS}{TORCHRUN_ABORTS.replace('-6', '3')}", 1, "rank-exit"),
+        (f"[default0]:{ABORTS}{TORCHRUN_ABORTS}", 1, "rank-exit"),
+    ):
+        assert of(told(text, shipped, tmp_path), codes={0: code}).failure == failure, text
+    v = of(told(ABORTS, shipped, tmp_path, rank=1), size=2, ended=(0,), codes={0: 134})
+    assert v.failure == "unknown", v
+
+
+def test_of_a_process_that_its_launcher_leaves_unreported_the_abort_is_known_by_its_signal(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    gone = RankExit(
+        rank=0,
+        incarnation=1,
+        at_s=NOW.mono_s,
+        code=1,
+        orphans=(Orphan(pid=8237, code=None, signal=6, oom_killed=False),),
+    )
+    v = of(told(ABORTS, shipped, tmp_path), exits=[gone], workers={8236: (0, 0), 8237: (0, 1)})
+    assert (v.failure, v.worker, v.restart) == ("end-abort", 1, Restartable.ONCE), v
 
 
 @pytest.mark.parametrize(
@@ -516,14 +545,11 @@ def test_a_rank_that_aborts_at_its_end_after_it_raised_failed_by_what_it_raised(
 def test_what_a_process_had_caught_long_before_or_another_told_is_not_why_it_aborts(
     shipped: RuleSet, tmp_path: Path
 ) -> None:
-    for caught in ("AttributeError: 'Run' object has no attribute 'log'", LOST_IT.rstrip()):
-        before = told(f"Traceback (most recent call last):\n{caught}\n", shipped, tmp_path)
-        later = [
-            msgspec.structs.replace(match, at_s=match.at_s + 60.0)
-            for match in told(ABORTS, shipped, tmp_path)
-        ]
-        v = of([*before, *later], codes={0: 134})
-        assert v.failure == "end-abort", v
+    caught = "Traceback (most recent call last):\nAttributeError: 'Run' object has no attribute 'log'\n"
+    aborts = told(ABORTS, shipped, tmp_path)
+    later = [msgspec.structs.replace(match, at_s=match.at_s + 60.0) for match in aborts]
+    v = of([*told(caught, shipped, tmp_path), *later], codes={0: 134})
+    assert v.failure == "end-abort", v
     text = "[rank0]: Traceback (most recent call last):\n[rank0]: AttributeError: 'Run' object has no attribute 'log'\n"
     lost = LOST_IT.replace("rank0", "rank1")
     v = of(told(f"{text}{lost}[rank1]: {ABORTS}", shipped, tmp_path), codes={0: 134})

@@ -83,13 +83,13 @@ def page(rows: list[Row], before: str) -> tuple[str, list[str]]:
     parts, missing = [HEAD], []
     for kind, (heading, about, table) in TABLES.items():
         own = [row for row in rows if row["kind"] == kind]
-        made = f"## {heading}\n\n{about}\nMade with {versions(own)}.\n\n{table(own)}\n" if own else ""
-        found = re.search(rf"^## {re.escape(heading)}\n.*?(?=^## |\Z)", before, re.MULTILINE | re.DOTALL)
-        kept = found.group().rstrip("\n") + "\n" if found else ""
+        made = f"Made with {versions(own)}.\n\n{table(own)}\n" if own else ""
+        there = re.search(rf"^## {re.escape(heading)}\n.*?^(Made with .*?)(?=^## |\Z)", before, re.M | re.S)
+        kept = there[1].rstrip("\n") + "\n" if there else ""
         lost = sorted(cells(kept) - cells(made))
         missing += [f"{heading}: {row}: {column}" for row, column in lost]
-        if kept if lost else made:
-            parts.append(kept if lost else made)
+        if made or kept:
+            parts.append(f"## {heading}\n\n{about}\n{kept if lost else made}")
     return "\n".join(parts), missing
 
 
@@ -121,7 +121,8 @@ def main(argv: list[str]) -> int:
     text, missing = page(rows, target.read_text() if target.exists() else "")
     target.write_text(text)
     if missing:
-        print(f"{target}: these were not run, so their tables stay as they were:", *missing, sep="\n  ")
+        print(f"{target}: of these nothing new is known, so their tables stay as they were", end=" ")
+        print("(one that is deleted there is made of what was run):", *missing, sep="\n  ")
     return 0
 
 

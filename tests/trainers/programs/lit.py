@@ -28,6 +28,8 @@ class Model(lightning.LightningModule):
         self.layer = torch.nn.Linear(8, 1)
 
     def training_step(self, batch, index):
+        if self.global_step == 100 and self.global_rank == 0:
+            open("100 steps", "w").close()
         if self.global_step + 1 == SIGNAL_AT and self.global_rank == 1:
             os.kill(os.getpid(), signal.SIGUSR1)
         return self.layer(batch).square().mean()
