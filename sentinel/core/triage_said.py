@@ -12,7 +12,7 @@ from msgspec import structs
 
 from sentinel.core.reports import SIGNAL_OFFSET, RankExit, signal_of
 from sentinel.core.triage_case import END_ABORT, REPORT, Case, Why
-from sentinel.core.triage_launcher import inner_rank, of_worker, process_of, report_of
+from sentinel.core.triage_launcher import inner_rank, named_inner, of_worker, process_of, report_of
 from sentinel.core.triage_rows import Row
 
 UNREACHABLE, PORT, LOCKED, OOM = "unreachable", "port-in-use", "locked-memory", "host-oom"
@@ -28,7 +28,9 @@ _ABORTS = re.compile(
 
 SIGABRT = 6
 # What launchers say of a process that ended by it: torchrun, mp.spawn, accelerate, deepspeed, mpirun, srun.
-_ABORTED = re.compile(r"(?:exitcode: |return code = )-6\b|\bSIGABRT\b|\bon signal 6\b|: Aborted")
+_ABORTED = re.compile(
+    r"(?:exitcode: |return code = |exit code )(?:-6|134)\b|\bSIGABRT\b|\bon signal 6\b|: Aborted"
+)
 
 ENDS_S = 10.0  # that a program takes at most from what it raises to its end
 
@@ -80,13 +82,18 @@ def outlived(row: Row, case: Case) -> bool:
 
 def ended_by_abort(why: Why, case: Case, exit_: RankExit | None = None) -> Why:
     """What libstdc++ says of a program that ends while threads of it still run, as those of gloo may, where nothing
-    else is known of an end by SIGABRT. `exit_`: that end, where it is not the rank's."""
+    else is known of an end by SIGABRT. `exit_`: that end, where it is not the rank's. Where others complain that they
+    lost a rank, who had aborted before they did is the one; no GPU is to blame for it."""
+    if why.cls.role in ("symptom", "cascade") and why.cls.id != REPORT:
+        for row in takewhile(lambda other: not _tells_of_others(other), case.rows):
+            rank, report = row.match.rank, report_of(row.match.rank, case)
+            if row.cls.id == END_ABORT and _aborted(case.exit_of(rank), report):
+                own = of_worker(Why(cls=row.cls, rank=rank), process_of(row.match.line))
+                return own if report is None else named_inner(Why(cls=row.cls, rank=rank), report, case)
     if why.cls.id not in (REPORT, "unknown") or why.rank is None:
         return why
-    gone = exit_ or case.exit_of(why.rank)
     report = report_of(why.rank, case)
-    aborted = gone is not None and (gone.signal == SIGABRT or signal_of(gone.code) == SIGABRT)
-    if not aborted and (report is None or _ABORTED.search(report.match.line) is None):
+    if not _aborted(exit_ or case.exit_of(why.rank), report):
         return why
     may = {None, why.worker} | ({inner_rank(report.match.line)} if report is not None else set())
     for row in case.rows:
@@ -98,6 +105,13 @@ def ended_by_abort(why: Why, case: Case, exit_: RankExit | None = None) -> Why:
         if number in may:
             return structs.replace(why, cls=row.cls, clause="")
     return why
+
+
+def _aborted(exit_: RankExit | None, report: Row | None) -> bool:
+    """Did this rank end so, or a process of it by what it, a launcher, reports?"""
+    if exit_ is not None and SIGABRT in (exit_.signal, signal_of(exit_.code)):
+        return True
+    return report is not None and _ABORTED.search(report.match.line) is not None
 
 
 def _has_a_reason(row: Row, case: Case) -> bool:

@@ -520,6 +520,45 @@ def test_of_a_process_that_its_launcher_leaves_unreported_the_abort_is_known_by_
     )
     v = of(told(ABORTS, shipped, tmp_path), exits=[gone], workers={8236: (0, 0), 8237: (0, 1)})
     assert (v.failure, v.worker, v.restart) == ("end-abort", 1, Restartable.ONCE), v
+    assert "it aborted (SIGABRT)" in v.sentence
+
+
+@pytest.mark.parametrize(
+    ("report", "code"),
+    [
+        ("failed (exitcode: -6) local_rank: 1 (pid: 8237) of binary: /usr/bin/python3", 1),
+        ("failed (exitcode: 134) local_rank: 1 (pid: 8237) of binary: /home/user/run.sh", 1),
+        ("torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGABRT", 1),
+        ("subprocess.CalledProcessError: Command '['python', 'w.py']' died with <Signals.SIGABRT: 6>.", 1),
+        ("['python', 'w.py', '--local_rank=1'] exits with return code = -6", 250),
+        ("mpirun noticed that process rank 1 with PID 41 on node a exited on signal 6 (Aborted).", 1),
+        ("srun: error: a: task 1: Aborted", 1),
+    ],
+)
+def test_each_launcher_tells_of_an_abort_in_its_own_words(
+    report: str, code: int, shipped: RuleSet, tmp_path: Path
+) -> None:
+    v = of(told(f"{ABORTS}{report}\n", shipped, tmp_path), codes={0: code})
+    assert v.failure == "end-abort", v
+
+
+def test_of_two_ranks_below_a_launcher_the_one_that_aborted_before_the_other_complained_is_the_cause(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    complains = LOST_IT.replace("rank0", "rank1")
+    torchrun = TORCHRUN_ABORTS.replace("local_rank: 1", "local_rank: 0")
+    for text in (
+        f"[rank0]: {ABORTS}{complains}{torchrun}",
+        f"{ABORTS}{complains.replace('[rank1]: ', '')}{torchrun}",
+        f"0: {ABORTS}1: {complains}srun: error: h: task 0: Aborted\n",
+        EXIT_3.replace("[rank0]:", "[rank1]:")
+        .replace("exitcode: 3) local_rank: 1", "exitcode: -6) local_rank: 0")
+        .replace("[rank1]: Traceback", f"{ABORTS}[rank1]: Traceback", 1),
+    ):
+        v = of(told(text, shipped, tmp_path))
+        assert (v.failure, v.worker, v.restart) == ("end-abort", 0, Restartable.ONCE), f"{v}\n{text}"
+    waited = f"[rank0]: {ABORTS}{complains}"  # how it ended is not known
+    assert of(told(waited, shipped, tmp_path)).failure == "connection"
 
 
 @pytest.mark.parametrize(
