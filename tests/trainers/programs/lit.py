@@ -52,10 +52,11 @@ class Batches:
         return self.size
 
     def __iter__(self):
+        if self.at == self.size:  # whoever took the last one did not ask for another
+            self.at = 0
         while self.at < self.size:
             self.at += 1
             yield torch.randn(4, 8, generator=torch.Generator().manual_seed(2 * self.at + self.rank))
-        self.at = 0
 
     def state_dict(self):
         return {"at": self.at}
