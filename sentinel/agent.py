@@ -23,7 +23,7 @@ from sentinel.metrics import Metrics
 
 log = structlog.get_logger()
 
-AHEAD_BYTES = 256 << 10  # more than a rank prints between two looks, but for a flood
+AHEAD_BYTES = 4 << 20  # more than a rank prints between two looks, but for a flood
 POLL_S = 0.2  # how often a log is looked at: what a turn costs is in the waking, not in the lines
 SAVE_POSITIONS_S = 2.0
 # A rank that is silent for so long is looked at in /proc, so often; a stepping one never is.

@@ -16,8 +16,6 @@ from sentinel.core.reports import SIGNAL_OFFSET, LogMatch, RankExit
 from sentinel.core.signals import TimingSignal, names
 from sentinel.core.triage_case import (
     CLASS_OF_SYMPTOM,
-    END_ABORT,
-    REPORT,
     WINDOW_S,
     Case,
     Struck,
@@ -44,7 +42,7 @@ from sentinel.core.triage_launcher import (
 )
 from sentinel.core.triage_node import by_network, by_node, by_stuck_process, named_network
 from sentinel.core.triage_past import weigh_past
-from sentinel.core.triage_rows import AGREED, FailureClass, Row
+from sentinel.core.triage_rows import AGREED, REPORT, FailureClass, Row
 from sentinel.core.triage_said import SURVIVED, clause_of, ended_by_abort, outlived, survived
 from sentinel.core.triage_words import worded
 
@@ -209,7 +207,7 @@ def _by_orphan(case: Case, number: int, exit_: RankExit) -> Why:
         cls = case.failures["host-oom"]
         clause = f"the kernel killed one of its processes ({exit_.describe()}): memory ran out"
     else:
-        cls = class_of_death(exit_, case.failures) or case.failures["rank-exit"]
+        cls = class_of_death(exit_, case.failures) or case.failures[REPORT]
     entity = _entity_if_unclear(cls, exit_.rank, case)
     why = of_worker(Why(cls=cls, rank=exit_.rank, entity=entity, clause=clause), number)
     return ended_by_abort(why, case, exit_)
@@ -247,7 +245,7 @@ def _told_to_end(row: Row, case: Case) -> bool:
     if any(other.cls.id == "preempted" for other in case.rows):
         return True
     before = case.rows[: case.rows.index(row)]
-    if any(other.cls.id == REPORT and other.match.rank == row.match.rank for other in before):
+    if any(other.cls.role == "report" and other.match.rank == row.match.rank for other in before):
         return True
     if case.exit_of(row.match.rank) is not None:
         return False
@@ -289,8 +287,7 @@ def _roots(case: Case) -> list[Row]:
     rows = [
         row
         for row in case.rows
-        if ((row.match.rank, row.match.line) not in past or row.cls.role not in ("root", "generic"))
-        and row.cls.id != END_ABORT
+        if (row.match.rank, row.match.line) not in past or row.cls.role not in ("root", "generic")
     ]
     for row in rows:
         told.setdefault(row.match.rank, []).append(row)
@@ -314,7 +311,7 @@ def _better_said(generic: Row, own: Sequence[Row]) -> bool:
         later_s = row.match.at_s - generic.match.at_s
         if row.match.line == generic.match.line and (row.cls.role != "generic" or _says_more(row, generic)):
             return True
-        if row.cls.role == "generic" or row.cls.id == REPORT or (k < place and row.cls.id in SURVIVED):
+        if row.cls.role not in ("root", "symptom", "cascade") or (k < place and row.cls.id in SURVIVED):
             continue
         if row.cls.role == "root" and abs(later_s) <= MOMENT_S:
             return True
@@ -340,7 +337,7 @@ def _entity_if_unclear(cls: FailureClass, rank: int, case: Case) -> str:
 
 def _by_symptoms(case: Case) -> Why | None:
     """Only symptoms and cascades: who did not complain of others is the one they complain of."""
-    rows = [row for row in case.of("symptom", "cascade") if row.cls.id != REPORT]
+    rows = case.of("symptom", "cascade")
     if not rows:
         return None
     complaining = {row.match.rank for row in rows}

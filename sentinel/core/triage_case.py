@@ -7,7 +7,7 @@ from msgspec import Struct, structs
 from sentinel.core.health import Component, Finding
 from sentinel.core.model import HANG, Failure, Symptom
 from sentinel.core.now import Now
-from sentinel.core.reports import LogMatch, RankExit
+from sentinel.core.reports import LogMatch, RankExit, signal_of
 from sentinel.core.signals import TimingSignal
 from sentinel.core.triage_rows import CHAINED, FailureClass, Row
 
@@ -36,9 +36,6 @@ class Struck(Struct, frozen=True):
     wall_s: float
     sentence: str = ""
 
-
-REPORT = "rank-exit"  # the class of a launcher's word that one of its processes ended by itself
-END_ABORT = "end-abort"  # that of libstdc++'s word that a program ends while threads of it still run
 
 
 class Case(Struct, frozen=True, kw_only=True):
@@ -200,8 +197,8 @@ def class_of_death(exit_: RankExit, failures: Mapping[str, FailureClass]) -> Fai
     if exit_.failure:
         return failures.get(exit_.failure)
     signal = exit_.signal
-    if signal is None and exit_.code is not None and 128 < exit_.code < 160:
-        signal = exit_.code - 128
+    if signal is None:
+        signal = signal_of(exit_.code)
     for cls in failures.values():
         if cls.role != "root":
             continue

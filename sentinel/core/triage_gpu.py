@@ -4,7 +4,7 @@ from msgspec import structs
 
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.model import Budget, Cause, Restartable
-from sentinel.core.triage_case import REPORT, Case, Why, class_of_finding, finding_clause, recent
+from sentinel.core.triage_case import Case, Why, class_of_finding, finding_clause, recent
 from sentinel.core.triage_rows import FailureClass, same_entity
 
 
@@ -86,7 +86,7 @@ def overrides(hardware: Why, root: Why, case: Case) -> bool:
     hard = finding.severity is Severity.FATAL or finding.event or finding.code in hardware.cls.codes
     if hard and not shared and recent(finding, case):
         return True
-    if root.cls.id == REPORT:  # its launcher uses all the cards of a machine
+    if root.cls.role == "report":  # its launcher uses all the cards of a machine
         return finding.severity is Severity.FATAL or recent(finding, case)
     if root.cls.restart is Restartable.NO or root.cls.role != "root":
         return False
@@ -99,7 +99,7 @@ def by_program_or_gpu(case: Case) -> Why | None:
     What another program did there before says nothing of this one, and what came after the ranks had begun to complain
     of each other is not why they did.
     """
-    complaints = (row.match.at_s for row in case.of("symptom", "cascade") if row.cls.id != REPORT)
+    complaints = (row.match.at_s for row in case.of("symptom", "cascade"))
     until_s = min(complaints, default=float("inf"))
     for finding in case.findings:
         before = case.rank_of_pid(finding.pid) is None and finding.seen_mono_s < case.started_s

@@ -10,8 +10,8 @@ from msgspec import structs
 
 from sentinel.core.reports import RankExit
 from sentinel.core.signals import names
-from sentinel.core.triage_case import END_ABORT, REPORT, Case, Why, class_of_death, finding_clause
-from sentinel.core.triage_rows import Row
+from sentinel.core.triage_case import Case, Why, class_of_death, finding_clause
+from sentinel.core.triage_rows import REPORT, Row
 
 TOLD_TO_END = (2, 15)  # SIGINT, SIGTERM
 # How launchers number their processes: `[rank1]: ` and `[default1]:` before a line, torchrun's own report, mp.spawn's,
@@ -37,9 +37,9 @@ _REPORT = re.compile(
     r"|^srun: error: \S+: tasks? [\d,-]+: "
 )
 # torchrun looks at its processes from time to time, torch 1.13 each 5 s: of several that have ended meanwhile it
-# reports the one of the lowest number, and then lists all. Who aborts as it ends (-6) may have lost the first.
-_FIRST = re.compile(r"\bfailed \(exitcode: (?:\d+|-6)\) local_rank: ")
-_LISTED = re.compile(r"^ *exitcode +: (?:\d+|-6) \(pid: ")
+# reports the one of the lowest number, and then lists all. Who exits, or aborts as it ends, may have lost the first.
+_FIRST = re.compile(r"\bfailed \(exitcode: -?\d+\) local_rank: ")
+_LISTED = re.compile(r"^ *exitcode +: -?\d+ \(pid: ")
 _FORCED = re.compile(r"\bUnable to shutdown process (\d+) via ")
 _PID = re.compile(r"\(pid: (\d+)\)")
 _TASK = re.compile(r" {0,4}(\d{1,5}): ")
@@ -55,12 +55,12 @@ def without_those_that_srun_ended(rows: Iterable[Row]) -> tuple[Row, ...]:
     for_memory = {row.match.rank for row in told if row.cls.id == "host-oom"}
     # Where a task is a launcher itself, the numbers of its ranks are not those of tasks.
     launchers = {
-        row.match.rank for row in told if row.cls.id == REPORT and not row.match.line.startswith(_SRUN)
+        row.match.rank for row in told if row.cls.role == "report" and not row.match.line.startswith(_SRUN)
     }
     lost_another = {
         (row.match.rank, process_of(row.match.line))
         for row in told
-        if row.cls.role in ("symptom", "cascade") and row.cls.id != REPORT
+        if row.cls.role in ("symptom", "cascade")
         if row.match.rank not in launchers or _TASK.match(row.match.line)
     }
     ending: set[int] = set()
@@ -73,7 +73,7 @@ def without_those_that_srun_ended(rows: Iterable[Row]) -> tuple[Row, ...]:
             if rank in ending or (row.cls.id == "killed" and rank in for_memory):
                 continue
             number = inner_rank(line)
-            if row.cls.id == REPORT and number is not None and (rank, number) in lost_another:
+            if row.cls.role == "report" and number is not None and (rank, number) in lost_another:
                 follows.append(row)
             else:
                 by_itself.add(rank)
@@ -97,12 +97,12 @@ def inner_rank(line: str) -> int | None:
 
 def _complaints(rank: int, case: Case) -> list[Row]:
     """What tells, in this rank's log, that others are gone or were waited for; not a launcher's report."""
-    return [row for row in case.of("symptom", "cascade") if row.match.rank == rank and row.cls.id != REPORT]
+    return [row for row in case.of("symptom", "cascade") if row.match.rank == rank]
 
 
 def _complaining(rank: int, case: Case) -> set[int]:
     """The processes of a launcher that said something themselves, as those do that lost another one."""
-    own = (row for row in case.rows if row.match.rank == rank and row.cls.id not in (REPORT, END_ABORT))
+    own = (row for row in case.rows if row.match.rank == rank and row.cls.role not in ("report", "abort"))
     said = (inner_rank(row.match.line) for row in own)
     return {number for number in said if number is not None}
 
@@ -152,7 +152,7 @@ def _known(case: Case) -> set[tuple[int, int]]:
 
 def _told_below(case: Case) -> set[tuple[int, int]]:
     """Of each process below a launcher that reported that it had waited in vain, or lost another: launcher, number."""
-    told = (row.match for row in case.of("symptom", "cascade") if row.cls.id != REPORT)
+    told = (row.match for row in case.of("symptom", "cascade"))
     numbers = {(match.rank, _number_that_complains(match.line)) for match in told}
     return {(rank, number) for rank, number in numbers if number is not None}
 
@@ -175,9 +175,9 @@ def _below(rank: int, case: Case) -> set[int]:
 
 
 def _one_of_several(row: Row, case: Case) -> bool:
-    if not _FIRST.search(row.match.line):
+    if row.cls.role != "report" or not _FIRST.search(row.match.line):
         return False
-    listed = {other.match.line for other in case.rows if other.match.rank == row.match.rank}
+    listed = {other.match.line for other in case.of("report") if other.match.rank == row.match.rank}
     return sum(bool(_LISTED.search(line)) for line in listed) > 1
 
 
@@ -195,7 +195,7 @@ def _silent(rank: int, processes: set[int], case: Case) -> int | None:
 
 def report_of(rank: int, case: Case) -> Row | None:
     """A launcher's word in this rank's log, with the number of the process if there is one."""
-    told = [row for row in case.rows if row.cls.id == REPORT and row.match.rank == rank]
+    told = [row for row in case.of("report") if row.match.rank == rank]
     return next((row for row in told if _gone(row, case) is not None), told[0] if told else None)
 
 
@@ -211,7 +211,7 @@ def _raised(row: Row, case: Case) -> int | None:
     """Whose exception it is, of mp.spawn's: its head stands before the traceback, and nothing else comes after that."""
     number = None
     for one in case.rows:
-        if one.match.rank == row.match.rank and one.cls.id == REPORT:
+        if one.match.rank == row.match.rank and one.cls.role == "report":
             head = _RAISED.match(one.match.line)
             number = int(head[1]) if head else number
         if one is row:
@@ -253,7 +253,12 @@ def of_worker(why: Why, number: int | None) -> Why:
 def by_report(rank: int, case: Case) -> Why | None:
     """A process of the launcher that is this rank ended without a word that is known."""
     told = report_of(rank, case)
-    return None if told is None else named_inner(Why(cls=told.cls, rank=rank), told, case)
+    if told is None:
+        return None
+    # Where it may tell how another one ended than the one that is named, no more is known than that this one did.
+    of_another = _one_of_several(told, case) or _LAST.search(told.match.line)
+    cls = case.failures[REPORT] if of_another else told.cls
+    return named_inner(Why(cls=cls, rank=rank), told, case)
 
 
 def by_silent_end(case: Case) -> Why | None:

@@ -32,6 +32,7 @@ AGREED = frozenset(
         "user-exception",
         "exception",
         "rank-exit",
+        "aborted",
         "end-abort",
         "preempted",
         "terminated",
@@ -83,7 +84,8 @@ class FailureClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A row of rules/failures.toml.
 
     `role`: a root explains an incident; a generic line (a bare exception) does where nothing better is
-    said; a symptom tells that ranks waited in vain; a cascade tells that another rank died.
+    said; a symptom tells that ranks waited in vain; a cascade tells that another rank died; a report is a
+    launcher's word on the end of a process; an abort explains an end by SIGABRT that nothing else does.
     `sentence` is a clause after "Rank 3 was lost: "; {entity}, {exit} and {code} are filled in.
     """
 
@@ -93,7 +95,7 @@ class FailureClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     scope: Literal["node", "job"]
     budget: Budget
     restart: Restartable
-    role: Literal["root", "generic", "symptom", "cascade"]
+    role: Literal["root", "generic", "symptom", "cascade", "report", "abort"]
     sentence: str
     advice: str
     source: str
@@ -106,6 +108,9 @@ class FailureClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         False  # where it comes again tells whether it follows the job or the place: core/triage_past.py
     )
 
+
+REPORT = "rank-exit"  # the class of a launcher's word that a process ended by itself
+ABORTED = "aborted"  # that of its word that one ended by SIGABRT
 
 # The class of a line that says of the next exception that it follows from another one. No row of a case has it.
 CHAINED = "chained"

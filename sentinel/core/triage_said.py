@@ -10,28 +10,23 @@ from itertools import takewhile
 
 from msgspec import structs
 
-from sentinel.core.reports import SIGNAL_OFFSET, RankExit, signal_of
-from sentinel.core.triage_case import END_ABORT, REPORT, Case, Why
+from sentinel.core.reports import RankExit, signal_of
+from sentinel.core.triage_case import Case, Why
 from sentinel.core.triage_launcher import inner_rank, named_inner, of_worker, process_of, report_of
-from sentinel.core.triage_rows import Row
+from sentinel.core.triage_rows import ABORTED, Row
 
 UNREACHABLE, PORT, LOCKED, OOM = "unreachable", "port-in-use", "locked-memory", "host-oom"
 SURVIVED = (UNREACHABLE, PORT, LOCKED)
 # Exceptions that programs catch, print, and do without.
 CAUGHT = ("import-error", "syntax-error", "user-exception", "memory-refused", "no-terminal")
 # Lines in which a parent, or a launcher, tells how a process ended that it had started.
-_OF_A_CHILD = (REPORT, "terminated", "interrupted", "killed", "segfault", "dataloader")
+_OF_A_CHILD = ("terminated", "interrupted", "killed", "segfault", "dataloader")
 _CHILD = re.compile(r"\b(?:CalledProcessError|RayTaskError|RayActorError|ActorDiedError)\b")
 _ABORTS = re.compile(
     r"\bCould not load library |\bstd::bad_alloc\b|\bDefaultCPUAllocator\b"
 )  # words before abort()
 
 SIGABRT = 6
-# What launchers say of a process that ended by it: torchrun, mp.spawn, accelerate, deepspeed, mpirun, srun.
-_ABORTED = re.compile(
-    r"(?:exitcode: |return code = |exit code )(?:-6|134)\b|\bSIGABRT\b|\bon signal 6\b|: Aborted"
-)
-
 ENDS_S = 10.0  # that a program takes at most from what it raises to its end
 
 _HOST = re.compile(
@@ -64,11 +59,11 @@ def outlived(row: Row, case: Case) -> bool:
     rank, exit_ = row.match.rank, case.exit_of(row.match.rank)
     if exit_ is None:
         return bool(case.lost) and not _all_waited(case)
-    if exit_.signal is not None or SIGNAL_OFFSET < (exit_.code or 0) < SIGNAL_OFFSET + 32:
+    if exit_.signal is not None or signal_of(exit_.code) is not None:
         ends_so = any(_ends_so(other, row) for other in _after(row, case))
         return not ends_so and not _ABORTS.search(row.match.line)
     later = [other for other in _after(row, case) if other.match.rank == rank]
-    children = {other.match.line for other in later if other.cls.id in _OF_A_CHILD}
+    children = {other.match.line for other in later if other.cls.role == "report" or other.cls.id in _OF_A_CHILD}
     return any(
         other.cls.role == "generic"
         and not other.chained
@@ -84,34 +79,41 @@ def ended_by_abort(why: Why, case: Case, exit_: RankExit | None = None) -> Why:
     """What libstdc++ says of a program that ends while threads of it still run, as those of gloo may, where nothing
     else is known of an end by SIGABRT. `exit_`: that end, where it is not the rank's. Where others complain that they
     lost a rank, who had aborted before they did is the one; no GPU is to blame for it."""
-    if why.cls.role in ("symptom", "cascade") and why.cls.id != REPORT:
-        for row in takewhile(lambda other: not _tells_of_others(other), case.rows):
-            rank, report = row.match.rank, report_of(row.match.rank, case)
-            if row.cls.id == END_ABORT and _aborted(case.exit_of(rank), report):
-                own = of_worker(Why(cls=row.cls, rank=rank), process_of(row.match.line))
-                return own if report is None else named_inner(Why(cls=row.cls, rank=rank), report, case)
-    if why.cls.id not in (REPORT, "unknown") or why.rank is None:
+    if why.cls.role in ("symptom", "cascade"):
+        before = takewhile(lambda row: not _tells_of_others(row), case.rows)
+        first = (row for row in before if row.cls.role == "abort")
+        return next((_as_said(row, case) for row in first if _aborted(row.match.rank, case)), why)
+    if why.rank is None or (why.cls.role != "report" and why.cls.id != "unknown"):
+        return why
+    if not _aborted(why.rank, case, exit_):
         return why
     report = report_of(why.rank, case)
-    if not _aborted(exit_ or case.exit_of(why.rank), report):
-        return why
-    may = {None, why.worker} | ({inner_rank(report.match.line)} if report is not None else set())
+    may = {None, why.worker, None if report is None else inner_rank(report.match.line)}
     for row in case.rows:
-        if row.cls.id != END_ABORT or row.match.rank != why.rank or _has_a_reason(row, case):
+        if row.cls.role != "abort" or row.match.rank != why.rank or _has_a_reason(row, case):
             continue
         number = process_of(row.match.line)
-        if why.worker is None:
-            return of_worker(structs.replace(why, cls=row.cls, clause=""), number)
-        if number in may:
-            return structs.replace(why, cls=row.cls, clause="")
+        if why.worker is None or number in may:
+            told = structs.replace(why, cls=row.cls, clause="")
+            return told if why.worker is not None else of_worker(told, number)
     return why
 
 
-def _aborted(exit_: RankExit | None, report: Row | None) -> bool:
+def _as_said(row: Row, case: Case) -> Why:
+    """The rank that said it, and of a launcher's processes the one whose line it is, else that of its report."""
+    why, number = Why(cls=row.cls, rank=row.match.rank), process_of(row.match.line)
+    report = report_of(row.match.rank, case)
+    if report is not None and number in (None, inner_rank(report.match.line)):
+        return named_inner(why, report, case)
+    return of_worker(why, number)
+
+
+def _aborted(rank: int, case: Case, exit_: RankExit | None = None) -> bool:
     """Did this rank end so, or a process of it by what it, a launcher, reports?"""
+    exit_, report = exit_ or case.exit_of(rank), report_of(rank, case)
     if exit_ is not None and SIGABRT in (exit_.signal, signal_of(exit_.code)):
         return True
-    return report is not None and _ABORTED.search(report.match.line) is not None
+    return report is not None and report.cls.id == ABORTED
 
 
 def _has_a_reason(row: Row, case: Case) -> bool:
@@ -125,7 +127,7 @@ def _has_a_reason(row: Row, case: Case) -> bool:
 def _ends_so(aborts: Row, why: Row) -> bool:
     """Is it that word, of a process that has told just before why it ends?"""
     return (
-        aborts.cls.id == END_ABORT
+        aborts.cls.role == "abort"
         and aborts.match.rank == why.match.rank
         and aborts.match.at_s - why.match.at_s <= ENDS_S
         and _one_process(aborts.match.line, why.match.line)
@@ -143,12 +145,12 @@ def _after(row: Row, case: Case) -> Sequence[Row]:
 
 
 def _tells_of_others(row: Row) -> bool:
-    return row.cls.role in ("symptom", "cascade") and row.cls.id != REPORT
+    return row.cls.role in ("symptom", "cascade")
 
 
 def _all_waited(case: Case) -> bool:
     """Who was lost complains of others: it may have waited for the one that could not get on."""
-    complaining = {row.match.rank for row in case.of("symptom", "cascade")}
+    complaining = {row.match.rank for row in case.of("symptom", "cascade", "report")}
     return all(exit_.rank in complaining for exit_ in case.lost)
 
 

@@ -76,7 +76,7 @@ def _confidence(case: Case, why: Why) -> str:
     said = []
     if why.finding is not None and why.finding.component == "gpu" and case.rows:
         said.append("hardware evidence was preferred to what the logs say")
-    quiet = len({row.match.rank for row in case.of("cascade", "symptom")} - {why.rank})
+    quiet = len({row.match.rank for row in case.of("cascade", "symptom", "report")} - {why.rank})
     if quiet and why.cls.role in ("root", "generic"):
         said.append(f"the messages of {quiet} other rank{'s' if quiet > 1 else ''} are consequences")
     if case.signal is not None and case.signal.confidence and not case.lost:

@@ -23,6 +23,7 @@ FULL = (
     "its disk is full: the oldest of it is dropped as far as it was read, so that the job can go on writing"
 )
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+LEAST_HELD_BYTES = 64 << 10  # a traceback
 TAIL_BYTES = 32  # of what was read last, to see that a file grew and was not written anew
 # What rotation appends to a name: ".1", "-20250413", ".20240101-120000"; compressed files cannot be read on
 _ROTATED = re.compile(r"[.-][0-9][0-9T_.:-]{0,40}")
@@ -53,11 +54,11 @@ class Follower:
         keep_bytes: int | None = None,
         ahead_bytes: int = 0,
     ) -> None:
-        """`ahead_bytes`: room that its writer finds taken on a disk that has filled up."""
+        """`ahead_bytes`: room that its writer finds taken on a disk that has filled up; at most half of `keep_bytes`."""
         self._path = os.fspath(path)
         self._resume = position
         self._keep_bytes = keep_bytes
-        self._ahead_bytes = ahead_bytes
+        self._ahead_bytes = ahead_bytes if keep_bytes is None else min(ahead_bytes, keep_bytes // 2)
         self._held_end = self._size = 0
         self._full_problem = ""
         self._fd = -1
@@ -308,21 +309,30 @@ class Follower:
         place of its oldest ones."""
         if not self._ahead_bytes or self._fd < 0 or self._held_end - self._size > self._ahead_bytes // 2:
             return
+        held_bytes = self._ahead_bytes
         try:
-            hold_room(self._fd, self._size, self._ahead_bytes)
+            hold_room(self._fd, self._size, held_bytes)
             self._full_problem = ""
         except OSError as error:
             if error.errno not in NO_ROOM:
                 self._ahead_bytes = 0  # not on this file system
                 return
             self._full_problem = FULL
-            end = min(self.offset - behind_bytes - TAIL_BYTES, self._punched + 4 * self._ahead_bytes)
-            try:
+            end = min(self.offset - behind_bytes - TAIL_BYTES, self._punched + self._ahead_bytes)
+            with contextlib.suppress(OSError):
                 self._punched = punch_hole(self._fd, self._punched, end)
-                hold_room(self._fd, self._size, self._ahead_bytes)
-            except OSError:
-                return  # the next look tries again
-        self._held_end = self._size + self._ahead_bytes
+            held_bytes = self._hold_what_there_is()
+        self._held_end = max(self._held_end, self._size + held_bytes)
+
+    def _hold_what_there_is(self) -> int:
+        """On a disk that is all but full: how many bytes could be held."""
+        length_bytes = self._ahead_bytes
+        while length_bytes >= LEAST_HELD_BYTES:
+            with contextlib.suppress(OSError):
+                hold_room(self._fd, self._size, length_bytes)
+                return length_bytes
+            length_bytes //= 2
+        return 0
 
     def give_back(self) -> None:
         """The writer has ended: what was held for it is free. Whoever still wrote could lose a line."""

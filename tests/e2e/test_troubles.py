@@ -155,13 +155,13 @@ def test_a_job_goes_on_printing_on_a_full_disk_where_its_oldest_output_gives_way
         with contextlib.suppress(OSError):
             while True:
                 rest.write(b"\0" * 4096)
-        text = f"{number:02}" * 20_000
+        text = f"{number:02}" * 200_000
         box.order(0, f"say {text}")
         until(lambda: f"{text}\n" in job.out, box.story)  # noqa: B023
     rest.close()
     assert len(box.starts) == 1
     assert box.incidents() == []
-    assert log.stat().st_size - on_disk() > 200_000
+    assert log.stat().st_size - on_disk() > 2_000_000
     assert any(FULL in mode for mode in box.status()["degraded"])
     (small_state / "hog").unlink()
     (small_state / "rest").unlink()
@@ -185,7 +185,7 @@ def test_a_job_that_the_full_disk_of_the_state_ends_starts_again_only_when_there
     until(lambda: not (small_state / "state.db.ballast").exists(), box.story)
     (small_state / "hog").rename(small_state / "first")
     fill_up(small_state)
-    box.order(0, "say " + "y" * 3_000_000)
+    box.order(0, "say " + "y" * 12_000_000)
     until(
         lambda: any(step.reason == "PrecheckFailed" for i in box.incidents() for step in i.steps), box.story
     )

@@ -363,7 +363,7 @@ SRUN = {
     "Killed": "killed",
     "Segmentation fault": "segfault",
     "Bus error": "segfault",
-    "Aborted": "rank-exit",
+    "Aborted": "aborted",
     "Exited with exit code 3": "rank-exit",
 }
 SRUN_ENDS = """\
@@ -501,7 +501,7 @@ def test_an_abort_of_another_process_explains_no_other_end(shipped: RuleSet, tmp
     for text, code, failure in (
         (ABORTS, 3, "user-exit"),  # of what it had started
         (f"{ABORTS}{TORCHRUN_ABORTS.replace('-6', '3')}", 1, "rank-exit"),
-        (f"[default0]:{ABORTS}{TORCHRUN_ABORTS}", 1, "rank-exit"),
+        (f"[default0]:{ABORTS}{TORCHRUN_ABORTS}", 1, "aborted"),
     ):
         assert of(told(text, shipped, tmp_path), codes={0: code}).failure == failure, text
     v = of(told(ABORTS, shipped, tmp_path, rank=1), size=2, ended=(0,), codes={0: 134})
@@ -557,6 +557,9 @@ def test_of_two_ranks_below_a_launcher_the_one_that_aborted_before_the_other_com
     ):
         v = of(told(text, shipped, tmp_path))
         assert (v.failure, v.worker, v.restart) == ("end-abort", 0, Restartable.ONCE), f"{v}\n{text}"
+    also = f"[default0]:{ABORTS}[default1]:{complains}[default1]:{ABORTS}{TORCHRUN_ABORTS}"  # it reports rank 1
+    v = of(told(also, shipped, tmp_path))
+    assert (v.failure, v.worker) == ("end-abort", 0), v
     waited = f"[rank0]: {ABORTS}{complains}"  # how it ended is not known
     assert of(told(waited, shipped, tmp_path)).failure == "connection"
 
