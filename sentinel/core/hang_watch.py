@@ -27,8 +27,7 @@ from sentinel.core.stillness import Looks
 from sentinel.core.workers import Workers
 
 # Looks begin after this part of an allowance, about four until its end; for so long they must have found that nothing
-# moves. A pause of up to 20 min that is a habit of the job ends before: three times as long is allowed
-# (PAUSES of hang.py).
+# moves. It is a little more than 1 / PAUSES of hang.py: a pause of up to 20 min that is a habit of the job ends before.
 LOOK_SHARE, PAUSE_SHARE, STILL_SHARE = 0.35, 1 / 6, 0.45
 # The longer a silent job moves the less often: each look costs some CPU time of every rank's machine.
 LATER_SHARE = 1 / 12

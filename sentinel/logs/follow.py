@@ -54,7 +54,7 @@ class Follower:
         keep_bytes: int | None = None,
         ahead_bytes: int = 0,
     ) -> None:
-        """`ahead_bytes`: room that its writer finds taken on a disk that has filled up; at most half of `keep_bytes`."""
+        """`ahead_bytes`: room that its writer finds taken on a full disk; at most half of `keep_bytes`."""
         self._path = os.fspath(path)
         self._resume = position
         self._keep_bytes = keep_bytes
