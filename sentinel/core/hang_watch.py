@@ -37,6 +37,7 @@ PHASE_S = 30.0
 FRESH_S = 60.0
 # A silence of which looks do not show that it is a hang is told after so long, since a person must look.
 DOUBT_S = 1800.0
+SUSPENDED = "a signal has stopped all of its processes, and they go on where they get SIGCONT"
 
 
 class HangWatch:
@@ -217,6 +218,9 @@ class HangWatch:
         found = self._signal(now)
         if found is None:
             return None
+        if self._suspended():
+            at_s = self._told_in_doubt_s()
+            return structs.replace(found, key="silent", doubt=SUSPENDED) if now.mono_s >= at_s else None
         silence = self._silence() if self._looks_help() else None
         if self.looks is None or silence is None:
             return found
@@ -224,7 +228,7 @@ class HangWatch:
             return None if self._look_comes(self.looks, *silence, now) else found
         since_s, allowed_s = silence
         if doubt := self._doubt(self.looks, since_s, allowed_s, now):
-            late = now.mono_s - since_s >= max(DOUBT_S, allowed_s)
+            late = now.mono_s >= self._told_in_doubt_s()
             return structs.replace(found, key="silent", doubt=doubt) if late else None
         return structs.replace(found, evidence=(*found.evidence, self.looks.words()))
 
@@ -243,6 +247,19 @@ class HangWatch:
         """A signal has stopped one of them, or of those that they, launchers, have started."""
         states = self.liveness.states
         return HALTED in self.workers.states(ranks) or any(states.get(rank) == HALTED for rank in ranks)
+
+    def _suspended(self) -> bool:
+        """A signal has stopped all of its processes, as a scheduler or a person does who will let them go on. One
+        alone, for which others wait, is no such thing; and who names a time means that too."""
+        if self.policy.hang.after_s is not None:
+            return False
+        alive = self._alive()
+        states = self.workers.states(alive) or [self.liveness.states.get(rank, "") for rank in alive]
+        return bool(states) and all(state == HALTED for state in states)
+
+    def _told_in_doubt_s(self) -> float:
+        since_s, allowed_s = self._silence() or (0.0, 0.0)
+        return since_s + max(DOUBT_S, allowed_s)
 
     def _looks_help(self) -> bool:
         """By default always; where an owner names a time, once that has ended a pause."""
@@ -389,4 +406,6 @@ class HangWatch:
             ends = [max(end, veto_s) for end in ends]
         if (look_s := self.look_at_s()) is not None:
             ends.append(look_s)
+        if self._suspended():
+            ends.append(self._told_in_doubt_s())
         return min((end for end in ends if end > now.mono_s), default=None)

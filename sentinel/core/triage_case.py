@@ -37,7 +37,6 @@ class Struck(Struct, frozen=True):
     sentence: str = ""
 
 
-
 class Case(Struct, frozen=True, kw_only=True):
     """The arguments of `triage`, sorted out."""
 

@@ -77,7 +77,11 @@ def by_network(case: Case, signal: TimingSignal) -> Why | None:
 
 def named_network(why: Why, case: Case) -> Why:
     """The card over which ranks could not reach each other, where they say no more than that."""
-    finding = _network(case) if why.cls.role in ("symptom", "cascade", "report") or why.cls.id == "network" else None
+    finding = (
+        _network(case)
+        if why.cls.role in ("symptom", "cascade", "report") or why.cls.id == "network"
+        else None
+    )
     if finding is None:
         return why
     cls, phrase = class_of_finding(finding, case.failures)

@@ -63,7 +63,9 @@ def outlived(row: Row, case: Case) -> bool:
         ends_so = any(_ends_so(other, row) for other in _after(row, case))
         return not ends_so and not _ABORTS.search(row.match.line)
     later = [other for other in _after(row, case) if other.match.rank == rank]
-    children = {other.match.line for other in later if other.cls.role == "report" or other.cls.id in _OF_A_CHILD}
+    children = {
+        other.match.line for other in later if other.cls.role == "report" or other.cls.id in _OF_A_CHILD
+    }
     return any(
         other.cls.role == "generic"
         and not other.chained

@@ -123,11 +123,35 @@ def test_who_names_a_time_asks_for_no_look() -> None:
 
 
 def test_a_rank_that_a_signal_has_stopped_needs_no_look() -> None:
-    timing = watched()
+    timing = watched(size=2)
+    last = max(feed(timing, rank) for rank in (0, 1))
+    timing.hang.liveness.states |= {0: "T", 1: "S"}
+    assert look(timing, last + 119) == []
+    signal = hang(timing, last + 120)
+    assert signal is not None
+    assert signal.doubt == ""
+
+
+def test_a_job_all_of_whose_processes_a_signal_has_stopped_is_left_alone_and_told_of_late() -> None:
+    """A scheduler suspends jobs so."""
+    for size in (1, 2):
+        timing = watched(size=size)
+        last = max(feed(timing, rank) for rank in range(size))
+        timing.hang.liveness.states |= dict.fromkeys(range(size), "T")
+        assert hang(timing, last + 1799) is None
+        assert timing.hang.next_deadline(Now(last + 1799, 0)) == pytest.approx(last + 1800)
+        signal = hang(timing, last + 1801)
+        assert signal is not None
+        assert "SIGCONT" in signal.doubt
+        for rank in range(size):
+            feed(timing, rank, first=51, start_s=last + 1802)
+        assert hang(timing, last + 1803) is None
+    timing = watched(10.0)
     last = feed(timing)
     timing.hang.liveness.states[0] = "T"
-    assert look(timing, last + 119) == []
-    assert hang(timing, last + 120) is not None
+    signal = hang(timing, last + 120)
+    assert signal is not None
+    assert signal.doubt == ""
 
 
 def test_a_start_without_iterations_is_looked_at_too() -> None:
@@ -349,9 +373,8 @@ def test_its_longer_time_ends_with_the_evaluation() -> None:
     assert hang(timing, last + 300) is not None
 
 
-@pytest.mark.parametrize("after_s", [None, 120.0])
-def test_a_rank_that_a_signal_has_stopped_in_an_evaluation_is_not(after_s: float | None) -> None:
-    timing = watched(after_s)
+def test_a_rank_that_a_signal_has_stopped_in_an_evaluation_is_not() -> None:
+    timing = watched(120.0)
     last = feed(timing)
     timing.hang.failures = [structs.replace(hung_at(4), pause="evaluate (train.py:40)")]
     look(timing, last + 110, EVALUATES)

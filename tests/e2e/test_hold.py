@@ -203,7 +203,7 @@ def test_a_command_that_was_asked_to_end_is_not_held(wrapped: Wrapped) -> None:
 
 
 def test_a_command_that_is_not_there_is_held_with_the_usual_code(wrapped: Wrapped) -> None:
-    wrapped.start("no-such-program")
+    wrapped.start("no-such-program", PATH="/usr/bin:/bin")  # with a folder that is forbidden it would be 126
     wrapped.until_held(127)
     assert "no-such-program" in wrapped.err
 

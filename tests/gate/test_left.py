@@ -7,6 +7,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from sentinel.cluster.local.processes import read_proc
 from tests.waits import until
 
@@ -43,6 +45,8 @@ def test_still_shares(shared): assert shared.poll() is None
 MOUNTS = """
 import os, subprocess
 from pathlib import Path
+
+import pytest
 
 def test_mounts(tmp_path): subprocess.run(["mount", "-t", "tmpfs", "left", tmp_path], check=True)
 def test_makes_a_group():
@@ -96,6 +100,7 @@ def test_processes_that_a_test_leaves_fail_it_and_are_ended(tmp_path: Path, repo
         until(partial(gone, int(pid)), f"{pid} still runs")
 
 
+@pytest.mark.root
 def test_mounts_and_control_groups_that_a_test_leaves_fail_it(tmp_path: Path, repo: Path) -> None:
     plugin = (
         'pytest_plugins = ["tests.gate.left"]\nimport tests.gate.left\ntests.gate.left.PATIENCE_S = 2.0\n'

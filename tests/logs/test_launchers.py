@@ -557,7 +557,9 @@ def test_of_two_ranks_below_a_launcher_the_one_that_aborted_before_the_other_com
     ):
         v = of(told(text, shipped, tmp_path))
         assert (v.failure, v.worker, v.restart) == ("end-abort", 0, Restartable.ONCE), f"{v}\n{text}"
-    also = f"[default0]:{ABORTS}[default1]:{complains}[default1]:{ABORTS}{TORCHRUN_ABORTS}"  # it reports rank 1
+    also = (
+        f"[default0]:{ABORTS}[default1]:{complains}[default1]:{ABORTS}{TORCHRUN_ABORTS}"  # it reports rank 1
+    )
     v = of(told(also, shipped, tmp_path))
     assert (v.failure, v.worker) == ("end-abort", 0), v
     waited = f"[rank0]: {ABORTS}{complains}"  # how it ended is not known
