@@ -255,3 +255,41 @@ def test_a_program_that_aborts_as_it_ends_is_tried_again_once_and_told_so(box: B
     assert record is not None
     assert (record.state, record.incarnation) == ("error", 2)
     box.empty()
+
+
+# Each fails at the first start, and is through at the second one.
+FAILS_ONCE = """
+import os, signal, socket, sys, urllib.request
+for step in range(1, 11):
+    print(f"step {step}/10 loss 0.5", flush=True)
+if os.path.exists("failed"):
+    sys.exit()
+open("failed", "w").close()
+"""
+TAKEN = 'one = socket.create_server(("127.0.0.1", 0)); socket.create_server(one.getsockname())'
+PREEMPTED = """
+print("slurmstepd: error: *** JOB 32391783 ON cn119 CANCELLED AT 2021-06-18T13:05:36 DUE TO PREEMPTION ***", flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fails", "failure", "budget"),
+    [
+        ('urllib.request.urlopen("http://127.0.0.1:9/model")', "unreachable", "infrastructure"),
+        (TAKEN, "port-in-use", "job"),
+        ("bytearray(1 << 60)", "memory-refused", "job"),
+        ("import torch; torch.empty(10**14)", "memory-refused", "job"),
+        (PREEMPTED, "preempted", "free"),
+    ],
+)
+def test_what_may_be_well_the_next_time_is_started_again_with_its_own_words(
+    box: Box, fails: str, failure: str, budget: str
+) -> None:
+    policy = box.policy(restart={"maxRestarts": 3})
+    job = box.run("/usr/bin/python3", "-c", FAILS_ONCE + fails, policy=policy)  # which has torch
+    assert job.code() == 0, job.err
+    [incident] = box.incidents()
+    assert (incident.verdict.failure, incident.verdict.budget) == (failure, budget), box.story()
+    assert incident.phase == "Recovered"
+    box.empty()

@@ -1,16 +1,13 @@
 """The core of the table of launchers and faults, with Debian's torch 1.13. All of it: `make test-trainers`."""
 
-import json
-import os
 import re
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.box import Box
+from tests.trainers.printed import each_line_counts_once, replay_tells_each_rank
 from tests.trainers.table import LAUNCHERS, PROGRAMS, RESUME, Trial, free_ports, judge
-from tests.waits import until
 
 pytestmark = pytest.mark.timeout(1500)
 PYTHON = Path("/usr/bin/python3")
@@ -96,18 +93,12 @@ def test_two_launchers_of_two_ranks_each_are_four_ranks_of_which_the_one_that_ha
     box.empty()
 
 
-BOTH = str(Path(__file__).parent / "programs/both.py")
-STEPS = 200
 # Two of them put a mark before every line, which says whose it is.
 PRINTED = {
     "unmarked": (TORCHRUN, ""),
     "torchrun": (TORCHRUN.replace("-r 2 -t 2", "-r 1 -t 1"), r"\[default{rank}\]:"),
     "mpirun": (LAUNCHERS["mpirun"].replace("mpirun", "mpirun --tag-output", 1), r"\[1,{rank}\]<stdout>: ?"),
 }
-
-
-def logged(box: Box, pattern: str) -> bool:
-    return re.search(pattern, box.log()) is not None
 
 
 @pytest.mark.parametrize(
@@ -121,31 +112,6 @@ def test_iterations_that_every_rank_prints_into_one_log_count_once_each_to_its_r
     box: Box, launcher: str, times: str
 ) -> None:
     command, mark = PRINTED[launcher]
-    port = free_ports(1)
-    box.env["OMP_NUM_THREADS"] = "1"
-    os.mkfifo(box.work / "end")
-    words = command.format(python=PYTHON, bin=PYTHON.parent, port=port).split()
-    job = box.run(*words, BOTH, str(STEPS), times)
-    took = box.work / "took"
-    until(took.exists, lambda: box.story() + box.log()[-4000:], 300.0)
-    text = r"step {step}: this iteration" if times == "timed" else r"Step {step} \|"
-    for rank in (0, 1):
-        last = mark.format(rank=rank) + text.format(step=STEPS)
-        until(partial(logged, box, last), lambda: box.log()[-4000:])
-
-    shown = until(lambda: (found := box.status())["step"] == STEPS and found, lambda: str(box.status()))
-    if times == "timed":  # as printed: when a line is read says nothing on a busy machine
-        took_ms = json.loads(took.read_text())
-        assert 0.9 * min(took_ms) < shown["step_ms"] < 1.1 * max(took_ms)
-    (of_log,) = shown["ranks"]
-    assert of_log["step"] == STEPS
-    os.close(os.open(box.work / "end", os.O_WRONLY))
-    assert job.code() == 0, box.story()
-    assert box.incidents() == []
-    if launcher == "unmarked":
-        return
-    replayed = box.sentinel("replay", "-o", "json", str(box.state / "jobs/job/logs/1/rank-0.log"))
-    told = {
-        one["rank"]: (one["iterations"], one["last_step"]) for one in json.loads(replayed.stdout)["ranks"]
-    }
-    assert told == {0: (STEPS, STEPS), 1: (STEPS, STEPS)}
+    each_line_counts_once(box, PYTHON, command, mark, times)
+    if launcher != "unmarked":
+        replay_tells_each_rank(box)

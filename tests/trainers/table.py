@@ -46,6 +46,7 @@ FAULTS = {
     "exit": Fault("a rank exits with 1, no word", "exit"),
     "raise": Fault("a rank raises RuntimeError", "raise"),
     "launcher": Fault("the launcher gets SIGKILL", ""),
+    "stop-default": Fault("a rank is stopped, without a policy", "stop", policy=False),
     "lock-default": Fault("a rank waits in a lock, without a policy", "lock", policy=False),
 }
 # Before the program. `{python}`: the one that has torch. `{bin}`: its folder. `{port}`: one that is free.
@@ -85,6 +86,7 @@ USUAL = {
     "exit": Cell("rank-exit", "unknown", 1),
     "raise": Cell("exception", "unknown", 1),
     "launcher": Cell("killed", "node", None),
+    "stop-default": Cell("hang", "unknown", 1),
     # Rank 0 stands in the backward pass, where it may wait for the other or for itself.
     "lock-default": Cell("hang", "unknown", None),
 }

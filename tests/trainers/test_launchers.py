@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.box import Box
+from tests.trainers.printed import each_line_counts_once, replay_tells_each_rank
 from tests.trainers.table import ENDS_SLOWLY, FAULTS, HANG_S, LAUNCHERS, Keep, Trial, judge
 
 pytestmark = pytest.mark.timeout(1500)
@@ -13,7 +14,7 @@ CASES = [
     for launcher in LAUNCHERS
     for fault in FAULTS
     if (launcher, fault) not in (("none", "launcher"), ("Lightning", "launcher"))
-    and (fault != "lock-default" or launcher in ("none", "torchrun"))  # some minutes each
+    and (fault not in ("lock-default", "stop-default") or launcher in ("none", "torchrun"))  # minutes each
 ]
 
 
@@ -44,3 +45,20 @@ def test_a_rank_whose_memory_ran_out_is_told_so(
         small_group,
         keep,
     )
+
+
+# Each puts a mark before every line, which says whose it is.
+PRINTED = {
+    "torchrun": (LAUNCHERS["torchrun"].replace("torchrun", "torchrun --tee 3", 1), r"\[default{rank}\]:"),
+    "srun": (LAUNCHERS["srun"], r"(?m)^{rank}: "),
+}
+
+
+@pytest.mark.parametrize("times", ["timed", "untimed"])
+@pytest.mark.parametrize("launcher", PRINTED)
+def test_iterations_that_every_rank_prints_into_one_log_count_once_each_to_its_rank(
+    box: Box, venv: Path, launcher: str, times: str
+) -> None:
+    each_line_counts_once(box, venv / "bin/python", *PRINTED[launcher], times)
+    if launcher == "torchrun":  # a log alone does not tell that numbers before lines are labels
+        replay_tells_each_rank(box)

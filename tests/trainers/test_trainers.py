@@ -102,6 +102,28 @@ def test_without_policy_and_callback_an_evaluation_is_left_alone_while_its_bar_m
     assert box.incidents("plain") == []
 
 
+@pytest.mark.timeout(900)
+def test_what_takes_longer_than_a_hang_is_left_alone_in_each_phase_while_its_bar_moves(
+    box: Box, venv: Path
+) -> None:
+    """Of Hugging Face's Trainer without Sentinel's callback: preparation, and at step 20 an evaluation and a save."""
+    batch_s, batches = 9, HANG_S // 9 + 2
+    pace = box.work / "pace"
+    os.mkfifo(pace)
+    policy = box.policy(resume={"maxResumes": 3}, hang={"after": f"{HANG_S}s"})
+    done = plain(box, venv, "hf", f"30 20 {batches} 0", "slow", policy)
+    evaluate(box, "plain", pace, 3 * batches, batch_s)
+    assert done.code(300.0) == 0, box.story("plain") + box.log(name="plain")
+    log = box.log(name="plain")
+    for bar in (rf"Map: +100%.* {batches}/{batches} ", rf"Writing shards: +100%.* {batches}/{batches} "):
+        assert re.search(bar, log), log
+    assert (box.work / "plain/checkpoint-20").is_dir()
+    record = box.job("plain")
+    assert record is not None
+    assert record.incarnation == 1, box.story("plain")
+    assert box.incidents("plain") == []
+
+
 @pytest.mark.timeout(600)
 def test_without_policy_and_callback_the_steps_are_read_from_lightnings_bar(box: Box, venv: Path) -> None:
     """Of epochs of 30, the last of which is cut short."""

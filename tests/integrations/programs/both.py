@@ -16,9 +16,14 @@ import torch.distributed as dist
 STEPS, UNTIMED = int(sys.argv[1]), sys.argv[2:] == ["untimed"]
 STEP_S = 0.05  # of computing
 
-for name, mpi in (("RANK", "RANK"), ("LOCAL_RANK", "LOCAL_RANK"), ("WORLD_SIZE", "SIZE")):
-    if found := os.environ.get(f"OMPI_COMM_WORLD_{mpi}"):
-        os.environ[name] = found
+OTHERS = {  # of mpirun and srun
+    "RANK": ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
+    "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"),
+    "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"),
+}
+for name, names in OTHERS.items():
+    if found := next(filter(None, map(os.environ.get, names)), ""):
+        os.environ.setdefault(name, found)
 dist.init_process_group("gloo")
 one, block, took_ms = torch.ones(1), b"x" * 65536, []
 for step in range(1, STEPS + 1):

@@ -1,9 +1,10 @@
 """Hugging Face's Trainer with a tiny model. FOLDER STEPS EVALUATE_AT BATCHES SIGNAL_AT; 0: never.
 
-A last word `plain`: without Sentinel's callback.
+A last word `plain`: without Sentinel's callback. `slow`: also with data that are prepared first, and a save where it
+evaluates, as slow as the evaluation.
 
-Rank 0 takes a line from the FIFO `pace`, in the current directory, before each batch of an evaluation. At the end it
-prints a number that is another one for any other weights.
+Rank 0 takes a line from the FIFO `pace`, in the current directory, before each batch of an evaluation, and each
+piece of what is slow. At the end it prints a number that is another one for any other weights.
 """
 
 import functools
@@ -13,6 +14,7 @@ import signal
 import sys
 
 import torch
+from tqdm import tqdm
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -25,7 +27,8 @@ from sentinel.integrations.transformers import SentinelCallback, newest_checkpoi
 
 FOLDER = sys.argv[1]
 STEPS, EVALUATE_AT, BATCHES, SIGNAL_AT = (int(word) for word in sys.argv[2:6])
-PLAIN = sys.argv[6:] == ["plain"]
+SLOW = sys.argv[6:] == ["slow"]
+PLAIN = SLOW or sys.argv[6:] == ["plain"]
 pace = functools.cache(functools.partial(open, "pace"))  # waits for the test
 
 
@@ -57,6 +60,18 @@ class Disturbance(TrainerCallback):
         control.should_evaluate = state.global_step == EVALUATE_AT
 
 
+def slowly(what):
+    if os.environ.get("RANK") == "0":
+        for _ in tqdm(range(BATCHES), desc=what):
+            pace().readline()
+
+
+class SavesSlowly(Trainer):
+    def _save_checkpoint(self, *args, **kwargs):
+        slowly("Writing shards")
+        super()._save_checkpoint(*args, **kwargs)
+
+
 torch.manual_seed(0)
 model = BertForSequenceClassification(
     BertConfig(
@@ -69,12 +84,15 @@ args = TrainingArguments(
     per_device_train_batch_size=4,
     per_device_eval_batch_size=1,
     lr_scheduler_type="constant",  # whatever the steps to come
-    save_strategy="no",
+    save_strategy="steps" if SLOW else "no",
+    save_steps=EVALUATE_AT,
     logging_steps=10,
     use_cpu=True,
     report_to=[],
 )
-trainer = Trainer(
+if SLOW:
+    slowly("Map")
+trainer = (SavesSlowly if SLOW else Trainer)(
     model,
     args,
     train_dataset=Texts(1_000_000),  # no training comes to the end of an epoch
