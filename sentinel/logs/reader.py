@@ -16,7 +16,7 @@ from sentinel.logs.life import Life, Sign
 from sentinel.logs.losses import Losses, Lost
 from sentinel.logs.match import LINE_LIMIT_BYTES
 from sentinel.logs.ruleset import RuleSet
-from sentinel.logs.text import BEFORE_BYTES, STANDS_BELOW, plain, shown, stamp_wall_s
+from sentinel.logs.text import STANDS_BELOW, plain, remembered, shown, stamp_wall_s
 from sentinel.logs.writers import MAX_EXPECTED, apart
 
 READ_BYTES = 1 << 18  # at once: twice as fast as 1 MiB, since it stays in the CPU's cache
@@ -259,7 +259,7 @@ class RankLog:
             starts = self._match(text, rules, now, batch, _newly_reached(offsets, told_here, reached))
             if batch.after is not None:
                 batch.after += [before + bisect_left(offsets, start) for start in starts]
-        self._tail = text[-BEFORE_BYTES:]
+        self._tail = remembered(self._tail, text)
         if looks:
             steps = (one.step for one in batch.iterations[before:])
             told = zip(offsets, steps, strict=True)

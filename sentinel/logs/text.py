@@ -102,6 +102,11 @@ def _before(before: bytes, text: bytes, start: int, count: int) -> bytes:
     return before[len(near) - count :] + near if len(near) < count else near
 
 
+def remembered(before: bytes, text: bytes) -> bytes:
+    """What stands before the text that follows, as far back as anybody looks."""
+    return _before(before, text, len(text), BEFORE_BYTES)
+
+
 def _in_traceback(before: bytes, text: bytes, line: tuple[int, int]) -> bool:
     return _TRACEBACK.search(_before(before, text, line[0], TRACEBACK_BYTES)) is not None
 

@@ -119,6 +119,21 @@ def test_a_line_is_held_back_until_it_ends(shipped: RuleSet, tmp_path: Path) -> 
     assert log.poll(NOW).iterations == [Iteration(5.0, None, 1.5, 2.5)]
 
 
+def test_what_an_error_stands_below_may_have_come_in_several_pieces(shipped: RuleSet, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = RankLog(path, shipped)
+    counts: dict[str, int] = {}
+    for line in (
+        "usage: train.py [-h] [--lr LR]",
+        "  [--size SIZE]",
+        "train.py: error: --lr must be positive",
+    ):
+        with path.open("a") as file:
+            file.write(f"{line}\n")
+        counts |= log.poll(NOW).counts
+    assert counts == {"argparse-own": 1}
+
+
 def test_the_last_line_counts_without_a_line_end_once_the_writer_has_ended(
     shipped: RuleSet, tmp_path: Path
 ) -> None:
