@@ -27,7 +27,8 @@ from sentinel.core.stillness import Looks
 from sentinel.core.workers import Workers
 
 # Looks begin after this part of an allowance, about four until its end; for so long they must have found that nothing
-# moves. It is a little more than 1 / PAUSES of hang.py: a pause of up to 20 min that is a habit of the job ends before.
+# moves. LOOK_SHARE is a little more than 1 / PAUSES of hang.py: a pause of up to 20 min that is a habit of the job ends
+# before.
 LOOK_SHARE, PAUSE_SHARE, STILL_SHARE = 0.35, 1 / 6, 0.45
 # The longer a silent job moves the less often: each look costs some CPU time of every rank's machine.
 LATER_SHARE = 1 / 12
@@ -37,7 +38,7 @@ PHASE_S = 30.0
 FRESH_S = 60.0
 # A silence of which looks do not show that it is a hang is told after so long, since a person must look.
 DOUBT_S = 1800.0
-SUSPENDED = "a signal has stopped all of its processes, and they go on where they get SIGCONT"
+SUSPENDED = "a signal has stopped all of its processes, and they go on once they get SIGCONT"
 
 
 class HangWatch:
@@ -62,6 +63,8 @@ class HangWatch:
         self.prints = False  # a log went on for a while
         self._sign_line = ""  # the newest of those lines that a person may know it by
         self._announced_s = 0.0  # when a line last announced or ended a pause
+        self._was_suspended = False
+        self._woke_s = 0.0  # when it went on after it was suspended
         self.failures: Sequence[Failure] = ()  # of the job, the newest last
 
     # ------------------------------------------------------------ folding
@@ -73,7 +76,8 @@ class HangWatch:
         self.exited.clear()
         self._activities.reset()
         self.liveness.reset()
-        self.sign_s = self._announced_s = 0.0
+        self.sign_s = self._announced_s = self._woke_s = 0.0
+        self._was_suspended = False
         self.prints = False
         self._sign_line = ""
         self.relaunches.reset()
@@ -86,7 +90,11 @@ class HangWatch:
         silence = self._silence()
         if self.looks is None or silence is None:
             return
-        since_s, _ = silence
+        since_s, allowed_s = silence
+        if now.mono_s - self.looks.last_s > FRESH_S + 2 * self._look_pause_s(
+            allowed_s, self.looks.last_s - since_s
+        ):
+            self.looks.reset()  # of the time between nothing is known: Sentinel itself may have been suspended
         _, usual_s = (
             self._silence(paused_s=0.0) or silence
         )  # who evaluates is silent too, a moment after the others
@@ -161,7 +169,7 @@ class HangWatch:
         """The last sign of progress: an iteration, or a line of any rank that announced or ended a pause, or that tells
         of any other progress."""
         again_s = self.relaunches.waits_since_s(rank) or 0.0
-        return max(rank.last_at_s or 0.0, self.sign_s, self._announced_s, again_s)
+        return max(rank.last_at_s or 0.0, self.sign_s, self._announced_s, again_s, self._woke_s)
 
     def _allowed_s(self, rank: RankTiming, paused_s: float) -> float:
         adaptive = self.policy.hang.after_s is None
@@ -215,12 +223,18 @@ class HangWatch:
         return max((r.last_at_s or 0.0 for r in self._ranks.values() if r.rank in self.exited), default=0.0)
 
     def signal(self, now: Now) -> TimingSignal | None:
+        suspended = self._suspended()
+        if self._was_suspended and not suspended:  # it has its whole time again
+            self._woke_s = now.mono_s
+            if self.looks is not None:
+                self.looks.reset()
+        self._was_suspended = suspended
         found = self._signal(now)
         if found is None:
             return None
-        if self._suspended():
-            at_s = self._told_in_doubt_s()
-            return structs.replace(found, key="silent", doubt=SUSPENDED) if now.mono_s >= at_s else None
+        if suspended:
+            late = now.mono_s >= self._told_in_doubt_s()
+            return structs.replace(found, key="suspended", doubt=SUSPENDED) if late else None
         silence = self._silence() if self._looks_help() else None
         if self.looks is None or silence is None:
             return found
@@ -251,11 +265,11 @@ class HangWatch:
     def _suspended(self) -> bool:
         """A signal has stopped all of its processes, as a scheduler or a person does who will let them go on. One
         alone, for which others wait, is no such thing; and who names a time means that too."""
-        if self.policy.hang.after_s is not None:
-            return False
         alive = self._alive()
-        states = self.workers.states(alive) or [self.liveness.states.get(rank, "") for rank in alive]
-        return bool(states) and all(state == HALTED for state in states)
+        if self.policy.hang.after_s is not None or not self._halted(alive):
+            return False
+        below = [self.workers.states([rank]) or [self.liveness.states.get(rank, "")] for rank in alive]
+        return all(state == HALTED for states in below for state in states)
 
     def _told_in_doubt_s(self) -> float:
         since_s, allowed_s = self._silence() or (0.0, 0.0)

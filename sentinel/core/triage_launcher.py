@@ -89,6 +89,14 @@ def process_of(line: str) -> int | None:
     return int(label[1]) if label else inner_rank(line)
 
 
+def in_whole_job(number: int | None, row: Row, case: Case) -> int | None:
+    """`[default1]:` counts the processes of its own launcher, whose numbers in the job are higher on other machines."""
+    below = sorted(_below(row.match.rank, case))
+    if number is None or number in below or not row.match.line.startswith("[default"):
+        return number
+    return below[number] if number < len(below) else number
+
+
 def inner_rank(line: str) -> int | None:
     """The number, among the processes of a launcher, of the one that a line is about."""
     found = _INNER.search(line)
@@ -255,10 +263,11 @@ def by_report(rank: int, case: Case) -> Why | None:
     told = report_of(rank, case)
     if told is None:
         return None
-    # Where it may tell how another one ended than the one that is named, no more is known than that this one did.
+    why = named_inner(Why(cls=told.cls, rank=rank), told, case)
     of_another = _one_of_several(told, case) or _LAST.search(told.match.line)
-    cls = case.failures[REPORT] if of_another else told.cls
-    return named_inner(Why(cls=cls, rank=rank), told, case)
+    if why.worker is not None and of_another:  # it may tell how another one ended
+        return structs.replace(why, cls=case.failures[REPORT])
+    return why
 
 
 def by_silent_end(case: Case) -> Why | None:

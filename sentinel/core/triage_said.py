@@ -12,7 +12,14 @@ from msgspec import structs
 
 from sentinel.core.reports import RankExit, signal_of
 from sentinel.core.triage_case import Case, Why
-from sentinel.core.triage_launcher import inner_rank, named_inner, of_worker, process_of, report_of
+from sentinel.core.triage_launcher import (
+    in_whole_job,
+    inner_rank,
+    named_inner,
+    of_worker,
+    process_of,
+    report_of,
+)
 from sentinel.core.triage_rows import ABORTED, Row
 
 UNREACHABLE, PORT, LOCKED, OOM = "unreachable", "port-in-use", "locked-memory", "host-oom"
@@ -106,8 +113,9 @@ def _as_said(row: Row, case: Case) -> Why:
     why, number = Why(cls=row.cls, rank=row.match.rank), process_of(row.match.line)
     report = report_of(row.match.rank, case)
     if report is not None and number in (None, inner_rank(report.match.line)):
-        return named_inner(why, report, case)
-    return of_worker(why, number)
+        told = named_inner(why, report, case)
+        why = told if told.worker is not None else why
+    return why if why.worker is not None else of_worker(why, in_whole_job(number, row, case))
 
 
 def _aborted(rank: int, case: Case, exit_: RankExit | None = None) -> bool:

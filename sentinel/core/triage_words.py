@@ -77,7 +77,7 @@ def _confidence(case: Case, why: Why) -> str:
     if why.finding is not None and why.finding.component == "gpu" and case.rows:
         said.append("hardware evidence was preferred to what the logs say")
     quiet = len({row.match.rank for row in case.of("cascade", "symptom", "report")} - {why.rank})
-    if quiet and why.cls.role in ("root", "generic"):
+    if quiet and why.cls.role in ("root", "generic", "abort"):
         said.append(f"the messages of {quiet} other rank{'s' if quiet > 1 else ''} are consequences")
     if case.signal is not None and case.signal.confidence and not case.lost:
         said.append(case.signal.confidence)

@@ -80,7 +80,8 @@ class Workers:
         return self._behind(known)
 
     def states(self, ranks: Collection[int]) -> list[str]:
-        return [one.state for _, one in self._all(ranks)]
+        """Of those that are seen to run."""
+        return [one.state for _, one in self._all(ranks) if one.state]
 
     def gone(self, ranks: Collection[int]) -> list[str]:
         """Who has ended while its launcher has not. It may have been through: that blames nobody."""

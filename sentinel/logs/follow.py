@@ -54,11 +54,11 @@ class Follower:
         keep_bytes: int | None = None,
         ahead_bytes: int = 0,
     ) -> None:
-        """`ahead_bytes`: room that its writer finds taken on a full disk; at most half of `keep_bytes`."""
+        """`ahead_bytes`: room that its writer finds taken on a full disk; of `keep_bytes` at most a quarter."""
         self._path = os.fspath(path)
         self._resume = position
         self._keep_bytes = keep_bytes
-        self._ahead_bytes = ahead_bytes if keep_bytes is None else min(ahead_bytes, keep_bytes // 2)
+        self._ahead_bytes = ahead_bytes if keep_bytes is None else min(ahead_bytes, keep_bytes // 4)
         self._held_end = self._size = 0
         self._full_problem = ""
         self._fd = -1
@@ -295,11 +295,12 @@ class Follower:
         if not self._keep_bytes or self._hole_problem or self._fd < 0:
             return
         consumed = self.offset - behind_bytes
-        if consumed - self._punched <= self._keep_bytes:
+        may_stay = self._keep_bytes - self._ahead_bytes
+        if consumed - self._punched <= may_stay:
             return
         try:
             # half of what may stay goes at once, so that this happens seldom; the tail must stay readable
-            end = min(consumed - self._keep_bytes // 2, consumed - TAIL_BYTES)
+            end = min(consumed - may_stay // 2, consumed - TAIL_BYTES)
             self._punched = punch_hole(self._fd, self._punched, end)
         except OSError as error:
             self._stop_punching(error)
@@ -307,7 +308,7 @@ class Follower:
     def _hold_ahead(self, behind_bytes: int) -> None:
         """A program that prints dies of a full disk: so the blocks of its next lines are always taken, in the end in
         place of its oldest ones."""
-        if not self._ahead_bytes or self._fd < 0 or self._held_end - self._size > self._ahead_bytes // 2:
+        if not self._ahead_bytes or self._fd < 0 or self._held_end - self._size >= self._ahead_bytes // 2:
             return
         held_bytes = self._ahead_bytes
         try:
@@ -336,7 +337,7 @@ class Follower:
 
     def give_back(self) -> None:
         """The writer has ended: what was held for it is free. Whoever still wrote could lose a line."""
-        if self._held_end > self._size and self._fd >= 0:
+        if self._ahead_bytes and self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, os.fstat(self._fd).st_size)
         self._held_end = 0

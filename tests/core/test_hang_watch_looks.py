@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from sentinel.core.now import Now
-from sentinel.core.reports import RankReport
+from sentinel.core.reports import RankReport, Worker
 from sentinel.core.stillness import Looks
 from sentinel.core.timing import JobTiming
 from tests.core.test_timing_hang import empty, feed, hang, hung_at, job
@@ -143,15 +143,51 @@ def test_a_job_all_of_whose_processes_a_signal_has_stopped_is_left_alone_and_tol
         signal = hang(timing, last + 1801)
         assert signal is not None
         assert "SIGCONT" in signal.doubt
-        for rank in range(size):
-            feed(timing, rank, first=51, start_s=last + 1802)
-        assert hang(timing, last + 1803) is None
     timing = watched(10.0)
     last = feed(timing)
     timing.hang.liveness.states[0] = "T"
     signal = hang(timing, last + 120)
     assert signal is not None
     assert signal.doubt == ""
+
+
+def test_a_job_that_goes_on_after_it_was_suspended_has_its_whole_time_again() -> None:
+    timing = watched()
+    last = feed(timing)
+    assert look(timing, last + 60) == [last + 42]
+    timing.hang.liveness.states[0] = "T"
+    assert hang(timing, last + 600) is None
+    timing.hang.liveness.states[0] = "S"
+    assert hang(timing, last + 602) is None
+    timing.hang.looked([STILL.format(look=9, at=9)], Now(last + 602, 0))
+    for after_s in (602, 700, 720):
+        assert hang(timing, last + after_s) is None
+    look(timing, last + 722)
+    assert hang(timing, last + 723) is not None, "it hangs"
+
+
+def test_looks_between_which_nobody_was_there_to_look_prove_nothing() -> None:
+    """Sentinel was suspended with its job."""
+    timing = watched()
+    last = feed(timing)
+    assert look(timing, last + 60) == [last + 42]
+    timing.hang.looked([STILL.format(look=9, at=9)], Now(last + 7200, 0))
+    signal = hang(timing, last + 7200)
+    assert signal is not None
+    assert signal.doubt != ""
+
+
+def test_of_a_launcher_all_of_whose_ranks_are_stopped_the_others_count_too() -> None:
+    timing = watched(size=2)
+    last = max(feed(timing, rank) for rank in (0, 1))
+    below = tuple(Worker(number=k, pid=100 + k, state="T") for k in (0, 1))
+    timing.hang.workers.fold(0, below)
+    timing.hang.liveness.states |= {0: "S", 1: "S"}
+    signal = hang(timing, last + 120)
+    assert signal is not None
+    assert signal.doubt == ""
+    timing.hang.liveness.states[1] = "T"
+    assert hang(timing, last + 121) is None
 
 
 def test_a_start_without_iterations_is_looked_at_too() -> None:
@@ -373,7 +409,7 @@ def test_its_longer_time_ends_with_the_evaluation() -> None:
     assert hang(timing, last + 300) is not None
 
 
-def test_a_rank_that_a_signal_has_stopped_in_an_evaluation_is_not() -> None:
+def test_with_a_named_time_a_rank_that_a_signal_has_stopped_in_an_evaluation_is_not() -> None:
     timing = watched(120.0)
     last = feed(timing)
     timing.hang.failures = [structs.replace(hung_at(4), pause="evaluate (train.py:40)")]

@@ -46,8 +46,6 @@ MOUNTS = """
 import os, subprocess
 from pathlib import Path
 
-import pytest
-
 def test_mounts(tmp_path): subprocess.run(["mount", "-t", "tmpfs", "left", tmp_path], check=True)
 def test_makes_a_group():
     subprocess.run(["true"])

@@ -479,6 +479,10 @@ def test_a_rank_that_aborts_at_its_end_after_another_was_lost_is_not_the_cause(
     assert v.failure != "segfault", v
     v = of(told(ABORTS, shipped, tmp_path, rank=0), size=2, ended=(0, 1), codes={0: 134})
     assert (v.failure, v.rank) == ("end-abort", 0), v
+    lost = told(LOST_IT, shipped, tmp_path, rank=1)
+    v = of([*told(ABORTS, shipped, tmp_path, rank=0), *lost], size=2, ended=(0, 1), codes={0: 134})
+    assert (v.failure, v.rank) == ("end-abort", 0), v
+    assert "the messages of 1 other rank are consequences" in v.confidence
 
 
 TORCHRUN_ABORTS = "failed (exitcode: -6) local_rank: 1 (pid: 8237) of binary: /usr/bin/python3\n"
@@ -540,6 +544,8 @@ def test_each_launcher_tells_of_an_abort_in_its_own_words(
 ) -> None:
     v = of(told(f"{ABORTS}{report}\n", shipped, tmp_path), codes={0: code})
     assert v.failure == "end-abort", v
+    v = of(told(f"{report}\n", shipped, tmp_path), codes={0: code})
+    assert v.failure == "aborted", v
 
 
 def test_of_two_ranks_below_a_launcher_the_one_that_aborted_before_the_other_complained_is_the_cause(
@@ -562,6 +568,13 @@ def test_of_two_ranks_below_a_launcher_the_one_that_aborted_before_the_other_com
     )
     v = of(told(also, shipped, tmp_path))
     assert (v.failure, v.worker) == ("end-abort", 0), v
+    v = of(told(also, shipped, tmp_path), workers={8236: (0, 4), 8237: (0, 5)})  # on the second machine
+    assert (v.failure, v.worker) == ("end-abort", 4), v
+    for first, other in ((0, 1), (1, 0)):  # torchrun of torch 1.13 lists both
+        text = f"[default{first}]:{ABORTS}[default{other}]:{LOST_IT.replace('rank0', f'rank{other}')}"
+        listed = "".join(f"  exitcode  : -6 (pid: {pid})\n" for pid in (8236, 8237))
+        v = of(told(f"{text}{torchrun}{listed}", shipped, tmp_path))
+        assert (v.failure, v.worker) == ("end-abort", first), v
     waited = f"[rank0]: {ABORTS}{complains}"  # how it ended is not known
     assert of(told(waited, shipped, tmp_path)).failure == "connection"
 
