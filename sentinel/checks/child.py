@@ -87,9 +87,11 @@ class LineChild:
     def _answer(self, process: subprocess.Popen[bytes], until_s: float, deadline_s: float) -> bytes:
         assert process.stdout is not None
         descriptor = process.stdout.fileno()
+        answers = select.poll()  # select(2) knows no descriptor above 1023, and an agent may have more
+        answers.register(descriptor, select.POLLIN)
         while b"\n" not in self._buffer:
             left_s = until_s - time.monotonic()
-            if left_s <= 0 or not select.select([descriptor], [], [], left_s)[0]:
+            if left_s <= 0 or not answers.poll(left_s * 1000):
                 pid = process.pid
                 unkillable = not self._kill()
                 raise ChildHangs(f"no answer within {deadline_s:g} s (pid {pid} killed)", unkillable)

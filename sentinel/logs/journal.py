@@ -106,12 +106,14 @@ def _run(command: list[str], until_s: float, meanwhile: Callable[[], None]) -> t
     )
     assert process.stdout is not None
     descriptor = process.stdout.fileno()
+    output = select.poll()  # select(2) knows no descriptor above 1023, and an agent may have more
+    output.register(descriptor, select.POLLIN)
     chunks: list[bytes] = []
     size = 0
     try:
         while time.monotonic() < until_s and size < MAX_BYTES:
             meanwhile()
-            if not select.select([descriptor], [], [], 0.01)[0]:
+            if not output.poll(10):
                 continue
             data = os.read(descriptor, 1 << 16)
             if not data:

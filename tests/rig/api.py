@@ -3,6 +3,7 @@
 import http.client
 import json
 import select
+import socket
 import ssl
 import threading
 from collections.abc import Iterable
@@ -18,6 +19,13 @@ Object = dict[str, Any]
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
+
+
+def readable(sock: socket.socket) -> bool:
+    """There is something to be read, or its other end is closed."""
+    waits = select.poll()
+    waits.register(sock, select.POLLIN)
+    return bool(waits.poll(0))
 
 
 class ApiError(Exception):
@@ -85,7 +93,7 @@ class Api:
             parts = urlsplit(self.url)
             kept = http.client.HTTPSConnection(parts.hostname or "", parts.port, context=self._context)
             self._local.connection = kept
-        if kept.sock is not None and select.select([kept.sock], [], [], 0)[0]:
+        if kept.sock is not None and readable(kept.sock):
             kept.close()  # the server has closed it since
         kept.timeout = timeout_s
         if kept.sock is not None:
