@@ -22,6 +22,7 @@ from tests.waits import until
 
 FIRST, SECOND = "0000:18:00.0", "0000:2a:00.0"
 STUB = Path(__file__).parent / "stub_nvml" / "stub.c"
+FILES = 1100  # more than select(2) knows
 
 # What a healthy H100 that trains says; the key of a value is explained in the stub.
 HEALTHY: dict[str, Any] = {
@@ -323,3 +324,12 @@ def frozen(tmp_path: Path) -> Iterator[Path]:
         lambda: subprocess.run(["umount", str(where)], capture_output=True, check=False).returncode == 0,
         "cannot unmount",
     )
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """As many are open as in an agent that reads the logs of many pods."""
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(FILES)]
+    yield
+    for descriptor in held:
+        os.close(descriptor)

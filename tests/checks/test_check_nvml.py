@@ -28,6 +28,12 @@ def test_healthy_cards_have_no_findings_and_one_child_serves_all_samples(sample:
     assert sample.child_pid == child
 
 
+@pytest.mark.usefixtures("many_files")
+def test_an_agent_that_holds_many_files_open_reads_its_cards(sample: Any, cards: Any) -> None:
+    cards.set(gpu1_error=15)
+    assert [finding.code for finding in sample().values()] == ["gpu-lost"]
+
+
 @pytest.mark.parametrize("card", ["nvidia-h100-580.159.04", "nvidia-h200-580.159.04"])
 def test_a_well_card_as_a_real_driver_tells_of_it_has_no_findings(
     sample: Any, machine: Any, nvml: Any, card: str

@@ -76,6 +76,15 @@ def counts(result: CheckResult) -> dict[str, int]:
     return {finding.code: finding.count for finding in result.findings}
 
 
+def journal(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str) -> None:
+    """From now on the journal holds these lines, of JSON."""
+    program = folder / "bin" / "journalctl"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}\nEND\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
 def node_says(log: KernelLog, **environment: str) -> dict[str, Any]:
     """What `sentinel check kernel` prints where the log is /dev/kmsg."""
     # What an agent of this machine knows is not about this log.
@@ -385,6 +394,22 @@ def test_a_journal_that_hangs_is_given_up_in_time_and_asked_once_more(
     runner.close()
 
 
+@pytest.mark.usefixtures("many_files")
+def test_an_agent_that_holds_many_files_open_reads_the_journal(
+    log: KernelLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [
+        {"MESSAGE": text, "PRIORITY": "3", "SYSLOG_FACILITY": "0", "_SOURCE_MONOTONIC_TIMESTAMP": str(at_us)}
+        for text, at_us in (("Linux version", 0), (xid(79), now_us()))
+    ]
+    journal(tmp_path, monkeypatch, "\n".join(map(json.dumps, entries)))
+    log.skip(3)
+    log.log(xid(48))
+    runner = runner_at(log)
+    assert counts(sample(runner)) == {"XID 79": 1, "XID 48": 1}
+    runner.close()
+
+
 def test_after_a_restart_the_journal_fills_only_what_was_logged_meanwhile(
     log: KernelLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -397,8 +422,6 @@ def test_after_a_restart_the_journal_fills_only_what_was_logged_meanwhile(
     log.log(xid(79), at_us=now + 2_000)
     log.log(xid(48), at_us=now + 3_000)
     log.keep(1)
-    program = tmp_path / "bin" / "journalctl"
-    program.parent.mkdir()
     entries = [
         {"MESSAGE": text, "PRIORITY": "3", "SYSLOG_FACILITY": "0", "_SOURCE_MONOTONIC_TIMESTAMP": str(at_us)}
         for text, at_us in (
@@ -409,9 +432,7 @@ def test_after_a_restart_the_journal_fills_only_what_was_logged_meanwhile(
         )
     ]
     lines = "\n".join(json.dumps(entry) for entry in (*entries, *entries[:3]))  # twice, as in two files
-    program.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}\n{{\"MESSAGE\": [300], cut\nEND\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    journal(tmp_path, monkeypatch, f'{lines}\n{{"MESSAGE": [300], cut')
     second = runner_at(log)
     second.restore(snapshot)
     assert counts(sample(second)) == {"XID 79": 1, "XID 48": 1, "XID 13": 1}
