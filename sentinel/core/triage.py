@@ -37,6 +37,7 @@ from sentinel.core.triage_launcher import (
     missing_below,
     named_inner,
     of_worker,
+    speaker,
     who_waited_below,
     without_those_that_srun_ended,
 )
@@ -298,13 +299,15 @@ def _roots(case: Case) -> list[Row]:
         if row.cls.role == "root":
             if first.setdefault((row.match.rank, row.match.line), row.cls) is row.cls:
                 found.append(row)
-        elif row.cls.role == "generic" and not _better_said(row, own):
+        elif row.cls.role == "generic" and not _better_said(row, own, case):
             found.append(row)
     return found
 
 
-def _better_said(generic: Row, own: Sequence[Row]) -> bool:
-    """Whether another line of the same rank says more than this exception does."""
+def _better_said(generic: Row, own: Sequence[Row], case: Case) -> bool:
+    """Whether another line of the same rank says more than this exception does. What another process of a launcher
+    complains of does not."""
+    who = speaker(generic, case)
     header = generic.match.line.lstrip().startswith("Traceback")
     place = own.index(generic)
     for k, row in enumerate(own):
@@ -315,6 +318,8 @@ def _better_said(generic: Row, own: Sequence[Row]) -> bool:
             continue
         if row.cls.role == "root" and abs(later_s) <= MOMENT_S:
             return True
+        if row.cls.role != "root" and who is not None and speaker(row, case) not in (None, who):
+            continue
         if k < place and -later_s <= TEARDOWN_S:  # it had a reason to raise
             return True
         if k > place and header and later_s <= MOMENT_S:  # the traceback ends in that line

@@ -1,5 +1,6 @@
 """One incident as triage looks at it: what is known, and what is believed."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
@@ -13,6 +14,10 @@ from sentinel.core.triage_rows import CHAINED, FailureClass, Row
 
 # A line's own time is believed when it is this close to when the line was read: not another time zone.
 STAMP_TRUST_S = 600.0
+
+# `_distributed_excepthook` of torch/distributed/__init__.py; what its C++ logs has no space: `[rank0]:[E1127 …`.
+_UNCAUGHT = re.compile(r"(?: {0,4}\d{1,5}: )?(?:\[default\d+\]: ?)?\[rank\d+\]: ")
+BEHIND_S = 10.0  # torchrun needs longer to see an end, to stop the others and to start all of them anew
 
 # A root may lie this long before the death that it explains: NCCL's watchdog waits 600 s by default
 # before it kills the ranks that are left, and then needs time for its own reports.
@@ -129,7 +134,9 @@ def rows_in_order(
         cls = failures.get(match.failure)
         if cls is None or match.at_s < since_s:
             continue
-        if match.at_s < iterated_s.get(match.rank, match.at_s):
+        if match.at_s < iterated_s.get(match.rank, match.at_s) and not _uncaught(
+            match, iterated_s[match.rank]
+        ):
             continue  # the rank went on after it
         if match.failure == CHAINED:
             follows[match.rank] = None
@@ -149,6 +156,12 @@ def rows_in_order(
             exit_ = exits.get(row.match.rank)
             keyed.append((min(row.match.at_s, exit_.at_s) if exit_ else row.match.at_s, k))
     return tuple(found[k] for _, k in sorted(keyed))
+
+
+def _uncaught(match: LogMatch, iterated_s: float) -> bool:
+    """Torch puts `[rank1]: ` before what a rank raised and did not catch, and that rank ends. The others, in the same
+    log, go on for some iterations: on GPUs they are behind. After longer a launcher has started it anew."""
+    return _UNCAUGHT.match(match.line) is not None and iterated_s - match.at_s <= BEHIND_S
 
 
 def _stamp_mono_s(match: LogMatch, now: Now) -> float | None:

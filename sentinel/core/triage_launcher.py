@@ -4,7 +4,9 @@ To Sentinel the launcher is one rank, and what its processes print is that rank'
 """
 
 import re
+from collections import deque
 from collections.abc import Iterable
+from itertools import takewhile
 
 from msgspec import structs
 
@@ -110,8 +112,11 @@ def _complaints(rank: int, case: Case) -> list[Row]:
 
 def _complaining(rank: int, case: Case) -> set[int]:
     """The processes of a launcher that said something themselves, as those do that lost another one."""
+    reports = {
+        row.match.line for row in case.of("report") if row.match.rank == rank
+    }  # an exception too, as a rule
     own = (row for row in case.rows if row.match.rank == rank and row.cls.role not in ("report", "abort"))
-    said = (inner_rank(row.match.line) for row in own)
+    said = (inner_rank(row.match.line) for row in own if row.match.line not in reports)
     return {number for number in said if number is not None}
 
 
@@ -121,6 +126,18 @@ def _number_that_complains(line: str) -> int | None:
     if not _SMALLER_GROUP.search(line) and (found := _WATCHDOG.search(line)):
         return int(found[1])
     return inner_rank(line)
+
+
+def speaker(row: Row, case: Case) -> int | None:
+    """The process of a launcher that said this, where that is known. Torch logs an error of NCCL in two lines, of which
+    only the first tells whose it is."""
+    number = _number_that_complains(row.match.line)
+    if number is None and row.match.line.startswith("nccl"):
+        before = takewhile(lambda other: other is not row, case.rows)
+        [first] = deque((other for other in before if other.match.rank == row.match.rank), maxlen=1) or [None]
+        if first is not None and first.cls is row.cls and row.match.at_s == first.match.at_s:
+            number = _number_that_complains(first.match.line)
+    return number if number is not None else _raised(row, case)
 
 
 def missing_below(first: Row, case: Case) -> Why | None:
@@ -227,6 +244,13 @@ def _raised(row: Row, case: Case) -> int | None:
     return None
 
 
+def _told_by_one(row: Row, case: Case) -> int | None:
+    """The one process that says the same, of a line that says not whose it is: a kernel's own word on the GPU."""
+    same = (one.match for one in case.rows if one.cls is row.cls and one.match.rank == row.match.rank)
+    numbers = {number for match in same if (number := inner_rank(match.line)) is not None}
+    return numbers.pop() if len(numbers) == 1 else None
+
+
 def ended_by_launcher(row: Row, case: Case) -> bool:
     """It killed this process, which had not ended when it was told to, after another had failed."""
     pids = set(_PID.findall(row.match.line)) if row.cls.id == "killed" else set()
@@ -243,6 +267,8 @@ def named_inner(why: Why, row: Row, case: Case) -> Why:
         number = _gone(row, case)
     if number is None:
         number = _raised(row, case)
+    if number is None:
+        number = _told_by_one(row, case)
     # A rank that nobody else has started says `[rank3]: ` too.
     launches = report_of(row.match.rank, case) is not None or len(_below(row.match.rank, case)) > 1
     if number is None or (row.match.line.startswith(("[rank", "[default")) and not launches):

@@ -91,6 +91,8 @@ def _local_minute_s(year: int, month: int, day: int, hour: int, minute: int) -> 
 _TRACEBACK = re.compile(
     rb'Traceback \(most recent call last\)|\bFile "[^"\n]{1,500}", line \d|\xe2\x95\xb0\xe2\x94\x80|-{4}> \d'
 )
+# Here `mp.spawn` reads what a process of it has raised, and finds nothing where that died as it wrote it.
+_SPAWN_READS = re.compile(rb"\boriginal_trace = pickle\.load\([^\n]{1,40}\n[^\n]{0,200}\n?\Z")
 TRACEBACK_BYTES = 4096
 BEFORE_BYTES = 1 << 15  # the usage of a program with hundreds of arguments
 _LABEL = re.compile(rb"(?:\[\w{1,40}\]: ?|\(\w+ pid=\d+[^)]{0,99}\) | {0,4}\d{1,9}: )*+")
@@ -111,6 +113,11 @@ def _in_traceback(before: bytes, text: bytes, line: tuple[int, int]) -> bool:
     return _TRACEBACK.search(_before(before, text, line[0], TRACEBACK_BYTES)) is not None
 
 
+def _in_own_traceback(before: bytes, text: bytes, line: tuple[int, int]) -> bool:
+    """Anything but a launcher's own, which it prints when a process of it ended while it told why."""
+    return _SPAWN_READS.search(_before(before, text, line[0], TRACEBACK_BYTES)) is None
+
+
 def _below_usage(before: bytes, text: bytes, line: tuple[int, int]) -> bool:
     """Did the program that the line names print its usage before it?"""
     said = text[slice(*line)]
@@ -121,4 +128,4 @@ def _below_usage(before: bytes, text: bytes, line: tuple[int, int]) -> bool:
 
 
 # Whether a line (start and end in `text`) stands below what a rule asks for.
-STANDS_BELOW = {"traceback": _in_traceback, "usage": _below_usage}
+STANDS_BELOW = {"traceback": _in_traceback, "own-traceback": _in_own_traceback, "usage": _below_usage}

@@ -332,6 +332,19 @@ def test_an_error_that_the_rank_survived_explains_nothing() -> None:
     assert verdict([ended(3)], [caught], iterated_s={3: 1890.0}).failure == "cuda-oom"
 
 
+def test_what_a_rank_below_a_launcher_did_not_catch_ended_it_however_long_the_others_go_on() -> None:
+    raised = line("exception", 0, at_s=1900.0, text="[rank1]: RuntimeError: the training set is not sorted")
+    lost = line("nccl-abort", 0, at_s=1998.0, text="[rank0]:[E1127 NCCL error: remote process exited")
+    v = verdict([ended(0)], [raised, lost], iterated_s={0: 1901.0}, size=1)
+    assert v.failure == "exception"
+    # The launcher has started all of them anew since.
+    v = verdict([ended(0)], [raised, lost], iterated_s={0: 1990.0}, size=1)
+    assert v.failure == "nccl-abort"
+    caught = msgspec.structs.replace(raised, line="RuntimeError: the training set is not sorted")
+    v = verdict([ended(0)], [caught, lost], iterated_s={0: 1901.0}, size=1)
+    assert v.failure == "nccl-abort"
+
+
 def test_lines_from_long_before_explain_nothing() -> None:
     assert verdict([ended(3)], [line("cuda-oom", 3, at_s=900.0)]).failure == "unknown"
 

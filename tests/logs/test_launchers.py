@@ -4,6 +4,8 @@
 of accelerate is `os.kill(os.getpid(), 9)` alone); folders were renamed. Process 1 ends at its fifth step by SIGKILL,
 SIGSEGV, `os._exit`, an exception or a name that is not defined.
 
+`nccl-…` was printed by torch 2.11.0 with NCCL 2.28.9 and the program of tests/trainers, whose two ranks shared an H200;
+frames of C++ were cut, and of its iterations the last are left.
 That of deepspeed is 0.19.8, with the program of tests/trainers, of whose iterations the last are left.
 Those of torchrun 1.13 are Debian's, with the same program: it looks each 5 s, when both processes have ended.
 What srun says was printed by Slurm 22.05.8, of two tasks of which the second ended, with and without
@@ -99,6 +101,11 @@ def of(
         ("deepspeed-exit-1", "rank-exit", Restartable.YES, Budget.JOB),
         ("mpirun-killed", "killed", Restartable.YES, Budget.INFRASTRUCTURE),
         ("mpirun-exit-1", "rank-exit", Restartable.YES, Budget.JOB),
+        ("nccl-torchrun-exit-1", "rank-exit", Restartable.YES, Budget.JOB),
+        ("nccl-torchrun-exception", "exception", Restartable.YES, Budget.JOB),
+        ("nccl-torchrun-assert", "device-assert", Restartable.NO, Budget.JOB),
+        ("nccl-spawn-exit-1", "rank-exit", Restartable.YES, Budget.JOB),
+        ("nccl-spawn-exception", "exception", Restartable.YES, Budget.JOB),
     ],
 )
 def test_what_ended_a_process_of_a_launcher_is_the_verdict_and_the_process_is_named(
@@ -107,6 +114,30 @@ def test_what_ended_a_process_of_a_launcher_is_the_verdict_and_the_process_is_na
     v = verdict(HERE / f"launchers/{log}.log", shipped, tmp_path)
     assert (v.failure, v.restart, v.budget) == (failure, restart, budget), v
     assert "rank 1 of those that a launcher had started" in v.sentence, v
+
+
+def test_a_rank_that_torchrun_killed_after_a_timeout_of_nccl_was_waited_for_and_not_killed_by_anybody_else(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    log = Path(shutil.copy(HERE / "launchers/nccl-torchrun-timeout.log", tmp_path / "rank-0.log"))
+    matches = RankLog(log, shipped, rank=0, incarnation=1).poll(NOW).matches
+    v = of(matches, workers={6609: (0, 0), 6610: (0, 1)})
+    assert (v.failure, v.worker) == ("nccl-timeout", 1), v
+    assert "Rank 0 waited for it in vain" in v.sentence
+    v = of(matches)  # of whom nobody has seen that they ran
+    assert (v.failure, v.worker) == ("nccl-timeout", None), v
+
+
+def test_that_spawn_cannot_read_what_a_dead_process_had_raised_says_nothing_of_a_checkpoint(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    text = (HERE / "launchers/nccl-spawn-address.log").read_text()
+    v = of(told(text, shipped, tmp_path), workers={10278: (0, 0), 10279: (0, 1)})
+    assert (v.failure, v.worker) == ("illegal-access", 1), v
+    alone = text[text.index("Traceback (most recent call last)") :]
+    assert of(told(alone, shipped, tmp_path)).failure == "exception"
+    own = alone.replace("original_trace", "dataset")
+    assert of(told(own, shipped, tmp_path)).failure == "checkpoint-corrupt"
 
 
 def test_the_first_rank_below_deepspeed_is_named_though_its_report_shows_the_last_ones_command(

@@ -14,7 +14,8 @@ from tests.trainers.slurm import slurm
 from tests.trainers.table import Keep, small_group
 
 __all__ = ["box", "plain_box", "slurm", "small_group"]
-TOLD = ("torch", "transformers", "accelerate", "lightning", "deepspeed")
+collect_ignore = [] if Path("/dev/nvidiactl").exists() else ["test_gpus.py"]
+TOLD = ("torch", "nvidia-nccl-cu13", "transformers", "accelerate", "lightning", "deepspeed")
 VERSIONS = f"""
 import json
 from importlib.metadata import distributions
@@ -45,7 +46,7 @@ def keep(request: pytest.FixtureRequest, versions: dict[str, str]) -> Keep:
         ROWS.mkdir(parents=True, exist_ok=True)
         name = request.node.name.replace("/", "-")
         (ROWS / f"{kind}-{name}.json").write_text(
-            json.dumps({"kind": kind, "versions": versions, **row}, indent=1)
+            json.dumps({"kind": kind, "versions": versions} | row, indent=1)
         )
 
     return write

@@ -53,6 +53,10 @@ def launcher_cell(row: Row) -> str:
     return f"{failure_classes()[row['failure']].title}; {who}; {what}"
 
 
+GPUS = """\
+The same training over NCCL on a GPU that both ranks share, with the faults that only a GPU knows. `make test-trainers`
+runs these where there is a GPU.
+"""
 TRAINERS = """\
 Two ranks with what `sentinel.integrations` has for each ([save.md](save.md)). *Steps read*: the last one is known to
 Sentinel. *Asked by the signal*: one rank alone gets it, and all save so many steps later. *Save proved*: how long
@@ -75,6 +79,7 @@ def trainers(rows: list[Row]) -> str:
 TABLES: dict[str, tuple[str, str, Callable[[list[Row]], str]]] = {
     "trainers": ("Trainers", TRAINERS, trainers),
     "launchers": ("Launchers and faults", LAUNCHERS, launchers),
+    "gpus": ("Faults on a GPU", GPUS, launchers),
 }
 
 

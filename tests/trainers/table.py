@@ -1,6 +1,7 @@
 """Two ranks of a real training below launchers, broken in several ways: what each verdict has to be, and the judge.
 
-`make test-trainers` tries all of it with PyPI's torch, `make test` a core with Debian's (tests/integrations).
+`make test-trainers` tries all of it with PyPI's torch, `make test` a core with Debian's (tests/integrations). Where
+there is a GPU it computes there too, over NCCL, and the GPU's own faults are added.
 """
 
 import contextlib
@@ -22,6 +23,9 @@ Keep = Callable[..., None]  # of a row: its kind, and what its table on the page
 PROGRAMS = Path(__file__).parent / "programs"
 SAVE_EVERY, BREAKS_AT = 5, 22
 SAVED = BREAKS_AT // SAVE_EVERY * SAVE_EVERY
+GPU_BREAKS_AT = (
+    42  # on a GPU one rank may be steps ahead of the work on it, and of the other: it has saved by then
+)
 RESUME = {"maxResumes": 3, "gracefulStop": "5s"}
 HANG_S = 10
 ENDS_SLOWLY = {"Lightning": 30}  # after its last iteration
@@ -33,6 +37,7 @@ class Fault(NamedTuple):
     order: str  # to the program; empty: it comes from outside
     rank: int = 1
     policy: bool = True
+    patience_s: int = 600  # after which ranks that wait for another give up
 
 
 FAULTS = {
@@ -48,6 +53,15 @@ FAULTS = {
     "launcher": Fault("the launcher gets SIGKILL", ""),
     "stop-default": Fault("a rank is stopped, without a policy", "stop", policy=False),
     "lock-default": Fault("a rank waits in a lock, without a policy", "lock", policy=False),
+}
+GPU_FAULTS = {
+    **{name: FAULTS[name] for name in ("kill", "stop", "loop", "exit", "raise")},
+    "watchdog": Fault("a rank is stopped, NCCL's timeout of 10 s ends the other", "stop", patience_s=10),
+    "kernel-loop": Fault("a kernel of a rank never ends", "kernel-loop"),
+    "kernel-default": Fault("a kernel of a rank never ends, without a policy", "kernel-loop", policy=False),
+    "kernel-address": Fault("a kernel writes to an address that nobody has", "kernel-address"),
+    "kernel-assert": Fault("an assertion fails in a kernel", "kernel-assert"),
+    "gpu-memory": Fault("a rank's memory on the GPU runs out", "gpu-memory"),
 }
 # Before the program. `{python}`: the one that has torch. `{bin}`: its folder. `{port}`: one that is free.
 LAUNCHERS = {
@@ -89,12 +103,20 @@ USUAL = {
     "stop-default": Cell("hang", "unknown", 1),
     # Rank 0 stands in the backward pass, where it may wait for the other or for itself.
     "lock-default": Cell("hang", "unknown", None),
+    "watchdog": Cell("nccl-timeout", "unknown", 1),
+    "kernel-loop": Cell("hang", "unknown", None),
+    "kernel-default": Cell("hang", "unknown", None),
+    "kernel-address": Cell("illegal-access", "user code", 1),
+    "kernel-assert": Cell("device-assert", "user code", 1, restarted=False),
+    "gpu-memory": Cell("cuda-oom", "user code", 1, restarted=False),
 }
 # Where a launcher tells less, or something else.
 OTHERWISE = {
     # No launcher says a word, and 1 is what any exception ends with.
     ("none", "exit"): Cell("unknown", "unknown", 1),
 }
+# The other one waits for its GPU, which may be its own doing.
+ON_GPU = {"loop": Cell("hang", "unknown", None)}
 # deepspeed tells of one process, whichever it finds first to have ended: now and then the one that lost the other.
 # With threads of gloo torch 2.15 aborts at the end of a program, now and then, which hides the code that it ends with.
 AT_TIMES = {(launcher, "exit"): Cell("end-abort", "unknown", 1) for launcher in LAUNCHERS} | {
@@ -125,10 +147,16 @@ class Trial(NamedTuple):
     fault: str
     launchers: Mapping[str, str] = LAUNCHERS
     hang_s: int = HANG_S
+    gpus: bool = False
+
+    @property
+    def about(self) -> Fault:
+        return (GPU_FAULTS if self.gpus else FAULTS)[self.fault]
 
     @property
     def wanted(self) -> Cell:
-        return OTHERWISE.get((self.launcher, self.fault), USUAL[self.fault])
+        usual = USUAL | (ON_GPU if self.gpus else {})
+        return OTHERWISE.get((self.launcher, self.fault), usual[self.fault])
 
     def right(self, found: Cell) -> bool:
         return found in (self.wanted, AT_TIMES.get((self.launcher, self.fault)))
@@ -136,12 +164,12 @@ class Trial(NamedTuple):
 
 def judge(box: Box, python: Path, trial: Trial, group: Path | None = None, keep: Keep | None = None) -> None:
     """`group`: the control group whose memory runs out."""
-    launcher, fault = trial.launcher, trial.fault
-    order = FAULTS[fault].order
+    launcher, fault = trial.launcher, trial.about
+    order = fault.order
     if group is not None:
         box.settings(kernelLog="/dev/kmsg")
         order = f"{order} {group}"
-    job = start(box, python, trial, "--fault", order, "--rank", str(FAULTS[fault].rank))
+    job = start(box, python, trial, "--fault", order, "--rank", str(fault.rank))
     broken_s = 0.0 if order else kill_launcher(box)
     code = job.code(900.0)
     broken_s = broken_s or float((box.work / "broken").read_text())
@@ -158,10 +186,13 @@ def judge(box: Box, python: Path, trial: Trial, group: Path | None = None, keep:
         rank = verdict.rank
     if keep is not None:
         keep(
-            "launchers",
+            "gpus" if trial.gpus else "launchers",
             launcher=launcher,
-            fault=FAULTS[fault].words,
-            order=[list(LAUNCHERS).index(launcher), list(FAULTS).index(fault)],
+            fault=fault.words,
+            order=[
+                list(LAUNCHERS).index(launcher),
+                list(GPU_FAULTS if trial.gpus else FAULTS).index(trial.fault),
+            ],
             failure=verdict.failure,
             rank=rank,
             restarted=bool(recovered),
@@ -188,11 +219,22 @@ def start(box: Box, python: Path, trial: Trial, *options: str) -> Running:
     box.env |= {"PATH": f"{folder}:{box.env['PATH']}", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     if trial.launcher == "mp.spawn":
         options += ("--spawn", "2")
+    if trial.gpus:
+        options += ("--gpus", "--patience", str(trial.about.patience_s))
+        box.env["NCCL_SOCKET_IFNAME"] = "lo"
     program = PROGRAMS / ("lightning_ranks.py" if trial.launcher == "Lightning" else "ranks.py")
     policy = box.policy(resume=RESUME, hang={"after": f"{trial.hang_s}s"})
     return box.run(
-        *(*words, str(program), "--save-every", str(SAVE_EVERY), "--at", str(BREAKS_AT), *options),
-        policy=policy if FAULTS[trial.fault].policy else "",
+        *(
+            *words,
+            str(program),
+            "--save-every",
+            str(SAVE_EVERY),
+            "--at",
+            str(GPU_BREAKS_AT if trial.gpus else BREAKS_AT),
+            *options,
+        ),
+        policy=policy if trial.about.policy else "",
         options=("--nproc", "2") if trial.launcher == "none" else (),
     )
 

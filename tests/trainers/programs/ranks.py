@@ -1,9 +1,13 @@
-"""A small real training of several ranks: DistributedDataParallel over gloo, nanoGPT's lines, a checkpoint at times.
+"""A small real training of several ranks: DistributedDataParallel, nanoGPT's lines, a checkpoint at times.
+
+It computes on the CPU over gloo, with `--gpus` on GPUs over NCCL; there several ranks may share one.
 
 One rank breaks at one step, once: where the file `broken` is there, it has been. What breaks it is an argument:
 
     kill | stop | loop | lock | segv | memory GROUP | exit | raise
+    kernel-loop | kernel-address | kernel-assert | gpu-memory          with --gpus
 
+`kernel-…` is what a kernel on the GPU does: it never ends, writes to an address that nobody has, fails an assertion.
 `memory` fills a control group of little memory that the rank has joined before. The ranks are started by a launcher, or
 by this program with `--spawn`.
 
@@ -30,9 +34,37 @@ from torch.nn.parallel import DistributedDataParallel
 WIDTH, BATCH = 256, 512  # a tenth of a second on one core
 
 
+# NVIDIA's own language for kernels, which the driver compiles.
+WILD_WRITE = b"""
+.version 7.8
+.target sm_80
+.address_size 64
+.visible .entry wild_write() {
+    .reg .b64 %address;
+    .reg .b32 %one;
+    mov.u64 %address, 16;
+    mov.u32 %one, 1;
+    st.global.u32 [%address], %one;
+    ret;
+}
+"""
+
+
 def loops():
     while True:
         pass
+
+
+def write_wildly():
+    driver = ctypes.CDLL("libcuda.so.1")
+    module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+    ones = (ctypes.c_uint(1),) * 6
+    for code in (
+        driver.cuModuleLoadData(ctypes.byref(module), WILD_WRITE),
+        driver.cuModuleGetFunction(ctypes.byref(kernel), module, b"wild_write"),
+        driver.cuLaunchKernel(kernel, *ones, ctypes.c_uint(0), None, None, None),
+    ):
+        assert code == 0, f"CUDA's driver says {code}"
 
 
 def break_down(fault):
@@ -62,19 +94,37 @@ def break_down(fault):
         sys.exit(1)
     elif what == "raise":
         raise RuntimeError("the training set is not sorted")
+    elif what == "kernel-loop":
+        torch.cuda._sleep(1 << 60)
+    elif what == "kernel-address":
+        write_wildly()
+    elif what == "kernel-assert":
+        torch.zeros(4, device="cuda")[torch.tensor([9], device="cuda")]
+    elif what == "gpu-memory":
+        torch.cuda.set_per_process_memory_fraction(0.02)
+        kept = []
+        while True:
+            kept.append(torch.empty(1 << 28, device="cuda"))
 
 
 def train(args):
     # As long as NCCL's ranks wait for each other; gloo's own would be half an hour.
-    dist.init_process_group("gloo", timeout=timedelta(minutes=10))
+    patience = timedelta(seconds=args.patience)
+    device = torch.device("cpu")
+    if args.gpus:
+        # NCCL refuses a GPU that two ranks of one machine share; of two machines it does not ask.
+        os.environ["NCCL_HOSTID"] = f"machine {os.environ['RANK']}"
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if args.gpus else "gloo", timeout=patience)
     rank = dist.get_rank()
     torch.manual_seed(rank)
     layers = (nn.Linear(32, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
-    model = DistributedDataParallel(nn.Sequential(*layers))
+    model = DistributedDataParallel(nn.Sequential(*layers).to(device))
     optimizer = torch.optim.AdamW(model.parameters())
     step, last = 0, None
     if os.path.exists("ckpt.pt"):
-        saved = torch.load("ckpt.pt")
+        saved = torch.load("ckpt.pt", map_location=device)
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         step = saved["iter_num"]
@@ -86,7 +136,7 @@ def train(args):
         breaks = step >= args.at and time.monotonic() - started >= args.after
         if breaks and rank == args.rank and args.fault and not os.path.exists("broken"):
             break_down(args.fault)
-        rows = torch.randn(BATCH, 32)
+        rows = torch.randn(BATCH, 32, device=device)
         loss = nn.functional.mse_loss(model(rows), rows.sum(1, keepdim=True))
         optimizer.zero_grad()
         loss.backward()
@@ -129,6 +179,10 @@ def options():
     parser.add_argument("--at", type=int, default=22, help="the step at which it does")
     parser.add_argument(
         "--after", type=float, default=0.0, help="it does later, so many seconds after its start"
+    )
+    parser.add_argument("--gpus", action="store_true")
+    parser.add_argument(
+        "--patience", type=float, default=600.0, help="seconds that ranks wait for each other"
     )
     parser.add_argument("--spawn", type=int, default=0, help="start so many ranks")
     parser.add_argument("--local_rank", help="as deepspeed gives it; the environment tells it too")
