@@ -244,11 +244,12 @@ def _raised(row: Row, case: Case) -> int | None:
     return None
 
 
-def _told_by_one(row: Row, case: Case) -> int | None:
-    """The one process that says the same, of a line that says not whose it is: a kernel's own word on the GPU."""
-    same = (one.match for one in case.rows if one.cls is row.cls and one.match.rank == row.match.rank)
-    numbers = {number for match in same if (number := inner_rank(match.line)) is not None}
-    return numbers.pop() if len(numbers) == 1 else None
+def _told_by_one(row: Row, case: Case) -> str:
+    """Of a line that says not whose it is, such as a kernel's own word on the GPU: one of the single process that says
+    the same. "": of several, or of none."""
+    same = (one.match.line for one in case.rows if one.cls is row.cls and one.match.rank == row.match.rank)
+    told = {number: line for line in same if (number := inner_rank(line)) is not None}
+    return next(iter(told.values())) if len(told) == 1 else ""
 
 
 def ended_by_launcher(row: Row, case: Case) -> bool:
@@ -267,11 +268,12 @@ def named_inner(why: Why, row: Row, case: Case) -> Why:
         number = _gone(row, case)
     if number is None:
         number = _raised(row, case)
-    if number is None:
-        number = _told_by_one(row, case)
+    line = row.match.line
+    if number is None and (same := _told_by_one(row, case)):
+        number, line = inner_rank(same), same
     # A rank that nobody else has started says `[rank3]: ` too.
     launches = report_of(row.match.rank, case) is not None or len(_below(row.match.rank, case)) > 1
-    if number is None or (row.match.line.startswith(("[rank", "[default")) and not launches):
+    if number is None or (line.startswith(("[rank", "[default")) and not launches):
         return why
     return of_worker(why, number)
 

@@ -154,15 +154,17 @@ def test_a_disk_over_its_threshold_keeps_pods_off_until_it_is_under_it(cluster: 
     cluster.until(lambda: not cluster.sentinel.reports(node))
     cluster.sentinel.wait(node)
     pod = cluster.run("disk", node.name)
-    free_kib = int(node.run("stat", "-f", "-c", "%a", "/var/lib/sentinel").stdout) * 4
-    node.run("dd", "if=/dev/zero", "of=/var/lib/sentinel/ballast", "bs=1k", f"count={free_kib - 300}")
+    ballast = "/var/lib/sentinel/ballast"
+    node.run(
+        "sh", "-c", f"dd if=/dev/zero of={ballast} bs=1k; truncate -s -300K {ballast}"
+    )  # the agent writes too
     cluster.until(lambda: cluster.isolated(node))
     record = cluster.until(lambda: cluster.record(node, "disk-full"))
     assert [(one["code"], one["entity"]) for one in record["findings"]] == [
         ("disk-space", "/var/lib/sentinel")
     ]
     cluster.steps_on(node, pod)
-    node.run("rm", "/var/lib/sentinel/ballast")
+    node.run("rm", ballast)
     cluster.until(lambda: not cluster.unschedulable(node) and not cluster.taints(node))
     assert cluster.until(lambda: cluster.record(node, "disk-full", "released"))["endedBy"] == "well"
     cluster.steps_on(node, pod)

@@ -306,6 +306,7 @@ def test_a_copy_of_a_record_under_another_name_is_not_that_record(
         assert made in await store.load()
         assert ("", f"{made.id}-copy") not in store.records
         assert made.id in store.unreadable["", f"{made.id}-copy"]
+        admin.delete(path_of(made) + "-copy")
 
     with_store(controller, epoch, test)
 

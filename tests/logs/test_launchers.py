@@ -128,6 +128,14 @@ def test_a_rank_that_torchrun_killed_after_a_timeout_of_nccl_was_waited_for_and_
     assert (v.failure, v.worker) == ("nccl-timeout", None), v
 
 
+def test_a_rank_that_nobody_else_has_started_is_named_as_the_rank_that_it_is(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    text = (HERE / "launchers/nccl-torchrun-assert.log").read_text().partition("[rank0]:[E")[0]
+    v = of(told(text, shipped, tmp_path, rank=1), size=2, ended=(1,))
+    assert (v.failure, v.rank, v.worker) == ("device-assert", 1, None), v
+
+
 def test_that_spawn_cannot_read_what_a_dead_process_had_raised_says_nothing_of_a_checkpoint(
     shipped: RuleSet, tmp_path: Path
 ) -> None:

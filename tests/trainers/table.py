@@ -23,9 +23,6 @@ Keep = Callable[..., None]  # of a row: its kind, and what its table on the page
 PROGRAMS = Path(__file__).parent / "programs"
 SAVE_EVERY, BREAKS_AT = 5, 22
 SAVED = BREAKS_AT // SAVE_EVERY * SAVE_EVERY
-GPU_BREAKS_AT = (
-    42  # on a GPU one rank may be steps ahead of the work on it, and of the other: it has saved by then
-)
 RESUME = {"maxResumes": 3, "gracefulStop": "5s"}
 HANG_S = 10
 ENDS_SLOWLY = {"Lightning": 30}  # after its last iteration
@@ -58,7 +55,6 @@ GPU_FAULTS = {
     **{name: FAULTS[name] for name in ("kill", "stop", "loop", "exit", "raise")},
     "watchdog": Fault("a rank is stopped, NCCL's timeout of 10 s ends the other", "stop", patience_s=10),
     "kernel-loop": Fault("a kernel of a rank never ends", "kernel-loop"),
-    "kernel-default": Fault("a kernel of a rank never ends, without a policy", "kernel-loop", policy=False),
     "kernel-address": Fault("a kernel writes to an address that nobody has", "kernel-address"),
     "kernel-assert": Fault("an assertion fails in a kernel", "kernel-assert"),
     "gpu-memory": Fault("a rank's memory on the GPU runs out", "gpu-memory"),
@@ -105,7 +101,6 @@ USUAL = {
     "lock-default": Cell("hang", "unknown", None),
     "watchdog": Cell("nccl-timeout", "unknown", 1),
     "kernel-loop": Cell("hang", "unknown", None),
-    "kernel-default": Cell("hang", "unknown", None),
     "kernel-address": Cell("illegal-access", "user code", 1),
     "kernel-assert": Cell("device-assert", "user code", 1, restarted=False),
     "gpu-memory": Cell("cuda-oom", "user code", 1, restarted=False),
@@ -225,15 +220,7 @@ def start(box: Box, python: Path, trial: Trial, *options: str) -> Running:
     program = PROGRAMS / ("lightning_ranks.py" if trial.launcher == "Lightning" else "ranks.py")
     policy = box.policy(resume=RESUME, hang={"after": f"{trial.hang_s}s"})
     return box.run(
-        *(
-            *words,
-            str(program),
-            "--save-every",
-            str(SAVE_EVERY),
-            "--at",
-            str(GPU_BREAKS_AT if trial.gpus else BREAKS_AT),
-            *options,
-        ),
+        *(*words, str(program), "--save-every", str(SAVE_EVERY), "--at", str(BREAKS_AT), *options),
         policy=policy if trial.about.policy else "",
         options=("--nproc", "2") if trial.launcher == "none" else (),
     )

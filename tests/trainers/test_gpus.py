@@ -11,13 +11,7 @@ from tests.trainers.table import GPU_FAULTS, Keep, Trial, judge
 
 pytestmark = pytest.mark.timeout(900)
 LAUNCHERS = ("none", "torchrun", "accelerate", "mp.spawn")
-LONG = "kernel-default"  # minutes
-CASES = [
-    (launcher, fault)
-    for fault in sorted(GPU_FAULTS, key=lambda fault: fault != LONG)
-    for launcher in LAUNCHERS
-    if fault != LONG or launcher in ("none", "torchrun")
-]
+CASES = [(launcher, fault) for fault in GPU_FAULTS for launcher in LAUNCHERS]
 
 
 @pytest.fixture(scope="session")

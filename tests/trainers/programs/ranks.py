@@ -141,10 +141,9 @@ def train(args):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        value = loss.item()  # on a GPU each rank waits here for its step to be through
         if rank == 0:
-            print(
-                f"iter {step}: loss {loss.item():.4f}, time {(time.time() - begun) * 1000:.2f}ms", flush=True
-            )
+            print(f"iter {step}: loss {value:.4f}, time {(time.time() - begun) * 1000:.2f}ms", flush=True)
             if step % args.save_every == 0:
                 print("saving checkpoint to ckpt.pt", flush=True)
                 saved = {
