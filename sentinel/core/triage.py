@@ -314,7 +314,7 @@ def _better_said(generic: Row, own: Sequence[Row], case: Case) -> bool:
         later_s = row.match.at_s - generic.match.at_s
         if row.match.line == generic.match.line and (row.cls.role != "generic" or _says_more(row, generic)):
             return True
-        if row.cls.role not in ("root", "symptom", "cascade") or (k < place and row.cls.id in SURVIVED):
+        if not (row.cls.role == "root" or row.cls.complains) or (k < place and row.cls.id in SURVIVED):
             continue
         if row.cls.role == "root" and abs(later_s) <= MOMENT_S:
             return True
@@ -342,7 +342,7 @@ def _entity_if_unclear(cls: FailureClass, rank: int, case: Case) -> str:
 
 def _by_symptoms(case: Case) -> Why | None:
     """Only symptoms and cascades: who did not complain of others is the one they complain of."""
-    rows = case.of("symptom", "cascade")
+    rows = case.complaints
     if not rows:
         return None
     complaining = {row.match.rank for row in rows}

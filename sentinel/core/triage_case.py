@@ -88,6 +88,10 @@ class Case(Struct, frozen=True, kw_only=True):
     def of(self, *roles: str) -> list[Row]:
         return [row for row in self.rows if row.cls.role in roles]
 
+    @property
+    def complaints(self) -> list[Row]:
+        return [row for row in self.rows if row.cls.complains]
+
 
 def recent(finding: Finding, case: Case) -> bool:
     """An event by when it came; a sample, which is seen again and again, by when it was first seen."""

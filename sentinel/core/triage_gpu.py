@@ -99,8 +99,7 @@ def by_program_or_gpu(case: Case) -> Why | None:
     What another program did there before says nothing of this one, and what came after the ranks had begun to complain
     of each other is not why they did.
     """
-    complaints = (row.match.at_s for row in case.of("symptom", "cascade"))
-    until_s = min(complaints, default=float("inf"))
+    until_s = min((row.match.at_s for row in case.complaints), default=float("inf"))
     for finding in case.findings:
         before = case.rank_of_pid(finding.pid) is None and finding.seen_mono_s < case.started_s
         if finding.event and (before or finding.seen_mono_s > until_s):

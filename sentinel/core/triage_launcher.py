@@ -62,7 +62,7 @@ def without_those_that_srun_ended(rows: Iterable[Row]) -> tuple[Row, ...]:
     lost_another = {
         (row.match.rank, process_of(row.match.line))
         for row in told
-        if row.cls.role in ("symptom", "cascade")
+        if row.cls.complains
         if row.match.rank not in launchers or _TASK.match(row.match.line)
     }
     ending: set[int] = set()
@@ -103,11 +103,6 @@ def inner_rank(line: str) -> int | None:
     """The number, among the processes of a launcher, of the one that a line is about."""
     found = _INNER.search(line)
     return next(int(number) for number in found.groups() if number is not None) if found else None
-
-
-def _complaints(rank: int, case: Case) -> list[Row]:
-    """What tells, in this rank's log, that others are gone or were waited for; not a launcher's report."""
-    return [row for row in case.of("symptom", "cascade") if row.match.rank == rank]
 
 
 def _complaining(rank: int, case: Case) -> set[int]:
@@ -177,7 +172,7 @@ def _known(case: Case) -> set[tuple[int, int]]:
 
 def _told_below(case: Case) -> set[tuple[int, int]]:
     """Of each process below a launcher that reported that it had waited in vain, or lost another: launcher, number."""
-    told = (row.match for row in case.of("symptom", "cascade"))
+    told = (row.match for row in case.complaints)
     numbers = {(match.rank, _number_that_complains(match.line)) for match in told}
     return {(rank, number) for rank, number in numbers if number is not None}
 
@@ -314,7 +309,7 @@ def _ended_silently(told: Row, case: Case) -> bool:
     if gone is None or not complaining or gone in complaining:
         return False
     if case.size > 1:
-        if None in {inner_rank(row.match.line) for row in _complaints(rank, case)}:
+        if None in {inner_rank(row.match.line) for row in case.complaints if row.match.rank == rank}:
             return False  # it may have been this one that lost a rank of another launcher
         known = gone if _one_of_several(told, case) else _by_pid(told, case)
         if known is not None:

@@ -108,6 +108,11 @@ class FailureClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         False  # where it comes again tells whether it follows the job or the place: core/triage_past.py
     )
 
+    @property
+    def complains(self) -> bool:
+        """Who says this was well, and tells of others that they are gone or were waited for in vain."""
+        return self.role in ("symptom", "cascade")
+
 
 REPORT = "rank-exit"  # the class of a launcher's word that a process ended by itself
 ABORTED = "aborted"  # that of its word that one ended by SIGABRT

@@ -55,7 +55,7 @@ def survived(row: Row, roots: Sequence[Row], dead: Set[int], case: Case) -> bool
     if rank in dead or not (ended or _all_waited(case)):
         return True
     may = {id(other) for other in roots if other.match.rank == rank or not ended}
-    later = (o for o in _after(row, case) if id(o) in may or (o.match.rank == rank and _tells_of_others(o)))
+    later = (o for o in _after(row, case) if id(o) in may or (o.match.rank == rank and o.cls.complains))
     return any(_is_about_another(other, row) for other in later)
 
 
@@ -88,8 +88,8 @@ def ended_by_abort(why: Why, case: Case, exit_: RankExit | None = None) -> Why:
     """What libstdc++ says of a program that ends while threads of it still run, as those of gloo may, where nothing
     else is known of an end by SIGABRT. `exit_`: that end, where it is not the rank's. Where others complain that they
     lost a rank, who had aborted before they did is the one; no GPU is to blame for it."""
-    if why.cls.role in ("symptom", "cascade"):
-        before = takewhile(lambda row: not _tells_of_others(row), case.rows)
+    if why.cls.complains:
+        before = takewhile(lambda row: not row.cls.complains, case.rows)
         first = (row for row in before if row.cls.role == "abort")
         return next((_as_said(row, case) for row in first if _aborted(row.match.rank, case)), why)
     if why.rank is None or (why.cls.role != "report" and why.cls.id != "unknown"):
@@ -130,7 +130,7 @@ def _has_a_reason(row: Row, case: Case) -> bool:
     """The same process had told before why it ends, of an exception or of another rank that was lost. Where the ranks
     of a launcher write into one file without a mark, who dies first has said so before others can complain of it."""
     before = takewhile(lambda other: other is not row, case.rows)
-    explains = (o for o in before if _tells_of_others(o) or o.cls.role == "generic" or o.cls.id in CAUGHT)
+    explains = (o for o in before if o.cls.complains or o.cls.role == "generic" or o.cls.id in CAUGHT)
     return any(_ends_so(row, other) for other in explains)
 
 
@@ -152,10 +152,6 @@ def _one_process(one: str, other: str) -> bool:
 def _after(row: Row, case: Case) -> Sequence[Row]:
     place = next(k for k, other in enumerate(case.rows) if other is row)  # not one that is equal
     return case.rows[place + 1 :]
-
-
-def _tells_of_others(row: Row) -> bool:
-    return row.cls.role in ("symptom", "cascade")
 
 
 def _all_waited(case: Case) -> bool:
