@@ -36,6 +36,7 @@ from sentinel.core.triage_launcher import (
     killed_for_memory,
     missing_below,
     named_inner,
+    of_the_reported,
     of_worker,
     speaker,
     who_waited_below,
@@ -305,9 +306,9 @@ def _roots(case: Case) -> list[Row]:
 
 
 def _better_said(generic: Row, own: Sequence[Row], case: Case) -> bool:
-    """Whether another line of the same rank says more than this exception does. What another process of a launcher
-    complains of does not."""
-    who = speaker(generic, case)
+    """Whether another line of the same rank says more than this exception does. That another process of a launcher
+    complains does not, where the launcher tells of the end of the one that raised this."""
+    who = of_the_reported(generic, case)
     header = generic.match.line.lstrip().startswith("Traceback")
     place = own.index(generic)
     for k, row in enumerate(own):
@@ -318,7 +319,7 @@ def _better_said(generic: Row, own: Sequence[Row], case: Case) -> bool:
             continue
         if row.cls.role == "root" and abs(later_s) <= MOMENT_S:
             return True
-        if row.cls.role != "root" and who is not None and speaker(row, case) not in (None, who):
+        if row.cls.complains and who is not None and speaker(row, case) not in (None, who):
             continue
         if k < place and -later_s <= TEARDOWN_S:  # it had a reason to raise
             return True

@@ -15,9 +15,11 @@ from sentinel.core.triage_rows import CHAINED, FailureClass, Row
 # A line's own time is believed when it is this close to when the line was read: not another time zone.
 STAMP_TRUST_S = 600.0
 
-# `_distributed_excepthook` of torch/distributed/__init__.py; what its C++ logs has no space: `[rank0]:[E1127 …`.
-_UNCAUGHT = re.compile(r"(?: {0,4}\d{1,5}: )?(?:\[default\d+\]: ?)?\[rank\d+\]: ")
-BEHIND_S = 10.0  # torchrun needs longer to see an end, to stop the others and to start all of them anew
+# Of an exception's own line as `_distributed_excepthook` of torch/distributed/__init__.py prints it.
+_UNCAUGHT = re.compile(
+    r"(?: {0,4}\d{1,5}: )?(?:\[default\d+\]: ?)?\[rank\d+\]: (?:\w+\.)*\w+(?:Error|Exception)\b"
+)
+BEHIND_S = 10.0  # that the others go on at most; after longer they were started anew
 
 # A root may lie this long before the death that it explains: NCCL's watchdog waits 600 s by default
 # before it kills the ranks that are left, and then needs time for its own reports.
@@ -132,15 +134,15 @@ def rows_in_order(
 
     The lines' own stamps order them when every one has a believable one, else the times of reading.
     """
+    reports = [m for m in matches if (cls := failures.get(m.failure)) is not None and cls.role == "report"]
     found: list[Row] = []
     follows: dict[int, str | None] = {}  # by rank: the line that follows from another, None until it is read
     for match in matches:
         cls = failures.get(match.failure)
         if cls is None or match.at_s < since_s:
             continue
-        if match.at_s < iterated_s.get(match.rank, match.at_s) and not _uncaught(
-            match, iterated_s[match.rank]
-        ):
+        on_s = iterated_s.get(match.rank, match.at_s)
+        if match.at_s < on_s and not _uncaught(match, on_s, reports):
             continue  # the rank went on after it
         if match.failure == CHAINED:
             follows[match.rank] = None
@@ -162,10 +164,13 @@ def rows_in_order(
     return tuple(found[k] for _, k in sorted(keyed))
 
 
-def _uncaught(match: LogMatch, iterated_s: float) -> bool:
-    """Torch puts `[rank1]: ` before what a rank raised and did not catch, and that rank ends. The others, in the same
-    log, go on for some iterations: on GPUs they are behind. After longer a launcher has started it anew."""
-    return _UNCAUGHT.match(match.line) is not None and iterated_s - match.at_s <= BEHIND_S
+def _uncaught(match: LogMatch, iterated_s: float, reports: Sequence[LogMatch]) -> bool:
+    """Torch puts `[rank1]: ` before what a rank raised and did not catch, and that rank ends. The others go on for some
+    iterations, in the same log where a launcher has started them, which reports that end: on GPUs they are behind."""
+    if _UNCAUGHT.match(match.line) is None or iterated_s - match.at_s > BEHIND_S:
+        return False
+    after = [report.at_s for report in reports if report.rank == match.rank and report.at_s >= match.at_s]
+    return bool(after) and min(after) >= iterated_s  # else all were started anew after its report
 
 
 def _stamp_mono_s(match: LogMatch, now: Now) -> float | None:

@@ -4,9 +4,7 @@ To Sentinel the launcher is one rank, and what its processes print is that rank'
 """
 
 import re
-from collections import deque
 from collections.abc import Iterable
-from itertools import takewhile
 
 from msgspec import structs
 
@@ -29,6 +27,8 @@ _INNER = re.compile(
 # counts in that group.
 _RANK = re.compile(_LABEL + r"(?:\[default\d+\]: ?)?\[rank(\d+)\]:")
 _WATCHDOG = re.compile(r"\[(?:PG [^\]]*\(default_pg\) )?Rank (\d+)\].*\b[Ww]atchdog\b")
+_ASYNC = re.compile(r"\basync exception: NCCL error: ")
+_ASSERTED = re.compile(r"\bCUDA error: device-side assert triggered\b")
 _SMALLER_GROUP = re.compile(r"\[PG (?![^\]]*\(default_pg\))")
 # mp.spawn's head of the traceback of one that raised.
 _RAISED = re.compile(r"^-- Process (\d+) terminated with the following error:")
@@ -107,9 +107,8 @@ def inner_rank(line: str) -> int | None:
 
 def _complaining(rank: int, case: Case) -> set[int]:
     """The processes of a launcher that said something themselves, as those do that lost another one."""
-    reports = {
-        row.match.line for row in case.of("report") if row.match.rank == rank
-    }  # an exception too, as a rule
+    # Of one line the rules may know two things: that it is a report, and that it is an exception.
+    reports = {row.match.line for row in case.of("report") if row.match.rank == rank}
     own = (row for row in case.rows if row.match.rank == rank and row.cls.role not in ("report", "abort"))
     said = (inner_rank(row.match.line) for row in own if row.match.line not in reports)
     return {number for number in said if number is not None}
@@ -124,15 +123,30 @@ def _number_that_complains(line: str) -> int | None:
 
 
 def speaker(row: Row, case: Case) -> int | None:
-    """The process of a launcher that said this, where that is known. Torch logs an error of NCCL in two lines, of which
-    only the first tells whose it is."""
-    number = _number_that_complains(row.match.line)
-    if number is None and row.match.line.startswith("nccl"):
-        before = takewhile(lambda other: other is not row, case.rows)
-        [first] = deque((other for other in before if other.match.rank == row.match.rank), maxlen=1) or [None]
-        if first is not None and first.cls is row.cls and row.match.at_s == first.match.at_s:
-            number = _number_that_complains(first.match.line)
-    return number if number is not None else _raised(row, case)
+    """The process of a launcher that said this, by its number in the whole job, where that is known. Torch logs an
+    error of NCCL in two lines, of which only the first tells whose it is."""
+    line = row.match.line
+    number = _number_that_complains(line)
+    if number is None and line.startswith("nccl"):
+        same = (one.match for one in case.rows if one.cls is row.cls and one.match.rank == row.match.rank)
+        heads = (one.line for one in same if one.at_s == row.match.at_s and _ASYNC.search(one.line))
+        numbers = {_number_that_complains(head) for head in heads}
+        number = numbers.pop() if len(numbers) == 1 else None
+    if line.startswith("[default") and _RANK.search(line) is None and not _below(row.match.rank, case):
+        return None  # it counts those of its own machine
+    return in_whole_job(number, row, case)
+
+
+def of_the_reported(row: Row, case: Case) -> int | None:
+    """The process that said this, if that is the one of whose end its launcher tells. None: another, or not known."""
+    number = _raised(row, case)
+    if number is not None:
+        return number
+    number, told = speaker(row, case), report_of(row.match.rank, case)
+    if number is None or told is None:
+        return None
+    by_pid = _by_pid(told, case)
+    return number if number == (_gone(told, case) if by_pid is None else by_pid) else None
 
 
 def missing_below(first: Row, case: Case) -> Why | None:
@@ -239,11 +253,15 @@ def _raised(row: Row, case: Case) -> int | None:
     return None
 
 
-def _told_by_one(row: Row, case: Case) -> str:
-    """Of a line that says not whose it is, such as a kernel's own word on the GPU: one of the single process that says
-    the same. "": of several, or of none."""
-    same = (one.match.line for one in case.rows if one.cls is row.cls and one.match.rank == row.match.rank)
-    told = {number: line for line in same if (number := inner_rank(line)) is not None}
+def _asserted_by(row: Row, case: Case) -> str:
+    """What a kernel says of an assertion tells not whose it is: a line of the single process whose GPU it was on. "":
+    there is none, or several."""
+    if row.cls.id != "device-assert" or process_of(row.match.line) is not None:
+        return ""
+    own = (one.match.line for one in case.rows if one.match.rank == row.match.rank)
+    told = {
+        number: line for line in own if _ASSERTED.search(line) and (number := inner_rank(line)) is not None
+    }
     return next(iter(told.values())) if len(told) == 1 else ""
 
 
@@ -264,8 +282,8 @@ def named_inner(why: Why, row: Row, case: Case) -> Why:
     if number is None:
         number = _raised(row, case)
     line = row.match.line
-    if number is None and (same := _told_by_one(row, case)):
-        number, line = inner_rank(same), same
+    if number is None and (marked := _asserted_by(row, case)):
+        number, line = inner_rank(marked), marked
     # A rank that nobody else has started says `[rank3]: ` too.
     launches = report_of(row.match.rank, case) is not None or len(_below(row.match.rank, case)) > 1
     if number is None or (line.startswith(("[rank", "[default")) and not launches):

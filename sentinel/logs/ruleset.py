@@ -21,7 +21,7 @@ class RuleRow(LogRule, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     that does not stand `below` what it belongs to."""
 
     unless: str = ""
-    below: Literal["", "traceback", "own-traceback", "usage"] = ""
+    below: Literal["", "traceback", "not-spawn", "usage"] = ""
 
 
 class IgnoreRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

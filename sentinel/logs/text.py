@@ -113,8 +113,8 @@ def _in_traceback(before: bytes, text: bytes, line: tuple[int, int]) -> bool:
     return _TRACEBACK.search(_before(before, text, line[0], TRACEBACK_BYTES)) is not None
 
 
-def _in_own_traceback(before: bytes, text: bytes, line: tuple[int, int]) -> bool:
-    """Anything but a launcher's own, which it prints when a process of it ended while it told why."""
+def _not_in_spawn(before: bytes, text: bytes, line: tuple[int, int]) -> bool:
+    """It is not what `mp.spawn` raises itself when a process of it has ended while it told why."""
     return _SPAWN_READS.search(_before(before, text, line[0], TRACEBACK_BYTES)) is None
 
 
@@ -128,4 +128,4 @@ def _below_usage(before: bytes, text: bytes, line: tuple[int, int]) -> bool:
 
 
 # Whether a line (start and end in `text`) stands below what a rule asks for.
-STANDS_BELOW = {"traceback": _in_traceback, "own-traceback": _in_own_traceback, "usage": _below_usage}
+STANDS_BELOW = {"traceback": _in_traceback, "not-spawn": _not_in_spawn, "usage": _below_usage}

@@ -332,17 +332,27 @@ def test_an_error_that_the_rank_survived_explains_nothing() -> None:
     assert verdict([ended(3)], [caught], iterated_s={3: 1890.0}).failure == "cuda-oom"
 
 
-def test_what_a_rank_below_a_launcher_did_not_catch_ended_it_however_long_the_others_go_on() -> None:
+def test_what_a_rank_below_a_launcher_did_not_catch_ended_it_though_the_others_went_on_for_a_moment() -> None:
     raised = line("exception", 0, at_s=1900.0, text="[rank1]: RuntimeError: the training set is not sorted")
-    lost = line("nccl-abort", 0, at_s=1998.0, text="[rank0]:[E1127 NCCL error: remote process exited")
-    v = verdict([ended(0)], [raised, lost], iterated_s={0: 1901.0}, size=1)
-    assert v.failure == "exception"
-    # The launcher has started all of them anew since.
-    v = verdict([ended(0)], [raised, lost], iterated_s={0: 1990.0}, size=1)
-    assert v.failure == "nccl-abort"
+    lost = line("nccl-abort", 0, at_s=1908.0, text="[rank0]:[E1127 NCCL error: remote process exited")
+    report = line(
+        "rank-exit", 0, at_s=1909.0, text="failed (exitcode: 1) local_rank: 1 (pid: 5442) of binary"
+    )
+    matches = [raised, lost, report]
+
+    def told(iterated_s: float, matches: list[LogMatch]) -> str:
+        return verdict([ended(0)], matches, iterated_s={0: iterated_s}, size=1).failure
+
+    assert told(1905.0, matches) == "exception"
     caught = msgspec.structs.replace(raised, line="RuntimeError: the training set is not sorted")
-    v = verdict([ended(0)], [caught, lost], iterated_s={0: 1901.0}, size=1)
-    assert v.failure == "nccl-abort"
+    assert told(1905.0, [caught, lost, report]) == "rank-exit"
+    # Its launcher had started all of them anew, and then a rank was lost for another reason.
+    again = [msgspec.structs.replace(one, at_s=one.at_s + 80.0) for one in (lost, report)]
+    assert told(1950.0, [*matches, *again]) == "rank-exit"
+    assert told(1909.5, [raised, report, *again]) == "rank-exit"
+    # A rank that nobody else has started, and a logger that writes the same.
+    log = "[rank0]: torch.OutOfMemoryError: CUDA out of memory; the batch is halved"
+    assert told(1905.0, [line("cuda-oom", 0, at_s=1900.0, text=log)]) == "unknown"
 
 
 def test_lines_from_long_before_explain_nothing() -> None:

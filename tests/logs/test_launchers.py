@@ -128,6 +128,23 @@ def test_a_rank_that_torchrun_killed_after_a_timeout_of_nccl_was_waited_for_and_
     assert (v.failure, v.worker) == ("nccl-timeout", None), v
 
 
+def test_an_exception_after_another_rank_was_lost_is_the_cause_only_where_the_launcher_reports_that_rank(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    text = (HERE / "launchers/nccl-torchrun-exception.log").read_text()
+    begin, end = text.index("[rank1]: Traceback"), text.index("W1127 06:55:40")
+    at = text.index("iter 12:")
+    raised = text[begin:at].replace(
+        "RuntimeError: the training set is not sorted", "AttributeError: 'NoneType' has no close"
+    )
+    complaints = text[text.index("[rank0]:[E") : end]
+    v = of(told(complaints + raised + text[end:], shipped, tmp_path))
+    assert (v.failure, v.worker) == ("user-exception", 1), v
+    for others in (raised.replace("rank1", "rank2") + text[end:], raised.replace("rank1", "rank2")):
+        v = of(told(complaints + others, shipped, tmp_path))
+        assert v.failure in ("nccl-abort", "rank-exit"), v
+
+
 def test_a_rank_that_nobody_else_has_started_is_named_as_the_rank_that_it_is(
     shipped: RuleSet, tmp_path: Path
 ) -> None:
