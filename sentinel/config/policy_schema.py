@@ -13,6 +13,7 @@ from sentinel.config.kinds import (
     JobPath,
     Meaning,
     Name,
+    OffOrPerHour,
     OffOrRatio,
     Pattern,
     PositiveDuration,
@@ -98,8 +99,11 @@ class ResumeSpec(Section):
     )
     reset_after_s: PositiveDuration = written(
         "resetAfter",
-        "The budget is full again when the job has run so long since its last restart. Without it, never. "
-        "With it, at most 20 restarts within an hour.",
+        "The budget is full again when the job has run so long since its last restart. Without it, never.",
+    )
+    max_per_hour: OffOrPerHour = written(
+        "maxPerHour",
+        "So many restarts within an hour, whatever they cost; one more waits. off: the budget alone.",
     )
 
 
@@ -117,8 +121,11 @@ class RestartSpec(Section):
     )
     reset_after_s: PositiveDuration = written(
         "resetAfter",
-        "The budget is full again when the job has run so long since its last restart. Without it, never. "
-        "With it, at most 20 restarts within an hour.",
+        "The budget is full again when the job has run so long since its last restart. Without it, never.",
+    )
+    max_per_hour: OffOrPerHour = written(
+        "maxPerHour",
+        "So many restarts within an hour, whatever they cost; one more waits. off: the budget alone.",
     )
 
 

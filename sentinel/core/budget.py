@@ -17,8 +17,9 @@ from sentinel.core.model import (
     Verdict,
 )
 from sentinel.core.now import Now
-from sentinel.core.policy_model import Policy
+from sentinel.core.policy_model import MOST_PER_HOUR, Policy
 from sentinel.core.recovery_moves import RETRY_PRECHECK_S, START_TRIES
+from sentinel.core.signals import times
 
 # A fault at the same step with no newer checkpoint: the third start would only repeat it.
 SAME_STEP_LIMIT = 3
@@ -27,12 +28,9 @@ SAME_STEP_LIMIT = 3
 SAME_STEP_HANGS = 6
 BACKOFF_FIRST_S = 5.0
 BACKOFF_MAX_S = 300.0
-KEPT_FAILURES = 20
+KEPT_FAILURES = MOST_PER_HOUR
 # Of starts that cost nothing, which no budget limits.
 HOURLY_LIMIT = 12
-# Of all, where `resetAfter` gives the budget back: a short one would let a job fail and start for ever. Who fails each
-# 3 minutes is not well. As many as KEPT_FAILURES.
-HOURLY_LIMIT_OF_ALL = 20
 HOUR_S = 3600.0
 # A job whose log names no steps may have come further all the same: it is taken to have, where it ran so long
 # between two failures. Loading and compiling take tens of minutes.
@@ -245,9 +243,10 @@ def hourly_wait(job: ProtectedJob, verdict: Verdict, now: Now) -> tuple[float, s
         said = f"{HOURLY_LIMIT} times within the hour, the limit of what costs nothing"
         waits.append((_hourly_s_left(free, HOURLY_LIMIT, now), said))
     terms = job.policy.resume or job.policy.restart
-    if terms is not None and terms.reset_after_s:
-        said = f"{HOURLY_LIMIT_OF_ALL} times within the hour, the limit of a job with `resetAfter`"
-        waits.append((_hourly_s_left(job.failures, HOURLY_LIMIT_OF_ALL, now), said))
+    limit = MOST_PER_HOUR if terms is None else terms.max_per_hour
+    if limit is not None:
+        said = f"{times(limit)} within the hour, the limit that is `maxPerHour`"
+        waits.append((_hourly_s_left(job.failures, limit, now), said))
     return max(waits)
 
 

@@ -37,6 +37,7 @@ spec:
   owner: {{emails: [{OWNER}]}}
   resume:
     maxResumes: 5000
+    maxPerHour: off
     gracefulStop: 400ms
     checkpoint: {{signal: SIGUSR1, timeout: 20s, proof: {{logPattern: saved checkpoint step}}}}
   lostRankGrace: 400ms

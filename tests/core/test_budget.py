@@ -19,7 +19,7 @@ from sentinel.core.model import (
     Verdict,
 )
 from sentinel.core.now import Now
-from sentinel.core.policy_model import Policy, Restart, Resume
+from sentinel.core.policy_model import MOST_PER_HOUR, Policy, Restart, Resume
 from sentinel.core.recovery_moves import RETRY_PRECHECK_S, START_TRIES
 from sentinel.failures import failure_classes
 from tests.core import recovery_events as ev
@@ -348,16 +348,16 @@ def test_restarts_that_cost_nothing_have_a_limit_within_an_hour_and_the_next_one
     assert plan.delay_s == pytest.approx(600.0)
     assert "in 600 s: it did 12 times within the hour, the limit of what costs nothing" in plan.sentence
     paid = plan_after_stop(job(failures=tuple(free)), of("killed"), 90, NOW)
-    assert (paid.restart, paid.delay_s) == (True, 0.0), "its limit is the budget"
+    assert (paid.restart, paid.delay_s) == (True, 0.0), "its limit is that of all"
     set_back = [structs.replace(one, wall_s=NOW.wall_s + 7200.0) for one in free]
     assert plan_after_stop(job(failures=tuple(set_back)), of("pod-preempted"), 90, NOW).delay_s == 0.0
 
 
-def test_a_budget_that_comes_back_allows_so_many_restarts_within_an_hour_whatever_they_cost() -> None:
-    resets = Restart(max_restarts=3, reset_after_s=1.0)
-    often = tuple(failed(n, ago_s=3000.0 - n) for n in range(budget.HOURLY_LIMIT_OF_ALL))
+@pytest.mark.parametrize("limits", [Restart(max_restarts=30), Resume(max_resumes=30, reset_after_s=1.0)])
+def test_there_are_so_many_restarts_within_an_hour_whatever_they_cost(limits: Restart | Resume) -> None:
+    often = tuple(failed(n, ago_s=3000.0 - n) for n in range(MOST_PER_HOUR))
 
-    def plan(failures: tuple[Failure, ...], failure: str, limits: Restart = resets) -> Plan:
+    def plan(failures: tuple[Failure, ...], failure: str, limits: Restart | Resume = limits) -> Plan:
         return plan_after_stop(job(limits, failures=failures, used_job=2), of(failure), 90, NOW)
 
     first = plan(often[1:], "killed")
@@ -366,13 +366,15 @@ def test_a_budget_that_comes_back_allows_so_many_restarts_within_an_hour_whateve
         late = plan(often, failure)
         assert late.restart
         assert late.delay_s == pytest.approx(600.0)
-        assert (
-            "in 600 s: it did 20 times within the hour, the limit of a job with `resetAfter`" in late.sentence
-        )
+        assert "in 600 s: it did 20 times within the hour, the limit that is `maxPerHour`" in late.sentence
     rare = tuple(structs.replace(one, wall_s=NOW.wall_s - (20 - n) * 600.0) for n, one in enumerate(often))
     assert plan(rare, "killed").delay_s == 0.0, "one in ten minutes is not held up"
-    assert plan(often, "killed", Restart(max_restarts=30)).delay_s == 0.0, "its limit is the budget"
+    assert plan(often, "killed", Restart(max_restarts=30, max_per_hour=None)).delay_s == 0.0
+    fewer = structs.replace(limits, max_per_hour=1)
+    late = plan(often[-1:], "killed", fewer)
+    assert late.delay_s == pytest.approx(619.0)
+    assert "it did once within the hour" in late.sentence
 
 
 def test_as_many_failures_are_kept_as_the_limits_within_an_hour_need() -> None:
-    assert budget.KEPT_FAILURES >= budget.HOURLY_LIMIT_OF_ALL >= budget.HOURLY_LIMIT
+    assert budget.KEPT_FAILURES >= MOST_PER_HOUR >= budget.HOURLY_LIMIT
