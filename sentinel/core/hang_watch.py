@@ -5,14 +5,17 @@ from itertools import takewhile
 
 from msgspec import structs
 
+from sentinel.core import pauses
 from sentinel.core.hang import (
     LONGEST_ALLOWANCE_S,
     PAUSE_ALLOWANCE_S,
+    PAUSES,
     Activities,
     Activity,
     Liveness,
     allowance_s,
     hang_signal,
+    interval,
     least_allowance_s,
 )
 from sentinel.core.model import HANG, Failure, Symptom
@@ -131,17 +134,38 @@ class HangWatch:
         """What it does that makes no iteration, as its log tells; "": it iterates, or tells of nothing. Untrusted."""
         if self.started_s is None:
             return ""
-        last_s = max((r.last_at_s or 0.0 for r in self._timed()), default=self.started_s)
+        last_s = self._last_s()
         if now.mono_s - last_s < PHASE_S:
             return ""
-        said = []
-        if (announced := self._activities.veto(now)) is not None:
-            said.append(
-                f"its log announced {length(now.mono_s - announced.started_s)} ago that it is {announced.kind}"
-            )
+        said = [named] if (named := self._named(last_s, now)) else []
         if self._sign_line and self.sign_s > last_s:
             said.append(f"its log went on {length(now.mono_s - self.sign_s)} ago: {self._sign_line}")
         return f"No iteration for {length(now.mono_s - last_s)}: {'; '.join(said)}" if said else ""
+
+    def _last_s(self) -> float:
+        """When it made its last iteration; before the first one: when it was started."""
+        return max((r.last_at_s or 0.0 for r in self._timed()), default=self.started_s or 0.0)
+
+    def _named(self, last_s: float, now: Now) -> str:
+        """What it does since its last iteration, by what told it last: its log's words or announcement, its stacks."""
+        told = []
+        if (announced := self._activities.veto(now)) is not None:
+            ago = length(now.mono_s - announced.started_s)
+            told.append((announced.marked_s, f"its log announced {ago} ago that it is {announced.kind}"))
+        if self.looks is not None and (frame := self.looks.done_in) and self.looks.last_s > last_s:
+            told.append((self.looks.last_s, f"it is {pauses.done_in(frame)}, in {frame}"))
+        if self.sign_s > last_s and (said := pauses.told_by(self._sign_line)):
+            told.append((self.sign_s, f"it is {said}"))
+        return max(told)[1] if told else ""
+
+    def _name_due(self, now: Now) -> bool:
+        """Its log goes on, and nothing names what it does: its stacks may. Looked at less and less often."""
+        last_s = self._last_s()
+        goes_on = self._sign_line and self.sign_s > last_s and now.mono_s - self.sign_s < FRESH_S
+        if self.looks is None or not goes_on or self._named(last_s, now):
+            return False
+        usual_s = max((interval(r) * (r.step_ms or 0.0) / 1000 for r in self._timed()), default=0.0)
+        return now.mono_s - last_s >= max(PHASE_S, PAUSES * usual_s, 2 * (self.looks.last_s - last_s))
 
     def unread(self, now: Now) -> bool:
         """It runs for the first time and prints on, or has run for longer than a start may take, and tells of no
@@ -305,9 +329,13 @@ class HangWatch:
 
     def look_due(self, now: Now) -> bool:
         """Quick where iterations come."""
-        if self.looks is None or not self._looks_help():
+        if self.looks is None:
             return False
         oldest_s = min((r.last_at_s or 0.0 for r in self._timed()), default=0.0)
+        if now.mono_s - oldest_s >= PHASE_S and self._name_due(now):
+            return True
+        if not self._looks_help():
+            return False
         if now.mono_s - oldest_s < LOOK_SHARE * least_allowance_s(self.policy.hang):
             return False
         at_s = self.look_at_s()

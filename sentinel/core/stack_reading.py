@@ -7,6 +7,7 @@ from itertools import takewhile
 
 from msgspec import Struct, structs
 
+from sentinel.core import pauses
 from sentinel.core.model import Symptom, Verdict
 from sentinel.core.process_states import HALTED, STOPPED
 
@@ -39,21 +40,6 @@ _TALKS = re.compile(
 )
 # A launcher of the rank's own stands in such a folder too.
 _RUNS = re.compile(r"distributed/(?:run|launch|launcher|elastic)\b")
-
-# What a program does between its iterations, by the names of functions in transformers, Lightning, accelerate, torch,
-# deepspeed, Megatron and usual scripts. Data are prepared or fetched for an iteration too: by other names.
-_PREPARES = re.compile(r"(?:^|_)(?:build|download|load|prepare)_(?:\w+_)?data(?:set|sets)?(?:_|$)")
-_PAUSES = re.compile(
-    r"(?:^|_)(?:eval|evaluate|evaluation|predict|prediction|test|val|valid|validate|validation|save|state_dict)(?:_|$)"
-    r"|^(?:estimate_loss|compute_metrics|gather_for_metrics|download_and_prepare)$"
-)
-_PAUSES_IN = re.compile(r"/loops/evaluation_loop\.py|(?:^|/)datasets/(?:arrow_dataset|builder)\.py")
-# Within these an iteration is made, whatever is around them: `cross_validate`.
-_ITERATES = re.compile(r"(?:^|_)(?:train|training|fit|backward)(?:_|$)")
-_STEPS = {"training_step", "train_step", "train_batch", "forward_backward", "backward"}
-# The first is either, of transformers; the others belong to an iteration (Stable-Baselines3, usual programs).
-_NO_PAUSES = {"_maybe_log_save_evaluate", "evaluate_actions", "is_valid"}
-FRAME_LENGTH = 200  # of one that is kept
 
 
 class Stack(Struct, frozen=True):
@@ -129,30 +115,13 @@ def read(text: str) -> Stack | None:
         any(_TALKS.search(frame["file"]) for frame in others),
         any(_TALKS.search(frame["file"]) for frame in frames),
         state.endswith(_RUNS_PYTHON),
-        _pause(frames),
+        pauses.frame_of(frames),
     )
 
 
 def paused_in(stacks: Iterable[Stack | None]) -> str:
     """Where the first rank stands that evaluates, saves or prepares data; the others may wait for it. "": none does."""
     return next((stack.pause for stack in stacks if stack is not None and stack.pause), "")
-
-
-def _pause(frames: Sequence[re.Match[str]]) -> str:
-    """The innermost frame whose name tells decides."""
-    functions = [frame["function"].rpartition(".")[2] for frame in frames]
-    if any(function in _STEPS for function in functions):
-        return ""
-    for frame, function in zip(frames, functions, strict=True):
-        if (_PREPARES.search(function) and "__getitem__" not in functions) or _PAUSES_IN.search(
-            frame["file"]
-        ):
-            return frame[0].strip()[:FRAME_LENGTH]
-        if _ITERATES.search(function):
-            return ""
-        if function not in _NO_PAUSES and _PAUSES.search(function):
-            return frame[0].strip()[:FRAME_LENGTH]
-    return ""
 
 
 def _threads(lines: Sequence[str]) -> tuple[str, list[re.Match[str]], list[re.Match[str]]]:

@@ -467,3 +467,65 @@ def test_a_job_that_evaluates_before_its_first_iteration_is_given_half_an_hour_t
     assert hang(timing, 1899) is None
     look(timing, 1900, EVALUATES)
     assert hang(timing, 1900) is not None
+
+
+IN_EVALUATION = STILL.replace(
+    "barrier (torch/distributed/distributed_c10d.py:1)",
+    "forward (model.py:{look})\n    evaluation_loop (transformers/trainer.py:4512)",
+)
+
+
+def draws_a_bar(timing: JobTiming, since_s: float, until_s: float, words: str = "") -> list[float]:
+    """A bar of the log goes on every 10 s, and the looks that are asked for meanwhile find an evaluation; their times,
+    in seconds since `since_s`."""
+    made: list[float] = []
+    for done in range(int(until_s - since_s) // 10):
+        at_s = since_s + 10 * (done + 1)
+        line = f"{words}{done}/500"
+        timing.fold(RankReport(job="j", incarnation=1, rank=0, alive_s=at_s, alive_line=line))
+        if timing.hang.look_due(Now(at_s, 0)):
+            timing.hang.looked([IN_EVALUATION.format(look=done)], Now(at_s, 0))
+            made.append(at_s - since_s)
+    return made
+
+
+@pytest.mark.parametrize("after_s", [None, 45.0])
+def test_a_pause_that_its_log_does_not_name_is_named_by_where_it_stands(after_s: float | None) -> None:
+    timing = watched(after_s)
+    last = feed(timing)
+    assert draws_a_bar(timing, last, last + 600) == pytest.approx([30]), "one look is enough"
+    assert timing.hang.phase(Now(last + 600, 0)) == (
+        "No iteration for 10 min: it is evaluating, in evaluation_loop (transformers/trainer.py:4512); "
+        "its log went on 0 s ago: 59/500"
+    )
+    assert hang(timing, last + 600) is None
+    last = feed(timing, first=51, start_s=last + 610)
+    assert timing.hang.phase(Now(last + 40, 0)) == "", "that was before it went on"
+
+
+def test_what_a_log_names_needs_no_look() -> None:
+    timing = watched()
+    last = feed(timing)
+    assert draws_a_bar(timing, last, last + 600, "Saving shards: ") == []
+    assert "it is saving; its log went on" in timing.hang.phase(Now(last + 600, 0))
+
+
+def test_where_a_look_names_nothing_the_next_one_comes_later_and_later() -> None:
+    timing = watched()
+    last = feed(timing)
+    looks = []
+    for after_s in range(10, 1000, 10):
+        at_s = last + after_s
+        timing.fold(RankReport(job="j", incarnation=1, rank=0, alive_s=at_s, alive_line=f"{after_s}/5000"))
+        if timing.hang.look_due(Now(at_s, 0)):
+            timing.hang.looked([MOVES.format(look=after_s)], Now(at_s, 0))
+            looks.append(after_s)
+    assert looks == [30, 60, 120, 240, 480, 960]
+    assert "its log went on 5 s ago: 990/5000" in timing.hang.phase(Now(last + 995, 0))
+
+
+def test_who_steps_seldom_is_not_looked_at_in_each_step() -> None:
+    timing = watched()
+    last = feed(timing, every_s=60.0)
+    assert draws_a_bar(timing, last, last + 170) == []
+    assert draws_a_bar(timing, last, last + 200)

@@ -387,7 +387,7 @@ def test_what_a_silent_job_does_is_told_in_the_words_of_its_log() -> None:
     bar = RankReport(job="j", incarnation=1, rank=0, alive_s=last + 20, alive_line="Evaluating: 34/200")
     timing.fold(bar)
     assert timing.hang.phase(Now(last + 20, 0)) == ""
-    told = "No iteration for 4 min: its log went on 3 min ago: Evaluating: 34/200"
+    told = "No iteration for 4 min: it is evaluating; its log went on 3 min ago: Evaluating: 34/200"
     assert timing.hang.phase(Now(last + 220, 0)) == told
     timing.activity(says("evaluating", last + 230))
     assert "its log announced 10 s ago that it is evaluating; its log went on" in timing.hang.phase(

@@ -450,11 +450,42 @@ def test_of_a_job_it_is_said_that_no_iterations_are_seen_and_later_what_it_does_
 
         def evaluates() -> bool:
             print(f"Evaluating: {next(batches)}/5000", file=lines, flush=True)
-            return shown("ago: Evaluating: ") == [1, 1]
+            return shown("it is evaluating; its log went on") == [1, 1]
 
         until(evaluates, lambda: box.sentinel("status", "job").stdout, every_s=2.0)
     assert job.code() == 0
     assert job.err.count(blind) == 1
+
+
+BARE = """
+import itertools, sys, time
+def evaluation_loop():
+    for done in itertools.count():
+        print(f"{done}/50000", flush=True)
+        if not sys.stdin.readline():
+            return
+for step in range(1, 6):
+    print(f"iter {step}: loss 2.3100, time 14.42ms", flush=True)
+sys.stdin = open("lines")
+evaluation_loop()
+"""
+
+
+def test_a_pause_whose_bar_bears_no_word_is_named_by_the_function_in_which_the_job_stands(box: Box) -> None:
+    os.mkfifo(box.work / "lines")
+    (box.work / "bare.py").write_text(BARE)
+    job = box.run(sys.executable, "bare.py")
+    with open(os.open(box.work / "lines", os.O_RDWR), "w") as lines:
+
+        def evaluates() -> bool:
+            print("on", file=lines, flush=True)
+            notes = " ".join(box.status()["notes"])
+            return ": it is evaluating, in evaluation_loop (bare.py:" in notes
+
+        until(lambda: box.job() is not None, deadline_s=300.0)
+        until(evaluates, lambda: box.story() + box.log(), 300.0, every_s=2.0)
+    assert job.code() == 0
+    assert box.incidents() == []
 
 
 NAMED = r"""

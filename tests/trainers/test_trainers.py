@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,15 @@ def start(
     return box.run(*words.split(), name=name, policy=box.policy(**POLICY))
 
 
-def evaluate(box: Box, name: str, pace: Path, batches: int = EVALUATION_S, batch_s: int = 1) -> None:
-    """Lets an evaluation go on for as long as it is to last, batch after batch, then to its end."""
+def evaluate(
+    box: Box,
+    name: str,
+    pace: Path,
+    batches: int = EVALUATION_S,
+    batch_s: int = 1,
+    each: Callable[[], object] = lambda: None,
+) -> None:
+    """Lets an evaluation go on for as long as it is to last, batch after batch, then to its end. `each`: before one."""
 
     def opened() -> int | None:
         try:
@@ -69,6 +77,7 @@ def evaluate(box: Box, name: str, pace: Path, batches: int = EVALUATION_S, batch
         begun_s = time.monotonic()
         for batch in range(1, batches + 1):
             try:
+                each()
                 pipe.write(b"\n")
             except BrokenPipeError:
                 raise AssertionError(box.story(name)) from None
@@ -112,12 +121,18 @@ def test_what_takes_longer_than_a_hang_is_left_alone_in_each_phase_while_its_bar
     os.mkfifo(pace)
     policy = box.policy(resume={"maxResumes": 3}, hang={"after": f"{HANG_S}s"})
     done = plain(box, venv, "hf", f"30 20 {batches} 0", "slow", policy)
-    evaluate(box, "plain", pace, 3 * batches, batch_s)
+    named: set[str] = set()
+
+    def note() -> None:
+        named.update(re.findall(r": it is ([a-z ]+)", " ".join(box.status("plain")["notes"])))
+
+    evaluate(box, "plain", pace, 3 * batches, batch_s, note)
     assert done.code(300.0) == 0, box.story("plain") + box.log(name="plain")
     log = box.log(name="plain")
     for bar in (rf"Map: +100%.* {batches}/{batches} ", rf"Writing shards: +100%.* {batches}/{batches} "):
         assert re.search(bar, log), log
     assert (box.work / "plain/checkpoint-20").is_dir()
+    assert named == {"preparing data", "evaluating", "saving"}, "in the last minute of each phase"
     record = box.job("plain")
     assert record is not None
     assert record.incarnation == 1, box.story("plain")
