@@ -72,7 +72,7 @@ def test_a_number_of_the_catalogue_means_what_nvidias_action_says(number: int) -
 
 
 def test_the_catalogue_is_whole() -> None:
-    assert sorted(catalogue()) == list(range(1, 174))
+    assert set(range(1, 174)) <= set(catalogue()), "what NVIDIA adds may be added"
     assert (len(NVLINK5), len(SXIDS)) == (94, 93)  # as many as the sources that the tables name have
 
 
