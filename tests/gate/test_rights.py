@@ -67,13 +67,7 @@ def project(tmp_path: Path) -> Path:
 
 def run(project: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(REPO)}
-    for name in (
-        "PYTEST_ADDOPTS",
-        "LOGNAME",
-        "USER",
-        "LNAME",
-        "USERNAME",
-    ):  # pytest's folder has the user's name
+    for name in ("PYTEST_ADDOPTS", "LOGNAME", "USER", "LNAME", "USERNAME"):  # pytest's folder has the user's
         env.pop(name, None)
     return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True)
 

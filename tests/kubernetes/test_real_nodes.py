@@ -155,9 +155,8 @@ def test_a_disk_over_its_threshold_keeps_pods_off_until_it_is_under_it(cluster: 
     cluster.sentinel.wait(node)
     pod = cluster.run("disk", node.name)
     ballast = "/var/lib/sentinel/ballast"
-    node.run(
-        "sh", "-c", f"dd if=/dev/zero of={ballast} bs=1k; truncate -s -300K {ballast}"
-    )  # the agent writes too
+    # The agent writes too.
+    node.run("sh", "-c", f"dd if=/dev/zero of={ballast} bs=1k; truncate -s -300K {ballast}")
     cluster.until(lambda: cluster.isolated(node))
     record = cluster.until(lambda: cluster.record(node, "disk-full"))
     assert [(one["code"], one["entity"]) for one in record["findings"]] == [
@@ -225,9 +224,8 @@ def test_a_silent_node_is_not_dead_and_its_pods_are_removed_by_force_only_after_
     assert writers(checkpoints) == [pods["cut"]["metadata"]["uid"]]
     assert numbers(checkpoints) == list(range(1, len(numbers(checkpoints)) + 1))
     cluster.until(lambda: len(writers(tmp_path / "lost")) == 2)  # the lost rank's successor, elsewhere
-    assert (
-        lost.name not in cluster.given("lost")[1:]
-    )  # though Kubernetes gives it pods until it misses its kubelet
+    # Though Kubernetes gives it pods until it misses its kubelet.
+    assert lost.name not in cluster.given("lost")[1:]
 
     lost.start()
     cluster.until(lambda: cluster.told(lost.name, "silence")[-1] == "SpeaksAgain")
