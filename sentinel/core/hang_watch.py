@@ -30,8 +30,8 @@ from sentinel.core.stillness import Looks
 from sentinel.core.workers import Workers
 
 # Looks begin after LOOK_SHARE of an allowance, five until its end; in a job that makes pauses later, at most after
-# HABIT_SHARE, a little more than 1 / PAUSES of hang.py: one of up to 20 min that is a habit ends before. For
-# STILL_SHARE of what is left they must have found that nothing moves.
+# HABIT_SHARE, a little more than 1 / PAUSES of hang.py: one of up to 20 min that is a habit ends before. For STILL_SHARE
+# of what is left they must have found that nothing moves.
 LOOK_SHARE, HABIT_SHARE, PAUSE_SHARE, STILL_SHARE = 1 / 6, 0.35, 1 / 6, 0.7
 # The longer a silent job moves the less often: each look costs some CPU time of every rank's machine.
 LATER_SHARE = 1 / 12
