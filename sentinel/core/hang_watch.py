@@ -29,10 +29,10 @@ from sentinel.core.signals import TimingSignal, length
 from sentinel.core.stillness import Looks
 from sentinel.core.workers import Workers
 
-# Looks begin after LOOK_SHARE of an allowance, five until its end; in a job that makes pauses later, at most after
-# HABIT_SHARE, a little more than 1 / PAUSES of hang.py: one of up to 20 min that is a habit ends before. For STILL_SHARE
-# of what is left they must have found that nothing moves.
-LOOK_SHARE, HABIT_SHARE, PAUSE_SHARE, STILL_SHARE = 1 / 6, 0.35, 1 / 6, 0.7
+# Looks begin after this part of an allowance, about four until its end; for so long they must have found that nothing
+# moves. LOOK_SHARE is a little more than 1 / PAUSES of hang.py: a pause of up to 20 min that is a habit of the job ends
+# before.
+LOOK_SHARE, PAUSE_SHARE, STILL_SHARE = 0.35, 1 / 6, 0.45
 # The longer a silent job moves the less often: each look costs some CPU time of every rank's machine.
 LATER_SHARE = 1 / 12
 # An iteration that takes longer is one to wonder about.
@@ -101,7 +101,7 @@ class HangWatch:
         _, usual_s = (
             self._silence(paused_s=0.0) or silence
         )  # who evaluates is silent too, a moment after the others
-        alive, quiet_s = self._alive(), self._first_look_s(usual_s)
+        alive, quiet_s = self._alive(), LOOK_SHARE * usual_s
         going = [r.rank for r in self._timed() if now.mono_s - self._silent_since_s(r) < quiet_s]
         if any(map(self.workers.below, alive)):
             going = []  # the looks are at other processes, with numbers of their own
@@ -314,7 +314,7 @@ class HangWatch:
         fresh_s = max(FRESH_S, 2 * self._look_pause_s(allowed_s, now.mono_s - since_s))
         if looks.first_s < since_s or now.mono_s - looks.last_s > fresh_s:
             return "nobody could look where its ranks stand"
-        if looks.still_s >= STILL_SHARE * (allowed_s - self._first_look_s(allowed_s)):
+        if looks.still_s >= STILL_SHARE * allowed_s:
             return ""
         return looks.doubt or "its ranks have not been seen to stand still for long"
 
@@ -348,17 +348,10 @@ class HangWatch:
             return None
         since_s, allowed_s = silence
         ends_s = max(since_s + allowed_s, self._activities.veto_ends_s() or 0.0)
-        first_s = ends_s - allowed_s + self._first_look_s(allowed_s)
+        first_s = ends_s - (1 - LOOK_SHARE) * allowed_s
         last_s = self.looks.last_s
         moves_s = 0.0 if self.looks.count > 1 else last_s - since_s
         return max(first_s, last_s + self._look_pause_s(allowed_s, moves_s))
-
-    def _first_look_s(self, allowed_s: float) -> float:
-        """How long it is silent before the first look: who has not begun, or makes such pauses, is left alone first."""
-        habit_s = HABIT_SHARE * allowed_s
-        if self._timed():
-            habit_s = min(habit_s, 1.05 * self._gaps[0].gap_s) if self._gaps else 0.0
-        return max(LOOK_SHARE * allowed_s, habit_s)
 
     def _look_pause_s(self, allowed_s: float, moves_s: float) -> float:
         return max(PAUSE_SHARE * allowed_s, LATER_SHARE * moves_s)

@@ -40,13 +40,13 @@ def look(timing: JobTiming, until_s: float, text: str = STILL) -> list[float]:
 def test_by_default_a_silence_is_a_hang_when_looks_over_it_have_found_that_nothing_moves() -> None:
     timing = watched()
     last = feed(timing)  # allowed: 120 s
-    assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 20)
-    assert look(timing, last + 119.9) == pytest.approx([last + after_s for after_s in (20, 40, 60, 80, 100)])
+    assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 42)
+    assert look(timing, last + 119.9) == pytest.approx([last + after_s for after_s in (42, 62, 82, 102)])
     assert hang(timing, last + 119.9) is None
     signal = hang(timing, last + 120)
     assert signal is not None
     assert signal.doubt == ""
-    assert signal.evidence[-1] == "5 looks at the stacks of rank 0: none has moved"
+    assert signal.evidence[-1] == "4 looks at the stacks of rank 0: none has moved"
 
 
 def test_who_stood_still_only_at_the_end_of_its_time_is_waited_for() -> None:
@@ -59,29 +59,14 @@ def test_who_stood_still_only_at_the_end_of_its_time_is_waited_for() -> None:
     assert hang(timing, last + 160) is not None
 
 
-def test_who_moved_in_the_first_half_of_its_time_has_not_stood_still_over_it() -> None:
-    timing = watched()
-    last = feed(timing)
-    look(timing, last + 59, MOVES)
-    look(timing, last + 121)
-    assert hang(timing, last + 121) is None
-    look(timing, last + 142)
-    assert hang(timing, last + 142) is not None
-
-
 def test_a_pause_that_is_a_habit_of_the_job_is_not_looked_at() -> None:
     timing = watched()
     last = feed(timing)
-    looked = [last + 20, last + 40, last + 60, last + 80, last + 100]
+    looked = [last + 42, last + 62, last + 82]
     for _ in range(3):
         assert look(timing, last + 100) == looked
         looked = []
         last = feed(timing, first=(timing.ranks[0].last_step or 0) + 1, start_s=last + 100)
-    looks = look(timing, last + 299)
-    assert looks[0] == pytest.approx(last + 105.5, abs=0.5)
-    assert hang(timing, last + 299) is None
-    look(timing, last + 302)
-    assert hang(timing, last + 302) is not None
 
 
 def test_without_a_look_silence_alone_is_told_late_and_in_doubt() -> None:
@@ -169,7 +154,7 @@ def test_a_job_all_of_whose_processes_a_signal_has_stopped_is_left_alone_and_tol
 def test_a_job_that_goes_on_after_it_was_suspended_has_its_whole_time_again() -> None:
     timing = watched()
     last = feed(timing)
-    assert look(timing, last + 39) == [last + 20]
+    assert look(timing, last + 60) == [last + 42]
     timing.hang.liveness.states[0] = "T"
     assert hang(timing, last + 600) is None
     timing.hang.liveness.states[0] = "S"
@@ -185,7 +170,7 @@ def test_looks_between_which_nobody_was_there_to_look_prove_nothing() -> None:
     """Sentinel was suspended with its job."""
     timing = watched()
     last = feed(timing)
-    assert look(timing, last + 39) == [last + 20]
+    assert look(timing, last + 60) == [last + 42]
     timing.hang.looked([STILL.format(look=9, at=9)], Now(last + 7200, 0))
     signal = hang(timing, last + 7200)
     assert signal is not None
@@ -221,7 +206,7 @@ def test_a_hang_that_was_told_in_doubt_does_not_make_the_next_silence_longer() -
     assert hang(timing, last + 1801) is not None
     timing.start(2, 1, Now(2000.0, 0))
     last = feed(timing, start_s=2000.0, incarnation=2)
-    assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 20)
+    assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 42)
 
 
 def test_of_several_ranks_those_that_go_on_need_not_stand_still() -> None:
@@ -449,7 +434,7 @@ def test_who_names_a_time_is_asked_for_looks_once_a_hang_stood_in_an_evaluation(
     last = feed(timing)
     evaluated = hung_at(4)
     timing.hang.failures = [structs.replace(evaluated, pause="evaluate (train.py:40)")]
-    assert look(timing, last + 1.75, EVALUATES) == pytest.approx([last + 1.75])
+    assert look(timing, last + 3.5, EVALUATES) == pytest.approx([last + 3.5])
     assert hang(timing, last + 3599) is None
     assert hang(timing, last + 3600) is not None
     last = feed(timing, first=51, start_s=last + 3600)
