@@ -245,7 +245,7 @@ def hourly_wait(job: ProtectedJob, verdict: Verdict, now: Now) -> tuple[float, s
     terms = job.policy.resume or job.policy.restart
     limit = MOST_PER_HOUR if terms is None else terms.max_per_hour
     if limit is not None:
-        said = f"{times(limit)} within the hour, the limit that is `maxPerHour`"
+        said = f"{times(limit)} within the hour, the limit (`maxPerHour`)"
         waits.append((_hourly_s_left(job.failures, limit, now), said))
     return max(waits)
 

@@ -26,6 +26,7 @@ from sentinel.core.process_states import HALTED
 from sentinel.core.relaunch import Relaunches
 from sentinel.core.reports import LogMatch
 from sentinel.core.signals import TimingSignal, length
+from sentinel.core.stack_reading import paused_in, read
 from sentinel.core.stillness import Looks
 from sentinel.core.workers import Workers
 
@@ -68,6 +69,10 @@ class HangWatch:
         self._announced_s = 0.0  # when a line last announced or ended a pause
         self._was_suspended = False
         self._woke_s = 0.0  # when it went on after it was suspended
+        self._stood_s, self._stood_in = (
+            0.0,
+            "",
+        )  # when its stacks were last looked at, and in which pause it was
         self.failures: Sequence[Failure] = ()  # of the job, the newest last
 
     # ------------------------------------------------------------ folding
@@ -79,7 +84,7 @@ class HangWatch:
         self.exited.clear()
         self._activities.reset()
         self.liveness.reset()
-        self.sign_s = self._announced_s = self._woke_s = 0.0
+        self.sign_s = self._announced_s = self._woke_s = self._stood_s = 0.0
         self._was_suspended = False
         self.prints = False
         self._sign_line = ""
@@ -89,9 +94,10 @@ class HangWatch:
             self.looks.reset()
 
     def looked(self, texts: Sequence[str], now: Now) -> None:
-        """Where the ranks stand: see `Looks`."""
-        silence = self._silence()
-        if self.looks is None or silence is None:
+        """Where the ranks stand: see `Looks`. What was looked at for its name alone proves nothing."""
+        self._stood_s, self._stood_in = now.mono_s, paused_in(map(read, texts))
+        silence, due_s = self._silence(), self.look_at_s()
+        if self.looks is None or silence is None or due_s is None or now.mono_s < due_s:
             return
         since_s, allowed_s = silence
         if now.mono_s - self.looks.last_s > FRESH_S + 2 * self._look_pause_s(
@@ -147,25 +153,35 @@ class HangWatch:
         return max((r.last_at_s or 0.0 for r in self._timed()), default=self.started_s or 0.0)
 
     def _named(self, last_s: float, now: Now) -> str:
-        """What it does since its last iteration, by what told it last: its log's words or announcement, its stacks."""
+        """What it does since its last iteration, by what told of it last: its log, or a look at its stacks."""
+        told = self._named_by_log(last_s, now)
+        if self._stood_s > last_s:
+            told.append((self._stood_s, self._stood_words(now) if self._stood_in else ""))
+        return max(told)[1] if told else ""
+
+    def _named_by_log(self, last_s: float, now: Now) -> list[tuple[float, str]]:
+        """When it was told, and what."""
         told = []
         if (announced := self._activities.veto(now)) is not None:
             ago = length(now.mono_s - announced.started_s)
             told.append((announced.marked_s, f"its log announced {ago} ago that it is {announced.kind}"))
-        if self.looks is not None and (frame := self.looks.done_in) and self.looks.last_s > last_s:
-            told.append((self.looks.last_s, f"it is {pauses.done_in(frame)}, in {frame}"))
         if self.sign_s > last_s and (said := pauses.told_by(self._sign_line)):
             told.append((self.sign_s, f"it is {said}"))
-        return max(told)[1] if told else ""
+        return told
+
+    def _stood_words(self, now: Now) -> str:
+        ago_s, what = now.mono_s - self._stood_s, pauses.done_in(self._stood_in)
+        when = "it is" if ago_s < FRESH_S else f"{length(ago_s)} ago it was"
+        return f"{when} {what}{', ' if what else ''}in {self._stood_in}"
 
     def _name_due(self, now: Now) -> bool:
-        """Its log goes on, and nothing names what it does: its stacks may. Looked at less and less often."""
+        """Its log goes on and does not name what it does: its stacks may. Looked at less and less often."""
         last_s = self._last_s()
         goes_on = self._sign_line and self.sign_s > last_s and now.mono_s - self.sign_s < FRESH_S
-        if self.looks is None or not goes_on or self._named(last_s, now):
+        if not goes_on or self._named_by_log(last_s, now):
             return False
         usual_s = max((interval(r) * (r.step_ms or 0.0) / 1000 for r in self._timed()), default=0.0)
-        return now.mono_s - last_s >= max(PHASE_S, PAUSES * usual_s, 2 * (self.looks.last_s - last_s))
+        return now.mono_s - last_s >= max(PHASE_S, PAUSES * usual_s, 2 * (self._stood_s - last_s))
 
     def unread(self, now: Now) -> bool:
         """It runs for the first time and prints on, or has run for longer than a start may take, and tells of no

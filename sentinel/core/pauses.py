@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 # By the names of functions in transformers, Lightning, accelerate, torch, deepspeed, Megatron and usual scripts. Data
 # are prepared or fetched for an iteration too: by other names.
-_PREPARES = re.compile(
-    r"(?:^|_)(?:build|download|load|prepare)_(?:\w+_)?data(?:set|sets)?(?:_|$)|^download_and_prepare$"
-)
+_PREPARES = re.compile(r"(?:^|_)(?:build|download|load|prepare)_(?:\w+_)?data(?:set|sets)?(?:_|$)")
 _DATASETS = re.compile(r"(?:^|/)datasets/(?:arrow_dataset|builder)\.py")
+_DOWNLOADS = "download_and_prepare"
 _SAVES = re.compile(r"(?:^|_)(?:save|state_dict)(?:_|$)")
 _EVALUATES = re.compile(
     r"(?:^|_)(?:eval|evaluate|evaluation|predict|prediction|test|val|valid|validate|validation)(?:_|$)"
@@ -23,16 +22,18 @@ _NO_PAUSES = {"_maybe_log_save_evaluate", "evaluate_actions", "is_valid"}
 FRAME_LENGTH = 200  # of one that is kept
 
 _EVALUATING, _SAVING, _PREPARING = "evaluating", "saving", "preparing data"
-# Of the words of a line the first decides: "Loading validation data", "Saving predictions".
+# The first word of a line that tells. Nouns only where it begins with them: behind other words they are as often what
+# is counted, set or named ("val loss", "eval_interval: 250", "gpu-test-3").
 _WORDS = re.compile(
-    r"(?i)(?<![a-z])(?:(eval\w*|valid|validat\w*|val|tests?|testing|predict\w*|inference)"
-    r"|(saves?|saving|writes?|writing|checkpointing)"
-    r"|(map|mapping|filter|filtering|tokeni[sz]\w*|download\w*|prepar\w*|pre-?process\w*|shuffl\w*|pack\w*|extract\w*"
-    r"|caching|indexing|generating \w+ split)"
-    r"|(compil\w*|autotun\w*|capturing)"
-    r"|(load|loading))(?![a-z])"
+    r"(?i)(?:^[\W\d_]*(eval|evaluation|val|validation|test|prediction|inference|sanity checking)"
+    r"|(?<![\w/.=-])(?:(evaluating|validating|testing|predicting)"
+    r"|(saving|writing|checkpointing)"
+    r"|((?-i:Map|Filter)|mapping|filtering|tokeni[sz]ing|running tokenizer|downloading|preparing|pre-?processing"
+    r"|shuffling|packing|grouping|flattening|extracting|resolving data|generating \w+ split|building(?= .*dataset))"
+    r"|(compiling|autotuning|capturing)"
+    r"|(loading)))(?![\w/.=-])"
 )
-_CALLED = (_EVALUATING, _SAVING, _PREPARING, "compiling", "loading")
+_CALLED = (_EVALUATING, _EVALUATING, _SAVING, _PREPARING, "compiling", "loading")
 
 
 def told_by(line: str) -> str:
@@ -49,19 +50,22 @@ def frame_of(frames: Sequence[re.Match[str]]) -> str:
         return ""
     fetches = "__getitem__" in functions
     for frame, function in zip(frames, functions, strict=True):
-        by_file, by_name = _by_file(frame["file"]), _by_name(function)
-        sure = by_file or (by_name == _PREPARING and not fetches)
-        if not sure and _ITERATES.search(function):
+        if _by_file(frame["file"]) or (_PREPARES.search(function) and not fetches):
+            return frame[0].strip()[:FRAME_LENGTH]
+        if _ITERATES.search(function):
             return ""
-        if sure or by_name in (_SAVING, _EVALUATING):
+        if _by_name(function):
             return frame[0].strip()[:FRAME_LENGTH]
     return ""
 
 
 def done_in(frame: str) -> str:
-    """What is done in a frame that `frame_of` gave: one of _CALLED."""
+    """What is done in a frame that `frame_of` gave: one of _CALLED; "": the frame was too long to tell."""
     function, _, file = frame.partition(" (")
-    return _by_name(_bare(function)) or _by_file(file)
+    name = _bare(function)
+    if _PREPARES.search(name):
+        return _PREPARING
+    return _by_name(name) or _by_file(file)
 
 
 def _bare(function: str) -> str:
@@ -75,7 +79,7 @@ def _by_file(file: str) -> str:
 
 
 def _by_name(function: str) -> str:
-    if _PREPARES.search(function):
+    if function == _DOWNLOADS:
         return _PREPARING
     if function in _NO_PAUSES:
         return ""

@@ -35,7 +35,6 @@ class Looks:
         self.texts: tuple[str, ...] = ()
         self.doubt = ""  # why it was not so the last time
         self.pause = ""  # where a rank evaluates, saves or prepares data, as of the last one
-        self.done_in = ""  # the same also of ranks that get on
         self._seen: dict[int, Seen] = {}
 
     @property
@@ -56,9 +55,7 @@ class Looks:
         """What a look has brought. `since_s`: the silence began; `ranks`: so many must be seen, without `going`, those
         that still make iterations. `named`: its owner says how long a silence is a hang, so who uses no CPU time stands
         still, unless it asks another host or a program of its own."""
-        everyone = [one for text in texts if (one := _read(text)) is not None]
-        self.done_in = paused_in(one.stack for one in everyone)
-        found = [one for one in everyone if one.head.number not in going]
+        found = [one for text in texts if (one := _read(text)) is not None and one.head.number not in going]
         seen = {one.head.number: one for one in found if one.head.pid}
         if len(found) > len({one.head.number for one in found}):
             doubt = "two processes call themselves by the same number"

@@ -366,7 +366,7 @@ def test_there_are_so_many_restarts_within_an_hour_whatever_they_cost(limits: Re
         late = plan(often, failure)
         assert late.restart
         assert late.delay_s == pytest.approx(600.0)
-        assert "in 600 s: it did 20 times within the hour, the limit that is `maxPerHour`" in late.sentence
+        assert "in 600 s: it did 20 times within the hour, the limit (`maxPerHour`)" in late.sentence
     rare = tuple(structs.replace(one, wall_s=NOW.wall_s - (20 - n) * 600.0) for n, one in enumerate(often))
     assert plan(rare, "killed").delay_s == 0.0, "one in ten minutes is not held up"
     assert plan(often, "killed", Restart(max_restarts=30, max_per_hour=None)).delay_s == 0.0

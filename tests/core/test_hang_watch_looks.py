@@ -493,14 +493,45 @@ def draws_a_bar(timing: JobTiming, since_s: float, until_s: float, words: str = 
 def test_a_pause_that_its_log_does_not_name_is_named_by_where_it_stands(after_s: float | None) -> None:
     timing = watched(after_s)
     last = feed(timing)
-    assert draws_a_bar(timing, last, last + 600) == pytest.approx([30]), "one look is enough"
+    assert draws_a_bar(timing, last, last + 600) == pytest.approx([30, 60, 120, 240, 480])
+    where = "evaluating, in evaluation_loop (transformers/trainer.py:4512); its log went on"
     assert timing.hang.phase(Now(last + 600, 0)) == (
-        "No iteration for 10 min: it is evaluating, in evaluation_loop (transformers/trainer.py:4512); "
-        "its log went on 0 s ago: 59/500"
+        f"No iteration for 10 min: 2 min ago it was {where} 0 s ago: 59/500"
+    )
+    timing.hang.looked([IN_EVALUATION.format(look=9)], Now(last + 600, 0))
+    assert f"it is {where}" in timing.hang.phase(Now(last + 601, 0))
+    timing.hang.looked([STILL], Now(last + 602, 0))
+    assert timing.hang.phase(Now(last + 603, 0)).startswith("No iteration for 10 min: its log went on"), (
+        "it stands there no more"
     )
     assert hang(timing, last + 600) is None
     last = feed(timing, first=51, start_s=last + 610)
     assert timing.hang.phase(Now(last + 40, 0)) == "", "that was before it went on"
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_job_without_an_iteration_is_looked_at_for_its_name_as_seldom(ended: bool) -> None:
+    timing = watched(size=2)
+    timing.start(1, 2, Now(100.0, 0))
+    for rank in (0, 1):
+        empty(timing, rank)
+    timing.hang.timed_before = ended
+    if ended:
+        timing.hang.exited.add(1)
+    assert draws_a_bar(timing, 100.0, 700.0) == pytest.approx([30, 60, 120, 240, 480])
+
+
+def test_looks_for_a_name_are_no_evidence_of_a_hang() -> None:
+    timing = watched(300.0)
+    last = feed(timing)
+    for after_s in (10, 20, 29):
+        line = f"{after_s}/5000"
+        timing.fold(RankReport(job="j", incarnation=1, rank=0, alive_s=last + after_s, alive_line=line))
+    looks = look(timing, last + 328, IN_EVALUATION)
+    assert looks == pytest.approx([last + 30, last + 60])
+    assert timing.hang.looks is not None
+    assert (timing.hang.looks.count, timing.hang.looks.pause, timing.hang.looks.texts) == (0, "", ())
+    assert hang(timing, last + 330) is not None
 
 
 def test_what_a_log_names_needs_no_look() -> None:

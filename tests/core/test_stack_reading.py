@@ -197,6 +197,11 @@ def test_of_anything_but_a_hang_nothing_is_said() -> None:
         ("evaluate_loss (model.py:3)\nLM.training_step (model.py:9)\nTrainer.fit (trainer.py:7)", ""),
         ("ActorCriticPolicy.evaluate_actions (policies.py:3)\nPPO.train (ppo.py:7)", ""),
         ("load_data (data.py:3)\nShards.__getitem__ (data.py:9)\ntrain_epoch (train.py:7)", ""),
+        ("build_val_dataset (d.py:3)\nShards.__getitem__ (d.py:9)\nmain (train.py:7)", "build_val_dataset"),
+        (
+            "download_and_prepare (d.py:3)\nShards.__getitem__ (d.py:9)\nmain (train.py:7)",
+            "download_and_prepare",
+        ),
     ],
 )
 def test_an_evaluation_a_save_and_a_preparation_of_data_are_known_by_the_innermost_function_that_tells(
