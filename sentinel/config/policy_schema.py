@@ -103,7 +103,7 @@ class ResumeSpec(Section):
     )
     max_per_hour: OffOrPerHour = written(
         "maxPerHour",
-        "So many restarts within an hour, whatever they cost; one more waits. off: the budget alone.",
+        "At most so many restarts within an hour, whatever they cost; one more waits. off: as many as the budget has.",
     )
 
 
@@ -125,7 +125,7 @@ class RestartSpec(Section):
     )
     max_per_hour: OffOrPerHour = written(
         "maxPerHour",
-        "So many restarts within an hour, whatever they cost; one more waits. off: the budget alone.",
+        "At most so many restarts within an hour, whatever they cost; one more waits. off: as many as the budget has.",
     )
 
 

@@ -69,10 +69,8 @@ class HangWatch:
         self._announced_s = 0.0  # when a line last announced or ended a pause
         self._was_suspended = False
         self._woke_s = 0.0  # when it went on after it was suspended
-        self._stood_s, self._stood_in = (
-            0.0,
-            "",
-        )  # when its stacks were last looked at, and in which pause it was
+        self._stood_s = 0.0  # when its stacks were last looked at
+        self._stood_in = ""  # in which pause it was then
         self.failures: Sequence[Failure] = ()  # of the job, the newest last
 
     # ------------------------------------------------------------ folding
