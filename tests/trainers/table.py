@@ -109,6 +109,8 @@ USUAL = {
 OTHERWISE = {
     # No launcher says a word, and 1 is what any exception ends with.
     ("none", "exit"): Cell("unknown", "unknown", 1),
+    # torch names the process that ended, and nothing tells how many there are.
+    ("mp.spawn", "watchdog"): Cell("nccl-timeout", "unknown", None),
 }
 # The other one waits for its GPU, which may be its own doing.
 ON_GPU = {"loop": Cell("hang", "unknown", None)}
