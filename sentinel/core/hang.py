@@ -215,23 +215,16 @@ def find_culprit(ranks: Sequence[RankTiming], alive: Collection[int], liveness: 
         ranks = first
     by_time = sorted(ranks, key=lambda r: r.last_at_s or 0.0)
     earlier_s = (by_time[1].last_at_s or 0.0) - (by_time[0].last_at_s or 0.0)
-    if earlier_s > max(NOISE_S, 0.5 * (by_time[0].step_ms or 0.0) * interval(by_time[0]) / 1000):
+    if earlier_s > max(NOISE_S, 0.5 * by_time[0].apart_s):
         rank = by_time[0].rank
         return Culprit(rank, f"rank {rank} fell silent {length(earlier_s)} before any other")
     every = f"{names([r.rank for r in ranks])} stopped after the same iteration {ranks[0].last_step}"
     return Culprit(None, f"{every}: logs alone do not tell which stopped first")
 
 
-def interval(rank: RankTiming) -> float:
-    """Steps from one logged iteration to the next: many programs log every tenth."""
-    if rank.count < 2 or not rank.steps_told:
-        return 1.0
-    return max(1.0, ((rank.last_step or 0) - (rank.first_step or 0)) / (rank.count - 1))
-
-
 def _owes(rank: RankTiming, reached: int) -> bool:
     """Others are so far on that this rank should have logged once more."""
-    return reached >= (rank.last_step or 0) + interval(rank)
+    return reached >= (rank.last_step or 0) + rank.steps_apart
 
 
 def hang_signal(

@@ -15,7 +15,6 @@ from sentinel.core.hang import (
     Liveness,
     allowance_s,
     hang_signal,
-    interval,
     least_allowance_s,
 )
 from sentinel.core.model import HANG, Failure, Symptom
@@ -26,14 +25,18 @@ from sentinel.core.process_states import HALTED
 from sentinel.core.relaunch import Relaunches
 from sentinel.core.reports import LogMatch
 from sentinel.core.signals import TimingSignal, length
-from sentinel.core.stack_reading import paused_in, read
 from sentinel.core.stillness import Looks
 from sentinel.core.workers import Workers
 
-# Looks begin after this part of an allowance, about four until its end; for so long they must have found that nothing
-# moves. LOOK_SHARE is a little more than 1 / PAUSES of hang.py: a pause of up to 20 min that is a habit of the job ends
-# before.
-LOOK_SHARE, PAUSE_SHARE, STILL_SHARE = 0.35, 1 / 6, 0.45
+# Looks at a silence begin after LOOK_SHARE of its allowance, five until its end. That is a little more than 1 / PAUSES
+# of hang.py: a pause of up to 20 min that is a habit of the job ends before. One look is made earlier, for the others
+# to be compared with: but not in a silence as the job has shown, nor before its next iteration is due.
+EARLY_SHARE, LOOK_SHARE, PAUSE_SHARE = 1 / 6, 0.35, 0.16
+LONGER = 1.05
+# For so much of the allowance nothing must have moved.
+STILL_SHARE = 0.8
+# Ranks fall silent together though not at one moment.
+TOGETHER = 0.9
 # The longer a silent job moves the less often: each look costs some CPU time of every rank's machine.
 LATER_SHARE = 1 / 12
 # An iteration that takes longer is one to wonder about.
@@ -67,10 +70,9 @@ class HangWatch:
         self.prints = False  # a log went on for a while
         self._sign_line = ""  # the newest of those lines that a person may know it by
         self._announced_s = 0.0  # when a line last announced or ended a pause
+        self._longest_s = 0.0  # of the silences that such a line has ended
         self._was_suspended = False
         self._woke_s = 0.0  # when it went on after it was suspended
-        self._stood_s = 0.0  # when its stacks were last looked at
-        self._stood_in = ""  # in which pause it was then
         self.failures: Sequence[Failure] = ()  # of the job, the newest last
 
     # ------------------------------------------------------------ folding
@@ -82,41 +84,47 @@ class HangWatch:
         self.exited.clear()
         self._activities.reset()
         self.liveness.reset()
-        self.sign_s = self._announced_s = self._woke_s = self._stood_s = 0.0
+        self.sign_s = self._announced_s = self._woke_s = 0.0
         self._was_suspended = False
         self.prints = False
         self._sign_line = ""
         self.relaunches.reset()
         self.workers.reset()
         if self.looks is not None:
-            self.looks.reset()
+            self.looks = Looks()
 
     def looked(self, texts: Sequence[str], now: Now) -> None:
         """Where the ranks stand: see `Looks`. What was looked at for its name alone proves nothing."""
-        self._stood_s, self._stood_in = now.mono_s, paused_in(map(read, texts))
+        if self.looks is None:
+            return
+        self.looks.stand(texts, now.mono_s)
         silence, due_s = self._silence(), self.look_at_s()
-        if self.looks is None or silence is None or due_s is None or now.mono_s < due_s:
+        if silence is None or due_s is None or now.mono_s < due_s:
             return
         since_s, allowed_s = silence
         if now.mono_s - self.looks.last_s > FRESH_S + 2 * self._look_pause_s(
             allowed_s, self.looks.last_s - since_s
         ):
             self.looks.reset()  # of the time between nothing is known: Sentinel itself may have been suspended
-        _, usual_s = (
-            self._silence(paused_s=0.0) or silence
-        )  # who evaluates is silent too, a moment after the others
-        alive, quiet_s = self._alive(), LOOK_SHARE * usual_s
+        early = now.mono_s < self._first_look_s(since_s, allowed_s)
+        # Who evaluates is silent too, a moment after the others.
+        _, usual_s = self._silence(paused_s=0.0) or silence
+        quiet_s = min(LOOK_SHARE * usual_s, TOGETHER * (now.mono_s - since_s))
+        alive = self._alive()
         going = [r.rank for r in self._timed() if now.mono_s - self._silent_since_s(r) < quiet_s]
         if any(map(self.workers.below, alive)):
             going = []  # the looks are at other processes, with numbers of their own
         ranks = sum(max(1, self.workers.running(rank)) for rank in alive if rank not in going)
         named = self.policy.hang.after_s is not None
-        self.looks.fold(texts, now.mono_s, since_s, ranks=ranks, going=going, named=named)
+        self.looks.fold(texts, now.mono_s, since_s, ranks=ranks, going=going, named=named, early=early)
 
-    def signed(self, at_s: float, line: str = "") -> None:
-        """A log told, without an iteration, that the program gets on. Its first words always do."""
+    def signed(self, at_s: float, line: str = "", iterated_s: float | None = None) -> None:
+        """A log told, without an iteration, that the program gets on. Its first words always do. `iterated_s`: when it
+        told of the last one."""
         if at_s >= self.sign_s:
             self._sign_line = line
+        if before_s := max(self.sign_s, iterated_s or 0.0):
+            self._longest_s = max(self._longest_s, at_s - before_s)
         self.sign_s = max(self.sign_s, at_s)
 
     def announced(self, match: LogMatch) -> None:
@@ -153,8 +161,8 @@ class HangWatch:
     def _named(self, last_s: float, now: Now) -> str:
         """What it does since its last iteration, by what told of it last: its log, or a look at its stacks."""
         told = self._named_by_log(last_s, now)
-        if self._stood_s > last_s:
-            told.append((self._stood_s, self._stood_words(now) if self._stood_in else ""))
+        if self.looks is not None and self.looks.stood_s > last_s:
+            told.append((self.looks.stood_s, _stood_words(self.looks, now)))
         return max(told)[1] if told else ""
 
     def _named_by_log(self, last_s: float, now: Now) -> list[tuple[float, str]]:
@@ -167,19 +175,17 @@ class HangWatch:
             told.append((self.sign_s, f"it is {said}"))
         return told
 
-    def _stood_words(self, now: Now) -> str:
-        ago_s, what = now.mono_s - self._stood_s, pauses.done_in(self._stood_in)
-        when = "it is" if ago_s < FRESH_S else f"{length(ago_s)} ago it was"
-        return f"{when} {what}{', ' if what else ''}in {self._stood_in}"
-
-    def _name_due(self, now: Now) -> bool:
+    def _name_due(self, looks: Looks, now: Now) -> bool:
         """Its log goes on and does not name what it does: its stacks may. Looked at less and less often."""
         last_s = self._last_s()
         goes_on = self._sign_line and self.sign_s > last_s and now.mono_s - self.sign_s < FRESH_S
         if not goes_on or self._named_by_log(last_s, now):
             return False
-        usual_s = max((interval(r) * (r.step_ms or 0.0) / 1000 for r in self._timed()), default=0.0)
-        return now.mono_s - last_s >= max(PHASE_S, PAUSES * usual_s, 2 * (self._stood_s - last_s))
+        return now.mono_s - last_s >= max(PHASE_S, PAUSES * self._usual_s(), 2 * (looks.stood_s - last_s))
+
+    def _usual_s(self) -> float:
+        """From one iteration that is logged to the next."""
+        return max((r.apart_s for r in self._timed()), default=0.0)
 
     def unread(self, now: Now) -> bool:
         """It runs for the first time and prints on, or has run for longer than a start may take, and tells of no
@@ -346,11 +352,11 @@ class HangWatch:
         if self.looks is None:
             return False
         oldest_s = min((r.last_at_s or 0.0 for r in self._timed()), default=0.0)
-        if now.mono_s - oldest_s >= PHASE_S and self._name_due(now):
+        if now.mono_s - oldest_s >= PHASE_S and self._name_due(self.looks, now):
             return True
         if not self._looks_help():
             return False
-        if now.mono_s - oldest_s < LOOK_SHARE * least_allowance_s(self.policy.hang):
+        if now.mono_s - oldest_s < EARLY_SHARE * least_allowance_s(self.policy.hang):
             return False
         at_s = self.look_at_s()
         return at_s is not None and now.mono_s >= at_s
@@ -361,11 +367,19 @@ class HangWatch:
         if self.looks is None or silence is None or not self._looks_help() or not self._readable():
             return None
         since_s, allowed_s = silence
-        ends_s = max(since_s + allowed_s, self._activities.veto_ends_s() or 0.0)
-        first_s = ends_s - (1 - LOOK_SHARE) * allowed_s
-        last_s = self.looks.last_s
+        first_s, last_s = self._first_look_s(since_s, allowed_s), self.looks.last_s
+        if last_s < since_s and self._needs_looks():
+            first_s = min(first_s, self._early_look_s(since_s, allowed_s))
         moves_s = 0.0 if self.looks.count > 1 else last_s - since_s
         return max(first_s, last_s + self._look_pause_s(allowed_s, moves_s))
+
+    def _first_look_s(self, since_s: float, allowed_s: float) -> float:
+        ends_s = max(since_s + allowed_s, self._activities.veto_ends_s() or 0.0)
+        return ends_s - (1 - LOOK_SHARE) * allowed_s
+
+    def _early_look_s(self, since_s: float, allowed_s: float) -> float:
+        shown_s = max(self._longest_s, self._gaps[0].gap_s if self._gaps else 0.0)
+        return since_s + max(EARLY_SHARE * allowed_s, LONGER * shown_s, 2 * self._usual_s())
 
     def _look_pause_s(self, allowed_s: float, moves_s: float) -> float:
         return max(PAUSE_SHARE * allowed_s, LATER_SHARE * moves_s)
@@ -465,3 +479,11 @@ class HangWatch:
         if self._suspended():
             ends.append(self._told_in_doubt_s())
         return min((end for end in ends if end > now.mono_s), default=None)
+
+
+def _stood_words(looks: Looks, now: Now) -> str:
+    if not looks.stood_in:
+        return ""
+    ago_s, what = now.mono_s - looks.stood_s, pauses.done_in(looks.stood_in)
+    when = "it is" if ago_s < FRESH_S else f"{length(ago_s)} ago it was"
+    return f"{when} {what}{', ' if what else ''}in {looks.stood_in}"

@@ -22,24 +22,37 @@ _NO_PAUSES = {"_maybe_log_save_evaluate", "evaluate_actions", "is_valid"}
 FRAME_LENGTH = 200  # of one that is kept
 
 _EVALUATING, _SAVING, _PREPARING = "evaluating", "saving", "preparing data"
-# The first word of a line that tells. Nouns only where it begins with them: behind other words they are as often what
-# is counted, set or named ("val loss", "eval_interval: 250", "gpu-test-3").
-_WORDS = re.compile(
-    r"(?i)(?:^[\W\d_]*(eval|evaluation|val|validation|test|prediction|inference|sanity checking)"
-    r"|(?<![\w/.=-])(?:(evaluating|validating|testing|predicting)"
-    r"|(saving|writing|checkpointing)"
-    r"|((?-i:Map|Filter)|mapping|filtering|tokeni[sz]ing|running tokenizer|downloading|preparing|pre-?processing"
-    r"|shuffling|packing|grouping|flattening|extracting|resolving data|generating \w+ split|building(?= .*dataset))"
-    r"|(compiling|autotuning|capturing)"
-    r"|(loading)))(?![\w/.=-])"
-)
-_CALLED = (_EVALUATING, _EVALUATING, _SAVING, _PREPARING, "compiling", "loading")
+_WORD_ENDS = r"(?![\w/.=-])"
+_AT_THE_BEGINNING, _ANYWHERE = r"(?i)^[\W\d_]*(?:", r"(?i)(?<![\w/.=-])(?:"
+# What a line says. Nouns only where it begins with them: behind other words they are as often what is counted, set or
+# named ("val loss", "eval_interval: 250", "gpu-test-3").
+_WORDS = [
+    (what, re.compile(f"{where}{words}){_WORD_ENDS}"))
+    for what, where, words in (
+        (
+            _EVALUATING,
+            _AT_THE_BEGINNING,
+            "eval|evaluation|val|validation|test|prediction|inference|sanity checking",
+        ),
+        (_EVALUATING, _ANYWHERE, "evaluating|validating|testing|predicting"),
+        (_SAVING, _ANYWHERE, "saving|writing|checkpointing"),
+        (
+            _PREPARING,
+            _ANYWHERE,
+            r"(?-i:Map|Filter)|mapping|filtering|tokeni[sz]ing|running tokenizer|downloading|preparing|pre-?processing"
+            r"|shuffling|packing|grouping|flattening|extracting|resolving data|generating \w+ split"
+            r"|building(?= .*dataset)",
+        ),
+        ("compiling", _ANYWHERE, "compiling|autotuning|capturing"),
+        ("loading", _ANYWHERE, "loading"),
+    )
+]
 
 
 def told_by(line: str) -> str:
-    """What a line of a log says that the program does: one of _CALLED; "": it does not say."""
-    found = _WORDS.search(line)
-    return _CALLED[found.lastindex - 1] if found and found.lastindex else ""
+    """What a line of a log says that the program does, by the first word that tells; "": it does not say."""
+    found = [(match.start(), what) for what, pattern in _WORDS if (match := pattern.search(line))]
+    return min(found)[1] if found else ""
 
 
 def frame_of(frames: Sequence[re.Match[str]]) -> str:
@@ -60,7 +73,7 @@ def frame_of(frames: Sequence[re.Match[str]]) -> str:
 
 
 def done_in(frame: str) -> str:
-    """What is done in a frame that `frame_of` gave: one of _CALLED; "": the frame was too long to tell."""
+    """What is done in a frame that `frame_of` gave; "": the frame was too long to tell."""
     function, _, file = frame.partition(" (")
     name = _bare(function)
     if _PREPARES.search(name):

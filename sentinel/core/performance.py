@@ -235,6 +235,18 @@ class RankTiming:
         self._stats_stale = False
 
     @property
+    def steps_apart(self) -> float:
+        """Steps from one logged iteration to the next: many programs log every tenth."""
+        if self.count < 2 or not self.steps_told:
+            return 1.0
+        return max(1.0, ((self.last_step or 0) - (self.first_step or 0)) / (self.count - 1))
+
+    @property
+    def apart_s(self) -> float:
+        """The usual time from one logged iteration to the next."""
+        return self.steps_apart * (self.step_ms or 0.0) / 1000
+
+    @property
     def reached(self) -> int:
         """The number of the newest iteration in its log."""
         return self._unknown + self.count

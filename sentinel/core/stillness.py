@@ -27,6 +27,8 @@ class Looks:
     """Of one incarnation. `count` looks in a row, from `first_s` to `last_s`, have found the same."""
 
     def __init__(self) -> None:
+        self.stood_s = 0.0  # when anybody last looked, also where that proves nothing
+        self.stood_in = ""  # in which pause a rank was then
         self.reset()
 
     def reset(self) -> None:
@@ -34,13 +36,18 @@ class Looks:
         self.first_s = self.last_s = 0.0
         self.texts: tuple[str, ...] = ()
         self.doubt = ""  # why it was not so the last time
-        self.pause = ""  # where a rank evaluates, saves or prepares data, as of the last one
+        self.pause = (
+            ""  # where a rank evaluates, saves or prepares data, as of the last one that was not early
+        )
         self._seen: dict[int, Seen] = {}
 
     @property
     def still_s(self) -> float:
         """For how long nothing has moved, as far as looks can tell."""
         return self.last_s - self.first_s if self.count > 1 else 0.0
+
+    def stand(self, texts: Sequence[str], at_s: float) -> None:
+        self.stood_s, self.stood_in = at_s, paused_in(map(read, texts))
 
     def fold(
         self,
@@ -51,10 +58,12 @@ class Looks:
         ranks: int,
         going: Collection[int] = (),
         named: bool = False,
+        early: bool = False,
     ) -> None:
         """What a look has brought. `since_s`: the silence began; `ranks`: so many must be seen, without `going`, those
         that still make iterations. `named`: its owner says how long a silence is a hang, so who uses no CPU time stands
-        still, unless it asks another host or a program of its own."""
+        still, unless it asks another host or a program of its own. `early`: later ones are compared with it, and it
+        says nothing of a pause, which may be short."""
         found = [one for text in texts if (one := _read(text)) is not None and one.head.number not in going]
         seen = {one.head.number: one for one in found if one.head.pid}
         if len(found) > len({one.head.number for one in found}):
@@ -74,7 +83,7 @@ class Looks:
         stacks = [one.stack for one in seen.values()]
         # Who stands where it stood, and could not be read this time, is where it was.
         kept = self.pause if self.count > 1 and None in stacks else ""
-        self.pause = paused_in(stacks) or kept
+        self.pause = "" if early else paused_in(stacks) or kept
 
     def words(self) -> str:
         ranks = names(list(self._seen))

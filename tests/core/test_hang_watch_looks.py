@@ -40,13 +40,50 @@ def look(timing: JobTiming, until_s: float, text: str = STILL) -> list[float]:
 def test_by_default_a_silence_is_a_hang_when_looks_over_it_have_found_that_nothing_moves() -> None:
     timing = watched()
     last = feed(timing)  # allowed: 120 s
-    assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 42)
-    assert look(timing, last + 119.9) == pytest.approx([last + after_s for after_s in (42, 62, 82, 102)])
+    assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 20)
+    due = [20, 42, 61.25, 80.5, 99.75, 119]
+    assert look(timing, last + 119.9) == [last + after_s for after_s in due]
     assert hang(timing, last + 119.9) is None
     signal = hang(timing, last + 120)
     assert signal is not None
     assert signal.doubt == ""
-    assert signal.evidence[-1] == "4 looks at the stacks of rank 0: none has moved"
+    assert signal.evidence[-1] == "6 looks at the stacks of rank 0: none has moved"
+
+
+def test_one_that_fell_silent_a_second_after_the_others_is_looked_at_with_them() -> None:
+    timing = watched(size=2)
+    last = feed(timing)
+    feed(timing, 1, start_s=1.0)
+    at_s = last
+    while at_s <= last + 120:
+        at_s += 0.25
+        if timing.hang.look_due(Now(at_s, 0)):
+            timing.hang.looked([STILL, STILL.replace("rank 0: pid 7", "rank 1: pid 8")], Now(at_s, 0))
+    signal = hang(timing, last + 121)
+    assert signal is not None
+    assert signal.doubt == ""
+
+
+def test_an_early_look_is_for_comparison_alone_and_knows_no_pause() -> None:
+    timing = watched()
+    last = feed(timing)
+    assert look(timing, last + 41, EVALUATES) == [last + 20]
+    assert timing.hang.looks is not None
+    assert timing.hang.looks.pause == ""
+    look(timing, last + 142)
+    assert hang(timing, last + 142) is not None, "the evaluation was over after half a minute, and it hangs"
+
+
+def test_no_early_look_is_made_in_a_silence_as_its_log_has_shown() -> None:
+    """A bar moves each 22 s."""
+    timing = watched()
+    last, made = feed(timing), []
+    for tick in range(10):
+        at_s = last + 22.0 * tick
+        made += look(timing, at_s)
+        timing.fold(RankReport(job="j", incarnation=1, rank=0, alive_s=at_s, alive_line=f"{tick}/50"))
+    assert made == [last + after_s for after_s in (20, 40, 80, 160)], "once, then for its name"
+    assert timing.hang.next_deadline(Now(at_s, 0)) == pytest.approx(at_s + 1.05 * 22)
 
 
 def test_who_stood_still_only_at_the_end_of_its_time_is_waited_for() -> None:
@@ -55,14 +92,14 @@ def test_who_stood_still_only_at_the_end_of_its_time_is_waited_for() -> None:
     look(timing, last + 70, MOVES)
     look(timing, last + 125)
     assert hang(timing, last + 125) is None
-    look(timing, last + 160)
-    assert hang(timing, last + 160) is not None
+    look(timing, last + 195)
+    assert hang(timing, last + 195) is not None
 
 
 def test_a_pause_that_is_a_habit_of_the_job_is_not_looked_at() -> None:
     timing = watched()
     last = feed(timing)
-    looked = [last + 42, last + 62, last + 82]
+    looked = [last + after_s for after_s in (20, 42, 61.25, 80.5, 99.75)]
     for _ in range(3):
         assert look(timing, last + 100) == looked
         looked = []
@@ -108,7 +145,7 @@ def test_looks_of_the_silence_before_say_nothing_of_this_one() -> None:
 def test_an_old_look_says_nothing_of_now() -> None:
     timing = watched()
     last = feed(timing)
-    look(timing, last + 110)
+    look(timing, last + 120)
     assert hang(timing, last + 130) is not None
     assert hang(timing, last + 400) is None
 
@@ -154,7 +191,7 @@ def test_a_job_all_of_whose_processes_a_signal_has_stopped_is_left_alone_and_tol
 def test_a_job_that_goes_on_after_it_was_suspended_has_its_whole_time_again() -> None:
     timing = watched()
     last = feed(timing)
-    assert look(timing, last + 60) == [last + 42]
+    assert look(timing, last + 60) == [last + 20, last + 42]
     timing.hang.liveness.states[0] = "T"
     assert hang(timing, last + 600) is None
     timing.hang.liveness.states[0] = "S"
@@ -162,15 +199,15 @@ def test_a_job_that_goes_on_after_it_was_suspended_has_its_whole_time_again() ->
     timing.hang.looked([STILL.format(look=9, at=9)], Now(last + 602, 0))
     for after_s in (602, 700, 720):
         assert hang(timing, last + after_s) is None
-    look(timing, last + 722)
-    assert hang(timing, last + 723) is not None, "it hangs"
+    look(timing, last + 740)
+    assert hang(timing, last + 740) is not None, "it hangs"
 
 
 def test_looks_between_which_nobody_was_there_to_look_prove_nothing() -> None:
     """Sentinel was suspended with its job."""
     timing = watched()
     last = feed(timing)
-    assert look(timing, last + 60) == [last + 42]
+    assert look(timing, last + 60) == [last + 20, last + 42]
     timing.hang.looked([STILL.format(look=9, at=9)], Now(last + 7200, 0))
     signal = hang(timing, last + 7200)
     assert signal is not None
@@ -195,7 +232,7 @@ def test_a_start_without_iterations_is_looked_at_too() -> None:
     feed(timing)
     timing.start(2, 1, Now(100.0, 0))
     empty(timing, 0, incarnation=2)
-    assert look(timing, 690) == pytest.approx([310, 410, 510, 610])
+    assert look(timing, 699) == [200, 310, 406, 502, 598, 694]
     assert hang(timing, 699) is None
     assert hang(timing, 700) is not None
 
@@ -206,19 +243,19 @@ def test_a_hang_that_was_told_in_doubt_does_not_make_the_next_silence_longer() -
     assert hang(timing, last + 1801) is not None
     timing.start(2, 1, Now(2000.0, 0))
     last = feed(timing, start_s=2000.0, incarnation=2)
-    assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 42)
+    assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 20)
 
 
 def test_of_several_ranks_those_that_go_on_need_not_stand_still() -> None:
     timing = watched(size=2)
     last = feed(timing)
     feed(timing, 1)
-    for _ in range(12):  # rank 1 goes on, and its stack moves
+    for _ in range(13):  # rank 1 goes on, and its stack moves
         feed(timing, 1, first=(timing.ranks[1].last_step or 0) + 1, count=20, start_s=timing.last_at_s or 0.0)
         at_s = timing.last_at_s or 0.0
         if timing.hang.look_due(Now(at_s, 0)):
             timing.hang.looked([STILL, MOVES.replace("rank 0", "rank 1").format(look=at_s)], Now(at_s, 0))
-    signal = hang(timing, last + 120)
+    signal = hang(timing, last + 130)
     assert signal is not None
     assert (signal.rank, signal.doubt) == (0, "")
 
@@ -261,22 +298,24 @@ def test_where_no_iteration_is_seen_a_time_of_the_owners_counts_from_what_the_lo
 ):
     timing = unread(60.0)
     timing.fold(RankReport(job="j", incarnation=1, rank=0, alive_s=700.0))
-    assert timing.hang.next_deadline(Now(700, 0)) == pytest.approx(721)
-    assert look(timing, 759) == pytest.approx([721, 731, 741, 751])
+    assert timing.hang.next_deadline(Now(700, 0)) == pytest.approx(710)
+    assert look(timing, 759.9) == [710, 721, 730.75, 740.5, 750.25]
     assert hang(timing, 759) is None
+    look(timing, 760)
     signal = hang(timing, 760)
     assert signal is not None
     assert (signal.sentence, signal.doubt) == ("The job has told of no progress for 1 min.", "")
-    assert signal.evidence[-1] == "4 looks at the stacks of rank 0: none has moved"
+    assert signal.evidence[-1] == "6 looks at the stacks of rank 0: none has moved"
 
 
 def test_before_its_first_output_it_has_the_time_of_its_start() -> None:
-    assert unread(60.0).hang.next_deadline(Now(0, 0)) == pytest.approx(600 - 60 + 21)
+    assert unread(60.0).hang.next_deadline(Now(0, 0)) == pytest.approx(600 - 60 + 10)
 
 
 def test_once_it_has_printed_it_is_hung_when_it_stands_still_for_the_owners_time_also_at_its_start() -> None:
     timing = printed(60.0)
-    assert look(timing, 64) == pytest.approx([26, 36, 46, 56])
+    assert look(timing, 64.9) == [15, 26, 35.75, 45.5, 55.25]
+    look(timing, 65)
     assert hang(timing, 64) is None
     signal = hang(timing, 65)
     assert signal is not None
