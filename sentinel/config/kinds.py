@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from sentinel.core.hang import ACTIVITY_LIMIT_S
 from sentinel.core.owners import EMAIL_SHAPE, is_address
-from sentinel.core.policy_model import MOST_PER_HOUR, groups_problem
+from sentinel.core.policy_model import groups_problem
 from sentinel.core.triage_rows import FailureClass as FailureRow
 from sentinel.core.units import DURATION, SIZE, parse_duration, parse_size
 from sentinel.job_kinds import job_table
@@ -307,14 +307,6 @@ def _off_or_ratio(value: object) -> float | None:
     return float(value)
 
 
-def _off_or_per_hour(value: object) -> int | None:
-    if value is False or value == "off":
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_PER_HOUR:
-        raise refuse(f"a whole number of at least 1 and at most {MOST_PER_HOUR}, or off")
-    return value
-
-
 def _off_or_size(value: object) -> int:
     if value is False or value == "off":
         return 0
@@ -378,9 +370,6 @@ Components = Annotated[
     tuple[Annotated[str, one_of(*PRECHECKS)], ...], Meaning(f"list of {', '.join(PRECHECKS)}")
 ]
 OffOrRatio = Annotated[float | None, Checked(_off_or_ratio, **_ANYTHING), Meaning("number or off")]
-OffOrPerHour = Annotated[
-    int | None, Checked(_off_or_per_hour, **_ANYTHING), Meaning(f"whole number, 1 to {MOST_PER_HOUR}, or off")
-]
 AutoOrDuration = Annotated[
     float | None,
     Checked(_auto_or_duration, type="string", maxLength=64, pattern=f"^(auto|{_DURATION_SHAPE})$"),

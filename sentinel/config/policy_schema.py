@@ -13,7 +13,6 @@ from sentinel.config.kinds import (
     JobPath,
     Meaning,
     Name,
-    OffOrPerHour,
     OffOrRatio,
     Pattern,
     PositiveDuration,
@@ -101,10 +100,6 @@ class ResumeSpec(Section):
         "resetAfter",
         "The budget is full again when the job has run so long since its last restart. Without it, never.",
     )
-    max_per_hour: OffOrPerHour = written(
-        "maxPerHour",
-        "At most so many restarts within an hour, whatever they cost; one more waits. off: as many as the budget has.",
-    )
 
 
 class RestartSpec(Section):
@@ -122,10 +117,6 @@ class RestartSpec(Section):
     reset_after_s: PositiveDuration = written(
         "resetAfter",
         "The budget is full again when the job has run so long since its last restart. Without it, never.",
-    )
-    max_per_hour: OffOrPerHour = written(
-        "maxPerHour",
-        "At most so many restarts within an hour, whatever they cost; one more waits. off: as many as the budget has.",
     )
 
 

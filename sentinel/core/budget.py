@@ -17,9 +17,8 @@ from sentinel.core.model import (
     Verdict,
 )
 from sentinel.core.now import Now
-from sentinel.core.policy_model import MOST_PER_HOUR, Policy
+from sentinel.core.policy_model import Policy
 from sentinel.core.recovery_moves import RETRY_PRECHECK_S, START_TRIES
-from sentinel.core.signals import times
 
 # A fault at the same step with no newer checkpoint: the third start would only repeat it.
 SAME_STEP_LIMIT = 3
@@ -28,9 +27,9 @@ SAME_STEP_LIMIT = 3
 SAME_STEP_HANGS = 6
 BACKOFF_FIRST_S = 5.0
 BACKOFF_MAX_S = 300.0
+# Restarts within an hour: who fails each 3 minutes is not well. The second: of those that no budget limits.
+MOST_PER_HOUR, HOURLY_LIMIT = 20, 12
 KEPT_FAILURES = MOST_PER_HOUR
-# Of starts that cost nothing, which no budget limits.
-HOURLY_LIMIT = 12
 HOUR_S = 3600.0
 # A job whose log names no steps may have come further all the same: it is taken to have, where it ran so long
 # between two failures. Loading and compiling take tens of minutes.
@@ -242,11 +241,8 @@ def hourly_wait(job: ProtectedJob, verdict: Verdict, now: Now) -> tuple[float, s
         free = [one for one in job.failures if one.budget == Budget.FREE]
         said = f"{HOURLY_LIMIT} times within the hour, the limit of what costs nothing"
         waits.append((_hourly_s_left(free, HOURLY_LIMIT, now), said))
-    terms = job.policy.resume or job.policy.restart
-    limit = MOST_PER_HOUR if terms is None else terms.max_per_hour
-    if limit is not None:
-        said = f"{times(limit)} within the hour, the limit (`maxPerHour`)"
-        waits.append((_hourly_s_left(job.failures, limit, now), said))
+    said = f"{MOST_PER_HOUR} times within the hour, the limit"
+    waits.append((_hourly_s_left(job.failures, MOST_PER_HOUR, now), said))
     return max(waits)
 
 

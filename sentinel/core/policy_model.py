@@ -4,9 +4,6 @@ from collections.abc import Collection
 
 from msgspec import Struct
 
-# Restarts within an hour, as many as a record keeps failures: who fails each 3 minutes is not well.
-MOST_PER_HOUR = 20
-
 
 class Proof(Struct, frozen=True, omit_defaults=True):
     """What proves a save: exactly one field is set."""
@@ -31,7 +28,6 @@ class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
     graceful_stop_s: float = 600.0
     checkpoint: Checkpoint | None = None
     reset_after_s: float | None = None
-    max_per_hour: int | None = MOST_PER_HOUR  # restarts of all kinds; None: the budget alone
 
 
 class Restart(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,7 +36,6 @@ class Restart(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_job: int | None = None
     graceful_stop_s: float = 30.0
     reset_after_s: float | None = None
-    max_per_hour: int | None = MOST_PER_HOUR  # restarts of all kinds; None: the budget alone
 
 
 class Precheck(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,17 +5,21 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from sentinel.core.budget import MOST_PER_HOUR
 from sentinel.core.model import Phase
 from tests.chaos.world import ChaosJob, MailServer, check_mails, kill, seeded
 from tests.waits import until
 
 RANDOM_KILLS = int(os.environ.get("CHAOS_KILLS") or 200)
 LEAST = 10  # kills in each phase
-JOBS = 3
+JOBS = 3  # at a time
+FAULTS = MOST_PER_HOUR - 2  # of one job; then another takes its place
 LONGEST_LIFE_S = 5.0  # of a Sentinel that is killed at a random instant; coming up takes 0.5 s and more
 AIM_S = 20.0  # the phase that is aimed at comes in this time, or the kill falls somewhere else
 # Detected is passed within one save: a record is first written when its recovery has begun, so that a kill before
@@ -25,25 +29,48 @@ CHOSEN_ONLY = (Phase.SAVING,)
 
 
 class Tormentor:
-    """Hurts one job and kills its Sentinel again and again; whatever is alive then is looked at from outside."""
+    """Hurts one job after the other and kills its Sentinel again and again; whatever is alive then is looked at from
+    outside."""
 
     def __init__(
-        self, job: ChaosJob, rng: random.Random, kills: Counter[Phase | None], lock: threading.Lock
+        self,
+        start: Callable[[int], ChaosJob],
+        rng: random.Random,
+        kills: Counter[Phase | None],
+        lock: threading.Lock,
     ) -> None:
-        self.job, self.rng = job, rng
+        self.rng = rng
+        self.jobs: list[ChaosJob] = []
+        self._start = start
         self._kills, self._lock = kills, lock  # shared: where the record stood at each kill
         self._moves = 0
 
+    @property
+    def job(self) -> ChaosJob:
+        return self.jobs[-1]
+
     def run(self, random_kills: int) -> None:
-        job = self.job
-        job.run()
-        until(lambda: job.stepping(1), f"{job.name} steps")
+        self._next()
         for _ in range(random_kills):
             self._life(None, self.rng.uniform(0.0, LONGEST_LIFE_S))
         while lacking := self._lacking():
             self._life(self.rng.choice(lacking), AIM_S)
+        self._rest()
+
+    def _next(self) -> None:
+        self.jobs.append(self._start(len(self.jobs)))
+        self._moves = 0
+        self.job.run()
+        until(lambda: self.job.stepping(1), f"{self.job.name} steps")
+
+    def _rest(self) -> None:
+        """The books of the job are right, its mails are told, `stop` leaves nothing."""
+        job = self.job
         until(job.settled, job.told)
         until(job.mail_is_told, "the last mail is sent")
+        job.check_at_rest()
+        job.stop()
+        job.check_nothing_left()
 
     def _lacking(self) -> list[Phase | None]:
         """The phases that were not met often enough."""
@@ -52,6 +79,9 @@ class Tormentor:
 
     def _life(self, aim: Phase | None, lasts_s: float) -> None:
         """One Sentinel from its successor's point of view: a fault comes, then the kill."""
+        if len(self.job.hit) >= FAULTS:
+            self._rest()
+            self._next()
         job = self.job
         aimed = lasts_s == AIM_S
         deadline = time.monotonic() + lasts_s
@@ -112,8 +142,13 @@ def test_a_sentinel_killed_at_any_instant_is_taken_over_without_a_trace(
     server = MailServer()
     kills: Counter[Phase | None] = Counter()
     lock = threading.Lock()
-    jobs = [ChaosJob(f"job{number}", tmp_path, state, server.port) for number in range(JOBS)]
-    tormentors = [Tormentor(job, random.Random(rng.random()), kills, lock) for job in jobs]
+
+    def start(line: int, number: int) -> ChaosJob:
+        return ChaosJob(f"job{line}-{number}", tmp_path, state, server.port)
+
+    tormentors = [
+        Tormentor(partial(start, line), random.Random(rng.random()), kills, lock) for line in range(JOBS)
+    ]
     errors: list[BaseException] = []
 
     def torment(one: Tormentor, count: int) -> None:
@@ -137,17 +172,14 @@ def test_a_sentinel_killed_at_any_instant_is_taken_over_without_a_trace(
             print(histogram(kills))
         if errors:
             raise errors[0]
-        for job in jobs:
-            job.check_at_rest()
+        jobs = [job for one in tormentors for job in one.jobs]
         repeats = check_mails(server, jobs)
         with capsys.disabled():
             faults = Counter(kind for job in jobs for kind in job.hit.values())
             print(f"faults: {dict(faults)}; mails: {len(server.taken)}, of them {repeats} repeats of an id")
         assert all(kills[phase] >= LEAST for phase in AIMS)
-        for job in jobs:
-            job.stop()
-            job.check_nothing_left()
     finally:
-        for job in jobs:
-            job.end()
+        for one in tormentors:
+            for job in one.jobs:
+                job.end()
         server.close()

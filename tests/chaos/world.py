@@ -25,7 +25,7 @@ from tests.waits import until
 
 REPO = Path(__file__).parent.parent.parent
 SIZE = 2
-GPUS = 128
+GPUS = 32
 OWNER = "owner@example.com"
 HANG_S = 6  # a busy machine runs no rank for seconds, too
 
@@ -37,7 +37,6 @@ spec:
   owner: {{emails: [{OWNER}]}}
   resume:
     maxResumes: 5000
-    maxPerHour: off
     gracefulStop: 400ms
     checkpoint: {{signal: SIGUSR1, timeout: 20s, proof: {{logPattern: saved checkpoint step}}}}
   lostRankGrace: 400ms

@@ -45,7 +45,6 @@ spec:
     maxJob: 2
     gracefulStop: 10m
     resetAfter: 2d
-    maxPerHour: 6
     checkpoint:
       signal: SIGUSR2
       timeout: 1m30s
@@ -108,7 +107,6 @@ def test_every_field_reaches_the_policy_in_base_units() -> None:
             max_job=2,
             graceful_stop_s=600.0,
             reset_after_s=172800.0,
-            max_per_hour=6,
             checkpoint=Checkpoint(
                 signal="SIGUSR2",
                 timeout_s=90.0,
@@ -159,7 +157,6 @@ def test_what_is_not_written_has_the_defaults_of_the_core() -> None:
     assert only(HEAD + "  mode: enforce") == Policy(name="llama")
     assert only(HEAD + "  resume: {}") == Policy(name="llama", resume=Resume(), restart=None)
     assert only(HEAD + "  restart: {maxRestarts: 0}").restart == Restart(max_restarts=0)
-    assert only(HEAD + "  restart: {maxPerHour: off}").restart == Restart(max_per_hour=None)
     assert only(HEAD + "  hang: {after: auto}").hang == Hang()
 
 
@@ -427,9 +424,6 @@ def test_addresses_that_could_write_headers_or_reach_nobody_are_refused(written:
         "  resume: {maxResumes: 1.5}",
         "  resume: {maxResumes: '5'}",
         "  resume: {maxResumes: true}",
-        "  restart: {maxPerHour: 0}",
-        "  restart: {maxPerHour: 21}",
-        "  restart: {maxPerHour: true}",
         "  resume: {maxResumes: 99999999999999999999}",
         "  resume:",
         "  resume: 5",
