@@ -41,7 +41,7 @@ def test_a_job_whose_ranks_stand_still_is_stopped_and_started_again(tmp_path: Pa
         world.cluster.hooks["stacks"] = stacks
         await steps(world)
         await silent(world, 110)
-        assert world.cluster.of("stacks") == [(0, 1)] * 5
+        assert world.cluster.of("stacks") == [(0, 1)] * 4
         assert not [one for one in world.store.incidents("j") if one.kind == IncidentKind.FORCED]
         await silent(world, 20)
         await world.phase(Phase.VERIFYING)

@@ -29,12 +29,9 @@ from sentinel.core.stillness import Looks
 from sentinel.core.workers import Workers
 
 # Looks at a silence begin after LOOK_SHARE of its allowance, five until its end. That is a little more than 1 / PAUSES
-# of hang.py: a pause of up to 20 min that is a habit of the job ends before. One look is made earlier, for the others
-# to be compared with: but not in a silence as the job has shown, nor before its next iteration is due.
-EARLY_SHARE, LOOK_SHARE, PAUSE_SHARE = 1 / 6, 0.35, 0.16
-LONGER = 1.05
-# For so much of the allowance nothing must have moved.
-STILL_SHARE = 0.8
+# of hang.py: a pause of up to 20 min that is a habit of the job ends before. For STILL_SHARE of the allowance, from the
+# first of them to the end, nothing must have moved.
+LOOK_SHARE, PAUSE_SHARE, STILL_SHARE = 0.35, 1 / 6, 0.6
 # Ranks fall silent together though not at one moment.
 TOGETHER = 0.9
 # The longer a silent job moves the less often: each look costs some CPU time of every rank's machine.
@@ -70,7 +67,6 @@ class HangWatch:
         self.prints = False  # a log went on for a while
         self._sign_line = ""  # the newest of those lines that a person may know it by
         self._announced_s = 0.0  # when a line last announced or ended a pause
-        self._longest_s = 0.0  # of the silences that such a line has ended
         self._was_suspended = False
         self._woke_s = 0.0  # when it went on after it was suspended
         self.failures: Sequence[Failure] = ()  # of the job, the newest last
@@ -106,7 +102,6 @@ class HangWatch:
             allowed_s, self.looks.last_s - since_s
         ):
             self.looks.reset()  # of the time between nothing is known: Sentinel itself may have been suspended
-        early = now.mono_s < self._first_look_s(since_s, allowed_s)
         # Who evaluates is silent too, a moment after the others.
         _, usual_s = self._silence(paused_s=0.0) or silence
         quiet_s = min(LOOK_SHARE * usual_s, TOGETHER * (now.mono_s - since_s))
@@ -116,15 +111,12 @@ class HangWatch:
             going = []  # the looks are at other processes, with numbers of their own
         ranks = sum(max(1, self.workers.running(rank)) for rank in alive if rank not in going)
         named = self.policy.hang.after_s is not None
-        self.looks.fold(texts, now.mono_s, since_s, ranks=ranks, going=going, named=named, early=early)
+        self.looks.fold(texts, now.mono_s, since_s, ranks=ranks, going=going, named=named)
 
-    def signed(self, at_s: float, line: str = "", iterated_s: float | None = None) -> None:
-        """A log told, without an iteration, that the program gets on. Its first words always do. `iterated_s`: when it
-        told of the last one."""
+    def signed(self, at_s: float, line: str = "") -> None:
+        """A log told, without an iteration, that the program gets on. Its first words always do."""
         if at_s >= self.sign_s:
             self._sign_line = line
-        if before_s := max(self.sign_s, iterated_s or 0.0):
-            self._longest_s = max(self._longest_s, at_s - before_s)
         self.sign_s = max(self.sign_s, at_s)
 
     def announced(self, match: LogMatch) -> None:
@@ -181,11 +173,8 @@ class HangWatch:
         goes_on = self._sign_line and self.sign_s > last_s and now.mono_s - self.sign_s < FRESH_S
         if not goes_on or self._named_by_log(last_s, now):
             return False
-        return now.mono_s - last_s >= max(PHASE_S, PAUSES * self._usual_s(), 2 * (looks.stood_s - last_s))
-
-    def _usual_s(self) -> float:
-        """From one iteration that is logged to the next."""
-        return max((r.apart_s for r in self._timed()), default=0.0)
+        usual_s = max((r.apart_s for r in self._timed()), default=0.0)
+        return now.mono_s - last_s >= max(PHASE_S, PAUSES * usual_s, 2 * (looks.stood_s - last_s))
 
     def unread(self, now: Now) -> bool:
         """It runs for the first time and prints on, or has run for longer than a start may take, and tells of no
@@ -356,7 +345,7 @@ class HangWatch:
             return True
         if not self._looks_help():
             return False
-        if now.mono_s - oldest_s < EARLY_SHARE * least_allowance_s(self.policy.hang):
+        if now.mono_s - oldest_s < LOOK_SHARE * least_allowance_s(self.policy.hang):
             return False
         at_s = self.look_at_s()
         return at_s is not None and now.mono_s >= at_s
@@ -367,19 +356,15 @@ class HangWatch:
         if self.looks is None or silence is None or not self._looks_help() or not self._readable():
             return None
         since_s, allowed_s = silence
-        first_s, last_s = self._first_look_s(since_s, allowed_s), self.looks.last_s
-        if last_s < since_s and self._needs_looks():
-            first_s = min(first_s, self._early_look_s(since_s, allowed_s))
-        moves_s = 0.0 if self.looks.count > 1 else last_s - since_s
-        return max(first_s, last_s + self._look_pause_s(allowed_s, moves_s))
-
-    def _first_look_s(self, since_s: float, allowed_s: float) -> float:
         ends_s = max(since_s + allowed_s, self._activities.veto_ends_s() or 0.0)
-        return ends_s - (1 - LOOK_SHARE) * allowed_s
-
-    def _early_look_s(self, since_s: float, allowed_s: float) -> float:
-        shown_s = max(self._longest_s, self._gaps[0].gap_s if self._gaps else 0.0)
-        return since_s + max(EARLY_SHARE * allowed_s, LONGER * shown_s, 2 * self._usual_s())
+        first_s, last_s = ends_s - (1 - LOOK_SHARE) * allowed_s, self.looks.last_s
+        if self.looks.count <= 1:
+            return max(first_s, last_s + self._look_pause_s(allowed_s, last_s - since_s))
+        next_s, proof_s = (
+            last_s + self._look_pause_s(allowed_s, 0.0),
+            self.looks.first_s + STILL_SHARE * allowed_s,
+        )
+        return max(first_s, min(next_s, proof_s) if last_s < proof_s else next_s)
 
     def _look_pause_s(self, allowed_s: float, moves_s: float) -> float:
         return max(PAUSE_SHARE * allowed_s, LATER_SHARE * moves_s)

@@ -36,9 +36,7 @@ class Looks:
         self.first_s = self.last_s = 0.0
         self.texts: tuple[str, ...] = ()
         self.doubt = ""  # why it was not so the last time
-        self.pause = (
-            ""  # where a rank evaluates, saves or prepares data, as of the last one that was not early
-        )
+        self.pause = ""  # where a rank evaluates, saves or prepares data, as of the last one
         self._seen: dict[int, Seen] = {}
 
     @property
@@ -58,12 +56,10 @@ class Looks:
         ranks: int,
         going: Collection[int] = (),
         named: bool = False,
-        early: bool = False,
     ) -> None:
         """What a look has brought. `since_s`: the silence began; `ranks`: so many must be seen, without `going`, those
         that still make iterations. `named`: its owner says how long a silence is a hang, so who uses no CPU time stands
-        still, unless it asks another host or a program of its own. `early`: later ones are compared with it, and it
-        says nothing of a pause, which may be short."""
+        still, unless it asks another host or a program of its own."""
         found = [one for text in texts if (one := _read(text)) is not None and one.head.number not in going]
         seen = {one.head.number: one for one in found if one.head.pid}
         if len(found) > len({one.head.number for one in found}):
@@ -83,7 +79,7 @@ class Looks:
         stacks = [one.stack for one in seen.values()]
         # Who stands where it stood, and could not be read this time, is where it was.
         kept = self.pause if self.count > 1 and None in stacks else ""
-        self.pause = "" if early else paused_in(stacks) or kept
+        self.pause = paused_in(stacks) or kept
 
     def words(self) -> str:
         ranks = names(list(self._seen))

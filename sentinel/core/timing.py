@@ -97,7 +97,7 @@ class JobTiming:
         rank.log_problem = report.log_problem
         rank.unsure = report.unsure
         if report.alive_s is not None:
-            self.hang.signed(report.alive_s, report.alive_line, rank.last_at_s)
+            self.hang.signed(report.alive_s, report.alive_line)
         self.hang.prints |= report.prints
         if report.workers:
             self.hang.workers.fold(report.rank, report.workers)
