@@ -28,7 +28,7 @@ SAME_STEP_HANGS = 6
 BACKOFF_FIRST_S = 5.0
 BACKOFF_MAX_S = 300.0
 # Restarts within an hour: who fails each 3 minutes is not well. The second: of those that no budget limits.
-MOST_PER_HOUR, HOURLY_LIMIT = 20, 12
+MOST_PER_HOUR, FREE_PER_HOUR = 20, 12
 KEPT_FAILURES = MOST_PER_HOUR
 HOUR_S = 3600.0
 # A job whose log names no steps may have come further all the same: it is taken to have, where it ran so long
@@ -239,8 +239,8 @@ def hourly_wait(job: ProtectedJob, verdict: Verdict, now: Now) -> tuple[float, s
     waits = [(0.0, "")]
     if verdict.budget == Budget.FREE:
         free = [one for one in job.failures if one.budget == Budget.FREE]
-        said = f"{HOURLY_LIMIT} times within the hour, the limit of what costs nothing"
-        waits.append((_hourly_s_left(free, HOURLY_LIMIT, now), said))
+        said = f"{FREE_PER_HOUR} times within the hour, the limit of what costs nothing"
+        waits.append((_hourly_s_left(free, FREE_PER_HOUR, now), said))
     said = f"{MOST_PER_HOUR} times within the hour, the limit"
     waits.append((_hourly_s_left(job.failures, MOST_PER_HOUR, now), said))
     return max(waits)

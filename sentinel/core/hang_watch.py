@@ -360,10 +360,7 @@ class HangWatch:
         first_s, last_s = ends_s - (1 - LOOK_SHARE) * allowed_s, self.looks.last_s
         if self.looks.count <= 1:
             return max(first_s, last_s + self._look_pause_s(allowed_s, last_s - since_s))
-        next_s, proof_s = (
-            last_s + self._look_pause_s(allowed_s, 0.0),
-            self.looks.first_s + STILL_SHARE * allowed_s,
-        )
+        next_s, proof_s = last_s + PAUSE_SHARE * allowed_s, self.looks.first_s + STILL_SHARE * allowed_s
         return max(first_s, min(next_s, proof_s) if last_s < proof_s else next_s)
 
     def _look_pause_s(self, allowed_s: float, moves_s: float) -> float:

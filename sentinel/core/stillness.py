@@ -45,6 +45,7 @@ class Looks:
         return self.last_s - self.first_s if self.count > 1 else 0.0
 
     def stand(self, texts: Sequence[str], at_s: float) -> None:
+        """Any look, whatever it is for."""
         self.stood_s, self.stood_in = at_s, paused_in(map(read, texts))
 
     def fold(

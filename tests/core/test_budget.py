@@ -339,7 +339,7 @@ def test_the_run_clock_stands_while_the_job_waits_and_counts_over_incarnations()
 
 def test_restarts_that_cost_nothing_have_a_limit_within_an_hour_and_the_next_one_waits() -> None:
     free = [
-        structs.replace(failed(n, ago_s=3000.0 - n), budget=Budget.FREE) for n in range(budget.HOURLY_LIMIT)
+        structs.replace(failed(n, ago_s=3000.0 - n), budget=Budget.FREE) for n in range(budget.FREE_PER_HOUR)
     ]
     plan = plan_after_stop(job(failures=tuple(free[1:])), of("pod-preempted"), 90, NOW)
     assert (plan.restart, plan.delay_s) == (True, 0.0)
@@ -372,4 +372,4 @@ def test_there_are_so_many_restarts_within_an_hour_whatever_they_cost(limits: Re
 
 
 def test_as_many_failures_are_kept_as_the_limits_within_an_hour_need() -> None:
-    assert budget.KEPT_FAILURES >= budget.MOST_PER_HOUR >= budget.HOURLY_LIMIT
+    assert budget.KEPT_FAILURES >= budget.MOST_PER_HOUR >= budget.FREE_PER_HOUR

@@ -25,14 +25,16 @@ def watched(after_s: float | None = None, size: int = 1) -> JobTiming:
     return timing
 
 
-def look(timing: JobTiming, until_s: float, text: str = STILL) -> list[float]:
-    """Looks whenever one is due, as the controller does; the times."""
+def look(timing: JobTiming, until_s: float, *texts: str, takes_s: float = 0.0) -> list[float]:
+    """Looks whenever one is due, as the controller does; the times. `texts`: of each rank, one that stands still."""
     made: list[float] = []
     at_s = timing.last_at_s or 0.0
     while at_s <= until_s:
         if timing.hang.look_due(Now(at_s, 0)):
-            timing.hang.looked([text.format(look=len(made), at=int(at_s))], Now(at_s, 0))
+            told = [text.format(look=len(made), at=int(at_s)) for text in texts or (STILL,)]
             made.append(at_s)
+            at_s += takes_s
+            timing.hang.looked(told, Now(at_s, 0))
         at_s += 0.25
     return made
 
@@ -51,12 +53,8 @@ def test_by_default_a_silence_is_a_hang_when_looks_over_it_have_found_that_nothi
 
 def test_looks_that_take_their_time_do_not_make_a_hang_later() -> None:
     timing = watched()
-    at_s = last = feed(timing)
-    while at_s <= last + 120:
-        at_s += 0.25
-        if timing.hang.look_due(Now(at_s, 0)):
-            at_s += 3.0
-            timing.hang.looked([STILL], Now(at_s, 0))
+    last = feed(timing)
+    look(timing, last + 120, takes_s=3.0)
     signal = hang(timing, last + 121)
     assert signal is not None
     assert signal.doubt == ""
@@ -76,11 +74,7 @@ def test_one_that_fell_silent_a_moment_after_the_others_is_looked_at_with_them()
     timing = watched(size=2)
     last = feed(timing)
     feed(timing, 1, start_s=1.0)
-    at_s = last
-    while at_s <= last + 120:
-        at_s += 0.25
-        if timing.hang.look_due(Now(at_s, 0)):
-            timing.hang.looked([STILL, STILL.replace("rank 0: pid 7", "rank 1: pid 8")], Now(at_s, 0))
+    look(timing, last + 121, STILL, STILL.replace("rank 0: pid 7", "rank 1: pid 8"))
     signal = hang(timing, last + 121)
     assert signal is not None
     assert signal.doubt == ""

@@ -57,7 +57,8 @@ GPUS = """\
 The same training over NCCL on a GPU that both ranks share, with the faults that only a GPU knows. `make test-trainers`
 runs these where there is one. Where a rank loops the stacks are in the mail, but no rank is named: the other one waits
 for its GPU, which may be its own doing. Six of these trials ran at a time on one card, so the seconds are long. NCCL's
-watchdog ends its process a minute after it has told of the timeout. An empty cell was not run.
+watchdog ends its process a minute after it has told of the timeout; below mp.spawn nothing in the log tells whom it had
+waited for. An empty cell was not run.
 """
 TRAINERS = """\
 Two ranks with what `sentinel.integrations` has for each ([save.md](save.md)). *Steps read*: the last one is known to
