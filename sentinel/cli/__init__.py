@@ -40,6 +40,10 @@ COMMANDS = {
     "check": ("sentinel.cli.check", "look at the health of this machine"),
     "agent": ("sentinel.cli.agent", "watch the health of this node, and serve it as metrics and JSON"),
     "controller": ("sentinel.cli.controller", "take bad nodes of a Kubernetes cluster out of service"),
+    "uninstall": (
+        "sentinel.cli.uninstall",
+        "take away what Sentinel has left on nodes and jobs of a cluster",
+    ),
     "validate": ("sentinel.cli.validate", "list every error of policies, settings and rule files"),
     "replay": ("sentinel.cli.replay", "run the same core over old logs"),
     "install-unit": ("sentinel.cli.unit", "resume jobs after a reboot with a systemd user unit"),
