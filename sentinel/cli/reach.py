@@ -21,6 +21,7 @@ EXIT_UNANSWERED = 75  # it stands, and is followed when a controller leads
 EXIT_FORBIDDEN = 77
 WAIT_S = 30.0
 LOOK_S = 0.3  # between two looks for an answer
+ROLES = "the roles sentinel-reader and sentinel-operator are for that"
 LATE_S = 3.0  # after that it is said what is waited for
 
 
@@ -62,8 +63,11 @@ def of_cluster(args: argparse.Namespace, state_dir: Path, name: str = "") -> boo
     return not (state_dir / "state.db").exists() and identity_there()
 
 
-def asked(args: argparse.Namespace, work: Callable[["Client"], Awaitable[int]]) -> int:
-    """Run `work` at the API server; its exit code, or that of the error that it met, which is told."""
+def asked(args: argparse.Namespace, work: Callable[["Client"], Awaitable[int]], *, roles: str = ROLES) -> int:
+    """Run `work` at the API server; its exit code, or that of the error that it met, which is told.
+
+    `roles`: who may.
+    """
     try:
         from sentinel.cluster.kubernetes import access
         from sentinel.cluster.kubernetes.client import Client
@@ -86,7 +90,7 @@ def asked(args: argparse.Namespace, work: Callable[["Client"], Awaitable[int]]) 
     try:
         return asyncio.run(run())
     except Forbidden as error:
-        complain(_refusal(str(error)))
+        complain(_refusal(str(error), roles))
         return EXIT_FORBIDDEN
     except TemporaryError as error:
         complain(f"no API server answers at {url}: {error}")
@@ -96,12 +100,12 @@ def asked(args: argparse.Namespace, work: Callable[["Client"], Awaitable[int]]) 
         return EXIT_UNREACHABLE if error.reason == "Unreachable" else EXIT_NOT_DONE
 
 
-def _refusal(said: str) -> str:
+def _refusal(said: str, roles: str) -> str:
     """What the API server says without the request; and what helps."""
     if ": 401" in said:
         return f"the API server does not know you (a token or certificate that has expired? log in again): {said}"
     _, _, why = said.partition("403 Forbidden ")
-    return f"you may not: {why or said} (the roles sentinel-reader and sentinel-operator are for that)"
+    return f"you may not: {why or said} ({roles})"
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 from collections import defaultdict
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from sentinel.cli import reach
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 AT_ONCE = 16
 NAMED = 5  # of nodes that bear the same
 STILL_S = 12.0  # a leader renews its Lease at least so often
+ROLES = "docs/kubernetes.md#removing says which rights this takes; cluster-admin has them"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,63 +29,66 @@ def main(args: argparse.Namespace) -> int:
     """0: nothing is left; 1: something is; 69, 77: see docs/exit-codes.md."""
 
     async def work(client: "Client") -> int:
-        return await (_check(client) if args.check else _uninstall(client, args))
+        return await (_check(client) if args.check else _uninstall(client, reach.namespace_of(args)))
 
-    return reach.asked(args, work)
+    return reach.asked(args, work, roles=ROLES)
 
 
 async def _check(client: "Client") -> int:
     from sentinel.cluster.kubernetes import leftover
 
-    nodes, jobs = await leftover.nodes(client), await leftover.jobs(client)
-    _tell_nodes(nodes)
-    for job in jobs:
-        put(f"{printable(job.title)}: {printable(', '.join(job.found))}\n")
-    await _tell_records(client)
-    if not nodes and not jobs:
-        put("Nothing of Sentinel's is left on nodes and jobs.\n")
-        return 0
-    return reach.EXIT_NOT_DONE
+    isolations = await leftover.Isolations(client).in_force()
+    jobs, nodes = await leftover.jobs(client), await leftover.nodes(client)
+    for record in isolations:
+        _say(f"isolation {record.id}", record.sentence)
+    stopped = [job for job in jobs if job.mark]
+    for job in stopped:
+        _say(job.title, f"stopped by Sentinel: {', '.join(job.found)}")
+    for what, names in _alike(nodes).items():
+        _say(f"node {names}", what)
+    return await _rest(client, jobs, len(isolations) + len(stopped) + len(nodes))
 
 
-def _tell_nodes(nodes: "list[OnNode]") -> None:
-    """Those that bear the same in one line."""
+def _alike(nodes: "Iterable[OnNode]") -> dict[str, str]:
+    """What is found, and the nodes that bear it."""
     same = defaultdict(list)
     for one in nodes:
-        same[", ".join(one.found) + (f"; {one.stays}" if one.stays else "")].append(one.name)
-    for what, names in sorted(same.items(), key=lambda item: item[1]):
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        put(f"node {printable(', '.join(names[:NAMED]))}{more}: {printable(what)}\n")
+        same[f"{', '.join(one.found)}. {one.stays}".strip()].append(one.name)
+    more = {what: len(names) - NAMED for what, names in same.items() if len(names) > NAMED}
+    return {
+        what: ", ".join(names[:NAMED]) + (f" and {more[what]} more" if what in more else "")
+        for what, names in same.items()
+    }
 
 
-async def _tell_records(client: "Client") -> None:
+async def _uninstall(client: "Client", namespace: str) -> int:
     from sentinel.cluster.kubernetes import leftover
 
-    counts = await leftover.records(client)
-    if any(counts.values()):
-        told = ", ".join(f"{count} {plural}" for plural, count in counts.items() if count)
-        put(f"Records stay, and a new installation goes on with them: {told}.\n")
-
-
-async def _uninstall(client: "Client", args: argparse.Namespace) -> int:
-    from sentinel.cluster.kubernetes import leftover
-
-    if (leader := await _leads(client, reach.namespace_of(args))) is not None:
+    if (leader := await _leads(client, namespace)) is not None:
         complain(
-            f"{leader} still leads and would write it all again: first `helm uninstall`, or "
+            f"{printable(leader)} still leads and would write it all again: first `helm uninstall`, or "
             "`kubectl delete -f deploy/controller.yaml`"
         )
         return reach.EXIT_NOT_DONE
-    left = 0
-    for job in await leftover.jobs(client):
-        left += await _clear_job(client, job)
-    nodes = await leftover.nodes(client)
+    isolations, left = leftover.Isolations(client), 0
+    # First, so that nobody takes a node without its mark for one that a person gave back.
+    for record in await isolations.in_force():
+        left += await _done(
+            f"isolation {record.id}", isolations.end(record), f"ended. It was: {record.sentence}"
+        )
+    jobs = await leftover.jobs(client)
+    for job in jobs:
+        if job.mark:
+            left += await _done(job.title, leftover.start_again(client, job), "started again.")
     turn = asyncio.Semaphore(AT_ONCE)
-    left += sum(await asyncio.gather(*(_clear_node(client, one.name, turn) for one in nodes)))
-    if not left:
-        put("Nothing of Sentinel's is left on nodes and jobs.\n")
-    await _tell_records(client)
-    return reach.EXIT_NOT_DONE if left else 0
+
+    async def clear(one: "OnNode") -> int:
+        async with turn:
+            removed = f"removed {', '.join(one.found)}. {one.stays}".strip()
+            return await _done(f"node {one.name}", leftover.clear_node(client, one), removed)
+
+    left += sum(await asyncio.gather(*map(clear, await leftover.nodes(client))))
+    return await _rest(client, jobs, left)
 
 
 async def _leads(client: "Client", namespace: str) -> str | None:
@@ -102,40 +107,41 @@ async def _leads(client: "Client", namespace: str) -> str | None:
     return None
 
 
-async def _clear_job(client: "Client", job: "OnJob") -> int:
-    """How much is left: 0 or 1."""
-    from sentinel.cluster.kubernetes import leftover
+async def _done(what: str, doing: Awaitable[None], did: str) -> int:
+    """How much of it is left: 0 or 1."""
+    from sentinel.cluster.kubernetes.errors import Forbidden, NotFound
     from sentinel.errors import PermanentError, TemporaryError
 
-    title = printable(job.title)
-    if not job.stopped:
-        put(f"{title}: left as it is, since it runs: {printable(', '.join(job.found))}\n")
-        return 0
     try:
-        refused = await leftover.start_again(client, job)
+        await doing
+    except Forbidden:  # of the others too: told once
+        raise
+    except NotFound:
+        did = "gone meanwhile."
     except (TemporaryError, PermanentError) as error:
-        refused = str(error)
-    if refused:
-        complain(f"{title}: not started again: {printable(refused)}")
+        complain(printable(f"{what}: {error}"))
         return 1
-    put(f"{title}: started again ({printable(job.found[0])})\n")
+    _say(what, did)
     return 0
 
 
-async def _clear_node(client: "Client", name: str, turn: asyncio.Semaphore) -> int:
+async def _rest(client: "Client", jobs: "Sequence[OnJob]", left: int) -> int:
+    """Tells what stays; the exit code."""
     from sentinel.cluster.kubernetes import leftover
-    from sentinel.cluster.kubernetes.errors import Forbidden
-    from sentinel.errors import PermanentError, TemporaryError
 
-    async with turn:
-        try:
-            one = await leftover.clear_node(client, name)
-        except Forbidden:  # of the others too: told once
-            raise
-        except (TemporaryError, PermanentError) as error:
-            complain(f"node {printable(name)}: {printable(str(error))}")
-            return 1
-    put(f"node {printable(name)}: removed {printable(', '.join(one.found))}\n")
-    if one.stays:
-        put(f"node {printable(name)}: {printable(one.stays)}\n")
-    return 0
+    for job in jobs:
+        if job.waits:
+            _say(job.title, "stays suspended: its owner has left its start to Sentinel, and must start it.")
+        elif not job.mark:
+            _say(job.title, f"keeps what goes with it: {', '.join(job.found)}.")
+    if not left:
+        put("Nothing is left to take away.\n")
+    counts = await leftover.records(client)
+    if any(counts.values()):
+        told = ", ".join(f"{count} {plural}" for plural, count in counts.items() if count)
+        put(f"Records stay, and a new installation goes on with them: {told}.\n")
+    return reach.EXIT_NOT_DONE if left else 0
+
+
+def _say(what: str, said: str) -> None:
+    put(printable(f"{what}: {said}") + "\n")

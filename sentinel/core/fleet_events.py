@@ -53,6 +53,7 @@ class Reason(StrEnum):
     RELEASED_BY_PERSON = "ReleasedByPerson"
     UNCORDONED = "Uncordoned"
     TAINT_REMOVED = "TaintRemoved"
+    UNINSTALLED = "Uninstalled"  # `sentinel uninstall`: who leads after it judges the node anew
     NODE_GONE = "NodeGone"
     NODE_REPLACED = "NodeReplaced"
     NODE_RECREATED = "NodeRecreated"

@@ -98,8 +98,13 @@ def write(node: NodePicture, records: Sequence[NodeQuarantine]) -> MarkWrite | N
         )
     if mark is None or carrier is None or carrier.state.open:
         return None  # a mark whose record is missing is for fleet.decide to judge
+    return unmark(node)
+
+
+def unmark(node: NodePicture) -> MarkWrite:
+    """Its taint goes, and `unschedulable` where the taint says that Sentinel set it and nobody else claims the node."""
     others = claims(node)
-    uncordon = mark.cordoned and node.unschedulable and not others
+    uncordon = node.mark is not None and node.mark.cordoned and node.unschedulable and not others
     left = node.unschedulable and not uncordon
     return MarkWrite(
         node=node.name,

@@ -86,6 +86,7 @@ class EndedBy(StrEnum):
     RETURNED = "returned"  # a silent node speaks again
     DOUBLED = "doubled"  # another record of the same node and kind stays
     DEAD = "dead"  # a silent node is proved dead, and none of its pods is left
+    UNINSTALLED = "uninstalled"  # `sentinel uninstall` gave the node back, whatever stood there
 
 
 class Proof(StrEnum):

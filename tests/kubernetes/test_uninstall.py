@@ -1,34 +1,49 @@
-"""`sentinel uninstall`: nothing of Sentinel's is left on nodes and jobs, and everything of others."""
+"""`sentinel uninstall`: nothing of Sentinel's is left on nodes, everything of others is, and a reinstall judges anew."""
 
+import shutil
 import signal
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from tests.e2e.agent_node import XID_79
-from tests.e2e.box import Box
+from tests.kubernetes.conftest import NAMESPACE, kubeconfig
 from tests.kubernetes.local_fleet import Fleet
 from tests.kubernetes.people import Person, bind
+from tests.kubernetes.proxy import Fault, Proxy
 
 if TYPE_CHECKING:
     from tests.rig.control_plane import ControlPlane
 
 OTHER = {"key": "example.com/mine", "value": "x", "effect": "NoSchedule"}
-MINE = {"type": "ExampleWell", "status": "True", "reason": "Fine", "message": "of somebody else"}
-NOTHING = "Nothing of Sentinel's is left on nodes and jobs.\n"
+WELL = {"type": "ExampleWell", "status": "True", "reason": "Fine", "message": "of somebody else"}
+NOTHING = "Nothing is left to take away.\n"
+CORDONED, FOUND_CORDONED = "0001.cordoned", "0001"  # what the taint says of who cordoned the node
 
 
-@pytest.fixture
-def fleet(plane: "ControlPlane", tmp_path: Path) -> Iterator[Fleet]:
-    box = Box(tmp_path / "box")
-    yield Fleet(plane, box, tmp_path)
-    box.close()
+def administrator(plane: "ControlPlane") -> Person:
+    return Person(plane, "root-of-all", bind(plane, "root-of-all", "cluster-admin"))
+
+
+def marked(plane: "ControlPlane", name: str, value: str = CORDONED, *others: dict[str, str]) -> str:
+    """A node as Sentinel leaves it behind; its path."""
+    plane.node(name)
+    path = f"/api/v1/nodes/{name}"
+    taint = {"key": "sentinel.dev/quarantined", "value": value, "effect": "NoSchedule"}
+    plane.admin.patch(
+        path,
+        {
+            "metadata": {"annotations": {"sentinel.dev/epoch": "1", "example.com/mine": "1"}},
+            "spec": {"taints": [*others, taint], "unschedulable": True},
+        },
+    )
+    return path
+
+
+def own_conditions(node: dict[str, Any]) -> list[str]:
+    return [one["type"] for one in node["status"].get("conditions", []) if one["type"].startswith("Sentinel")]
 
 
 def test_nothing_of_sentinels_is_left_on_nodes_and_everything_of_others(fleet: Fleet) -> None:
-    admin = Person(fleet.plane, "root-of-all", bind(fleet.plane, "root-of-all", "cluster-admin"))
+    admin = administrator(fleet.plane)
     controller = fleet.controller("one")
     controller.said("leads, epoch")
     bad, good = fleet.agent("un-bad", controller), fleet.agent("un-good", controller)
@@ -37,20 +52,16 @@ def test_nothing_of_sentinels_is_left_on_nodes_and_everything_of_others(fleet: F
         "/api/v1/nodes/un-bad",
         {"metadata": {"annotations": {"example.com/mine": "1"}}, "spec": {"taints": [OTHER]}},
     )
-    fleet.admin.patch("/api/v1/nodes/un-bad/status", {"status": {"conditions": [MINE]}})
+    fleet.admin.patch("/api/v1/nodes/un-bad/status", {"status": {"conditions": [WELL]}})
     bad.machine.log(XID_79)
     fleet.until(lambda: fleet.isolated("un-bad"))
-
-    def own_conditions(name: str) -> list[str]:
-        found = fleet.node(name)["status"].get("conditions", [])
-        return [one["type"] for one in found if one["type"].startswith("Sentinel")]
-
-    fleet.until(lambda: own_conditions("un-bad"))
+    fleet.until(lambda: own_conditions(fleet.node("un-bad")))
     checked = admin.says("uninstall", "--check")
     assert checked.returncode == 1, checked.stderr
+    assert "isolation un-bad-0001: " in checked.stdout
     assert (
-        "node un-bad: taint sentinel.dev/quarantined=0001.cordoned, unschedulable by Sentinel, annotation "
-        in (checked.stdout)
+        "node un-bad: taint sentinel.dev/quarantined=0001.cordoned, unschedulable by Sentinel, "
+        "annotation sentinel.dev/epoch, condition SentinelHealthy." in checked.stdout
     )
     refused = admin.says("uninstall")
     assert (refused.returncode, refused.stdout) == (1, "")
@@ -61,17 +72,132 @@ def test_nothing_of_sentinels_is_left_on_nodes_and_everything_of_others(fleet: F
     assert controller.code() == 0
     done = admin.says("uninstall")
     assert (done.returncode, done.stderr) == (0, "")
+    assert "isolation un-bad-0001: ended. It was: " in done.stdout
     assert "node un-bad: removed taint sentinel.dev/quarantined" in done.stdout
     assert NOTHING in done.stdout
     node = fleet.node("un-bad")
     assert not node["spec"].get("unschedulable")
     assert OTHER in node["spec"]["taints"]
     assert fleet.taints("un-bad") == []
-    notes = node["metadata"]["annotations"]
-    assert notes["example.com/mine"] == "1"
-    assert not [name for name in notes if "sentinel" in name]
+    assert node["metadata"]["annotations"] == {"example.com/mine": "1"}
     assert "ExampleWell" in [one["type"] for one in node["status"]["conditions"]]
-    assert own_conditions("un-bad") == []
-    assert admin.says("uninstall", "--check").stdout.startswith("Records stay")
-    assert admin.says("uninstall", "--check").returncode == 0
-    assert len(fleet.records("un-bad")) == 1, "records stay"
+    assert own_conditions(node) == []
+    again = admin.says("uninstall", "--check")
+    assert (again.returncode, again.stdout) == (
+        0,
+        f"{NOTHING}Records stay, and a new installation goes on with them: 1 quarantines.\n",
+    )
+
+
+def test_a_new_installation_isolates_the_node_whose_fault_stands_and_no_other(fleet: Fleet) -> None:
+    """No record says that a person gave the node back, and none takes the fault for one that came again."""
+    admin = administrator(fleet.plane)
+    first = fleet.controller("one")
+    first.said("leads, epoch")
+    stands, mended = fleet.agent("un-stands", first), fleet.agent("un-mended", first)
+    for one in (stands, mended):
+        one.machine.log(XID_79)
+    fleet.until(lambda: fleet.isolated("un-stands") and fleet.isolated("un-mended"))
+    first.send(signal.SIGTERM)
+    assert first.code() == 0
+    assert admin.says("uninstall").returncode == 0
+    assert not fleet.isolated("un-stands")
+
+    (agent,) = mended.box._children
+    agent.send(signal.SIGTERM)
+    assert agent.code() == 0
+    shutil.rmtree(mended.folder)
+    mended.machine.kmsg.write_text("")
+    second = fleet.controller("two", "--agents", f"127.0.0.1:{fleet.ports[first.pid]}")
+    second.said("leads, epoch")
+    fleet.started(mended)
+    fleet.until(lambda: fleet.isolated("un-stands"))
+    before, after = sorted(fleet.records("un-stands"), key=lambda one: str(one["id"]))
+    assert (before["state"], before["endedBy"], before["reason"]) == (
+        "released",
+        "uninstalled",
+        "Uninstalled",
+    )
+    assert (after["state"], after["reason"], after.get("repeats", 0)) == ("active", "FatalFinding", 0)
+    assert "person" not in after["needs"]["sentence"]
+
+    fleet.until(lambda: own_conditions(fleet.node("un-stands")) and fleet.unheard() == 0)
+    assert not fleet.isolated("un-mended")
+    (record,) = fleet.records("un-mended")
+    assert (record["state"], record["endedBy"], record.get("ignored")) == ("released", "uninstalled", None)
+    shown = fleet.admin.get("/apis/sentinel.dev/v1alpha1/quarantines/un-mended-0001")["status"]["conditions"]
+    assert {one["type"]: one["status"] for one in shown} == {"Isolated": "False", "Ended": "True"}
+
+
+def test_what_others_cordoned_stays_so_and_it_is_said_who(plane: "ControlPlane") -> None:
+    admin = administrator(plane)
+    karpenter = {"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}
+    paths = [marked(plane, "un-person", FOUND_CORDONED), marked(plane, "un-cloud", CORDONED, karpenter)]
+    done = admin.says("uninstall")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "node un-person: removed taint sentinel.dev/quarantined=0001, annotation sentinel.dev/epoch. "
+        "It stays unschedulable: somebody else cordoned it.\n" in done.stdout
+    )
+    assert "It stays unschedulable: Karpenter cordoned it." in done.stdout
+    for path in paths:
+        spec = plane.admin.get(path)["spec"]
+        assert spec["unschedulable"]
+        assert "sentinel.dev/quarantined" not in [one["key"] for one in spec.get("taints", [])]
+
+
+def test_many_nodes_that_bear_the_same_are_one_line(plane: "ControlPlane") -> None:
+    for number in range(7):
+        marked(plane, f"un-{number}")
+    (line, nothing) = administrator(plane).says("uninstall", "--check").stdout.splitlines()
+    assert line.startswith("node un-0, un-1, un-2, un-3, un-4 and 2 more: taint ")
+    assert nothing.startswith("Records stay"), "of earlier tests"
+
+
+def test_a_node_that_changes_meanwhile_is_read_again_and_one_that_goes_is_done(fleet: Fleet) -> None:
+    plane, account = fleet.plane, "un-remover"
+    subject = {"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}
+    rbac = "rbac.authorization.k8s.io"
+    role = {"apiGroup": rbac, "kind": "ClusterRole", "name": "cluster-admin"}
+    binding = {"apiVersion": f"{rbac}/v1", "kind": "ClusterRoleBinding", "metadata": {"name": account}}
+    made = {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": account, "namespace": NAMESPACE},
+    }
+    plane.admin.apply([made, {**binding, "roleRef": role, "subjects": [subject]}])
+    proxy = Proxy(plane.url, plane.identities.ca)
+    try:
+        config = kubeconfig(fleet.folder / "remover", proxy.url, plane.token(NAMESPACE, account))
+        changed, gone = marked(plane, "un-changes"), marked(plane, "un-goes")
+
+        def change() -> None:
+            plane.admin.patch(changed, {"metadata": {"labels": {"example.com/new": "1"}}})
+
+        proxy.faults += [
+            Fault("PATCH", "un-changes", when_come=change),
+            Fault("PATCH", "un-goes", when_come=lambda: plane.admin.delete(gone)),
+        ]
+        done = Person(plane, account, str(config)).says("uninstall")
+        assert not [fault for fault in proxy.faults if fault.times], "each came"
+    finally:
+        proxy.close()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "node un-goes: gone meanwhile.\n" in done.stdout
+    assert NOTHING in done.stdout
+    node = plane.admin.get(changed)
+    assert not node["spec"].get("unschedulable")
+    assert "sentinel.dev/epoch" not in node["metadata"]["annotations"]
+    assert node["metadata"]["labels"]["example.com/new"] == "1"
+
+
+def test_who_may_not_is_told_so_in_one_sentence(plane: "ControlPlane") -> None:
+    path = marked(plane, "un-forbidden")
+    rita = Person(plane, "un-rita", bind(plane, "un-rita", "sentinel-reader"))
+    for words in (("uninstall",), ("uninstall", "--check")):
+        done = rita.says(*words)
+        assert (done.returncode, done.stdout) == (77, "")
+        assert done.stderr.startswith("sentinel: you may not: ")
+        assert "docs/kubernetes.md#removing says which rights this takes" in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert plane.admin.get(path)["spec"]["unschedulable"]

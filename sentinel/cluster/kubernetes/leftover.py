@@ -1,16 +1,24 @@
-"""What a Sentinel that is gone has left on nodes and jobs, and how it is taken away again. Others' things stay.
+"""What a Sentinel that is gone has left of itself, and how it is taken away again. Others' things stay.
 
-Of a node: the taint, `unschedulable` where the taint says that Sentinel set it and nobody else claims the node, the
-conditions that Sentinel wrote, and its annotations. Of a job: that it is stopped, and what keeps its pods off nodes. A
-job that runs is not touched, since its kind may make its pods anew for that: what it bears goes with it.
+- Isolations that are in force end, so that a new installation judges the node anew.
+- Of a node go the taint, `unschedulable` where the taint says that Sentinel set it and nobody else claims the node, the
+  conditions that Sentinel wrote, and its annotations.
+- A job that Sentinel had stopped is started. One that runs is not touched, since its kind may make its pods anew for
+  that: what it bears goes with it.
 """
 
-from msgspec import Struct, convert
+import asyncio
 
+import msgspec
+from msgspec import Struct, convert, structs
+
+from sentinel.clock import system_now
 from sentinel.cluster.kubernetes.client import JSON_PATCH, Client, Resource
 from sentinel.cluster.kubernetes.errors import Conflict, NotFound
 from sentinel.cluster.kubernetes.job_io import WORKLOADS, JobRef, Queues, carry_out, listed
 from sentinel.cluster.kubernetes.job_io import read as read_job
+from sentinel.cluster.kubernetes.job_records import namespace_of, object_of
+from sentinel.cluster.kubernetes.names import object_name
 from sentinel.cluster.kubernetes.nodes import Operation, preconditions
 from sentinel.cluster.kubernetes.objects import (
     INCIDENTS,
@@ -18,25 +26,84 @@ from sentinel.cluster.kubernetes.objects import (
     NODES,
     PROTECTED_JOBS,
     QUARANTINES,
+    Custom,
     Node,
 )
+from sentinel.cluster.kubernetes.picture import node_picture
+from sentinel.cluster.kubernetes.record_conditions import of_quarantine
+from sentinel.cluster.kubernetes.store import Store
 from sentinel.core import job_start
+from sentinel.core.epochs import Epochs
 from sentinel.core.fleet_conditions import OURS, OWN
-from sentinel.core.fleet_marks import CLAIM_TAINTS, claims_of
-from sentinel.core.fleet_model import QUARANTINE_TAINT, NodeMark, Taint
-from sentinel.core.job_change import SELECTED
-from sentinel.core.job_kinds import JobKind
-from sentinel.core.job_paths import Json, annotation, controller, text
-from sentinel.core.job_state import CHOSEN_LAST, KEPT_OFF, SIZE, STOPPED, Seen, standing
+from sentinel.core.fleet_events import End, Reason
+from sentinel.core.fleet_marks import unmark
+from sentinel.core.fleet_model import QUARANTINE_TAINT, EndedBy, NodeQuarantine
+from sentinel.core.fleet_record import step
+from sentinel.core.incidents import resume_env
+from sentinel.core.job_kinds import JobKind, Means
+from sentinel.core.job_paths import Json, controller, table, text
+from sentinel.core.job_resume import ASKS_FOR_MAP
+from sentinel.core.job_resume import told as told_of
+from sentinel.core.job_state import (
+    ASKS_FOR_START,
+    Seen,
+    claimed,
+    groups_of,
+    mark_of,
+    standing,
+)
 from sentinel.core.job_writes import Refusal
+from sentinel.core.model import StoredJob
+from sentinel.core.owners import OWNER
+from sentinel.documents import from_document
+from sentinel.errors import PermanentError, TemporaryError
 from sentinel.job_kinds import job_table
 
 PREFIX = "sentinel.dev/"
+OWNERS = (OWNER, ASKS_FOR_MAP)  # annotations of jobs that Sentinel only reads
 TRIES = 5  # a node changes by itself now and then: its kubelet writes conditions
+OBEYS_S = 1.0  # between two looks whether an operator has followed a command
+KINDS = (PROTECTED_JOBS, INCIDENTS, QUARANTINES, JOB_POLICIES)
+
+
+# ---------------------------------------------------------------- isolations
+
+
+class Isolations:
+    """The records of nodes that Sentinel keeps out of service."""
+
+    def __init__(self, client: Client) -> None:
+        epochs = Epochs()
+        self._store = Store(
+            client,
+            QUARANTINES,
+            NodeQuarantine,
+            key=lambda one: one.id,
+            epoch=lambda: epochs.top,  # the last leader's: it is over
+            epochs=epochs,
+        )
+
+    async def in_force(self) -> list[NodeQuarantine]:
+        try:
+            return [one for one in await self._store.load() if one.isolating]
+        except NotFound:  # the custom resources are gone
+            return []
+
+    async def end(self, record: NodeQuarantine) -> None:
+        """Nothing is mailed of it. Raises TemporaryErrors, PermanentErrors."""
+        sentence = f"The isolation of node {record.node} has ended: Sentinel was uninstalled."
+        event = End(reason=Reason.UNINSTALLED, sentence=sentence, ended_by=EndedBy.UNINSTALLED)
+        now = system_now()
+        ended = structs.replace(step(record, event, now, record.epoch)[0], mails=record.mails)
+        await self._store.save(ended)
+        await self._store.show(ended, of_quarantine(ended), now.wall_s)
+
+
+# ---------------------------------------------------------------- nodes
 
 
 class OnNode(Struct, frozen=True, kw_only=True):
-    """`found`: each thing in words. `stays`: why it is out of service afterwards all the same."""
+    """`found`: each thing in words. `stays`: why it is out of service afterwards all the same, in a sentence."""
 
     name: str
     found: tuple[str, ...] = ()
@@ -45,39 +112,25 @@ class OnNode(Struct, frozen=True, kw_only=True):
     stays: str = ""
 
 
-class OnJob(Struct, frozen=True, kw_only=True):
-    ref: JobRef
-    title: str
-    found: tuple[str, ...]
-    stopped: bool  # by Sentinel, which would have started it again
-
-
 def on_node(node: Node) -> OnNode:
     """What must be written so that it looks as if Sentinel had never been there."""
-    meta, taints = node.metadata, node.spec.taints
-    others = sorted(
-        {CLAIM_TAINTS[taint.key] for taint in taints if taint.key in CLAIM_TAINTS}
-        | set(claims_of(meta.labels, meta.annotations))
-    )
-    found, changes, stays = list[str](), list[Operation](), ""
+    meta = node.metadata
+    found, changes, conditions, stays = list[str](), list[Operation](), list[Operation](), ""
     # The last one first: what is removed moves those behind it.
-    for place, taint in reversed(list(enumerate(taints))):
+    for place, taint in reversed(list(enumerate(node.spec.taints))):
         if taint.key == QUARANTINE_TAINT:
-            cordoned = NodeMark.of(Taint(taint.key, taint.value)).cordoned and node.spec.unschedulable
             found.append(f"taint {taint.key}={taint.value}")
             changes.append({"op": "remove", "path": f"/spec/taints/{place}"})
-            if cordoned and others:
-                stays = f"it stays unschedulable: {', '.join(others)} keeps it so"
-            elif cordoned:
-                found.append("unschedulable by Sentinel")
-                changes.append({"op": "add", "path": "/spec/unschedulable", "value": False})
-            elif node.spec.unschedulable:
-                stays = f"it stays unschedulable: {', '.join(others) or 'somebody else'} cordoned it"
+    if found:
+        back = unmark(node_picture(node, None, pool_label="", conditions=()))
+        stays = back.sentence
+        if back.unschedulable is not None:
+            found.append("unschedulable by Sentinel")
+            changes.append({"op": "add", "path": "/spec/unschedulable", "value": back.unschedulable})
     for name in sorted(meta.annotations):
         if name.startswith(PREFIX):
             found.append(f"annotation {name}")
             changes.append({"op": "remove", "path": f"/metadata/annotations/{name.replace('/', '~1')}"})
-    conditions = list[Operation]()
     for place, condition in reversed(list(enumerate(node.status.conditions))):
         if condition.type == OWN or condition.reason.startswith(OURS):
             found.append(f"condition {condition.type}")
@@ -97,64 +150,80 @@ async def nodes(client: Client) -> list[OnNode]:
     return [one for one in found if one.found]
 
 
-async def clear_node(client: Client, name: str) -> OnNode:
-    """Read and written until nothing is left; what was there the last time. Raises Conflict where it changes on and on,
-    other TemporaryErrors, PermanentErrors."""
-    path = NODES.path(name=name)
+async def clear_node(client: Client, one: OnNode) -> None:
+    """Read and written until nothing is left. Raises Conflict where it changes on and on, NotFound, other
+    TemporaryErrors, PermanentErrors."""
     for tried in range(TRIES):
-        node = await client.get(path, Node)
-        left = on_node(node)
         try:
-            if left.conditions:
-                where = NODES.path(name=name, part="status")
-                operations = [*preconditions(node.metadata), *left.conditions]
-                node = await client.patch(where, operations, Node, how=JSON_PATCH)
-            if left.changes:
-                operations = [*preconditions(node.metadata), *left.changes]
-                await client.patch(path, operations, Node, how=JSON_PATCH)
-            return left
+            return await _clear(client, NODES.path(name=one.name))
         except Conflict:
             if tried == TRIES - 1:
                 raise
-    raise AssertionError("unreachable")
+
+
+async def _clear(client: Client, path: str) -> None:
+    node = await client.get(path, Node)
+    left = on_node(node)
+    if left.conditions:
+        operations = [*preconditions(node.metadata), *left.conditions]
+        node = await client.patch(f"{path}/status", operations, Node, how=JSON_PATCH)
+    if left.changes:
+        operations = [*preconditions(node.metadata), *left.changes]
+        await client.patch(path, operations, Node, how=JSON_PATCH)
+
+
+# ---------------------------------------------------------------- jobs
+
+
+class OnJob(Struct, frozen=True, kw_only=True):
+    """`mark`: Sentinel stopped it, for this incarnation (NAMESPACE/KIND/NAME:NUMBER); "": it did not, or no more."""
+
+    ref: JobRef
+    title: str
+    found: tuple[str, ...]
+    mark: str
+    waits: bool  # its owner has created it for Sentinel to start
 
 
 def on_job(row: JobKind, job: Json, workload: Json | None) -> OnJob | None:
-    """None: it bears nothing that means anything, or has ended."""
-    if standing(Seen(row=row, job=job, workload=workload)).over:
+    """None: it bears nothing of Sentinel's, or has ended."""
+    seen = Seen(row=row, job=job, workload=workload)
+    now = standing(seen)
+    templates = [template for group in groups_of(row, job) for template in group.templates]
+    found = [
+        *_marks(job, ""),
+        *_marks(workload or {}, " of its Workload"),
+        *(mark for template in templates for mark in _marks(template, " of its pods")),
+    ]
+    waits = claimed(seen, now)
+    if now.over or not (found or waits):
         return None
-    mark = annotation(job, STOPPED) or (annotation(workload, STOPPED) if workload else "")
-    found = [f"stopped by Sentinel for incident {mark}"] if mark else []
-    for name, what in (
-        (KEPT_OFF, "is kept off"),
-        (CHOSEN_LAST, "chooses last"),
-        (SELECTED, "asks for the labels"),
-        (SIZE, "had replicas:"),
-    ):
-        if value := annotation(job, name):
-            found.append(f"{what} {value}")
-    if not found:
-        return None
-    namespace, name, uid = (text(job, f"metadata.{field}") for field in ("namespace", "name", "uid"))
     return OnJob(
-        ref=JobRef(row, namespace, name, uid),
-        title=f"{row.kind} {namespace}/{name}",
+        ref=JobRef(row, now.namespace, now.name, now.uid),
+        title=f"{row.kind} {now.namespace}/{now.name}",
         found=tuple(found),
-        stopped=bool(mark),
+        mark=mark_of(seen),
+        waits=waits,
     )
+
+
+def _marks(obj: Json, whose: str) -> list[str]:
+    return [
+        f"annotation {name}{whose}"
+        for name, value in sorted(table(obj, "metadata.annotations").items())
+        if name.startswith(PREFIX) and name not in OWNERS and (name, value) != (ASKS_FOR_START, "true")
+    ]
 
 
 async def jobs(client: Client) -> list[OnJob]:
     """Of every kind that is installed, those that bear anything of Sentinel's."""
-    marked = {
-        str(controller(one).get("uid")): one
-        for one in await _all(client, WORKLOADS)
-        if annotation(one, STOPPED)
+    workloads = {
+        str(controller(one).get("uid")): one for one in await _all(client, WORKLOADS) if _marks(one, "")
     }
     found = list[OnJob]()
     for row in job_table().followed:
         for job in await _all(client, Resource(row.group, row.version, row.plural)):
-            if (left := on_job(row, job, marked.get(text(job, "metadata.uid")))) is not None:
+            if (left := on_job(row, job, workloads.get(text(job, "metadata.uid")))) is not None:
                 found.append(left)
     return found
 
@@ -166,19 +235,57 @@ async def _all(client: Client, resource: Resource) -> list[Json]:
         return []
 
 
-async def start_again(client: Client, one: OnJob) -> str:
-    """Start what Sentinel had stopped, off no node any more. Why it was not, in a sentence; "": it was."""
-    seen = await read_job(client, Queues(client), one.ref)
-    if not standing(seen).stopped:
-        return ""
-    plan = job_start.start(seen)
-    if isinstance(plan, Refusal):
-        return plan.sentence
-    await carry_out(client, plan, lambda: 0)
-    return ""
+async def start_again(client: Client, one: OnJob) -> None:
+    """Start what Sentinel had stopped, off no node any more, and tell its program as a controller would. Raises
+    PermanentError with why it cannot be started, NotFound where it is gone, TemporaryErrors."""
+    queues, told = Queues(client), await _told(client, one.mark)
+    for _ in range(TRIES):
+        plan = job_start.start(await read_job(client, queues, one.ref), told=told)
+        if isinstance(plan, Refusal):
+            raise PermanentError(plan.sentence, plan.reason)
+        try:
+            await carry_out(client, plan, lambda: 0)
+        except Conflict:
+            continue
+        if one.ref.row.stop is not Means.COMMAND or not plan.writes:
+            return
+        await asyncio.sleep(OBEYS_S)  # its mark goes when its operator has started it
+    raise TemporaryError("it changes on and on, or its operator does not follow: try again")
+
+
+async def _told(client: Client, mark: str) -> dict[str, str]:
+    """What core/job_resume.py tells the program; nothing where the job's record is gone."""
+    job, _, incarnation = mark.rpartition(":")
+    try:
+        path = PROTECTED_JOBS.path(namespace_of(job), object_name(object_of(job)))
+        stored = from_document(StoredJob, (await client.get(path, Custom)).spec)
+        next_one = int(incarnation) + 1
+    except (NotFound, msgspec.ValidationError, ValueError):
+        return {}
+    if stored.incident is None:
+        return {}
+    return told_of(resume_env(stored, structs.replace(stored.incident, incarnation=next_one)))
+
+
+# ---------------------------------------------------------------- records
+
+
+class _Counted(Struct):
+    class Meta(Struct, rename="camel"):
+        remaining_item_count: int = 0
+
+    metadata: Meta
+    items: list[msgspec.Raw] = []
 
 
 async def records(client: Client) -> dict[str, int]:
     """How many there are of each kind."""
-    kinds = (PROTECTED_JOBS, INCIDENTS, QUARANTINES, JOB_POLICIES)
-    return {kind.plural: len(await _all(client, kind)) for kind in kinds}
+    counts = {}
+    for kind in KINDS:
+        try:
+            page = await client.call("GET", kind.path(), query={"limit": "1"})
+        except NotFound:
+            continue
+        found = msgspec.json.decode(page, type=_Counted)
+        counts[kind.plural] = len(found.items) + found.metadata.remaining_item_count
+    return counts
