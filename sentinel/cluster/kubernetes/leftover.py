@@ -15,7 +15,7 @@ from msgspec import Struct, convert, structs
 from sentinel.clock import system_now
 from sentinel.cluster.kubernetes.client import JSON_PATCH, Client, Resource
 from sentinel.cluster.kubernetes.errors import Conflict, NotFound
-from sentinel.cluster.kubernetes.job_io import WORKLOADS, JobRef, Queues, carry_out, listed
+from sentinel.cluster.kubernetes.job_io import JOB_UID, WORKLOADS, JobRef, Queues, carry_out, listed
 from sentinel.cluster.kubernetes.job_io import read as read_job
 from sentinel.cluster.kubernetes.job_records import namespace_of, object_of
 from sentinel.cluster.kubernetes.names import object_name
@@ -40,19 +40,20 @@ from sentinel.core.fleet_marks import unmark
 from sentinel.core.fleet_model import QUARANTINE_TAINT, EndedBy, NodeQuarantine
 from sentinel.core.fleet_record import step
 from sentinel.core.incidents import resume_env
-from sentinel.core.job_kinds import JobKind, Means
-from sentinel.core.job_paths import Json, controller, table, text
+from sentinel.core.job_kinds import JobKind, Means, row_of
+from sentinel.core.job_paths import Json, annotate, annotation, copied, label, table, text, write
 from sentinel.core.job_resume import ASKS_FOR_MAP
 from sentinel.core.job_resume import told as told_of
 from sentinel.core.job_state import (
     ASKS_FOR_START,
+    STOPPED,
     Seen,
     claimed,
     groups_of,
     mark_of,
     standing,
 )
-from sentinel.core.job_writes import Refusal
+from sentinel.core.job_writes import Plan, Refusal, patch
 from sentinel.core.model import StoredJob
 from sentinel.core.owners import OWNER
 from sentinel.documents import from_document
@@ -178,11 +179,12 @@ async def _clear(client: Client, path: str) -> None:
 class OnJob(Struct, frozen=True, kw_only=True):
     """`mark`: Sentinel stopped it, for this incarnation (NAMESPACE/KIND/NAME:NUMBER); "": it did not, or no more."""
 
-    ref: JobRef
     title: str
     found: tuple[str, ...]
     mark: str
-    waits: bool  # its owner has created it for Sentinel to start
+    waits: bool = False  # its owner has created it for Sentinel to start
+    ref: JobRef | None = None  # None: only its Workload in Kueue is known
+    workload: Json = {}
 
 
 def on_job(row: JobKind, job: Json, workload: Json | None) -> OnJob | None:
@@ -199,11 +201,11 @@ def on_job(row: JobKind, job: Json, workload: Json | None) -> OnJob | None:
     if now.over or not (found or waits):
         return None
     return OnJob(
-        ref=JobRef(row, now.namespace, now.name, now.uid),
         title=f"{row.kind} {now.namespace}/{now.name}",
         found=tuple(found),
         mark=mark_of(seen),
         waits=waits,
+        ref=JobRef(row, now.namespace, now.name, now.uid),
     )
 
 
@@ -216,15 +218,22 @@ def _marks(obj: Json, whose: str) -> list[str]:
 
 
 async def jobs(client: Client) -> list[OnJob]:
-    """Of every kind that is installed, those that bear anything of Sentinel's."""
-    workloads = {
-        str(controller(one).get("uid")): one for one in await _all(client, WORKLOADS) if _marks(one, "")
+    """Those that bear anything of Sentinel's, of every kind that is installed, or by their Workloads."""
+    marked = {
+        label(one, JOB_UID) or text(one, "metadata.uid"): one
+        for one in await _all(client, WORKLOADS)
+        if _marks(one, "")
     }
     found = list[OnJob]()
-    for row in job_table().followed:
-        for job in await _all(client, Resource(row.group, row.version, row.plural)):
-            if (left := on_job(row, job, workloads.get(text(job, "metadata.uid")))) is not None:
+    for of_kind in job_table().followed:
+        for job in await _all(client, Resource(of_kind.group, of_kind.version, of_kind.plural)):
+            row = row_of(job_table().rows, {"kind": of_kind.kind, **job}) or of_kind
+            if (left := on_job(row, job, marked.pop(text(job, "metadata.uid"), None))) is not None:
                 found.append(left)
+    for one in marked.values():
+        title = f"Workload {text(one, 'metadata.namespace')}/{text(one, 'metadata.name')}"
+        mark = annotation(one, STOPPED)
+        found.append(OnJob(title=title, found=tuple(_marks(one, "")), mark=mark, workload=one))
     return found
 
 
@@ -238,11 +247,13 @@ async def _all(client: Client, resource: Resource) -> list[Json]:
 async def start_again(client: Client, one: OnJob) -> None:
     """Start what Sentinel had stopped, off no node any more, and tell its program as a controller would. Raises
     PermanentError with why it cannot be started, NotFound where it is gone, TemporaryErrors."""
+    if one.ref is None:
+        return await carry_out(client, _activation(one.workload), lambda: 0)
     queues, told = Queues(client), await _told(client, one.mark)
     for _ in range(TRIES):
         plan = job_start.start(await read_job(client, queues, one.ref), told=told)
         if isinstance(plan, Refusal):
-            raise PermanentError(plan.sentence, plan.reason)
+            raise PermanentError(f"not started: {plan.sentence.removeprefix(f'{one.title}: ')}", plan.reason)
         try:
             await carry_out(client, plan, lambda: 0)
         except Conflict:
@@ -251,6 +262,13 @@ async def start_again(client: Client, one: OnJob) -> None:
             return
         await asyncio.sleep(OBEYS_S)  # its mark goes when its operator has started it
     raise TemporaryError("it changes on and on, or its operator does not follow: try again")
+
+
+def _activation(workload: Json) -> Plan:
+    draft = copied(workload)
+    write(draft, "spec.active", True)
+    annotate(draft, STOPPED, "")
+    return Plan(writes=tuple(patch(workload, draft, WORKLOADS.plural)))
 
 
 async def _told(client: Client, mark: str) -> dict[str, str]:

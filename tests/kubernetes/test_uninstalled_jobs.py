@@ -1,0 +1,200 @@
+"""`sentinel uninstall` and jobs: those that Sentinel had stopped run again, and those that run are left alone."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kubernetes.conftest import rank, undriven
+from tests.kubernetes.jobs_site import JobSite
+from tests.kubernetes.people import Person, bind
+from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, names, plane, site
+from tests.rig.api import ApiError
+
+if TYPE_CHECKING:
+    from tests.rig.api import Object
+    from tests.rig.control_plane import ControlPlane
+
+__all__ = ["kwok", "plane", "site"]
+
+STOPPED, KEPT_OFF = "sentinel.dev/stopped", "sentinel.dev/kept-off"
+WORKLOADS = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": "workloads.kueue.x-k8s.io",
+        "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
+    },
+    "spec": {
+        "group": "kueue.x-k8s.io",
+        "names": {"kind": "Workload", "plural": "workloads"},
+        "scope": "Namespaced",
+        "versions": [
+            {
+                "name": "v1beta1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+                },
+            }
+        ],
+    },
+}
+
+
+@pytest.fixture
+def admin(plane: "ControlPlane") -> Person:
+    return Person(plane, "root-of-jobs", bind(plane, "root-of-jobs", "cluster-admin"))
+
+
+def notes(job: "Object") -> "dict[str, str]":
+    return job["metadata"].get("annotations", {})
+
+
+def named(name: str, count: int, **more: "Object") -> "Object":
+    job = gang(count, gpus=1)
+    job["metadata"] |= {"name": name, **more}
+    return job
+
+
+def served(site: JobSite, path: str) -> bool:
+    try:
+        return bool(site.found(path))
+    except ApiError:  # its storage is being made
+        return False
+
+
+def test_a_stopped_job_runs_again_and_a_new_installation_goes_on_with_it(
+    site: JobSite, admin: Person
+) -> None:
+    controller = led(site)
+    site.protect(restart={"maxRestarts": 2}, precheck={"checks": ["gpu"]})
+    path = site.create(gang(3))
+    site.until(site.state("running"))
+    node, pod = site.pods()[0]["spec"]["nodeName"], names(site.pods())[0]
+    site.admin.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}})
+    site.kwok.end_pod(site.space, pod, 1)
+    site.until(lambda: site.incidents() and site.incidents()[-1].get("reason") == "NoRoom")
+    end(controller)
+    site.admin.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": None}})
+    assert site.admin.get(path)["spec"]["suspend"] is True
+
+    checked = admin.says("uninstall", "--check")
+    assert checked.returncode == 1, checked.stderr
+    assert f"Job {site.space}/train: stopped by Sentinel: annotation {STOPPED}" in checked.stdout
+    assert "1 protectedjobs, 1 incidents" in checked.stdout
+    done = admin.says("uninstall")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"Job {site.space}/train: started again.\n" in done.stdout
+    site.until(lambda: len(site.pods()) == 3)
+    job = site.admin.get(path)
+    assert STOPPED not in notes(job)
+    assert [notes(one)["sentinel.dev/resume"] for one in site.pods()] == ["1", "1", "1"]
+    assert [notes(one)["sentinel.dev/restarts"] for one in site.pods()] == ["1", "1", "1"]
+
+    before = names(site.pods())
+    second = led(site, "two")
+    site.until(lambda: site.phases()[-1:] == ["Recovered"])
+    site.until(site.state("running"))
+    assert names(site.pods()) == before, "it was not started once more"
+    end(second)
+
+
+def test_a_job_that_runs_is_left_alone_and_one_that_waits_for_sentinel_is_told(
+    site: JobSite, admin: Person
+) -> None:
+    owners = {"sentinel.dev/owner": "me@example.com"}
+    runs = site.create(named("runs", 1, annotations={KEPT_OFF: "train-9", **owners}))
+    others = site.create(named("others", 1, annotations=owners))
+    waits = named("waits", 1, annotations={"sentinel.dev/precheck": "true"})
+    waits["spec"]["suspend"] = True
+    asleep = named("asleep", 1)
+    asleep["spec"]["suspend"] = True
+    suspended = [site.create(waits), site.create(asleep)]
+    site.until(lambda: len(site.pods()) == 2)
+    before, pods = [site.admin.get(one) for one in (runs, others)], names(site.pods())
+    done = admin.says("uninstall")
+    assert (done.returncode, done.stderr) == (0, "")
+    told = [line for line in done.stdout.splitlines() if site.space in line]
+    assert told == [
+        f"Job {site.space}/runs: keeps what goes with it: annotation {KEPT_OFF}.",
+        f"Job {site.space}/waits: stays suspended: its owner has left its start to Sentinel, and must start it.",
+    ]
+    assert names(site.pods()) == pods
+    for old, path in zip(before, (runs, others), strict=True):
+        now = site.admin.get(path)
+        assert (now["spec"], notes(now)) == (old["spec"], notes(old))
+    assert all(site.admin.get(path)["spec"]["suspend"] for path in suspended)
+
+
+def test_a_mark_that_is_left_on_a_job_that_runs_goes_without_a_restart(site: JobSite, admin: Person) -> None:
+    """A later stop by somebody else would look like Sentinel's."""
+    path = site.create(named("runs", 1, annotations={STOPPED: "x/job.batch/runs:1"}))
+    site.until(lambda: len(site.pods()) == 1)
+    pods = names(site.pods())
+    assert admin.says("uninstall").returncode == 0
+    assert STOPPED not in notes(site.admin.get(path))
+    assert names(site.pods()) == pods
+
+
+def test_a_job_whose_pods_are_left_is_named_with_the_reason_and_started_later(
+    site: JobSite, admin: Person
+) -> None:
+    job = undriven(site.space)
+    job["spec"]["suspend"] = True
+    job["metadata"]["annotations"] = {STOPPED: "x/job.batch/llama:1"}
+    path = site.create(job)
+    pod = rank("llama-0", site.space, "", site.admin.get(path)["metadata"]["uid"])
+    pod["metadata"]["labels"] = {"batch.kubernetes.io/job-name": "llama"}
+    pod["spec"]["nodeSelector"] = {"example.com/none": "1"}
+    site.admin.create(pod)
+    done = admin.says("uninstall")
+    assert done.returncode == 1
+    assert f"Job {site.space}/llama: not started: pods are left: llama-0.\n" in done.stderr
+    assert "Nothing is left" not in done.stdout
+    assert STOPPED in notes(site.admin.get(path))
+    site.admin.delete(site.admin.path_of(pod), gracePeriodSeconds=0)
+    assert admin.says("uninstall").returncode == 0
+    assert site.admin.get(path)["spec"]["suspend"] is False
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["a Job", "a kind that only Kueue knows"])
+def test_a_job_in_kueues_queue_is_started_by_its_workload(
+    plane: "ControlPlane", site: JobSite, admin: Person, known: bool
+) -> None:
+    plane.admin.apply([WORKLOADS])
+    workloads = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{site.space}/workloads"
+    site.until(lambda: served(site, workloads))
+    try:
+        queued = named("queued", 1, labels={"kueue.x-k8s.io/queue-name": "gpus"})
+        queued["spec"]["suspend"] = True
+        path = site.create(queued)
+        uid = site.admin.get(path)["metadata"]["uid"] if known else "some-uid"
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "queued", "uid": uid, "controller": True}
+        site.admin.create(
+            {
+                "apiVersion": "kueue.x-k8s.io/v1beta1",
+                "kind": "Workload",
+                "metadata": {
+                    "name": "job-queued",
+                    "namespace": site.space,
+                    "labels": {"kueue.x-k8s.io/job-uid": uid},
+                    "annotations": {STOPPED: "x/job.batch/queued:1"},
+                    **({"ownerReferences": [owner]} if known else {}),
+                },
+                "spec": {"active": False, "queueName": "gpus"},
+            }
+        )
+        title = f"Job {site.space}/queued" if known else f"Workload {site.space}/job-queued"
+        checked = admin.says("uninstall", "--check").stdout
+        assert f"{title}: stopped by Sentinel: annotation {STOPPED}" in checked
+        done = admin.says("uninstall")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"{title}: started again.\n" in done.stdout
+        workload = site.admin.get(f"{workloads}/job-queued")
+        assert workload["spec"]["active"] is True
+        assert STOPPED not in notes(workload)
+        assert site.admin.get(path)["spec"]["suspend"] is True, "Kueue admits it when its turn comes"
+    finally:
+        plane.admin.delete(plane.admin.path_of(WORKLOADS))
+        site.until(lambda: not site.found("/apis/kueue.x-k8s.io"))
