@@ -74,7 +74,7 @@ async def _uninstall(client: "Client", namespace: str) -> int:
     # First, so that nobody takes a node without its mark for one that a person gave back.
     for record in await isolations.in_force():
         left += await _done(
-            f"isolation {record.id}", isolations.end(record), f"ended. It was: {record.sentence}"
+            f"isolation {record.id}", isolations.end(record), f"ended. Its record said: {record.sentence}"
         )
     jobs = await leftover.jobs(client)
     for job in jobs:

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from tests.rig.control_plane import ControlPlane
 
 
-def bind(plane: "ControlPlane", user: str, role: str) -> str:
-    """The path of the user's kubeconfig: who may do what `role` says, and nothing else."""
+def bind(plane: "ControlPlane", user: str, role: str, to: str = "") -> str:
+    """The path of the user's kubeconfig: who may do what `role` says, and nothing else. `to`: another one may too."""
     rbac = "rbac.authorization.k8s.io"
-    subject = [{"kind": "User", "name": user, "apiGroup": rbac}]
+    subject = [{"kind": "User", "name": to or user, "apiGroup": rbac}]
     bindings: list[dict[str, Any]] = [{"kind": "ClusterRoleBinding", "metadata": {"name": user}}]
     reference = {"apiGroup": rbac, "kind": "ClusterRole", "name": role}
     bindings[0]["roleRef"] = reference

@@ -6,8 +6,9 @@ import pytest
 
 from tests.kubernetes.conftest import rank, undriven
 from tests.kubernetes.jobs_site import JobSite
-from tests.kubernetes.people import Person, bind
+from tests.kubernetes.people import Person
 from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, names, plane, site
+from tests.kubernetes.test_uninstall import remover
 from tests.rig.api import ApiError
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ WORKLOADS = {
 
 
 @pytest.fixture
-def admin(plane: "ControlPlane") -> Person:
-    return Person(plane, "root-of-jobs", bind(plane, "root-of-jobs", "cluster-admin"))
+def person(plane: "ControlPlane") -> Person:
+    return remover(plane)
 
 
 def notes(job: "Object") -> "dict[str, str]":
@@ -65,7 +66,7 @@ def served(site: JobSite, path: str) -> bool:
 
 
 def test_a_stopped_job_runs_again_and_a_new_installation_goes_on_with_it(
-    site: JobSite, admin: Person
+    site: JobSite, person: Person
 ) -> None:
     controller = led(site)
     site.protect(restart={"maxRestarts": 2}, precheck={"checks": ["gpu"]})
@@ -79,11 +80,11 @@ def test_a_stopped_job_runs_again_and_a_new_installation_goes_on_with_it(
     site.admin.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": None}})
     assert site.admin.get(path)["spec"]["suspend"] is True
 
-    checked = admin.says("uninstall", "--check")
+    checked = person.says("uninstall", "--check")
     assert checked.returncode == 1, checked.stderr
     assert f"Job {site.space}/train: stopped by Sentinel: annotation {STOPPED}" in checked.stdout
     assert "1 protectedjobs, 1 incidents" in checked.stdout
-    done = admin.says("uninstall")
+    done = person.says("uninstall")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"Job {site.space}/train: started again.\n" in done.stdout
     site.until(lambda: len(site.pods()) == 3)
@@ -101,9 +102,9 @@ def test_a_stopped_job_runs_again_and_a_new_installation_goes_on_with_it(
 
 
 def test_a_job_that_runs_is_left_alone_and_one_that_waits_for_sentinel_is_told(
-    site: JobSite, admin: Person
+    site: JobSite, person: Person
 ) -> None:
-    owners = {"sentinel.dev/owner": "me@example.com"}
+    owners = {"sentinel.dev/owner": "me@example.com", "sentinel.dev/precheck": "true"}
     runs = site.create(named("runs", 1, annotations={KEPT_OFF: "train-9", **owners}))
     others = site.create(named("others", 1, annotations=owners))
     waits = named("waits", 1, annotations={"sentinel.dev/precheck": "true"})
@@ -113,7 +114,7 @@ def test_a_job_that_runs_is_left_alone_and_one_that_waits_for_sentinel_is_told(
     suspended = [site.create(waits), site.create(asleep)]
     site.until(lambda: len(site.pods()) == 2)
     before, pods = [site.admin.get(one) for one in (runs, others)], names(site.pods())
-    done = admin.says("uninstall")
+    done = person.says("uninstall")
     assert (done.returncode, done.stderr) == (0, "")
     told = [line for line in done.stdout.splitlines() if site.space in line]
     assert told == [
@@ -127,18 +128,18 @@ def test_a_job_that_runs_is_left_alone_and_one_that_waits_for_sentinel_is_told(
     assert all(site.admin.get(path)["spec"]["suspend"] for path in suspended)
 
 
-def test_a_mark_that_is_left_on_a_job_that_runs_goes_without_a_restart(site: JobSite, admin: Person) -> None:
+def test_a_mark_that_is_left_on_a_job_that_runs_goes_without_a_restart(site: JobSite, person: Person) -> None:
     """A later stop by somebody else would look like Sentinel's."""
     path = site.create(named("runs", 1, annotations={STOPPED: "x/job.batch/runs:1"}))
     site.until(lambda: len(site.pods()) == 1)
     pods = names(site.pods())
-    assert admin.says("uninstall").returncode == 0
+    assert person.says("uninstall").returncode == 0
     assert STOPPED not in notes(site.admin.get(path))
     assert names(site.pods()) == pods
 
 
 def test_a_job_whose_pods_are_left_is_named_with_the_reason_and_started_later(
-    site: JobSite, admin: Person
+    site: JobSite, person: Person
 ) -> None:
     job = undriven(site.space)
     job["spec"]["suspend"] = True
@@ -148,19 +149,19 @@ def test_a_job_whose_pods_are_left_is_named_with_the_reason_and_started_later(
     pod["metadata"]["labels"] = {"batch.kubernetes.io/job-name": "llama"}
     pod["spec"]["nodeSelector"] = {"example.com/none": "1"}
     site.admin.create(pod)
-    done = admin.says("uninstall")
+    done = person.says("uninstall")
     assert done.returncode == 1
     assert f"Job {site.space}/llama: not started: pods are left: llama-0.\n" in done.stderr
     assert "Nothing is left" not in done.stdout
     assert STOPPED in notes(site.admin.get(path))
     site.admin.delete(site.admin.path_of(pod), gracePeriodSeconds=0)
-    assert admin.says("uninstall").returncode == 0
+    assert person.says("uninstall").returncode == 0
     assert site.admin.get(path)["spec"]["suspend"] is False
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["a Job", "a kind that only Kueue knows"])
 def test_a_job_in_kueues_queue_is_started_by_its_workload(
-    plane: "ControlPlane", site: JobSite, admin: Person, known: bool
+    plane: "ControlPlane", site: JobSite, person: Person, known: bool
 ) -> None:
     plane.admin.apply([WORKLOADS])
     workloads = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{site.space}/workloads"
@@ -186,9 +187,9 @@ def test_a_job_in_kueues_queue_is_started_by_its_workload(
             }
         )
         title = f"Job {site.space}/queued" if known else f"Workload {site.space}/job-queued"
-        checked = admin.says("uninstall", "--check").stdout
+        checked = person.says("uninstall", "--check").stdout
         assert f"{title}: stopped by Sentinel: annotation {STOPPED}" in checked
-        done = admin.says("uninstall")
+        done = person.says("uninstall")
         assert (done.returncode, done.stderr) == (0, "")
         assert f"{title}: started again.\n" in done.stdout
         workload = site.admin.get(f"{workloads}/job-queued")
