@@ -163,7 +163,7 @@ def test_many_nodes_that_bear_the_same_are_one_line(plane: "ControlPlane") -> No
 
 
 def test_a_node_that_changes_meanwhile_is_read_again_and_one_that_goes_is_done(fleet: Fleet) -> None:
-    plane, account = fleet.plane, "un-remover"
+    plane, account = fleet.plane, "un-proxied"
     subject = {"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}
     rbac = "rbac.authorization.k8s.io"
     role = {"apiGroup": rbac, "kind": "ClusterRole", "name": "cluster-admin"}
