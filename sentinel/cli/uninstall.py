@@ -44,21 +44,18 @@ async def _check(client: "Client") -> int:
     stopped = [job for job in jobs if job.mark]
     for job in stopped:
         _say(job.title, f"stopped by Sentinel: {', '.join(job.found)}")
-    for what, names in _alike(nodes).items():
-        _say(f"node {names}", what)
+    _tell_nodes(nodes)
     return await _rest(client, jobs, len(isolations) + len(stopped) + len(nodes))
 
 
-def _alike(nodes: "Iterable[OnNode]") -> dict[str, str]:
-    """What is found, and the nodes that bear it."""
+def _tell_nodes(nodes: "Iterable[OnNode]") -> None:
+    """Those that bear the same in one line."""
     same = defaultdict(list)
     for one in nodes:
         same[f"{', '.join(one.found)}. {one.stays}".strip()].append(one.name)
-    more = {what: len(names) - NAMED for what, names in same.items() if len(names) > NAMED}
-    return {
-        what: ", ".join(names[:NAMED]) + (f" and {more[what]} more" if what in more else "")
-        for what, names in same.items()
-    }
+    for what, names in same.items():
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        _say(f"node {', '.join(names[:NAMED])}{more}", what)
 
 
 async def _uninstall(client: "Client", namespace: str) -> int:
@@ -70,12 +67,13 @@ async def _uninstall(client: "Client", namespace: str) -> int:
             "`kubectl delete -f deploy/controller.yaml`"
         )
         return reach.EXIT_NOT_DONE
-    isolations, left = leftover.Isolations(client), 0
-    # First, so that nobody takes a node without its mark for one that a person gave back.
+    isolations, kept = leftover.Isolations(client), set[str]()
+    # First: a node without its mark whose isolation is in force would be taken for one that a person gave back.
     for record in await isolations.in_force():
-        left += await _done(
-            f"isolation {record.id}", isolations.end(record), f"ended. Its record said: {record.sentence}"
-        )
+        did = f"ended. Its record said: {record.sentence}"
+        if await _done(f"isolation {record.id}", isolations.end(record), did):
+            kept.add(record.node)
+    left = len(kept)
     jobs = await leftover.jobs(client)
     for job in jobs:
         if job.mark:
@@ -87,7 +85,8 @@ async def _uninstall(client: "Client", namespace: str) -> int:
             removed = f"removed {', '.join(one.found)}. {one.stays}".strip()
             return await _done(f"node {one.name}", leftover.clear_node(client, one), removed)
 
-    left += sum(await asyncio.gather(*map(clear, await leftover.nodes(client))))
+    free = [one for one in await leftover.nodes(client) if one.name not in kept]
+    left += sum(await asyncio.gather(*map(clear, free)))
     return await _rest(client, jobs, left)
 
 

@@ -4,8 +4,10 @@ import shutil
 import signal
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.e2e.agent_node import XID_79
-from tests.kubernetes.conftest import NAMESPACE, QUARANTINES, kubeconfig
+from tests.kubernetes.conftest import NAMESPACE, QUARANTINES, kubeconfig, quarantine
 from tests.kubernetes.local_fleet import Fleet
 from tests.kubernetes.people import Person, bind
 from tests.kubernetes.proxy import Fault, Proxy
@@ -162,41 +164,63 @@ def test_many_nodes_that_bear_the_same_are_one_line(plane: "ControlPlane") -> No
     assert line.startswith("node un-0, un-1, un-2, un-3, un-4 and 2 more: taint ")
 
 
-def test_a_node_that_changes_meanwhile_is_read_again_and_one_that_goes_is_done(fleet: Fleet) -> None:
-    plane, account = fleet.plane, "un-proxied"
-    subject = {"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}
-    rbac = "rbac.authorization.k8s.io"
-    role = {"apiGroup": rbac, "kind": "ClusterRole", "name": "cluster-admin"}
-    binding = {"apiVersion": f"{rbac}/v1", "kind": "ClusterRoleBinding", "metadata": {"name": account}}
-    made = {
+@pytest.fixture
+def far(fleet: Fleet, behind: Proxy) -> Person:
+    """An administrator behind the proxy."""
+    plane, name, rbac = fleet.plane, "un-far", "rbac.authorization.k8s.io"
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": NAMESPACE}
+    account = {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
-        "metadata": {"name": account, "namespace": NAMESPACE},
+        "metadata": {"name": name, "namespace": NAMESPACE},
     }
-    plane.admin.apply([made, {**binding, "roleRef": role, "subjects": [subject]}])
-    proxy = Proxy(plane.url, plane.identities.ca)
-    try:
-        config = kubeconfig(fleet.folder / "remover", proxy.url, plane.token(NAMESPACE, account))
-        changed, gone = marked(plane, "un-changes"), marked(plane, "un-goes")
+    role = {"apiGroup": rbac, "kind": "ClusterRole", "name": "cluster-admin"}
+    binding = {"apiVersion": f"{rbac}/v1", "kind": "ClusterRoleBinding", "metadata": {"name": name}}
+    plane.admin.apply([account, {**binding, "roleRef": role, "subjects": [subject]}])
+    config = kubeconfig(fleet.folder / name, behind.url, plane.token(NAMESPACE, name))
+    return Person(plane, name, str(config))
 
-        def change() -> None:
-            plane.admin.patch(changed, {"metadata": {"labels": {"example.com/new": "1"}}})
 
-        proxy.faults += [
-            Fault("PATCH", "un-changes", when_come=change),
-            Fault("PATCH", "un-goes", when_come=lambda: plane.admin.delete(gone)),
-        ]
-        done = Person(plane, account, str(config)).says("uninstall")
-        assert not [fault for fault in proxy.faults if fault.times], "each came"
-    finally:
-        proxy.close()
+def test_a_node_that_changes_meanwhile_is_read_again_and_one_that_goes_is_done(
+    fleet: Fleet, behind: Proxy, far: Person
+) -> None:
+    admin = fleet.admin
+    changed, gone = marked(fleet.plane, "un-changes"), marked(fleet.plane, "un-goes")
+
+    def change() -> None:
+        admin.patch(changed, {"metadata": {"labels": {"example.com/new": "1"}}})
+
+    behind.faults += [
+        Fault("PATCH", "un-changes", when_come=change),
+        Fault("PATCH", "un-goes", when_come=lambda: admin.delete(gone)),
+    ]
+    done = far.says("uninstall")
+    assert not [fault for fault in behind.faults if fault.times], "each came"
     assert (done.returncode, done.stderr) == (0, "")
     assert "node un-goes: gone meanwhile.\n" in done.stdout
     assert NOTHING in done.stdout
-    node = plane.admin.get(changed)
+    node = admin.get(changed)
     assert not node["spec"].get("unschedulable")
     assert "sentinel.dev/epoch" not in node["metadata"]["annotations"]
     assert node["metadata"]["labels"]["example.com/new"] == "1"
+
+
+def test_a_node_whose_isolation_could_not_be_ended_keeps_its_mark_until_it_can(
+    fleet: Fleet, behind: Proxy, far: Person
+) -> None:
+    """Without it a new installation would say that a person gave the node back."""
+    path = marked(fleet.plane, "un-kept")
+    record = quarantine("un-kept-0001", 1)
+    record["spec"]["node"] = "un-kept"
+    fleet.admin.create(record)
+    behind.faults.append(Fault("PATCH", "un-kept-0001", answer=503))
+    done = far.says("uninstall")
+    assert done.returncode == 1
+    assert done.stderr.startswith("sentinel: isolation un-kept-0001: ")
+    assert NOTHING not in done.stdout
+    assert fleet.isolated("un-kept")
+    assert far.says("uninstall").returncode == 0
+    assert not fleet.admin.get(path)["spec"].get("unschedulable")
 
 
 def test_who_may_not_is_told_so_in_one_sentence(plane: "ControlPlane") -> None:
