@@ -11,6 +11,8 @@ from tests.kubernetes.conftest import NAMESPACE, QUARANTINES, kubeconfig, quaran
 from tests.kubernetes.local_fleet import Fleet
 from tests.kubernetes.people import Person, bind
 from tests.kubernetes.proxy import Fault, Proxy
+from tests.rig.api import ApiError
+from tests.waits import until
 
 if TYPE_CHECKING:
     from tests.rig.control_plane import ControlPlane
@@ -40,6 +42,39 @@ def marked(plane: "ControlPlane", name: str, value: str = CORDONED, *others: dic
         },
     )
     return path
+
+
+def definition(group: str, version: str, kind: str) -> dict[str, Any]:
+    """Of custom resources of others, with any fields."""
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    plural = f"{kind.lower()}s"
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{plural}.{group}",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
+        },
+        "spec": {
+            "group": group,
+            "names": {"kind": kind, "plural": plural},
+            "scope": "Namespaced",
+            "versions": [{"name": version, "served": True, "storage": True, "schema": schema}],
+        },
+    }
+
+
+def defined(plane: "ControlPlane", what: dict[str, Any], path: str) -> None:
+    """They are served when this returns."""
+    plane.admin.apply([what])
+
+    def served() -> bool:
+        try:
+            return bool(plane.admin.find(path))
+        except ApiError:  # its storage is being made
+            return False
+
+    until(served, lambda: f"{path} is not served")
 
 
 def own_conditions(node: dict[str, Any]) -> list[str]:
@@ -221,6 +256,36 @@ def test_a_node_whose_isolation_could_not_be_ended_keeps_its_mark_until_it_can(
     assert fleet.isolated("un-kept")
     assert far.says("uninstall").returncode == 0
     assert not fleet.admin.get(path)["spec"].get("unschedulable")
+
+
+def test_a_job_that_its_operator_starts_on_a_command_loses_its_mark_when_it_runs(
+    fleet: Fleet, behind: Proxy, far: Person
+) -> None:
+    """Until then the mark says who stopped it."""
+    admin, space = fleet.admin, fleet.plane.namespace()
+    volcano = [
+        definition("batch.volcano.sh", "v1alpha1", "Job"),
+        definition("bus.volcano.sh", "v1alpha1", "Command"),
+    ]
+    jobs = f"/apis/batch.volcano.sh/v1alpha1/namespaces/{space}/jobs"
+    commands = f"/apis/bus.volcano.sh/v1alpha1/namespaces/{space}/commands"
+    for one, path in zip(volcano, (jobs, commands), strict=True):
+        defined(fleet.plane, one, path)
+    meta = {"name": "v", "namespace": space, "annotations": {"sentinel.dev/stopped": f"{space}/job/v:1"}}
+    head = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": meta}
+    admin.create({**head, "spec": {"tasks": []}, "status": {"state": {"phase": "Aborted"}}})
+
+    def resume() -> None:
+        admin.patch(f"{jobs}/v", {"status": {"state": {"phase": "Running"}}})
+
+    behind.faults.append(Fault("POST", "/commands", when_passed=resume))
+    done = far.says("uninstall")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"Job {space}/v: started again.\n" in done.stdout
+    assert [one["action"] for one in admin.items(commands)] == ["ResumeJob"]
+    assert "sentinel.dev/stopped" not in admin.get(f"{jobs}/v")["metadata"].get("annotations", {})
+    for one in volcano:
+        admin.delete(admin.path_of(one))
 
 
 def test_who_may_not_is_told_so_in_one_sentence(plane: "ControlPlane") -> None:

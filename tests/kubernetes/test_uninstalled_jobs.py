@@ -8,8 +8,7 @@ from tests.kubernetes.conftest import rank, undriven
 from tests.kubernetes.jobs_site import JobSite
 from tests.kubernetes.people import Person
 from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, names, plane, site
-from tests.kubernetes.test_uninstall import remover
-from tests.rig.api import ApiError
+from tests.kubernetes.test_uninstall import defined, definition, remover
 
 if TYPE_CHECKING:
     from tests.rig.api import Object
@@ -18,29 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["kwok", "plane", "site"]
 
 STOPPED, KEPT_OFF = "sentinel.dev/stopped", "sentinel.dev/kept-off"
-WORKLOADS = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {
-        "name": "workloads.kueue.x-k8s.io",
-        "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
-    },
-    "spec": {
-        "group": "kueue.x-k8s.io",
-        "names": {"kind": "Workload", "plural": "workloads"},
-        "scope": "Namespaced",
-        "versions": [
-            {
-                "name": "v1beta1",
-                "served": True,
-                "storage": True,
-                "schema": {
-                    "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-                },
-            }
-        ],
-    },
-}
+WORKLOADS = definition("kueue.x-k8s.io", "v1beta1", "Workload")
 
 
 @pytest.fixture
@@ -56,13 +33,6 @@ def named(name: str, count: int, **more: "Object") -> "Object":
     job = gang(count, gpus=1)
     job["metadata"] |= {"name": name, **more}
     return job
-
-
-def served(site: JobSite, path: str) -> bool:
-    try:
-        return bool(site.found(path))
-    except ApiError:  # its storage is being made
-        return False
 
 
 def test_a_stopped_job_runs_again_and_a_new_installation_goes_on_with_it(
@@ -163,9 +133,8 @@ def test_a_job_whose_pods_are_left_is_named_with_the_reason_and_started_later(
 def test_a_job_in_kueues_queue_is_started_by_its_workload(
     plane: "ControlPlane", site: JobSite, person: Person, known: bool
 ) -> None:
-    plane.admin.apply([WORKLOADS])
     workloads = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{site.space}/workloads"
-    site.until(lambda: served(site, workloads))
+    defined(plane, WORKLOADS, workloads)
     try:
         queued = named("queued", 1, labels={"kueue.x-k8s.io/queue-name": "gpus"})
         queued["spec"]["suspend"] = True
