@@ -2,22 +2,27 @@
 
 import argparse
 import asyncio
+import contextlib
+import secrets
 from collections import defaultdict
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from sentinel import journal
 from sentinel.cli import reach
 from sentinel.cli.tables import complain, put
 from sentinel.web.words import printable
 
 if TYPE_CHECKING:
     from sentinel.cluster.kubernetes.client import Client
-    from sentinel.cluster.kubernetes.leftover import OnJob, OnNode
+    from sentinel.cluster.kubernetes.leftover import Jobs, OnJob, OnNode
+    from sentinel.core.epochs import Epochs
 
 AT_ONCE = 16
-NAMED = 5  # of nodes that bear the same
-STILL_S = 12.0  # a leader renews its Lease at least so often
-ROLES = "docs/kubernetes.md#removing says which rights this takes; cluster-admin has them"
+NAMED = 5  # of those that bear the same
+# A leader that was killed keeps the Lease for 10 s from when that was seen, and a look takes a second or two.
+WAIT_S = 20.0
+RIGHTS = "docs/kubernetes.md#removing says which rights this takes; cluster-admin has them"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,23 +34,99 @@ def main(args: argparse.Namespace) -> int:
     """0: nothing is left; 1: something is; 69, 77: see docs/exit-codes.md."""
 
     async def work(client: "Client") -> int:
-        return await (_check(client) if args.check else _uninstall(client, reach.namespace_of(args)))
+        from sentinel.core.epochs import Epochs
 
-    return reach.asked(args, work, roles=ROLES)
+        epochs = Epochs()
+        if args.check:
+            return await _check(client, epochs)
+        async with _leading(client, epochs, reach.namespace_of(args)) as epoch:
+            return await _uninstall(client, epochs, epoch)
+
+    journal.configure(None)
+    return reach.asked(args, work, roles=RIGHTS)
 
 
-async def _check(client: "Client") -> int:
+# ---------------------------------------------------------------- who leads
+
+
+@contextlib.asynccontextmanager
+async def _leading(client: "Client", epochs: "Epochs", namespace: str) -> AsyncIterator[Callable[[], int]]:
+    """No controller leads meanwhile: it would write it all again. What is yielded raises NotLeading where that is not
+    sure any more. Raises PermanentError where one leads."""
+    from sentinel.cluster.kubernetes.client import MERGE_PATCH
+    from sentinel.cluster.kubernetes.lease import Election
+    from sentinel.cluster.kubernetes.objects import LEASES
+    from sentinel.errors import PermanentError
+
+    if await reach.lease(client, namespace) is None:
+        if others := [one for one in await _lease_namespaces(client) if one != namespace]:
+            raise PermanentError(
+                f"no controller ever led in namespace {namespace}, but in {', '.join(others)}: "
+                "name it with --system",
+                "WrongNamespace",
+            )
+        yield lambda: epochs.top
+        return
+    # An election goes on after what it may not do: that is asked first.
+    path = LEASES.path(namespace, "sentinel-controller")
+    await client.call("PATCH", path, {}, query={"dryRun": "All"}, how=MERGE_PATCH)
+    identity = f"uninstall-{secrets.token_hex(4)}"
+    election = Election(client, epochs, identity=identity, namespace=namespace)
+    leads = asyncio.Event()
+    task = asyncio.create_task(election.run(lambda _: leads.set(), lambda _: None))
+    try:
+        with reach.late(f"the controllers' Lease, at most {WAIT_S:g} s"):
+            await asyncio.wait({waits := asyncio.create_task(leads.wait())}, timeout=WAIT_S)
+            waits.cancel()
+        if not leads.is_set():
+            raise PermanentError(
+                f"{election.leader.identity or 'another one'} still leads and would write it all again: first "
+                "`helm uninstall`, or `kubectl delete -f deploy/controller.yaml`",
+                "Leads",
+            )
+        yield election.epoch
+    finally:
+        await election.release()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _lease_namespaces(client: "Client") -> list[str]:
+    """Where controllers have led."""
+    from msgspec import Struct
+
+    from sentinel.cluster.kubernetes.objects import LEASES, Lease
+
+    class Page(Struct):
+        items: list[Lease] = []
+
+    page = await client.get(LEASES.path(), Page, {"fieldSelector": "metadata.name=sentinel-controller"})
+    return sorted(one.metadata.namespace for one in page.items)
+
+
+# ---------------------------------------------------------------- what is left
+
+
+async def _check(client: "Client", epochs: "Epochs") -> int:
     from sentinel.cluster.kubernetes import leftover
 
-    isolations = await leftover.Isolations(client).in_force()
-    jobs, nodes = await leftover.jobs(client), await leftover.nodes(client)
-    for record in isolations:
+    isolations = leftover.Isolations(client, epochs, lambda: 0)
+    await isolations.load()
+    jobs = leftover.Jobs(client, lambda: 0)
+    found, nodes = await jobs.find(), await leftover.nodes(client, isolations.held)
+    for record in isolations.in_force:
         _say(f"isolation {record.id}", record.sentence)
-    stopped = [job for job in jobs if job.mark]
-    for job in stopped:
-        _say(job.title, f"stopped by Sentinel: {', '.join(job.found)}")
+    for name, why in isolations.unreadable.items():
+        _say(f"isolation {name}", f"cannot be read: {why}")
+    ours = [job for job in found if job.mark and not job.stays]
+    for job in ours:
+        _say(
+            job.title,
+            "stopped by Sentinel, and was to go on." if job.stopped else "bears the mark of a stop.",
+        )
     _tell_nodes(nodes)
-    return await _rest(client, jobs, len(isolations) + len(stopped) + len(nodes))
+    left = len(isolations.in_force) + len(isolations.unreadable) + len(ours) + len(nodes)
+    return await _rest(client, found, jobs, left)
 
 
 def _tell_nodes(nodes: "Iterable[OnNode]") -> None:
@@ -54,90 +135,99 @@ def _tell_nodes(nodes: "Iterable[OnNode]") -> None:
     for one in nodes:
         same[f"{', '.join(one.found)}. {one.stays}".strip()].append(one.name)
     for what, names in same.items():
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        _say(f"node {', '.join(names[:NAMED])}{more}", what)
+        _say(f"node {_named(names)}", what)
 
 
-async def _uninstall(client: "Client", namespace: str) -> int:
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+
+
+class _Work:
+    """`left`: how much could not be done. `forbidden`: some of it because it may not be."""
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.forbidden = False
+
+    async def do(self, what: str, doing: Awaitable[None], did: str) -> bool:
+        """False: it is left, and was told."""
+        from sentinel.cluster.kubernetes.errors import Forbidden, NotFound
+        from sentinel.errors import PermanentError, TemporaryError
+
+        try:
+            await doing
+        except NotFound:
+            did = "gone meanwhile."
+        except (TemporaryError, PermanentError) as error:
+            self.forbidden |= isinstance(error, Forbidden)
+            self.fail(what, error)
+            return False
+        _say(what, did)
+        return True
+
+    def fail(self, what: str, why: object) -> None:
+        self.left += 1
+        complain(printable(f"{what}: {why}"))
+
+
+async def _uninstall(client: "Client", epochs: "Epochs", epoch: Callable[[], int]) -> int:
     from sentinel.cluster.kubernetes import leftover
-
-    if (leader := await _leads(client, namespace)) is not None:
-        complain(
-            f"{printable(leader)} still leads and would write it all again: first `helm uninstall`, or "
-            "`kubectl delete -f deploy/controller.yaml`"
-        )
-        return reach.EXIT_NOT_DONE
-    isolations, kept = leftover.Isolations(client), set[str]()
-    # First: a node without its mark whose isolation is in force would be taken for one that a person gave back.
-    for record in await isolations.in_force():
-        did = f"ended. Its record said: {record.sentence}"
-        if await _done(f"isolation {record.id}", isolations.end(record), did):
-            kept.add(record.node)
-    left = len(kept)
-    jobs = await leftover.jobs(client)
-    for job in jobs:
-        if job.mark:
-            left += await _done(job.title, leftover.start_again(client, job), "started again.")
-    turn = asyncio.Semaphore(AT_ONCE)
-
-    async def clear(one: "OnNode") -> int:
-        async with turn:
-            removed = f"removed {', '.join(one.found)}. {one.stays}".strip()
-            return await _done(f"node {one.name}", leftover.clear_node(client, one), removed)
-
-    free = [one for one in await leftover.nodes(client) if one.name not in kept]
-    left += sum(await asyncio.gather(*map(clear, free)))
-    return await _rest(client, jobs, left)
-
-
-async def _leads(client: "Client", namespace: str) -> str | None:
-    """Who renews the controllers' Lease now."""
-    first = await reach.lease(client, namespace)
-    if first is None or not first.spec.holder_identity:
-        return None
-    with reach.late(f"a word of {first.spec.holder_identity}, at most {STILL_S:g} s"):
-        for _ in range(int(STILL_S / reach.LOOK_S)):
-            await asyncio.sleep(reach.LOOK_S)
-            now = await reach.lease(client, namespace)
-            if now is None or not now.spec.holder_identity:
-                return None
-            if now.spec.renew_time != first.spec.renew_time:
-                return now.spec.holder_identity
-    return None
-
-
-async def _done(what: str, doing: Awaitable[None], did: str) -> int:
-    """How much of it is left: 0 or 1."""
-    from sentinel.cluster.kubernetes.errors import Forbidden, NotFound
     from sentinel.errors import PermanentError, TemporaryError
 
+    work, kept = _Work(), set[str]()
+    isolations, jobs = leftover.Isolations(client, epochs, epoch), leftover.Jobs(client, epoch)
+    await isolations.load()
+    # First: a node without its mark whose isolation is in force would be taken for one that a person gave back.
+    for name, why in isolations.unreadable.items():
+        work.fail(f"isolation {name}", f"cannot be read: {why}")
+        kept.add(name.rpartition("-")[0])
     try:
-        await doing
-    except Forbidden:  # of the others too: told once
-        raise
-    except NotFound:
-        did = "gone meanwhile."
+        await isolations.show()
     except (TemporaryError, PermanentError) as error:
-        complain(printable(f"{what}: {error}"))
-        return 1
-    _say(what, did)
-    return 0
+        work.fail("the status of isolations that have ended", error)
+    for record in isolations.in_force:
+        did = f"ended. Its record said: {record.sentence}"
+        if not await work.do(f"isolation {record.id}", isolations.end(record), did):
+            kept.add(record.node)
+    found = await jobs.find()
+    for job in found:
+        if job.mark and not job.stays:
+            did = "started again." if job.stopped else "it runs, and its mark was removed."
+            await work.do(job.title, jobs.start(job), did)
+    turn, held = asyncio.Semaphore(AT_ONCE), isolations.held
+
+    async def clear(one: "OnNode") -> None:
+        async with turn:
+            removed = f"removed {', '.join(one.found)}. {one.stays}".strip()
+            doing = leftover.clear_node(client, one.name, held.get(one.name, ""), epoch)
+            await work.do(f"node {one.name}", doing, removed)
+
+    free = [one for one in await leftover.nodes(client, held) if one.name not in kept]
+    await asyncio.gather(*map(clear, free))
+    code = await _rest(client, found, jobs, work.left)
+    if work.forbidden or jobs.unread:
+        complain(RIGHTS)
+        return reach.EXIT_FORBIDDEN
+    return code
 
 
-async def _rest(client: "Client", jobs: "Sequence[OnJob]", left: int) -> int:
+async def _rest(client: "Client", found: "Sequence[OnJob]", jobs: "Jobs", left: int) -> int:
     """Tells what stays; the exit code."""
     from sentinel.cluster.kubernetes import leftover
 
-    for job in jobs:
-        if job.waits:
-            _say(job.title, "stays suspended: its owner has left its start to Sentinel, and must start it.")
-        elif not job.mark:
-            _say(job.title, f"keeps what goes with it: {', '.join(job.found)}.")
+    for kind, error in jobs.unread.items():
+        complain(printable(f"{kind} objects could not be listed: {error}"))
+    for job in found:
+        if job.stays:
+            _say(job.title, job.stays)
+    if run := [job.title for job in found if not job.mark and not job.stays]:
+        put(printable(f"With annotations of Sentinel, which go when they end: {_named(run)}.") + "\n")
+    left += len(jobs.unread)
     if not left:
         put("Nothing is left to take away.\n")
     counts = await leftover.records(client)
     if any(counts.values()):
-        told = ", ".join(f"{count} {plural}" for plural, count in counts.items() if count)
+        told = ", ".join(f"{kind} {count}" for kind, count in counts.items() if count)
         put(f"Records stay, and a new installation goes on with them: {told}.\n")
     return reach.EXIT_NOT_DONE if left else 0
 

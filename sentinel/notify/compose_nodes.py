@@ -71,6 +71,7 @@ WORDS: dict[Reason, _Words] = {
     Reason.NOT_NEEDED: _Words("good", "Over", "need not be taken out any more"),
     Reason.UNCORDONED: _Words("info", "Overridden", "given back by a person's uncordon"),
     Reason.TAINT_REMOVED: _Words("info", "Overridden", "given back: Sentinel's taint was taken away"),
+    Reason.UNINSTALLED: _Words("info", "Uninstalled", "given back: Sentinel was uninstalled"),
     Reason.NODE_GONE: _Words("info", "Gone", "its node object is gone"),
     Reason.NODE_REPLACED: _Words("info", "Replaced", "replaced by another machine"),
     Reason.NODE_RECREATED: _Words("info", "Recreated", "the same machine has a new node object"),

@@ -18,7 +18,7 @@ def bind(plane: "ControlPlane", user: str, role: str, to: str = "") -> str:
     bindings: list[dict[str, Any]] = [{"kind": "ClusterRoleBinding", "metadata": {"name": user}}]
     reference = {"apiGroup": rbac, "kind": "ClusterRole", "name": role}
     bindings[0]["roleRef"] = reference
-    if role == "sentinel-operator":
+    if role in ("sentinel-operator", "sentinel-controller"):
         meta = {"name": user, "namespace": NAMESPACE}
         bindings.append({"kind": "RoleBinding", "metadata": meta, "roleRef": {**reference, "kind": "Role"}})
     plane.admin.apply([{"apiVersion": f"{rbac}/v1", "subjects": subject, **one} for one in bindings])

@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sentinel.cluster.kubernetes.job_records import object_of
+from sentinel.cluster.kubernetes.names import object_name
+from sentinel.core.model import Cause, Incident, IncidentKind, JobState, StoredJob, Symptom, Verdict
+from sentinel.core.policy_model import Policy
+from sentinel.documents import to_document
 from tests.e2e.agent_node import XID_79
-from tests.kubernetes.conftest import NAMESPACE, QUARANTINES, kubeconfig, quarantine
+from tests.kubernetes.conftest import LEADER, NAMESPACE, QUARANTINES, kubeconfig, quarantine
 from tests.kubernetes.local_fleet import Fleet
 from tests.kubernetes.people import Person, bind
 from tests.kubernetes.proxy import Fault, Proxy
@@ -42,6 +47,27 @@ def marked(plane: "ControlPlane", name: str, value: str = CORDONED, *others: dic
         },
     )
     return path
+
+
+def isolated(plane: "ControlPlane", node: str, **spec: Any) -> dict[str, Any]:
+    """The record of an isolation that is in force."""
+    record = quarantine(f"{node}-0001", 1)
+    record["spec"] |= {"node": node, **spec}
+    return plane.admin.create(record)
+
+
+def recorded(plane: "ControlPlane", job: str, state: JobState = JobState.QUEUED) -> str:
+    """As a controller leaves the record of a job (NAMESPACE/KIND/NAME) that it had stopped to start it again; the mark
+    of the stop."""
+    why = Verdict(
+        symptom=Symptom.HANG, cause=Cause.UNKNOWN, failure="hang", scope="node", sentence="It hung."
+    )
+    incident = Incident(id=f"{job}-0001", job=job, kind=IncidentKind.FORCED, verdict=why, incarnation=1)
+    record = StoredJob(name=job, policy=Policy(name="all"), state=state, incarnation=1, incident=incident)
+    head = {"apiVersion": "sentinel.dev/v1alpha1", "kind": "ProtectedJob"}
+    meta = {"name": object_name(object_of(job)), "namespace": job.partition("/")[0]}
+    plane.admin.create({**head, "metadata": meta, "spec": to_document(record)})
+    return f"{job}:1"
 
 
 def definition(group: str, version: str, kind: str) -> dict[str, Any]:
@@ -131,7 +157,7 @@ def test_nothing_of_sentinels_is_left_on_nodes_and_everything_of_others(fleet: F
     again = person.says("uninstall", "--check")
     assert (again.returncode, again.stdout) == (
         0,
-        f"{NOTHING}Records stay, and a new installation goes on with them: 1 quarantines.\n",
+        f"{NOTHING}Records stay, and a new installation goes on with them: Quarantine 1.\n",
     )
 
 
@@ -245,9 +271,7 @@ def test_a_node_whose_isolation_could_not_be_ended_keeps_its_mark_until_it_can(
 ) -> None:
     """Without it a new installation would say that a person gave the node back."""
     path = marked(fleet.plane, "un-kept")
-    record = quarantine("un-kept-0001", 1)
-    record["spec"]["node"] = "un-kept"
-    fleet.admin.create(record)
+    isolated(fleet.plane, "un-kept")
     behind.faults.append(Fault("PATCH", "un-kept-0001", answer=503))
     done = far.says("uninstall")
     assert done.returncode == 1
@@ -271,7 +295,8 @@ def test_a_job_that_its_operator_starts_on_a_command_loses_its_mark_when_it_runs
     commands = f"/apis/bus.volcano.sh/v1alpha1/namespaces/{space}/commands"
     for one, path in zip(volcano, (jobs, commands), strict=True):
         defined(fleet.plane, one, path)
-    meta = {"name": "v", "namespace": space, "annotations": {"sentinel.dev/stopped": f"{space}/job/v:1"}}
+    mark = recorded(fleet.plane, f"{space}/job.batch.volcano.sh/v")
+    meta = {"name": "v", "namespace": space, "annotations": {"sentinel.dev/stopped": mark}}
     head = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": meta}
     admin.create({**head, "spec": {"tasks": []}, "status": {"state": {"phase": "Aborted"}}})
 
@@ -298,3 +323,80 @@ def test_who_may_not_is_told_so_in_one_sentence(plane: "ControlPlane") -> None:
         assert "docs/kubernetes.md#removing says which rights this takes" in done.stderr
         assert done.stderr.count("\n") == 1
     assert plane.admin.get(path)["spec"]["unschedulable"]
+
+
+def test_no_controller_leads_while_it_works(fleet: Fleet, behind: Proxy, far: Person) -> None:
+    """One that comes back meanwhile would isolate the nodes again, and take the missing mark for a person's word."""
+    marked(fleet.plane, "un-led")
+    held: list[str] = []
+
+    def look() -> None:
+        held.append(fleet.admin.get(LEADER)["spec"]["holderIdentity"])
+
+    behind.faults.append(Fault("PATCH", "un-led", when_come=look))
+    done = far.says("uninstall")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert held[0].startswith("uninstall-")
+    assert not fleet.admin.get(LEADER)["spec"].get("holderIdentity")
+
+
+def test_where_the_controllers_are_in_another_namespace_nothing_is_done(fleet: Fleet, far: Person) -> None:
+    path = marked(fleet.plane, "un-elsewhere")
+    done = far.says("uninstall", "--system", "elsewhere")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"in namespace elsewhere, but in {NAMESPACE}: name it with --system" in done.stderr
+    assert fleet.admin.get(path)["spec"]["unschedulable"]
+
+
+def test_what_may_not_be_written_keeps_nothing_else_from_being_cleared(
+    fleet: Fleet, behind: Proxy, far: Person
+) -> None:
+    """A webhook or a policy of somebody else's forbids one object."""
+    denied, free = marked(fleet.plane, "un-denied"), marked(fleet.plane, "un-free")
+    behind.faults.append(Fault("PATCH", "un-denied", answer=403))
+    done = far.says("uninstall")
+    assert done.returncode == 77
+    assert done.stderr.startswith("sentinel: node un-denied: ")
+    assert done.stderr.count("docs/kubernetes.md#removing") == 1
+    assert NOTHING not in done.stdout
+    assert fleet.admin.get(denied)["spec"]["unschedulable"]
+    assert not fleet.admin.get(free)["spec"].get("unschedulable")
+
+
+def test_a_node_that_a_person_holds_stays_cordoned_also_in_the_next_run(plane: "ControlPlane") -> None:
+    path = marked(plane, "un-held")
+    isolated(plane, "un-held", kind="hold", by="ann")
+    done = remover(plane).says("uninstall")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "It stays unschedulable: ann holds it out of service.\n" in done.stdout
+    spec = plane.admin.get(path)["spec"]
+    assert spec["unschedulable"]
+    assert not spec.get("taints")
+
+
+def test_an_isolation_that_cannot_be_read_is_told_and_its_node_keeps_its_mark(plane: "ControlPlane") -> None:
+    path = marked(plane, "un-odd")
+    record = quarantine("un-odd-0001", 1)
+    record["spec"] |= {"node": "un-odd", "id": "un-another-0001"}
+    plane.admin.create(record)
+    person = remover(plane)
+    assert (
+        "isolation un-odd-0001: cannot be read: it says that it is "
+        in person.says("uninstall", "--check").stdout
+    )
+    done = person.says("uninstall")
+    assert done.returncode == 1
+    assert done.stderr.startswith("sentinel: isolation un-odd-0001: cannot be read: ")
+    assert NOTHING not in done.stdout
+    assert plane.admin.get(path)["spec"]["unschedulable"]
+
+
+def test_a_status_that_could_not_be_written_is_written_by_the_next_run(
+    fleet: Fleet, behind: Proxy, far: Person
+) -> None:
+    isolated(fleet.plane, "un-status")
+    behind.faults.append(Fault("PATCH", "un-status-0001/status", answer=503))
+    assert far.says("uninstall").returncode == 1
+    assert far.says("uninstall").returncode == 0
+    shown = fleet.admin.get(f"{QUARANTINES}/un-status-0001")["status"]["conditions"]
+    assert {one["type"]: one["status"] for one in shown} == {"Isolated": "False", "Ended": "True"}

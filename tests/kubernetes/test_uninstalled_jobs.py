@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sentinel.core.model import JobState
 from tests.kubernetes.conftest import rank, undriven
 from tests.kubernetes.jobs_site import JobSite
 from tests.kubernetes.people import Person
 from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, names, plane, site
-from tests.kubernetes.test_uninstall import defined, definition, remover
+from tests.kubernetes.test_uninstall import defined, definition, recorded, remover
 
 if TYPE_CHECKING:
     from tests.rig.api import Object
@@ -52,8 +53,8 @@ def test_a_stopped_job_runs_again_and_a_new_installation_goes_on_with_it(
 
     checked = person.says("uninstall", "--check")
     assert checked.returncode == 1, checked.stderr
-    assert f"Job {site.space}/train: stopped by Sentinel: annotation {STOPPED}" in checked.stdout
-    assert "1 protectedjobs, 1 incidents" in checked.stdout
+    assert f"Job {site.space}/train: stopped by Sentinel, and was to go on.\n" in checked.stdout
+    assert "ProtectedJob 1, Incident 1" in checked.stdout
     done = person.says("uninstall")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"Job {site.space}/train: started again.\n" in done.stdout
@@ -88,8 +89,8 @@ def test_a_job_that_runs_is_left_alone_and_one_that_waits_for_sentinel_is_told(
     assert (done.returncode, done.stderr) == (0, "")
     told = [line for line in done.stdout.splitlines() if site.space in line]
     assert told == [
-        f"Job {site.space}/runs: keeps what goes with it: annotation {KEPT_OFF}.",
-        f"Job {site.space}/waits: stays suspended: its owner has left its start to Sentinel, and must start it.",
+        f"Job {site.space}/waits: It stays suspended: its owner has left its start to Sentinel, and must start it.",
+        f"With annotations of Sentinel, which go when they end: Job {site.space}/runs.",
     ]
     assert names(site.pods()) == pods
     for old, path in zip(before, (runs, others), strict=True):
@@ -103,17 +104,19 @@ def test_a_mark_that_is_left_on_a_job_that_runs_goes_without_a_restart(site: Job
     path = site.create(named("runs", 1, annotations={STOPPED: "x/job.batch/runs:1"}))
     site.until(lambda: len(site.pods()) == 1)
     pods = names(site.pods())
-    assert person.says("uninstall").returncode == 0
+    done = person.says("uninstall")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"Job {site.space}/runs: it runs, and its mark was removed.\n" in done.stdout
     assert STOPPED not in notes(site.admin.get(path))
     assert names(site.pods()) == pods
 
 
 def test_a_job_whose_pods_are_left_is_named_with_the_reason_and_started_later(
-    site: JobSite, person: Person
+    plane: "ControlPlane", site: JobSite, person: Person
 ) -> None:
     job = undriven(site.space)
     job["spec"]["suspend"] = True
-    job["metadata"]["annotations"] = {STOPPED: "x/job.batch/llama:1"}
+    job["metadata"]["annotations"] = {STOPPED: recorded(plane, f"{site.space}/job.batch/llama")}
     path = site.create(job)
     pod = rank("llama-0", site.space, "", site.admin.get(path)["metadata"]["uid"])
     pod["metadata"]["labels"] = {"batch.kubernetes.io/job-name": "llama"}
@@ -149,7 +152,7 @@ def test_a_job_in_kueues_queue_is_started_by_its_workload(
                     "name": "job-queued",
                     "namespace": site.space,
                     "labels": {"kueue.x-k8s.io/job-uid": uid},
-                    "annotations": {STOPPED: "x/job.batch/queued:1"},
+                    "annotations": {STOPPED: recorded(plane, f"{site.space}/job.batch/queued")},
                     **({"ownerReferences": [owner]} if known else {}),
                 },
                 "spec": {"active": False, "queueName": "gpus"},
@@ -157,7 +160,7 @@ def test_a_job_in_kueues_queue_is_started_by_its_workload(
         )
         title = f"Job {site.space}/queued" if known else f"Workload {site.space}/job-queued"
         checked = person.says("uninstall", "--check").stdout
-        assert f"{title}: stopped by Sentinel: annotation {STOPPED}" in checked
+        assert f"{title}: stopped by Sentinel, and was to go on.\n" in checked
         done = person.says("uninstall")
         assert (done.returncode, done.stderr) == (0, "")
         assert f"{title}: started again.\n" in done.stdout
@@ -168,3 +171,39 @@ def test_a_job_in_kueues_queue_is_started_by_its_workload(
     finally:
         plane.admin.delete(plane.admin.path_of(WORKLOADS))
         site.until(lambda: not site.found("/apis/kueue.x-k8s.io"))
+
+
+def test_a_job_that_a_person_stopped_or_that_was_given_up_stays_stopped(
+    site: JobSite, person: Person
+) -> None:
+    controller = led(site)
+    site.protect(restart={"maxRestarts": 2})
+    path = site.create(gang(2))
+    site.until(site.state("running"))
+    site.order("stop", "enough")
+    site.until(site.state("stopped"))
+    site.until(lambda: not site.pods())
+    end(controller)
+    assert site.admin.get(path)["spec"]["suspend"] is True
+    checked = person.says("uninstall", "--check")
+    assert f"Job {site.space}/train: It stays stopped: it is stopped.\n" in checked.stdout
+    done = person.says("uninstall")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert site.admin.get(path)["spec"]["suspend"] is True
+
+
+@pytest.mark.parametrize("state", [JobState.ERROR, JobState.EXPIRED, None])
+def test_a_job_that_was_not_to_go_on_is_not_started(
+    plane: "ControlPlane", site: JobSite, person: Person, state: JobState | None
+) -> None:
+    """None: its record is gone."""
+    job = f"{site.space}/job.batch/llama"
+    given = undriven(site.space)
+    given["spec"]["suspend"] = True
+    given["metadata"]["annotations"] = {STOPPED: recorded(plane, job, state) if state else f"{job}:1"}
+    path = site.create(given)
+    done = person.says("uninstall")
+    assert (done.returncode, done.stderr) == (0, "")
+    why = f"it is {state.value}" if state else "its record is gone, and nobody knows whether it was to go on"
+    assert f"Job {site.space}/llama: It stays stopped: {why}.\n" in done.stdout
+    assert site.admin.get(path)["spec"]["suspend"] is True
