@@ -126,7 +126,7 @@ async def _check(client: "Client", epochs: "Epochs") -> int:
         )
     _tell_nodes(nodes)
     left = len(isolations.in_force) + len(isolations.unreadable) + len(ours) + len(nodes)
-    return await _rest(client, found, jobs, left)
+    return await _rest(client, found, jobs, left, forbidden=False)
 
 
 def _tell_nodes(nodes: "Iterable[OnNode]") -> None:
@@ -204,15 +204,13 @@ async def _uninstall(client: "Client", epochs: "Epochs", epoch: Callable[[], int
 
     free = [one for one in await leftover.nodes(client, held) if one.name not in kept]
     await asyncio.gather(*map(clear, free))
-    code = await _rest(client, found, jobs, work.left)
-    if work.forbidden or jobs.unread:
-        complain(RIGHTS)
-        return reach.EXIT_FORBIDDEN
-    return code
+    return await _rest(client, found, jobs, work.left, forbidden=work.forbidden)
 
 
-async def _rest(client: "Client", found: "Sequence[OnJob]", jobs: "Jobs", left: int) -> int:
-    """Tells what stays; the exit code."""
+async def _rest(
+    client: "Client", found: "Sequence[OnJob]", jobs: "Jobs", left: int, *, forbidden: bool
+) -> int:
+    """Tells what stays, and what could not be looked at; the exit code."""
     from sentinel.cluster.kubernetes import leftover
 
     for kind, error in jobs.unread.items():
@@ -229,6 +227,9 @@ async def _rest(client: "Client", found: "Sequence[OnJob]", jobs: "Jobs", left: 
     if any(counts.values()):
         told = ", ".join(f"{kind} {count}" for kind, count in counts.items() if count)
         put(f"Records stay, and a new installation goes on with them: {told}.\n")
+    if forbidden or jobs.unread:
+        complain(RIGHTS)
+        return reach.EXIT_FORBIDDEN
     return reach.EXIT_NOT_DONE if left else 0
 
 

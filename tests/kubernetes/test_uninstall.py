@@ -316,13 +316,25 @@ def test_a_job_that_its_operator_starts_on_a_command_loses_its_mark_when_it_runs
 def test_who_may_not_is_told_so_in_one_sentence(plane: "ControlPlane") -> None:
     path = marked(plane, "un-forbidden")
     rita = Person(plane, "un-rita", bind(plane, "un-rita", "sentinel-reader"))
-    for words in (("uninstall",), ("uninstall", "--check")):
-        done = rita.says(*words)
-        assert (done.returncode, done.stdout) == (77, "")
-        assert done.stderr.startswith("sentinel: you may not: ")
-        assert "docs/kubernetes.md#removing says which rights this takes" in done.stderr
-        assert done.stderr.count("\n") == 1
+    done = rita.says("uninstall")
+    assert (done.returncode, done.stdout) == (77, "")
+    assert done.stderr.startswith("sentinel: you may not: ")
+    assert "docs/kubernetes.md#removing says which rights this takes" in done.stderr
+    assert done.stderr.count("\n") == 1
     assert plane.admin.get(path)["spec"]["unschedulable"]
+
+
+def test_who_may_not_list_jobs_sees_what_is_left_on_nodes_and_which_kinds_are_missing(
+    plane: "ControlPlane",
+) -> None:
+    marked(plane, "un-seen")
+    rita = Person(plane, "un-rita", bind(plane, "un-rita", "sentinel-reader"))
+    done = rita.says("uninstall", "--check")
+    assert done.returncode == 77
+    assert "node un-seen: " in done.stdout
+    assert NOTHING not in done.stdout
+    assert "sentinel: Job objects could not be listed: " in done.stderr
+    assert done.stderr.count("docs/kubernetes.md#removing") == 1
 
 
 def test_no_controller_leads_while_it_works(fleet: Fleet, behind: Proxy, far: Person) -> None:
