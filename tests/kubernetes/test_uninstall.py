@@ -1,18 +1,30 @@
 """`sentinel uninstall`: nothing of Sentinel's is left on nodes and all of others' is; a reinstall judges anew."""
 
+import os
 import shutil
 import signal
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sentinel.cli import uninstall
 from sentinel.cluster.kubernetes.job_records import object_of
 from sentinel.cluster.kubernetes.names import object_name
 from sentinel.core.model import Cause, Incident, IncidentKind, JobState, StoredJob, Symptom, Verdict
 from sentinel.core.policy_model import Policy
 from sentinel.documents import to_document
 from tests.e2e.agent_node import XID_79
-from tests.kubernetes.conftest import LEADER, NAMESPACE, QUARANTINES, kubeconfig, quarantine
+from tests.e2e.box import SENTINEL
+from tests.kubernetes.conftest import (
+    LEADER,
+    NAMESPACE,
+    QUARANTINES,
+    kubeconfig,
+    new_lease,
+    quarantine,
+    undriven,
+)
 from tests.kubernetes.local_fleet import Fleet
 from tests.kubernetes.people import Person, bind
 from tests.kubernetes.proxy import Fault, Proxy
@@ -52,6 +64,8 @@ def marked(plane: "ControlPlane", name: str, value: str = CORDONED, *others: dic
 def isolated(plane: "ControlPlane", node: str, **spec: Any) -> dict[str, Any]:
     """The record of an isolation that is in force."""
     record = quarantine(f"{node}-0001", 1)
+    if there := plane.admin.find(f"/api/v1/nodes/{node}"):
+        spec["nodeUid"] = there["metadata"]["uid"]
     record["spec"] |= {"node": node, **spec}
     return plane.admin.create(record)
 
@@ -333,7 +347,7 @@ def test_who_may_not_list_jobs_sees_what_is_left_on_nodes_and_which_kinds_are_mi
     assert done.returncode == 77
     assert "node un-seen: " in done.stdout
     assert NOTHING not in done.stdout
-    assert "sentinel: Job objects could not be listed: " in done.stderr
+    assert "sentinel: jobs.batch could not be listed: " in done.stderr
     assert done.stderr.count("docs/kubernetes.md#removing") == 1
 
 
@@ -412,3 +426,157 @@ def test_a_status_that_could_not_be_written_is_written_by_the_next_run(
     assert far.says("uninstall").returncode == 0
     shown = fleet.admin.get(f"{QUARANTINES}/un-status-0001")["status"]["conditions"]
     assert {one["type"]: one["status"] for one in shown} == {"Isolated": "False", "Ended": "True"}
+
+
+def test_cordons_of_bad_nodes_can_be_kept(plane: "ControlPlane") -> None:
+    """`kubectl cordon` does nothing on a node that is cordoned already."""
+    path = marked(plane, "un-bad")
+    isolated(plane, "un-bad")
+    person = remover(plane)
+    checked = person.says("uninstall", "--check", "--keep-cordons").stdout
+    assert (
+        "node un-bad: taint sentinel.dev/quarantined=0001.cordoned, annotation sentinel.dev/epoch. "
+        "It stays unschedulable, as you asked.\n" in checked
+    )
+    done = person.says("uninstall", "--keep-cordons")
+    assert (done.returncode, done.stderr) == (0, "")
+    node = plane.admin.get(path)
+    assert node["spec"]["unschedulable"]
+    assert not node["spec"].get("taints")
+    assert person.says("uninstall").returncode == 0
+    assert plane.admin.get(path)["spec"]["unschedulable"], "it is the person's now"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hold", "bad cable, mine"),
+        ("drain", '{"why": "a new disk", "by": "ann"}'),
+        ("order", '{"id": "x", "kind": "hold", "seen_wall_s": 1}'),
+    ],
+)
+def test_a_node_that_a_person_has_ordered_to_hold_stays_cordoned(
+    plane: "ControlPlane", name: str, value: str
+) -> None:
+    """While nobody led: nobody has followed it."""
+    path = marked(plane, "un-asked")
+    isolated(plane, "un-asked")
+    plane.admin.patch(path, {"metadata": {"annotations": {f"sentinel.dev/{name}": value}}})
+    done = remover(plane).says("uninstall")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "It stays unschedulable: a person has ordered to hold it.\n" in done.stdout
+    node = plane.admin.get(path)
+    assert node["spec"]["unschedulable"]
+    assert list(node["metadata"]["annotations"]) == ["example.com/mine"]
+
+
+def test_a_hold_of_an_earlier_installation_keeps_no_node_of_a_later_one(plane: "ControlPlane") -> None:
+    """A person has uncordoned it since, and a fault has isolated it again."""
+    path = marked(plane, "un-twice", "0002.cordoned")
+    isolated(plane, "un-twice", kind="hold", by="ann", state="released", endedBy="uninstalled")
+    later = quarantine("un-twice-0002", 1)
+    later["spec"] |= {"node": "un-twice"}
+    plane.admin.create(later)
+    done = remover(plane).says("uninstall")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not plane.admin.get(path)["spec"].get("unschedulable")
+
+
+def test_a_controller_in_another_namespace_is_noticed_beside_an_old_lease_here(plane: "ControlPlane") -> None:
+    path, space = marked(plane, "un-moved"), plane.namespace()
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+    meta = {"name": "sentinel-controller", "namespace": space}
+    (other,) = plane.admin.apply([{**lease, "metadata": meta, "spec": {"holderIdentity": "lives"}}])
+    try:
+        done = remover(plane).says("uninstall")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"a controller leads, or was killed, in namespace {space}: " in done.stderr
+        assert plane.admin.get(path)["spec"]["unschedulable"]
+    finally:
+        plane.admin.delete(plane.admin.path_of(other))
+
+
+def test_records_of_a_later_epoch_than_that_of_the_lease_are_led_above(plane: "ControlPlane") -> None:
+    """The namespace was deleted and made anew, and the records stayed."""
+    new_lease(plane.admin, leaseTransitions=1)
+    path = marked(plane, "un-later")
+    record = quarantine("un-later-0001", 50)
+    record["spec"] |= {"node": "un-later"}
+    plane.admin.create(record)
+    done = remover(plane).says("uninstall")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not plane.admin.get(path)["spec"].get("unschedulable")
+    lease = plane.admin.get(LEADER)["spec"]
+    assert lease["leaseTransitions"] > 50
+    assert not lease.get("holderIdentity")
+
+
+@pytest.mark.parametrize("system", [NAMESPACE, "un-deleted"], ids=["the namespace stays", "it is gone"])
+def test_it_works_where_no_lease_is_left(plane: "ControlPlane", system: str) -> None:
+    path = marked(plane, "un-leaseless")
+    isolated(plane, "un-leaseless")
+    plane.admin.delete(LEADER)
+    person = (
+        remover(plane)
+        if system == NAMESPACE
+        else Person(plane, "un-adm", bind(plane, "un-adm", "cluster-admin"))
+    )
+    done = person.says("uninstall", "--system", system)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not plane.admin.get(path)["spec"].get("unschedulable")
+
+
+def test_a_kind_of_jobs_that_cannot_be_listed_keeps_nothing_else_from_being_done(
+    fleet: Fleet, behind: Proxy, far: Person
+) -> None:
+    """Its operator is gone, with the webhook that converts its objects."""
+    path = marked(fleet.plane, "un-broken")
+    behind.faults += [Fault("GET", "/jobsets", answer=500, times=2)]
+    for words in (("uninstall", "--check"), ("uninstall",)):
+        done = far.says(*words)
+        assert done.returncode == 1
+        assert "sentinel: jobsets.jobset.x-k8s.io could not be listed: " in done.stderr
+        assert NOTHING not in done.stdout
+    assert not fleet.admin.get(path)["spec"].get("unschedulable")
+    assert far.says("uninstall").returncode == 0
+
+
+def test_a_job_whose_record_cannot_be_read_is_named_and_is_left(
+    fleet: Fleet, behind: Proxy, far: Person
+) -> None:
+    job = undriven(space := fleet.plane.namespace())
+    job["spec"]["suspend"] = True
+    job["metadata"]["annotations"] = {
+        "sentinel.dev/stopped": recorded(fleet.plane, f"{space}/job.batch/llama")
+    }
+    path = fleet.admin.path_of(fleet.admin.create(job))
+    behind.faults.append(Fault("GET", "/protectedjobs/llama.job.batch", answer=503))
+    done = far.says("uninstall")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"sentinel: Job {space}/llama: ")
+    assert NOTHING not in done.stdout
+    assert fleet.admin.get(path)["spec"]["suspend"] is True
+    assert far.says("uninstall").returncode == 0
+    assert fleet.admin.get(path)["spec"]["suspend"] is False
+
+
+def test_nobody_has_to_read_what_it_says(plane: "ControlPlane") -> None:
+    """`sentinel uninstall | head -1`"""
+    paths = [marked(plane, f"un-pipe-{number}") for number in range(30)]
+    for number in range(30):
+        isolated(plane, f"un-pipe-{number}")
+    person = remover(plane)
+    reader, writer = os.pipe()
+    os.close(reader)
+    env = {"HOME": person.home, "KUBECONFIG": person.kubeconfig, "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [SENTINEL, "uninstall"], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=180, env=env
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not [path for path in paths if plane.admin.get(path)["spec"].get("unschedulable")]
+
+
+def test_a_second_one_is_told_of_the_first() -> None:
+    told = str(uninstall._led_by("uninstall-12ab"))
+    assert told == "another `sentinel uninstall` is at work: wait for it"

@@ -1,13 +1,15 @@
 """`sentinel uninstall` and jobs: those that Sentinel had stopped run again, and those that run are left alone."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sentinel.core.model import JobState
-from tests.kubernetes.conftest import rank, undriven
+from tests.kubernetes.conftest import NAMESPACE, rank, undriven
 from tests.kubernetes.jobs_site import JobSite
-from tests.kubernetes.people import Person
+from tests.kubernetes.people import Person, bind
 from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, names, plane, site
 from tests.kubernetes.test_uninstall import defined, definition, recorded, remover
 
@@ -24,6 +26,23 @@ WORKLOADS = definition("kueue.x-k8s.io", "v1beta1", "Workload")
 @pytest.fixture
 def person(plane: "ControlPlane") -> Person:
     return remover(plane)
+
+
+def blind(plane: "ControlPlane", name: str) -> str:
+    """A kubeconfig of who has all rights that it takes, but for seeing batch Jobs."""
+    bind(plane, f"{name}-reads", "sentinel-reader", to=name)
+    role = plane.admin.get("/apis/rbac.authorization.k8s.io/v1/clusterroles/sentinel-controller")
+    rules = [one for one in role["rules"] if one["apiGroups"] != ["batch"]]
+    rbac = "rbac.authorization.k8s.io"
+    leads = {
+        "apiVersion": f"{rbac}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "sentinel-controller"},
+        "subjects": [{"kind": "User", "name": name, "apiGroup": rbac}],
+    }
+    plane.admin.apply([{**role, "metadata": {"name": f"{name}-role"}, "rules": rules}, leads])
+    return bind(plane, name, f"{name}-role")
 
 
 def notes(job: "Object") -> "dict[str, str]":
@@ -106,7 +125,7 @@ def test_a_mark_that_is_left_on_a_job_that_runs_goes_without_a_restart(site: Job
     pods = names(site.pods())
     done = person.says("uninstall")
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"Job {site.space}/runs: it runs, and its mark was removed.\n" in done.stdout
+    assert f"Job {site.space}/runs: not stopped any more; its mark was removed.\n" in done.stdout
     assert STOPPED not in notes(site.admin.get(path))
     assert names(site.pods()) == pods
 
@@ -132,32 +151,54 @@ def test_a_job_whose_pods_are_left_is_named_with_the_reason_and_started_later(
     assert site.admin.get(path)["spec"]["suspend"] is False
 
 
+@contextlib.contextmanager
+def kueue(plane: "ControlPlane", site: JobSite) -> Iterator[str]:
+    """Its Workloads are served: the path of those of the namespace."""
+    path = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{site.space}/workloads"
+    defined(plane, WORKLOADS, path)
+    try:
+        yield path
+    finally:
+        plane.admin.delete(plane.admin.path_of(WORKLOADS))
+        site.until(lambda: not site.found("/apis/kueue.x-k8s.io"))
+
+
+def create_workload(site: JobSite, job: "Object", mark: str, *, active: bool, uid: str = "") -> None:
+    """`uid`: of a job that is not there, in the place of this one."""
+    meta = job["metadata"]
+    owner = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "name": meta["name"],
+        "uid": meta["uid"],
+        "controller": True,
+    }
+    site.admin.create(
+        {
+            "apiVersion": "kueue.x-k8s.io/v1beta1",
+            "kind": "Workload",
+            "metadata": {
+                "name": f"job-{meta['name']}",
+                "namespace": site.space,
+                "labels": {"kueue.x-k8s.io/job-uid": uid or meta["uid"]},
+                "annotations": {STOPPED: mark},
+                **({} if uid else {"ownerReferences": [owner]}),
+            },
+            "spec": {"active": active, "queueName": "gpus"},
+        }
+    )
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["a Job", "a kind that only Kueue knows"])
 def test_a_job_in_kueues_queue_is_started_by_its_workload(
     plane: "ControlPlane", site: JobSite, person: Person, known: bool
 ) -> None:
-    workloads = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{site.space}/workloads"
-    defined(plane, WORKLOADS, workloads)
-    try:
+    with kueue(plane, site) as workloads:
         queued = named("queued", 1, labels={"kueue.x-k8s.io/queue-name": "gpus"})
         queued["spec"]["suspend"] = True
         path = site.create(queued)
-        uid = site.admin.get(path)["metadata"]["uid"] if known else "some-uid"
-        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "queued", "uid": uid, "controller": True}
-        site.admin.create(
-            {
-                "apiVersion": "kueue.x-k8s.io/v1beta1",
-                "kind": "Workload",
-                "metadata": {
-                    "name": "job-queued",
-                    "namespace": site.space,
-                    "labels": {"kueue.x-k8s.io/job-uid": uid},
-                    "annotations": {STOPPED: recorded(plane, f"{site.space}/job.batch/queued")},
-                    **({"ownerReferences": [owner]} if known else {}),
-                },
-                "spec": {"active": False, "queueName": "gpus"},
-            }
-        )
+        mark = recorded(plane, f"{site.space}/job.batch/queued")
+        create_workload(site, site.admin.get(path), mark, active=False, uid="" if known else "some-uid")
         title = f"Job {site.space}/queued" if known else f"Workload {site.space}/job-queued"
         checked = person.says("uninstall", "--check").stdout
         assert f"{title}: stopped by Sentinel, and was to go on.\n" in checked
@@ -168,9 +209,86 @@ def test_a_job_in_kueues_queue_is_started_by_its_workload(
         assert workload["spec"]["active"] is True
         assert STOPPED not in notes(workload)
         assert site.admin.get(path)["spec"]["suspend"] is True, "Kueue admits it when its turn comes"
-    finally:
-        plane.admin.delete(plane.admin.path_of(WORKLOADS))
-        site.until(lambda: not site.found("/apis/kueue.x-k8s.io"))
+
+
+@pytest.mark.parametrize("suspended", [True, False])
+def test_the_mark_on_a_workload_that_a_person_has_switched_on_again_goes(
+    plane: "ControlPlane", site: JobSite, person: Person, suspended: bool
+) -> None:
+    with kueue(plane, site) as workloads:
+        queued = named("queued", 1, labels={"kueue.x-k8s.io/queue-name": "gpus"})
+        queued["spec"]["suspend"] = suspended
+        path = site.create(queued)
+        mark = recorded(plane, f"{site.space}/job.batch/queued")
+        create_workload(site, site.admin.get(path), mark, active=True)
+        title = f"Job {site.space}/queued"
+        checked = person.says("uninstall", "--check")
+        assert (checked.returncode, checked.stderr) == (1, "")
+        assert f"{title}: bears the mark of a stop.\n" in checked.stdout
+        done = person.says("uninstall")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"{title}: not stopped any more; its mark was removed.\n" in done.stdout
+        assert STOPPED not in notes(site.admin.get(f"{workloads}/job-queued"))
+        assert site.admin.get(path)["spec"]["suspend"] is suspended
+        assert person.says("uninstall", "--check").returncode == 0
+
+
+def test_a_job_whose_kind_could_not_be_listed_is_not_started_by_its_workload(
+    plane: "ControlPlane", site: JobSite, person: Person
+) -> None:
+    """Nobody has looked whether its pods have ended."""
+    with kueue(plane, site) as workloads:
+        queued = named("queued", 1, labels={"kueue.x-k8s.io/queue-name": "gpus"})
+        queued["spec"]["suspend"] = True
+        job = site.admin.get(site.create(queued))
+        create_workload(site, job, recorded(plane, f"{site.space}/job.batch/queued"), active=False)
+        done = Person(plane, "un-blind", blind(plane, "un-blind")).says("uninstall")
+        assert done.returncode == 77
+        assert f"Workload {site.space}/job-queued: its job could not be listed\n" in done.stderr
+        assert "jobs.batch could not be listed: " in done.stderr
+        assert site.admin.get(f"{workloads}/job-queued")["spec"]["active"] is False
+        assert person.says("uninstall").returncode == 0
+        assert site.admin.get(f"{workloads}/job-queued")["spec"]["active"] is True
+
+
+def test_a_copy_of_a_stopped_job_is_not_started(plane: "ControlPlane", site: JobSite, person: Person) -> None:
+    """`kubectl get -o yaml`, another name, `kubectl apply`: the mark came along."""
+    mark = recorded(plane, f"{site.space}/job.batch/llama")
+    paths = []
+    for name in ("llama", "copy"):
+        job = undriven(site.space)
+        job["metadata"] |= {"name": name, "annotations": {STOPPED: mark}}
+        job["spec"]["suspend"] = True
+        paths.append(site.create(job))
+    done = person.says("uninstall")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"Job {site.space}/copy: It stays stopped: its mark is that of {mark}.\n" in done.stdout
+    assert [site.admin.get(path)["spec"]["suspend"] for path in paths] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop", "enough"),
+        ("cancel", "wrong data"),
+        ("order", '{"id": "x", "kind": "stop", "seen_wall_s": 1}'),
+    ],
+)
+def test_a_job_that_a_person_has_ordered_to_end_is_not_started(
+    plane: "ControlPlane", site: JobSite, person: Person, name: str, value: str
+) -> None:
+    """`sentinel stop` while nobody led: nobody has followed it yet."""
+    job = undriven(site.space)
+    job["spec"]["suspend"] = True
+    job["metadata"]["annotations"] = {STOPPED: recorded(plane, f"{site.space}/job.batch/llama")}
+    path = site.create(job)
+    record = f"/apis/sentinel.dev/v1alpha1/namespaces/{site.space}/protectedjobs/llama.job.batch"
+    plane.admin.patch(record, {"metadata": {"annotations": {f"sentinel.dev/{name}": value}}})
+    done = person.says("uninstall")
+    assert (done.returncode, done.stderr) == (0, "")
+    kind = "cancel" if name == "cancel" else "stop"
+    assert f"Job {site.space}/llama: It stays stopped: a person has ordered: {kind}.\n" in done.stdout
+    assert site.admin.get(path)["spec"]["suspend"] is True
 
 
 def test_a_job_that_a_person_stopped_or_that_was_given_up_stays_stopped(
