@@ -38,6 +38,8 @@ PROGRAMS = {
         "kwok": "sigs.k8s.io/kwok/cmd/kwok"
     },  # does not compile with the libraries of the others
 }
+# Apart from those, so that another version of it does not build all of them anew.
+HELM = {MODULES / "helm": {"helm": "helm.sh/helm/v3/cmd/helm"}}
 _VERSION = "k8s.io/component-base/version"
 FLAGS = (
     "-trimpath",
@@ -217,9 +219,15 @@ def shipped() -> Binaries:
     return Binaries(PROGRAMS, cache_root())
 
 
+def helm() -> Binaries:
+    """Helm, for the chart."""
+    return Binaries(HELM, cache_root())
+
+
 def main() -> int:
     try:
         shipped().build()
+        helm().build()
     except CannotBuild as e:
         print(f"setup: {e}", file=sys.stderr)
         return 1
