@@ -406,7 +406,7 @@ def write(base: Base, layers: list[Layer], name: str, path: Path) -> None:
         "config": described(config_data, CONFIG),
         "layers": [described(layer.data, layer.media_type) for layer in every],
     }
-    full = name if name.count("/") > 1 else f"docker.io/{name if '/' in name else f'library/{name}'}"
+    full = _with_registry(name)
     notes = {"io.containerd.image.name": full, "org.opencontainers.image.ref.name": name.rpartition(":")[2]}
     entry = {
         **described(json.dumps(manifest).encode(), MANIFEST),
@@ -432,6 +432,14 @@ def write(base: Base, layers: list[Layer], name: str, path: Path) -> None:
     os.replace(half, path)
 
 
+def _with_registry(name: str) -> str:
+    """As containerd has it: what begins with no host is of Docker's registry."""
+    host, slash, _ = name.partition("/")
+    if slash and (host == "localhost" or "." in host or ":" in host):
+        return name
+    return f"docker.io/{name if slash else f'library/{name}'}"
+
+
 def make(
     path: Path, *, base: Path | None = None, wheels: str = "", name: str = "", say: Callable[[str], None]
 ) -> None:
@@ -446,7 +454,7 @@ def make(
     found = given or own_base(work)
     say("installing the packages of requirements.lock ...")
     layers = [kept(work / "packages.tar", lambda: packages(found, work, wheels)), sentinel(found, work)]
-    write(found, layers, name or f"sentinel:{version}", path)
+    write(found, layers, name or f"localhost/sentinel:{version}", path)
 
 
 def main(argv: list[str]) -> int:
@@ -456,7 +464,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--wheels", default="", metavar="DIR", help="folder of wheels, instead of pip's index"
     )
-    parser.add_argument("--name", default="", help="default: that of deploy/, sentinel:VERSION")
+    parser.add_argument("--name", default="", help="default: that of deploy/, localhost/sentinel:VERSION")
     args = parser.parse_args(argv)
     try:
         make(args.archive, base=args.base, wheels=args.wheels, name=args.name, say=print)

@@ -7,6 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from sentinel.checks.base import Absent, Look, Source
+from sentinel.checks.driver_library import NVML, places
 from sentinel.checks.gpus import inventory
 from sentinel.checks.shape import expected, judged
 from sentinel.core.health import Component, Finding, Severity
@@ -14,21 +15,8 @@ from sentinel.settings import Shape
 
 # The node's root where its processes can be seen (hostPID and root), else our own.
 ROOTS = ("1/root", "self/root")
-# Where drivers put them; the last ones are those of a driver container, of NixOS and of WSL.
-FOLDERS = (
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/lib64",
-    "usr/lib",
-    "run/nvidia/driver/usr/lib/x86_64-linux-gnu",
-    "run/nvidia/driver/usr/lib/aarch64-linux-gnu",
-    "run/nvidia/driver/usr/lib64",
-    "run/opengl-driver/lib",
-    "usr/lib/wsl/lib",
-)
-LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
+LIBRARIES = ("libcuda.so.1", NVML)
 INFINIBAND_CLASS = "0x0207"
-CACHE_BYTES = 4 << 20
 
 # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue ...", and of the open one
 # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@...)"
@@ -78,11 +66,8 @@ def _versions(procfs: Path, library: str) -> tuple[str, ...]:
     """The link that the loader follows names the version: libcuda.so.1 -> libcuda.so.550.54.15."""
     for name in ROOTS:
         root = procfs / name
-        paths = [folder + "/" + library for folder in FOLDERS]
-        cache = _read(root / "etc/ld.so.cache", CACHE_BYTES)
-        paths += re.findall(rf"/([^\0]*/{re.escape(library)})\0", cache)
         found = []
-        for path in dict.fromkeys(paths):
+        for path in places(str(root), library):
             try:
                 target = os.readlink(root / path)
             except OSError:

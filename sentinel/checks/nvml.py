@@ -9,6 +9,7 @@ import msgspec
 
 from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.child import ChildBroke, ChildHangs, LineChild
+from sentinel.checks.driver_library import of_loader
 from sentinel.checks.gpus import given_away, hidden, inventory
 from sentinel.checks.nvml_card import Card, Past, entity_of, finding
 from sentinel.checks.nvml_heat import judge_heat, judge_pace, judge_throttling, note_pace, note_throttling
@@ -33,29 +34,9 @@ RENEW_S = 600.0
 XID_EVENT = 0x8
 LIB_RM_VERSION_MISMATCH = 18
 OPEN_WAIT_S = 2.0
-LIBRARY = "libnvidia-ml.so.1"
 # Isolated, with our own root: modules in the current directory or a PYTHONPATH, which are the job's, stay out.
 _ROOT = str(Path(__file__).resolve().parents[2])
 _CHILD = "import sys; sys.path.insert(0, sys.argv[1]); from sentinel.checks.nvml_child import main; main()"
-LIBRARY_FOLDERS = (
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-    "/usr/local/nvidia/lib64",
-    "/usr/lib/wsl/lib",
-)
-
-
-def find_library() -> str:
-    """Where the dynamic loader would find NVML, "" where it would not. Loads nothing, starts nothing."""
-    for folder in (*os.environ.get("LD_LIBRARY_PATH", "").split(":"), *LIBRARY_FOLDERS):
-        if folder and os.path.exists(os.path.join(folder, LIBRARY)):
-            return os.path.join(folder, LIBRARY)
-    try:
-        return "ld.so.cache" if LIBRARY.encode() in Path("/etc/ld.so.cache").read_bytes() else ""
-    except OSError:
-        return ""
 
 
 # ---------------------------------------------------------------- asking the child
@@ -65,7 +46,9 @@ def _ask(look: Look) -> Sample:
     """One sample. Raises Unknown, with a finding where NVML hangs."""
     child = look.kept.get("child")
     if not isinstance(child, LineChild):
-        child = look.kept["child"] = LineChild([sys.executable, "-I", "-c", _CHILD, _ROOT], wakes=True)
+        child = look.kept["child"] = LineChild(
+            [sys.executable, "-I", "-c", _CHILD, _ROOT, look.settings.procfs], wakes=True
+        )
         look.kept["wake_fd"] = child.wake_fd
     child.drain_wakes()
     starts = child.pid is None
@@ -95,6 +78,9 @@ def _sample(look: Look, on_pci: Sequence[str]) -> Sample:
     if look.now.mono_s - kept.get("started_s", look.now.mono_s) >= RENEW_S and kept.get("renewable"):
         kept["child"].stop()
     sample = _ask(look)
+    if sample.problem_code == LIB_RM_VERSION_MISMATCH and kept["started_s"] != look.now.mono_s:
+        kept["child"].stop()  # the driver was changed under it: a new one has the library that is there now
+        sample = _ask(look)
     missing = {item.entity for item in judge_count(_named(sample.devices, on_pci), on_pci)}
     if missing and missing != kept.get("missing") and kept["started_s"] != look.now.mono_s:
         kept["child"].stop()
@@ -297,7 +283,7 @@ def _detail(sample: Sample, look: Look) -> str:
 def check(look: Look) -> list[Finding]:
     sysfs = look.settings.sysfs
     on_pci = [gpu.entity for gpu in inventory(sysfs) if not given_away(sysfs, gpu.pci)]
-    if not on_pci and not find_library():
+    if not on_pci and not of_loader():
         raise Absent("no NVIDIA GPU on the PCI bus and no NVML library")
     sample = _sample(look, on_pci)
     if sample.problem_code == LIB_RM_VERSION_MISMATCH:

@@ -2,8 +2,8 @@
 
 One line with the agent's time in seconds on standard input gives one line of JSON (a Sample) on standard output;
 it ends at the end of input. An event of a card (an Xid) writes a byte to the descriptor named by the last argument
-at once, so that a sample is asked for. Nothing is imported that a sample does not need: this process stays beside
-training for months.
+at once, so that a sample is asked for; the argument before it says where procfs is. Nothing is imported that a
+sample does not need: this process stays beside training for months.
 """
 
 import ctypes
@@ -16,6 +16,7 @@ from typing import Any
 
 import pynvml as nvml
 
+from sentinel.checks.driver_library import NVML, of_node
 from sentinel.checks.nvml_read import Ask, Card, Gpm, text_of
 
 # Xid, double-bit ECC, poison (fatal or not), GPU unavailable, recovery action changed: each asks for a sample.
@@ -99,11 +100,20 @@ def _number(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
+def _load(procfs: str) -> None:
+    """Where the dynamic loader finds none, that of the node: what is loaded already is found by its own name."""
+    try:
+        ctypes.CDLL(NVML)
+    except OSError:
+        if path := of_node(procfs):
+            ctypes.CDLL(path)
+
+
 class Session:
     """NVML, initialised once and again after it failed."""
 
-    def __init__(self, wake_fd: int) -> None:
-        self._wake_fd = wake_fd
+    def __init__(self, procfs: str, wake_fd: int) -> None:
+        self._procfs, self._wake_fd = procfs, wake_fd
         self._ready = False
         self._missing: set[str] = set()
         self._denied: set[str] = set()
@@ -118,6 +128,7 @@ class Session:
         """One nvml_sample.Sample; `now_s` is the agent's clock, which says what is due."""
         try:
             if not self._ready:
+                _load(self._procfs)
                 nvml.nvmlInit()
                 self._ready = True
             count = nvml.nvmlDeviceGetCount()
@@ -146,7 +157,7 @@ class Session:
 
 
 def main() -> None:
-    session = Session(int(sys.argv[-1]))
+    session = Session(sys.argv[-2], int(sys.argv[-1]))
     for line in sys.stdin.buffer:
         sys.stdout.buffer.write(json.dumps(session.sample(float(line))).encode() + b"\n")
         sys.stdout.buffer.flush()

@@ -18,6 +18,7 @@ from sentinel.cli.controlling_pages import Pages, Parts
 from sentinel.cli.job_nodes import JobNodes
 from sentinel.cli.judging import judge
 from sentinel.cli.leading_jobs import LeadingJobs
+from sentinel.cli.node_settings import SettingsWatch
 from sentinel.cli.page_orders import PageOrders
 from sentinel.clock import system_now
 from sentinel.cluster.kubernetes import identity
@@ -198,6 +199,7 @@ class Controlling:
             "election": self._elect,
             "standby": self._follow_leader,
             "troubles": self._tell_of_troubles,
+            "settings": self._watch_settings,
         }
         tasks = [asyncio.create_task(self._kept(name, work), name=name) for name, work in services.items()]
         try:
@@ -324,6 +326,21 @@ class Controlling:
         while True:
             await asyncio.sleep(TROUBLES_S)
             troubles.look(self._pages.troubles())
+
+    async def _watch_settings(self) -> None:
+        """It goes by those that it began with, and says so while the file has others."""
+        watch = SettingsWatch(self._args.settings, self._settings)
+        try:
+            async for outcome in watch.changes():
+                found = {}
+                if outcome.what == "refused":
+                    text = f"its settings were changed, and it would not begin with these: {outcome.problem}"
+                    found["refused settings"] = text
+                elif outcome.settings != self._settings:
+                    found["settings"] = "its settings were changed, and count when it is started again"
+                self._pages.settings = found
+        finally:
+            watch.close()
 
     # ------------------------------------------------------------ what the parts ask of each other
 

@@ -49,10 +49,12 @@ class Parts(Struct, frozen=True):
 
 
 class Pages:
-    """`run` serves until it is cancelled. `parts` is set when the API server has answered for the first time."""
+    """`run` serves until it is cancelled. `parts` is set when the API server has answered for the first time.
+    `settings`: what `troubles` says of those that have changed since."""
 
     def __init__(self, listen: str, metrics: Metrics, clock: Clock, say: Callable[[str], None]) -> None:
         self.parts: Parts | None = None
+        self.settings: dict[str, str] = {}
         self.health = Health()
         self._listen, self._metrics, self._clock, self._say = listen, metrics, clock, say
 
@@ -149,8 +151,8 @@ class Pages:
         return [*self._missing().values()]
 
     def troubles(self) -> dict[str, str]:
-        """By name: what is missing, and of the leader also what it cannot do."""
-        return self._missing() | self._of_leader() | self._of_files()
+        """By name: what is missing or has changed, and of the leader also what it cannot do."""
+        return self._missing() | self._of_leader() | self._of_files() | self.settings
 
     def _missing(self) -> dict[str, str]:
         if self.parts is None:

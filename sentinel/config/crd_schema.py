@@ -2,7 +2,7 @@
 
 from enum import EnumType
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
@@ -27,6 +27,7 @@ _SCALARS: dict[Any, Schema] = {
     float: {"type": "number"},
     bool: {"type": "boolean"},
     bytes: {"type": "string", "format": "byte"},
+    Any: {},
 }
 # Fields of core records that a document on Kubernetes never has: local jobs only.
 LOCAL_ONLY = frozenset({("StoredJob", "launch")})
@@ -80,6 +81,8 @@ def _of_annotation(hint: Any, marks: list[Any], rules: dict[str, list[Schema]], 
     shape = next((mark.shape for mark in marks if isinstance(mark, Checked)), None)
     if shape is not None:
         return dict(shape)
+    if get_origin(hint) is Literal:
+        return {"type": "string", "enum": list(get_args(hint))}
     if get_origin(hint) is Annotated:
         inner, *inner_marks = get_args(hint)
         return _of_annotation(inner, inner_marks, rules, path)

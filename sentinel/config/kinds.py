@@ -389,5 +389,5 @@ RuleId = Annotated[
 Budget = Annotated[int, whole(0, 10_000), Meaning("whole number")]
 Duration = Annotated[float, duration(), Meaning("duration", "duration")]
 PositiveDuration = Annotated[float, duration(1.0), Meaning("duration, at least 1s", "duration")]
-OffOrSize = Annotated[int, BeforeValidator(_off_or_size), Meaning("off or size, at least 1Mi", "size")]
+OffOrSize = Annotated[int, Checked(_off_or_size, **_ANYTHING), Meaning("off or size, at least 1Mi", "size")]
 Size = Annotated[int, size(), Meaning("size", "size")]

@@ -206,6 +206,7 @@ def build_stub(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Pat
                 "-Wall",
                 "-Werror",
                 *options,
+                "-Wl,-soname,libnvidia-ml.so.1",  # as NVIDIA's own has it
                 "-o",
                 str(folder / "libnvidia-ml.so.1"),
                 str(STUB),

@@ -1,6 +1,7 @@
 """The NVML check through the real pynvml in its real child, over a stub of the library that a scenario drives."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -50,10 +51,31 @@ def test_a_well_card_as_a_real_driver_tells_of_it_has_no_findings(
 def test_without_cards_and_library_the_check_is_absent_and_starts_nothing(
     sample: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(check_module, "find_library", lambda: "")
+    monkeypatch.setattr(check_module, "of_loader", lambda: "")
     with pytest.raises(Absent):
         sample()
     assert sample.child_pid is None
+
+
+def test_a_pod_that_brings_no_library_takes_that_of_its_node(
+    tmp_path: Path, sample: Any, machine: Any, nvml: Any, build_stub: Any, monkeypatch: Any
+) -> None:
+    """Its own would have to be of the version of the driver that the node has loaded. Links lead within the node."""
+    machine.add_pci("0000:18:00.0")
+    scenario = nvml("0000:18:00.0")
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    with pytest.raises(Unknown, match="Not Found"):
+        sample()
+    node = tmp_path / "proc/1/root"
+    for folder in ("usr/lib64", "store/driver"):
+        (node / folder).mkdir(parents=True)
+    shutil.copy(build_stub(False) / "libnvidia-ml.so.1", node / "store/driver/libnvidia-ml.so.580.95.05")
+    (node / "usr/lib64/libnvidia-ml.so.1").symlink_to("/current/libnvidia-ml.so.580.95.05")
+    (node / "current").symlink_to("/store/driver")
+    sample.settings["procfs"] = str(tmp_path / "proc")
+    sample.kept.pop("child").stop()  # begun anew, as after a restart of the agent
+    scenario.set(gpu0_error=15)
+    assert [finding.code for finding in sample().values()] == ["gpu-lost"]
 
 
 def test_a_lost_card_is_fatal_and_the_other_card_is_not_blamed(sample: Any, cards: Any) -> None:

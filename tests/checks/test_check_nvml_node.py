@@ -130,6 +130,10 @@ def test_a_library_of_another_version_than_the_kernels_driver_is_a_fault(sample:
         sample()
     (finding,) = unknown.value.findings
     assert (finding.code, finding.severity) == ("driver-mismatch", Severity.DEGRADED)
+    before = sample.child_pid
+    with pytest.raises(Unknown):
+        sample()
+    assert sample.child_pid != before, "the old one would keep the old library when the driver is loaded anew"
     cards.set(init=0)
     assert sample() == {}
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.rig.api import Object
     from tests.rig.node import Node
 
-IMAGE = "sentinel:0.1.0"  # of this checkout, which the nodes have: a Python with nothing else
+IMAGE = "localhost/sentinel:0.1.0"  # of this checkout, which the nodes have: a Python with nothing else
 PYTHON = f"/usr/local/bin/python{sys.version_info.major}.{sys.version_info.minor}"
 SPREAD = {
     "maxSkew": 1,

@@ -1,13 +1,11 @@
-"""What `deploy/` ships: the chart is the manifests, an API server takes them, and nobody may do more than they say."""
+"""What `deploy/` ships: an API server takes it, and nobody may do more than it says."""
 
 import re
-import runpy
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 
 from sentinel.config.load import load_settings
 from sentinel.job_kinds import job_table
@@ -18,39 +16,6 @@ if TYPE_CHECKING:
     from tests.rig.control_plane import ControlPlane
 
 REPO = Path(__file__).parents[2]
-CHART = runpy.run_path(str(REPO / "scripts/chart.py"))
-
-
-def test_the_chart_is_that_of_the_manifests() -> None:
-    """Make it again with: python scripts/chart.py"""
-    folder = REPO / "deploy/chart"
-    found = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
-    assert found == CHART["files"]()
-
-
-@pytest.mark.parametrize("name", CHART["MANIFESTS"])
-def test_what_helm_makes_of_a_template_is_the_manifest(name: str) -> None:
-    template = (REPO / "deploy/chart/templates" / name).read_text()
-    made = CHART["rendered"](template)
-    assert "{{" not in made
-    assert list(yaml.safe_load_all(made)) == list(yaml.safe_load_all((REPO / "deploy" / name).read_text()))
-    elsewhere = CHART["rendered"](template, namespace="gpu-ops")
-    assert "sentinel-system" not in elsewhere
-
-
-def test_the_program_that_powers_nodes_off_is_mounted_from_what_a_value_names() -> None:
-    template = (REPO / "deploy/chart/templates/controller.yaml").read_text()
-    made = next(yaml.safe_load_all(CHART["rendered"](template, fence="our-bmc")))["spec"]["template"]["spec"]
-    volumes = {one["name"]: one for one in made["volumes"]}
-    assert volumes["fence"]["projected"] == {
-        "defaultMode": 0o550,  # the group is fsGroup, in which the controllers' user is
-        "sources": [
-            {"configMap": {"name": "our-bmc", "optional": True}},
-            {"secret": {"name": "our-bmc", "optional": True}},
-        ],
-    }
-    mounts = {one["name"]: one["mountPath"] for one in made["containers"][0]["volumeMounts"]}
-    assert mounts["fence"] == "/etc/sentinel-fence"
 
 
 def test_the_controller_may_read_every_kind_of_jobs_in_the_table() -> None:

@@ -351,3 +351,17 @@ def test_ten_thousand_hostile_findings_in_a_minute_reach_everybody_once_and_in_f
 
 def counted(page: Page) -> float:
     return sum(value for (name, _), value in page.numbers().items() if name == "sentinel_fleet_findings")
+
+
+def test_settings_that_change_under_a_controller_are_told_of_until_they_are_back(fleet: Fleet) -> None:
+    """It reads them when it begins: whoever edits a ConfigMap must know that nothing comes of it."""
+    controller = fleet.controller("one")
+    controller.said("leads, epoch")
+    file = fleet.folder / "one.yaml"
+    before = file.read_text()
+    file.write_text(json.dumps({**json.loads(before), "fleet": {"mode": "observe"}}))
+    controller.said("its settings were changed, and count when it is started again")
+    file.write_text("kind: Settings\nfleet: {mod: observe}\n")
+    controller.said("its settings were changed, and it would not begin with these: ")
+    file.write_text(before)
+    fleet.until(lambda: controller.err.count("over after") == 2)

@@ -55,7 +55,7 @@ def test_it_holds_all_that_sentinel_needs_and_nothing_of_this_machine(tmp_path: 
     ours = (path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
     assert not [path for path in ours if path.suffix != ".so" and home in path.read_bytes()]
     index = json.loads(read(archive, "index.json"))["manifests"][0]
-    assert index["annotations"]["io.containerd.image.name"] == "docker.io/library/sentinel:0.1.0"
+    assert index["annotations"]["io.containerd.image.name"] == "localhost/sentinel:0.1.0"
 
 
 def test_the_same_sources_make_the_same_image(tmp_path: Path) -> None:

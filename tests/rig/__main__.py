@@ -2,73 +2,84 @@
 
 import os
 import signal
+import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from tests.rig.binaries import NotBuilt, shipped
+import yaml
+
+from tests.kubernetes.real_training import IMAGE, PYTHON, RANK, SPREAD
+from tests.notify.mail_world import MailServer
+from tests.rig.binaries import NotBuilt, helm, shipped
 from tests.rig.control_plane import ControlPlane
-from tests.rig.installed import Sentinel, sentinel_image
+from tests.rig.installed import NAMESPACE, REPO, Sentinel, sentinel_image
 from tests.rig.kwok import Kwok
 from tests.rig.node import Node
-from tests.rig.processes import Rig, RigError, until
+from tests.rig.processes import Rig, RigError, free_port, until
 from tests.rig.toolchain import CannotBuild
 
-REAL_NODES = 2  # controllers do not share a node
+REAL_NODES = 3  # two for the ranks, and one to go to; controllers do not share a node
 FAKE_NODES = 5
-JOB = """
-apiVersion: batch/v1
-kind: Job
-metadata: {name: steps, labels: {team: nlp}}
-spec:
-  template:
-    spec:
-      restartPolicy: Never
-      terminationGracePeriodSeconds: 10
-      nodeName: real-1
-      containers:
-      - name: main
-        image: rig/busybox:1
-        imagePullPolicy: Never
-        command: [sh, -c, "trap 'echo saved; exit 0' TERM; n=0; while :; do n=$((n+1)); echo step $n; sleep 1; done"]
----
+RANKS = 2
+REAL = {"machine": "real"}  # label of nodes whose pods really run
+POLICY = """
 apiVersion: sentinel.dev/v1alpha1
 kind: JobPolicy
-metadata: {name: nlp}
+metadata: {name: train}
 spec:
-  jobs: {kinds: [Job], matchLabels: {team: nlp}}
+  jobs: {kinds: [Job]}
   owner: {emails: [owner@example.com]}
-  restart: {maxRestarts: 3}
+  resume:
+    maxResumes: 5
+    gracefulStop: 5s
+    checkpoint: {signal: SIGUSR1, timeout: 20s, proof: {logPattern: saved checkpoint}}
+  lostNode: {forceAfter: 30s}
+"""
+KILL_RANK = """\
+#!/bin/sh
+# kill-rank N: kills rank N of the job `train`, as a kernel that is short of memory does
+for each in $(grep -lsz '^CLUSTER={folder}$' /proc/[0-9]*/environ); do
+  grep -qsz "^JOB_COMPLETION_INDEX=$1\\$" "$each" && kill -9 "$(basename "$(dirname "$each")")"
+done
 """
 HELP = """
 The cluster runs: {reals} real nodes (real-1, ...: kubelet, containerd, pods that really run), {fakes} fake ones (kwok),
-two Sentinel controllers, and an agent on each real node, as deploy/ ships them. Job `steps` steps on real-1.
+two Sentinel controllers and an agent on each real node, by `helm install`. Job `train` trains on two of the nodes.
 
     export KUBECONFIG={kubeconfig}
     kubectl={kubectl}
 
 Look:
-    $kubectl get nodes,quarantines; $kubectl get pods -A -o wide
-    $kubectl logs -f job/steps
-    $kubectl -n sentinel-system logs -l app.kubernetes.io/component=controller --prefix -f
-    {sentinel} status --cluster
-    ls {logs}    # what the cluster's programs say
-    {enter} sh    # a shell on real-1
+    {sentinel} status    # who leads, nodes, jobs; `status train` is the job
+    $kubectl get nodes,protectedjobs,incidents,quarantines; $kubectl get pods -A -o wide
+    $kubectl logs -f -l job-name=train
+    {page}    # the page of the controller that leads
+    {prometheus}    # Prometheus, with the alerts that are shipped
+    {mails}    # mails, as they are sent: each is told here too
 
-Break it:
-    {says} real-1 '{line}'
-        # the kernel of real-1 says so: the node is out of service within a blink, and `steps` goes on stepping
-    $kubectl get quarantines; $kubectl describe quarantine real-1-0001
-    {sentinel} release real-1 --why 'I have seen to it'    # it is back; so it is after `uncordon`, and by
-    $kubectl annotate node real-1 sentinel.dev/release='I have seen to it'
+Break it, one at a time, and look:
+    {says} {busy} '{line}'
+        # a GPU: {busy} is out of service within a blink; the job saves, and goes on elsewhere
+    {kill_rank} 1
+        # a rank: all ranks start again from the last checkpoint
+    kill -9 {init}
+        # a node: {lost} is lost with all that runs on it; a minute later the job goes on without it
+
+More:
+    {sentinel} release {busy} --why 'I have seen to it'    # it is back; so it is after `uncordon`, and by
+    $kubectl annotate node {busy} sentinel.dev/release='I have seen to it'
     {sentinel} hold fake-1 --why 'a look inside'    # out of service until `release fake-1`
     {sentinel} pause    # nothing new is done to any node until `pause --off`
-    ip link set {link} down    # real-1 is cut off and lives on: unreachable after a minute, not dead; `up` heals it
-    kill -9 {kubelet}    # its kubelet is gone, its pods live on
-    kill -9 {init}    # the node is lost with all that runs on it
+    ip link set {link} down    # {busy} is cut off and lives on: unreachable, not dead; `up` heals it
+    kill -9 {kubelet}    # the kubelet of {busy} is gone, its pods live on
     kill -STOP {api}; kill -CONT {api}    # the API server hangs, and comes back
     $kubectl -n sentinel-system delete pod -l app.kubernetes.io/component=controller    # both controllers
-    $kubectl delete node fake-0    # a machine is given back
+    {helm} uninstall sentinel -n sentinel-system --wait; {sentinel} uninstall    # Sentinel goes, with all its marks
+    ls {logs}    # what the cluster's programs say
+    {enter} sh    # a shell on {busy}
 
 Ctrl-C ends everything and leaves nothing behind.
 """
@@ -78,45 +89,152 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def bring_up(rig: Rig) -> str:
-    """Starts everything; what to tell the person."""
-    say("making the image of Sentinel ...")
-    image = sentinel_image()
-    say("starting the control plane ...")
-    plane = ControlPlane(rig)
-    _ = plane.network  # else two nodes would each make it
-    say(f"starting {REAL_NODES} real nodes ...")
-    with ThreadPoolExecutor(REAL_NODES) as pool:
-        names = [f"real-{n + 1}" for n in range(REAL_NODES)]
-        nodes = list(pool.map(lambda name: Node(plane, name, images=[image]), names))
-    say(f"starting {FAKE_NODES} fake nodes ...")
-    Kwok(plane).nodes("fake", FAKE_NODES)
-    say("installing Sentinel ...")
-    installed = Sentinel(plane)
-    installed.wait(*nodes)
-    plane.admin.apply(JOB, namespace="default")
-    until(lambda: runs(plane), "the job does not run")
-    node = nodes[0]
-    return HELP.format(
-        reals=REAL_NODES,
-        fakes=FAKE_NODES,
-        kubeconfig=plane.kubeconfig,
-        kubectl=plane.binaries.path("kubectl"),
-        sentinel=Path(sys.executable).with_name("sentinel"),
-        enter=" ".join(node.enter()),
-        logs=rig.logs,
-        says=rig.folder / "kernel-says",
-        line="NVRM: Xid (PCI:0000:18:00): 79, pid=1234, name=python3, GPU has fallen off the bus.",
-        link=node.link,
-        kubelet=node.inner_pid(node.kubelet),
-        init=node.inner_pid(node.init),
-        api=plane.api_server.pid,
-    )
+class Shown:
+    """What a person gets. `mails`: a server that takes them."""
+
+    def __init__(self, rig: Rig, mails: MailServer) -> None:
+        self.rig, self._mails = rig, mails
+        self._told = 0
+        self.mail_folder = rig.folder / "mails"
+        self.mail_folder.mkdir()
+        self.checkpoints = rig.folder / "checkpoints"
+        self.checkpoints.mkdir()
+        self.checkpoints.chmod(0o777)
+
+    def bring_up(self, plane: ControlPlane, image: Path) -> str:
+        """Starts everything; what to tell the person."""
+        say(f"starting {REAL_NODES} real nodes ...")
+        with ThreadPoolExecutor(REAL_NODES) as pool:
+            names = [f"real-{n + 1}" for n in range(REAL_NODES)]
+            made = pool.map(lambda name: Node(plane, name, images=[image], labels=REAL), names)
+            nodes = {node.name: node for node in made}
+        say(f"starting {FAKE_NODES} fake nodes ...")
+        Kwok(plane).nodes("fake", FAKE_NODES)
+        say("helm install sentinel deploy/chart ...")
+        self._install(plane)
+        installed = Sentinel(plane, install=False)
+        installed.wait(*nodes.values())
+        plane.admin.apply(POLICY, namespace="default")
+        plane.admin.apply([self._job()], namespace="default")
+        until(lambda: len(_running(plane)) == RANKS, "the job does not run")
+        kill_rank = self.rig.folder / "kill-rank"
+        kill_rank.write_text(KILL_RANK.replace("{folder}", str(self.rig.folder)))
+        kill_rank.chmod(0o755)
+        busy, lost = (nodes[pod["spec"]["nodeName"]] for pod in _running(plane))
+        return HELP.format(
+            reals=REAL_NODES,
+            fakes=FAKE_NODES,
+            kubeconfig=plane.kubeconfig,
+            kubectl=plane.binaries.path("kubectl"),
+            helm=helm().path("helm"),
+            sentinel=Path(sys.executable).with_name("sentinel"),
+            page=f"http://{_leader(plane)}:9810/",
+            prometheus=self._prometheus(plane),
+            mails=self.mail_folder,
+            says=self.rig.folder / "kernel-says",
+            line="NVRM: Xid (PCI:0000:18:00): 79, pid=1234, name=python3, GPU has fallen off the bus.",
+            kill_rank=kill_rank,
+            busy=busy.name,
+            lost=lost.name,
+            init=lost.inner_pid(lost.init),
+            enter=" ".join(busy.enter()),
+            link=busy.link,
+            kubelet=busy.inner_pid(busy.kubelet),
+            logs=self.rig.logs,
+            api=plane.api_server.pid,
+        )
+
+    def _install(self, plane: ControlPlane) -> None:
+        host, port = plane.network.address, self._mails.port
+        mail = {"host": host, "port": port, "tls": "none", "admins": ["ops@example.com"]}
+        values = {
+            "image": {"repository": IMAGE.rpartition(":")[0]},
+            "controller": {"nodeSelector": REAL, "settings": {"mail": mail}},
+        }
+        path = self.rig.folder / "values.yaml"
+        path.write_text(yaml.safe_dump(values))
+        command = [helm().path("helm"), "install", "sentinel", REPO / "deploy/chart", "-f", path]
+        command += ["--namespace", NAMESPACE, "--create-namespace"]
+        env = {**os.environ, "KUBECONFIG": str(plane.kubeconfig)}
+        done = subprocess.run([str(word) for word in command], env=env, capture_output=True, text=True)
+        if done.returncode:
+            raise RigError(f"helm install: {done.stderr}")
+
+    def _job(self) -> Any:
+        container = {
+            "name": "main",
+            "image": IMAGE,
+            "imagePullPolicy": "Never",
+            "command": [PYTHON, "-u", "-c", RANK],
+            "env": [
+                {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+                {"name": "STEPS", "value": "1000000"},
+                {"name": "CLUSTER", "value": str(self.rig.folder)},
+            ],
+            "volumeMounts": [{"name": "checkpoints", "mountPath": "/checkpoints"}],
+        }
+        pod = {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 10,
+            "topologySpreadConstraints": [SPREAD],
+            "nodeSelector": REAL,
+            "containers": [container],
+            "volumes": [{"name": "checkpoints", "hostPath": {"path": str(self.checkpoints)}}],
+        }
+        spec = {
+            "completionMode": "Indexed",
+            "parallelism": RANKS,
+            "completions": RANKS,
+            "template": {"spec": pod},
+        }
+        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train"}, "spec": spec}
+
+    def _prometheus(self, plane: ControlPlane) -> str:
+        """Its address."""
+        pods = {"role": "pod", "kubeconfig_file": str(plane.kubeconfig), "namespaces": {"names": [NAMESPACE]}}
+        keep = {
+            "action": "keep",
+            "source_labels": ["__meta_kubernetes_pod_container_port_name"],
+            "regex": "metrics",
+        }
+        config = {
+            "global": {"scrape_interval": "5s", "evaluation_interval": "5s"},
+            "rule_files": [str(REPO / f"rules/prometheus/{name}.yaml") for name in ("recording", "alerts")],
+            "scrape_configs": [
+                {
+                    "job_name": "sentinel-controller",
+                    "kubernetes_sd_configs": [pods],
+                    "relabel_configs": [keep],
+                }
+            ],
+        }
+        path = self.rig.folder / "prometheus.yaml"
+        path.write_text(yaml.safe_dump(config))
+        where = f"127.0.0.1:{free_port()}"
+        data = self.rig.folder / "prometheus"
+        words = (f"--config.file={path}", f"--storage.tsdb.path={data}", f"--web.listen-address={where}")
+        self.rig.daemon("prometheus", "prometheus", *words)
+        return f"http://{where}/"
+
+    def take_mails(self) -> None:
+        """Those that came since the last call: as files, and told."""
+        for number, (to, mail) in enumerate(self._mails.mails[self._told :], self._told + 1):
+            (self.mail_folder / f"{number:02d}.eml").write_bytes(mail.as_bytes())
+            say(f"mail {number:02d} to {', '.join(to)}: {mail['subject']}")
+            self._told = number
 
 
-def runs(plane: ControlPlane) -> bool:
-    pods = plane.admin.items("/api/v1/namespaces/default/pods", labelSelector="job-name=steps")
-    return any(pod["status"]["phase"] == "Running" for pod in pods)
+def _running(plane: ControlPlane) -> list[Any]:
+    pods = plane.admin.items("/api/v1/namespaces/default/pods", labelSelector="job-name=train")
+    return [pod for pod in pods if pod["status"]["phase"] == "Running"]
+
+
+def _leader(plane: ControlPlane) -> str:
+    """Its pod's address."""
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/sentinel-controller"
+    holder = str(plane.admin.get(path)["spec"]["holderIdentity"])
+    pods = plane.admin.items(f"/api/v1/namespaces/{NAMESPACE}/pods")
+    return next(str(pod["status"]["podIP"]) for pod in pods if holder.startswith(pod["metadata"]["name"]))
 
 
 def main() -> int:
@@ -127,11 +245,19 @@ def main() -> int:
         signal.signal(number, lambda *_: sys.exit(0))
     try:
         shipped().build()
+        helm().build()
         with Rig() as rig:
             try:
-                say(bring_up(rig))
-                while True:
-                    signal.pause()
+                say("making the image of Sentinel ...")
+                image = sentinel_image()
+                say("starting the control plane ...")
+                plane = ControlPlane(rig)
+                with MailServer(host=plane.network.address) as mails:
+                    shown = Shown(rig, mails)
+                    say(shown.bring_up(plane, image))
+                    while True:
+                        shown.take_mails()
+                        threading.Event().wait(0.5)
             except SystemExit:
                 say("\nending the cluster ...")
     except (CannotBuild, NotBuilt, RigError) as e:

@@ -55,10 +55,17 @@ class Sentinel:
     """Two controllers and an agent on each node. The nodes must have the image."""
 
     def __init__(
-        self, plane: ControlPlane, *, agent: Object | None = None, controller: Object | None = None
+        self,
+        plane: ControlPlane,
+        *,
+        agent: Object | None = None,
+        controller: Object | None = None,
+        install: bool = True,
     ) -> None:
-        """`agent`, `controller`: what differs in their settings.yaml."""
+        """`agent`, `controller`: what differs in their settings.yaml. Without `install` it is installed already."""
         self.plane, self.admin = plane, plane.admin
+        if not install:
+            return
         self._settings = {"sentinel-agent": agent or {}, "sentinel-controller": controller or {}}
         self._apply("crds/*.yaml", "namespace.yaml", "rbac.yaml", "admission.yaml", "controller.yaml")
         until(lambda: self.admin.find(f"/api/v1/namespaces/{NAMESPACE}/configmaps/sentinel-ca"), self.story)

@@ -5,6 +5,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +59,11 @@ class Shown:
         return [*marked(self.folder).items(), *cgroup_roots(self.folder.name), *links, *mounts, *files]
 
 
+def page(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return str(answer.read().decode())
+
+
 @pytest.fixture
 @needs_root
 def shown(repo: Path, tmp_path: Path) -> Iterator[Shown]:
@@ -67,20 +73,33 @@ def shown(repo: Path, tmp_path: Path) -> Iterator[Shown]:
     made.process.wait()
 
 
-def test_it_shows_a_node_break_and_come_back_and_ends_with_ctrl_c(shown: Shown) -> None:
+def test_it_shows_a_gpu_break_and_a_job_go_on_elsewhere_and_ends_with_ctrl_c(shown: Shown) -> None:
     names = set(shown.kubectl("get", "nodes", "-o", "name").split())
-    assert names == {"node/real-1", "node/real-2", *(f"node/fake-{n}" for n in range(5))}
-    until(lambda: "step 2" in shown.kubectl("logs", "job/steps"), "the pod does not step")
+    assert names == {*(f"node/real-{n}" for n in (1, 2, 3)), *(f"node/fake-{n}" for n in range(5))}
     assert sysctls() == shown.sysctls
-    subprocess.run(["sh", "-c", shown.found(r"\n    (\S+kernel-says real-1 .*)")], check=True)
-    out_of_service = "{.items[0].spec.node} {.items[0].spec.state}"
-    look = ("get", "quarantines", "-o", f"jsonpath={out_of_service}", "--ignore-not-found")
-    until(lambda: shown.kubectl("get", "quarantines", "-o", "name"), "the fault is not seen")
-    assert shown.kubectl(*look) == "real-1 active"
-    until(lambda: "SchedulingDisabled" in shown.kubectl("get", "node", "real-1"), "it is not cordoned")
-    release = shown.found(r"\n    (\$kubectl annotate node real-1 .*)").replace("$kubectl", "")
+    assert "sentinel" in page(shown.found(r"\n    (http://\S+)    # the page")).lower()
+    prometheus = shown.found(r"\n    (http://\S+/)    # Prometheus")
+    query = f"{prometheus}api/v1/query?query=sum(sentinel_nodes)"
+    until(lambda: '"8"' in page(query), lambda: page(query))
+
+    breaks = shown.found(r"\n    (\S+kernel-says real-\d .*)")
+    node = breaks.split()[1]
+    subprocess.run(["sh", "-c", breaks], check=True)
+    until(lambda: "SchedulingDisabled" in shown.kubectl("get", "node", node), "it is not cordoned")
+    look = ("get", "incidents", "-o", "jsonpath={.items[*].spec.phase}")
+    until(
+        lambda: shown.kubectl(*look) == "Recovered", lambda: shown.kubectl("get", "incidents", "-o", "yaml")
+    )
+    pods = ("get", "pods", "-l", "job-name=train", "--field-selector=status.phase=Running")
+    where = shown.kubectl(*pods, "-o", "jsonpath={.items[*].spec.nodeName}").split()
+    assert len(where) == 2
+    assert node not in where
+    mails = Path(shown.found(r"\n    (\S+/mails)"))
+    until(lambda: sum(f" {node}" in one.read_text() for one in mails.glob("*.eml")), "nobody got mail of it")
+
+    release = shown.found(rf"\n    (\$kubectl annotate node {node} .*)").replace("$kubectl", "")
     shown.kubectl(*shlex.split(release))
-    until(lambda: "SchedulingDisabled" not in shown.kubectl("get", "node", "real-1"), "it is not released")
+    until(lambda: "SchedulingDisabled" not in shown.kubectl("get", "node", node), "it is not released")
     shown.process.send_signal(signal.SIGINT)
     assert shown.process.wait(180) == 0
     assert shown.remains() == []

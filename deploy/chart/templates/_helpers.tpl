@@ -1,12 +1,14 @@
 {{- define "sentinel.image" -}}
+{{- $why := "image.repository: where you have pushed what `make image` makes, like registry.example.com/gpu/sentinel" -}}
+{{- $repository := required $why .Values.image.repository -}}
 {{- if .Values.image.digest -}}
-{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{ $repository }}@{{ .Values.image.digest }}
 {{- else -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ $repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 {{- end -}}
 
-{{/* The whole document of what a part of it says. */}}
+{{/* The whole document of what values say of it. */}}
 {{- define "sentinel.settings" -}}
 apiVersion: sentinel.dev/v1alpha1
 kind: Settings

@@ -1,0 +1,383 @@
+"""The chart by the real Helm: what it refuses, what its values do, and its life on a real API server."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from scripts import chart
+from sentinel.config.load import load_settings
+from tests.kubernetes.conftest import QUARANTINES, quarantine
+from tests.rig.binaries import helm
+from tests.waits import until
+
+if TYPE_CHECKING:
+    from tests.rig.api import Object
+    from tests.rig.control_plane import ControlPlane
+
+REPO = Path(__file__).parents[2]
+SPACE = "gpu-ops"
+IMAGE = "registry.example.com/gpu/sentinel"
+ON = [
+    f"--set={name}.enabled=true" for name in ("podMonitor", "prometheusRule", "dashboards", "networkPolicy")
+]
+
+
+def run(*words: str | Path, kubeconfig: str = "") -> "subprocess.CompletedProcess[str]":
+    home = {"HOME": "/nonexistent", "HELM_DRIVER": "secret"} | (
+        {"KUBECONFIG": kubeconfig} if kubeconfig else {}
+    )
+    command = [helm().path("helm"), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=home)
+
+
+def written(tmp_path: Path, values: Any) -> Path:
+    path = tmp_path / "values.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def template(tmp_path: Path, *options: str, **values: Any) -> "list[Object]":
+    given = {"image": {"repository": IMAGE}, **values}
+    words = ("--kube-version=1.30.0", "--namespace", SPACE, "-f", written(tmp_path, given), *options)
+    done = run("template", "sentinel", chart.CHART, *words)
+    assert done.returncode == 0, done.stderr
+    return [one for one in yaml.safe_load_all(done.stdout) if one]
+
+
+def of(objects: "list[Object]", kind: str, name: str) -> "Object":
+    (found,) = (one for one in objects if (one["kind"], one["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def pod(objects: "list[Object]", part: str) -> "Object":
+    kind = {"agent": "DaemonSet", "controller": "Deployment"}[part]
+    return of(objects, kind, f"sentinel-{part}")["spec"]["template"]
+
+
+# ---------------------------------------------------------------- what is generated
+
+
+def test_what_is_generated_is_that_of_today() -> None:
+    """Make it again with: python -m scripts.chart"""
+    kept = {
+        str(path.relative_to(chart.CHART)): path.read_text()
+        for path in (*(chart.CHART / "crds").rglob("*"), *(chart.CHART / "files").rglob("*"))
+        if path.is_file()
+    }
+    kept["values.schema.json"] = (chart.CHART / "values.schema.json").read_text()
+    assert kept == chart.copies()
+
+
+@pytest.mark.parametrize("name", chart.MANIFESTS)
+def test_a_plain_manifest_is_what_helm_makes(name: str) -> None:
+    """Make it again with: python -m scripts.chart"""
+    template, *options = chart.MANIFESTS[name]
+    assert (chart.DEPLOY / name).read_text() == chart.rendered(template, *options)
+
+
+def test_helm_finds_nothing_to_complain_of() -> None:
+    done = run("lint", chart.CHART, "--strict", f"--set=image.repository={IMAGE}", *ON)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 chart(s) failed" in done.stdout
+
+
+# ---------------------------------------------------------------- values
+
+
+def test_an_unknown_value_is_refused_by_its_name_and_all_at_once(tmp_path: Path) -> None:
+    bad = {
+        "image": {"repositry": IMAGE},
+        "controller": {
+            "replica": 3,
+            "settings": {"mail": {"perhour": 4}, "fleet": {"mode": "watch"}, "stateDir": "/x"},
+        },
+        "agent": {"settings": {"ownChecks": [{"name": "x", "interval": "1m"}]}},
+        "monitoring": {},
+    }
+    done = run("template", "sentinel", chart.CHART, "-f", written(tmp_path, bad))
+    assert done.returncode != 0
+    for part in (
+        "additional properties 'monitoring' not allowed",
+        "'/image': additional properties 'repositry' not allowed",
+        "'/controller': additional properties 'replica' not allowed",
+        "'/controller/settings/mail': additional properties 'perhour' not allowed",
+        "'/controller/settings/fleet/mode': value must be one of 'enforce', 'observe'",
+        "'/controller/settings': additional properties 'stateDir' not allowed",
+        "'/agent/settings/ownChecks/0': missing property 'command'",
+    ):
+        assert part in done.stderr, part
+
+
+def test_without_an_image_it_is_said_where_one_comes_from() -> None:
+    done = run("template", "sentinel", chart.CHART, "--kube-version=1.30.0")
+    assert done.returncode != 0
+    assert "image.repository: where you have pushed what `make image` makes" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("image", "named"),
+    [
+        ({}, f"{IMAGE}:0.1.0"),
+        ({"tag": "0.2.0-rc1"}, f"{IMAGE}:0.2.0-rc1"),
+        ({"tag": "x", "digest": "sha256:" + "a" * 64}, f"{IMAGE}@sha256:{'a' * 64}"),
+    ],
+)
+def test_the_image_of_both_parts_is_that_of_the_values(tmp_path: Path, image: Any, named: str) -> None:
+    made = template(
+        tmp_path,
+        image={"repository": IMAGE, "pullPolicy": "Always", **image},
+        imagePullSecrets=[{"name": "r"}],
+    )
+    for part in ("agent", "controller"):
+        spec = pod(made, part)["spec"]
+        assert spec["imagePullSecrets"] == [{"name": "r"}]
+        (container,) = spec["containers"]
+        assert (container["image"], container["imagePullPolicy"]) == (named, "Always")
+
+
+# As people write them: with words that YAML takes for others, and numbers that Helm could write as 1e+05.
+SETTINGS: dict[str, Any] = {
+    "mail": {"host": "smtp.example.com", "admins": ["ops@example.com"], "perHour": 100},
+    "recording": False,  # of a bare `off`
+    "owners": [{"namespace": "research", "emails": ["r@example.com"]}],
+    "caps": {"maxRestarts": 50, "gracefulStop": "30m"},
+    "fleet": {
+        "mode": "observe",
+        "observePools": ["h100"],
+        "isolations": {"atATime": {"atLeast": 1, "share": 0.02}},
+        "keepRecords": 100000,
+    },
+    "webhooks": [{"name": "chat", "url": "https://example.com/hook", "format": "slack"}],
+}
+NODE_SETTINGS: dict[str, Any] = {
+    "gpu": {"correctedEccPerHour": 100000},
+    "network": {"errorsPerMinute": {"rx_errors": 5}},
+    "disk": {"minFreeBytes": "1G", "mounts": [{"path": "/data", "minFreeShare": 0.01}]},
+    "ownChecks": [{"name": "x", "command": ["/bin/true", "off"], "interval": "5m"}],
+    "shapes": [{"name": "h100", "match": {"hostname": "gpu-.*"}, "gpus": 8, "ibRateGbps": 400}],
+}
+
+
+def test_settings_arrive_as_they_were_written(tmp_path: Path) -> None:
+    made = template(
+        tmp_path,
+        controller={"settings": SETTINGS},
+        agent={"settings": {**NODE_SETTINGS, "controller": {"addresses": ["c.example.com:8443"]}}},
+    )
+    read = {
+        part: load_settings(of(made, "ConfigMap", f"sentinel-{part}")["data"]["settings.yaml"])
+        for part in ("controller", "agent")
+    }
+    head = {"apiVersion": "sentinel.dev/v1alpha1", "kind": "Settings", "stateDir": "/var/lib/sentinel"}
+    wanted = {
+        "controller": {**head, "listen": "0.0.0.0:9810", **SETTINGS},
+        "agent": {**head, **NODE_SETTINGS, "controller": {"addresses": ["c.example.com:8443"]}},
+    }
+    assert read == {part: load_settings(yaml.safe_dump(text)) for part, text in wanted.items()}
+
+
+def test_other_settings_of_the_controllers_begin_new_pods_and_the_same_do_not(tmp_path: Path) -> None:
+    def checksum(**settings: Any) -> str:
+        meta = pod(template(tmp_path, controller={"settings": settings}), "controller")["metadata"]
+        return str(meta["annotations"]["checksum/settings"])
+
+    assert checksum() == checksum()
+    assert checksum() != checksum(pageUrl="https://sentinel.example.com")
+    assert "annotations" not in pod(template(tmp_path), "agent")["metadata"], (
+        "agents read them again by themselves"
+    )
+
+
+TOLERATION = {"key": "gpu", "operator": "Exists"}
+VOLUME = {"name": "tools", "hostPath": {"path": "/opt/tools"}}
+MOUNT = {"name": "tools", "mountPath": "/opt/tools", "readOnly": True}
+VARIABLE = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}
+COMMON: dict[str, Any] = {
+    "resources": {"requests": {"cpu": "1"}},
+    "priorityClassName": "mine",
+    "nodeSelector": {"disk": "fast"},
+    "tolerations": [TOLERATION],
+    "podLabels": {"team": "ops"},
+    "podAnnotations": {"example.com/x": "1"},
+    "env": [VARIABLE],
+    "extraVolumes": [VOLUME],
+    "extraVolumeMounts": [MOUNT],
+}
+
+
+@pytest.mark.parametrize("part", ["agent", "controller"])
+def test_each_value_of_the_pods_does_what_it_says(tmp_path: Path, part: str) -> None:
+    made = pod(template(tmp_path, **{part: COMMON}), part)
+    meta, spec = made["metadata"], made["spec"]
+    (container,) = spec["containers"]
+    assert meta["labels"] == {
+        "team": "ops",
+        "app.kubernetes.io/name": "sentinel",
+        "app.kubernetes.io/component": part,
+    }
+    assert meta["annotations"]["example.com/x"] == "1"
+    assert container["resources"]["requests"]["cpu"] == "1"
+    assert (spec["priorityClassName"], spec["nodeSelector"]) == ("mine", {"disk": "fast"})
+    assert spec["tolerations"] == [TOLERATION]
+    assert VARIABLE in container["env"]
+    assert MOUNT in container["volumeMounts"]
+    assert VOLUME in spec["volumes"]
+
+
+def test_what_only_one_part_has(tmp_path: Path) -> None:
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "cpu-node", "operator": "Exists"}]}]}
+    affinity = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    made = template(
+        tmp_path,
+        controller={"replicas": 3, "nodeAffinity": affinity, "mailSecret": "smtp", "fence": "our-bmc"},
+        agent={"affinity": {"nodeAffinity": affinity}, "runtimeClassName": "nvidia", "maxUnavailable": 3},
+    )
+    assert of(made, "Deployment", "sentinel-controller")["spec"]["replicas"] == 3
+    controller, agent = pod(made, "controller")["spec"], pod(made, "agent")["spec"]
+    assert controller["affinity"]["nodeAffinity"] == affinity
+    assert "podAntiAffinity" in controller["affinity"], "no two on one node"
+    volumes = {one["name"]: one for one in controller["volumes"]}
+    assert volumes["mail"]["secret"]["secretName"] == "smtp"
+    assert volumes["fence"]["projected"] == {
+        "defaultMode": 0o550,  # the group is fsGroup, in which the controllers' user is
+        "sources": [
+            {"configMap": {"name": "our-bmc", "optional": True}},
+            {"secret": {"name": "our-bmc", "optional": True}},
+        ],
+    }
+    assert agent["affinity"] == {"nodeAffinity": affinity}
+    assert agent["runtimeClassName"] == "nvidia"
+    rollout = of(made, "DaemonSet", "sentinel-agent")["spec"]["updateStrategy"]["rollingUpdate"]
+    assert rollout == {"maxUnavailable": 3}
+
+
+def test_what_others_watch_comes_where_it_is_asked_for(tmp_path: Path) -> None:
+    kinds = {"PodMonitor", "PrometheusRule", "NetworkPolicy"}
+    plain = template(tmp_path)
+    assert not kinds & {one["kind"] for one in plain}
+    given = {"labels": {"release": "prometheus"}}
+    peers = [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]
+    made = template(
+        tmp_path,
+        *ON,
+        podMonitor={**given, "interval": "1m"},
+        prometheusRule=given,
+        dashboards={"labels": {"grafana": "yes"}, "annotations": {"folder": "GPU"}},
+        networkPolicy={"metricsFrom": peers},
+    )
+    assert all(one["metadata"].get("namespace") in (None, SPACE, "kube-node-lease") for one in made)
+    monitor = of(made, "PodMonitor", "sentinel-controller")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"]["podMetricsEndpoints"][0]["interval"] == "1m"
+    rule = of(made, "PrometheusRule", "sentinel")
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    shipped = yaml.safe_load((REPO / "rules/prometheus/prometheusrule.yaml").read_text())
+    assert rule["spec"] == shipped["spec"], "with the templates of Prometheus as they are"
+    for path in (REPO / "dashboards").glob("*.json"):
+        board = of(made, "ConfigMap", path.stem)
+        assert board["metadata"]["labels"] == {
+            "grafana_dashboard": "1",
+            "grafana": "yes",
+            "app.kubernetes.io/name": "sentinel",
+        }
+        assert board["metadata"]["annotations"] == {"folder": "GPU"}
+        assert json.loads(board["data"][path.name]) == json.loads(path.read_text())
+    metrics = of(made, "NetworkPolicy", "sentinel-controller")["spec"]["ingress"][1]
+    assert metrics["from"] == peers
+
+
+# ---------------------------------------------------------------- its life
+
+
+class Release:
+    def __init__(self, plane: "ControlPlane", tmp_path: Path) -> None:
+        self.plane, self.admin, self._folder = plane, plane.admin, tmp_path
+
+    def does(self, verb: str, *words: str | Path, **values: Any) -> str:
+        if verb in ("install", "upgrade"):
+            given = {"image": {"repository": IMAGE}, **values}
+            words = (chart.CHART, "-f", written(self._folder, given), *words)
+        place = ("--namespace", SPACE)
+        done = run(verb, "sentinel", *words, *place, kubeconfig=str(self.plane.kubeconfig))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def find(self, kind: str, name: str) -> Any:
+        return self.admin.find(
+            f"/{'api/v1' if kind == 'configmaps' else 'apis/apps/v1'}/namespaces/{SPACE}/{kind}/{name}"
+        )
+
+    @property
+    def settings(self) -> Any:
+        return yaml.safe_load(self.find("configmaps", "sentinel-controller")["data"]["settings.yaml"])
+
+
+@pytest.fixture
+def release(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Iterator[Release]:
+    from tests.rig.control_plane import ControlPlane
+    from tests.rig.processes import Rig
+
+    with Rig(tmp_path_factory.mktemp("helm")) as rig:
+        yield Release(ControlPlane(rig, scheduler=False), tmp_path)
+
+
+def test_installed_upgraded_rolled_back_and_removed_with_the_records_kept(release: Release) -> None:
+    admin = release.admin
+    told = release.does("install", "--create-namespace")
+    assert "takes bad nodes out of service, within its brakes" in told
+    assert "Nobody gets mail" in told
+    assert f"kubectl label namespace {SPACE} pod-security.kubernetes.io/enforce=privileged" in told
+    assert release.find("daemonsets", "sentinel-agent")
+    assert release.find("deployments", "sentinel-controller")["spec"]["replicas"] == 2
+    until(lambda: admin.find(QUARANTINES), lambda: "the custom resources are not served")
+    admin.create(quarantine("gpu-1-0001", 1))
+    admin.patch(
+        f"/api/v1/namespaces/{SPACE}",
+        {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "privileged"}}},
+    )
+
+    mail = {"host": "smtp.example.com", "admins": ["ops@example.com"]}
+    settings = {"mail": mail, "fleet": {"mode": "observe"}}
+    told = release.does("upgrade", controller={"replicas": 3, "settings": settings})
+    assert "It observes: it decides and tells" in told
+    assert "Nobody gets mail" not in told
+    assert "pod-security" not in told
+    assert release.find("deployments", "sentinel-controller")["spec"]["replicas"] == 3
+    assert release.settings["fleet"] == {"mode": "observe"}
+
+    release.does("rollback", "1")
+    assert release.find("deployments", "sentinel-controller")["spec"]["replicas"] == 2
+    assert "fleet" not in release.settings
+
+    release.does("uninstall", "--wait")
+    assert not release.find("daemonsets", "sentinel-agent")
+    roles = admin.items("/apis/rbac.authorization.k8s.io/v1/clusterroles")
+    assert not [one for one in roles if one["metadata"]["name"].startswith("sentinel")]
+    assert [one["metadata"]["name"] for one in admin.items(QUARANTINES)] == ["gpu-1-0001"]
+    release.does("install")
+    assert [one["metadata"]["name"] for one in admin.items(QUARANTINES)] == ["gpu-1-0001"]
+    assert release.find("deployments", "sentinel-controller")
+
+
+def test_an_api_server_takes_everything_that_can_be_asked_for_without_a_warning(
+    release: Release, tmp_path: Path
+) -> None:
+    """But for the two kinds of the Prometheus operator, which it does not know."""
+    release.admin.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}}])
+    made = template(
+        tmp_path,
+        *ON,
+        agent={**COMMON, "runtimeClassName": "nvidia", "affinity": {"nodeAffinity": {}}},
+        controller={**COMMON, "replicas": 3, "nodeAffinity": {}},
+        imagePullSecrets=[{"name": "r"}],
+    )
+    for one in made:
+        if one["kind"] not in ("PodMonitor", "PrometheusRule"):
+            path = release.admin.path_of(one)
+            query = "dryRun=All&fieldManager=test&force=true&fieldValidation=Strict"
+            release.admin.call("PATCH", f"{path}?{query}", one, kind="application/apply-patch+yaml")
