@@ -13,6 +13,7 @@ from typing import Any
 
 from sentinel.config.crd_schema import of_section
 from sentinel.config.settings_schema import SettingsDocument
+from sentinel.rules import counter_limits
 from tests.rig.binaries import NotBuilt, helm
 
 REPO = Path(__file__).parent.parent
@@ -31,7 +32,15 @@ MANIFESTS = {
     "optional/podmonitor.yaml": ("podmonitor.yaml", "--set=podMonitor.enabled=true"),
     "optional/networkpolicy.yaml": ("networkpolicy.yaml", "--set=networkPolicy.enabled=true"),
 }
-SET_BY_THE_CHART = ("apiVersion", "kind", "stateDir")
+# Settings that a controller reads, and those that an agent does; the rest is set by the chart, or is for one machine.
+SETTINGS = {
+    "controller": ("mail", "webhooks", "caps", "owners", "fleet", "recording", "pageUrl", "dashboardUrl"),
+    "agent": (
+        *("listen", "disk", "cards", "gpu", "network", "ownChecks", "controller", "shapes"),
+        *("rulesDir", "kernelLog", "sysfs", "procfs", "podLogs"),
+    ),
+}
+ELSEWHERE = ("apiVersion", "kind", "stateDir", "endedJobs")
 
 Schema = dict[str, Any]
 
@@ -66,10 +75,10 @@ def values_schema() -> Schema:
     texts = {"type": "object", "additionalProperties": {"type": "string"}}
     text, switch, objects = {"type": "string"}, {"type": "boolean"}, {"type": "array", "items": free}
     pod = {
-        "settings": _settings(),
-        "resources": free,
+        "resources": _closed(requests=free, limits=free, claims=objects),
         "priorityClassName": text,
         "nodeSelector": texts,
+        "affinity": free,
         "tolerations": objects,
         "podLabels": texts,
         "podAnnotations": texts,
@@ -77,27 +86,33 @@ def values_schema() -> Schema:
         "extraVolumes": objects,
         "extraVolumeMounts": objects,
     }
+    repository = {"type": "string", "pattern": "^([^@:]*|[^@:/]+:[0-9]+/[^@:]+)$"}
     policy = {"type": "string", "enum": ["Always", "IfNotPresent", "Never"]}
     digest = {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"}
     replicas = {"type": "integer", "minimum": 1, "maximum": 5}
+    share = {"type": "string", "pattern": "^([1-9][0-9]?|100)%$"}
+    sections = {
+        "image": _closed(repository=repository, tag=text, digest=digest, pullPolicy=policy),
+        "controller": _closed(
+            **pod, settings=_settings("controller"), replicas=replicas, mailSecret=text, fence=text
+        ),
+        "agent": _closed(
+            **pod,
+            settings=_settings("agent"),
+            runtimeClassName=text,
+            maxUnavailable={"anyOf": [share, {"type": "integer", "minimum": 1}]},
+        ),
+        "podMonitor": _closed(enabled=switch, interval=text, labels=texts),
+        "prometheusRule": _closed(enabled=switch, labels=texts),
+        "dashboards": _closed(enabled=switch, labels=texts, annotations=texts),
+        "networkPolicy": _closed(enabled=switch, metricsFrom=objects),
+    }
+    # What Helm and charts of which this one is a part say beside it.
+    above = {"global": {"type": ["object", "null"]}, "enabled": switch}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
-        **_closed(
-            image=_closed(repository=text, tag=text, digest=digest, pullPolicy=policy),
-            imagePullSecrets=objects,
-            controller=_closed(**pod, replicas=replicas, nodeAffinity=free, mailSecret=text, fence=text),
-            agent=_closed(
-                **pod,
-                affinity=free,
-                runtimeClassName=text,
-                maxUnavailable={"type": ["string", "integer"]},
-            ),
-            podMonitor=_closed(enabled=switch, interval=text, labels=texts),
-            prometheusRule=_closed(enabled=switch, labels=texts),
-            dashboards=_closed(enabled=switch, labels=texts, annotations=texts),
-            networkPolicy=_closed(enabled=switch, metricsFrom=objects),
-            **{"global": free},  # Helm hands it to every chart that is part of another one
-        ),
+        **_closed(**sections, imagePullSecrets=objects, **above),
+        "required": sorted(sections),
     }
 
 
@@ -105,12 +120,11 @@ def _closed(**properties: Schema) -> Schema:
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
-def _settings() -> Schema:
-    found = _json_schema(of_section(SettingsDocument, {}))
-    found.pop("required")
-    for name in SET_BY_THE_CHART:
-        del found["properties"][name]
-    return found
+def _settings(part: str) -> Schema:
+    known = _json_schema(of_section(SettingsDocument, {}))["properties"]
+    counters = [row.name for row in counter_limits()]
+    known["network"]["properties"]["errorsPerMinute"]["propertyNames"] = {"enum": counters}
+    return _closed(**{name: known[name] for name in SETTINGS[part]})
 
 
 def _json_schema(shape: Any) -> Any:

@@ -1,23 +1,21 @@
-"""Where NVIDIA's libraries are: in the dynamic loader's places, or on the node around a pod that brings none."""
+"""Where NVIDIA's libraries are: of a pod those of its node, which belong to the driver that is loaded there."""
 
 import os
 import re
-from collections.abc import Iterator
 
 NVML = "libnvidia-ml.so.1"
-# Where drivers put them, below a root; the last ones are those of a driver container, of NixOS and of WSL.
+# Where drivers put them, below a root; the last ones are those of NixOS, of GKE's own nodes and of WSL.
 FOLDERS = (
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
     "usr/lib64",
     "usr/lib",
     "usr/local/nvidia/lib64",
-    "run/nvidia/driver/usr/lib/x86_64-linux-gnu",
-    "run/nvidia/driver/usr/lib/aarch64-linux-gnu",
-    "run/nvidia/driver/usr/lib64",
     "run/opengl-driver/lib",
+    "home/kubernetes/bin/nvidia/lib64",
     "usr/lib/wsl/lib",
 )
+DRIVER_ROOT = "run/nvidia/driver"  # of the GPU operator's driver container, whose links lead within it
 CACHE_BYTES = 4 << 20
 MOST_LINKS = 40  # as many as the kernel follows
 
@@ -33,29 +31,37 @@ def places(root: str, library: str) -> list[str]:
     return list(dict.fromkeys([*usual, *re.findall(rf"/([^\0]*/{re.escape(library)})\0", cache)]))
 
 
-def of_loader(library: str = NVML) -> str:
-    """Where the dynamic loader would find it, "" where it would not. Loads nothing, starts nothing."""
-    for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
-        if folder and os.path.exists(os.path.join(folder, library)):
-            return os.path.join(folder, library)
-    return next((path for path in _there("", library)), "")
+def is_named(library: str = NVML) -> bool:
+    """Is it where LD_LIBRARY_PATH says?"""
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    return any(os.path.exists(f"{folder}/{library}") for folder in folders if folder)
 
 
-def of_node(procfs: str, library: str = NVML) -> str:
-    """That of the node, where its processes can be seen (hostPID and root): it belongs to the driver that is loaded
-    there, needs nothing but the C library, and a pod's own would have to be of the same version. "": none."""
-    return next((path for path in _there(os.path.join(procfs, "1/root"), library)), "")
+def is_here(library: str = NVML) -> bool:
+    """May a program of ours find it? Loads nothing, starts nothing."""
+    return is_named(library) or bool(_there("", library))
 
 
-def _there(root: str, library: str) -> Iterator[str]:
-    for path in places(root or "/", library):
-        found = inside(root, path)
-        if os.path.exists(found):
-            yield found
+def of_node(procfs: str, library: str = NVML) -> list[str]:
+    """Those of the node around a pod, best first; none where its processes cannot be seen (hostPID and root), or where
+    its root is ours. They need nothing but the C library."""
+    root = os.path.join(procfs, "1/root")
+    try:
+        if os.path.samestat(os.stat(root), os.stat("/")):
+            return []
+    except OSError:
+        return []
+    return [*_there(f"{root}/{DRIVER_ROOT}", library), *_there(root, library)]
+
+
+def _there(root: str, library: str) -> list[str]:
+    found = [inside(root, path) for path in places(root or "/", library)]
+    return [path for path in dict.fromkeys(found) if os.path.isfile(path)]
 
 
 def inside(root: str, path: str) -> str:
-    """`path` below `root` with all its links followed as a process with this root would: absolute ones begin there."""
+    """`path` below `root` with all its links followed as a process with this root would: absolute ones begin there.
+    "": they lead in a circle."""
     parts, done, links = path.split("/")[::-1], "", 0
     while parts:
         part = parts.pop()
@@ -72,7 +78,7 @@ def inside(root: str, path: str) -> str:
             continue
         links += 1
         if links > MOST_LINKS:
-            break
+            return ""
         if target.startswith("/"):
             done = ""
         parts += target.split("/")[::-1]

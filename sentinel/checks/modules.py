@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from sentinel.checks.base import Absent, Look, Source
-from sentinel.checks.driver_library import NVML, places
+from sentinel.checks.driver_library import DRIVER_ROOT, NVML, places
 from sentinel.checks.gpus import inventory
 from sentinel.checks.shape import expected, judged
 from sentinel.core.health import Component, Finding, Severity
@@ -65,15 +65,15 @@ def _bound_to(device: Path) -> str:
 def _versions(procfs: Path, library: str) -> tuple[str, ...]:
     """The link that the loader follows names the version: libcuda.so.1 -> libcuda.so.550.54.15."""
     for name in ROOTS:
-        root = procfs / name
         found = []
-        for path in places(str(root), library):
-            try:
-                target = os.readlink(root / path)
-            except OSError:
-                continue
-            version = _LIBRARY.search(target)
-            found.append(version[1] if version else "")
+        for root in (procfs / name, procfs / name / DRIVER_ROOT):
+            for path in places(str(root), library):
+                try:
+                    target = os.readlink(root / path)
+                except OSError:
+                    continue
+                version = _LIBRARY.search(target)
+                found.append(version[1] if version else "")
         if found:
             return tuple(dict.fromkeys(found))
     return ()

@@ -9,7 +9,7 @@ import msgspec
 
 from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.child import ChildBroke, ChildHangs, LineChild
-from sentinel.checks.driver_library import of_loader
+from sentinel.checks.driver_library import is_here
 from sentinel.checks.gpus import given_away, hidden, inventory
 from sentinel.checks.nvml_card import Card, Past, entity_of, finding
 from sentinel.checks.nvml_heat import judge_heat, judge_pace, judge_throttling, note_pace, note_throttling
@@ -78,8 +78,9 @@ def _sample(look: Look, on_pci: Sequence[str]) -> Sample:
     if look.now.mono_s - kept.get("started_s", look.now.mono_s) >= RENEW_S and kept.get("renewable"):
         kept["child"].stop()
     sample = _ask(look)
-    if sample.problem_code == LIB_RM_VERSION_MISMATCH and kept["started_s"] != look.now.mono_s:
-        kept["child"].stop()  # the driver was changed under it: a new one has the library that is there now
+    mismatch = sample.problem_code == LIB_RM_VERSION_MISMATCH
+    if mismatch and look.now.mono_s - kept["started_s"] >= RENEW_S:
+        kept["child"].stop()  # a new one has the library that is there now
         sample = _ask(look)
     missing = {item.entity for item in judge_count(_named(sample.devices, on_pci), on_pci)}
     if missing and missing != kept.get("missing") and kept["started_s"] != look.now.mono_s:
@@ -283,7 +284,7 @@ def _detail(sample: Sample, look: Look) -> str:
 def check(look: Look) -> list[Finding]:
     sysfs = look.settings.sysfs
     on_pci = [gpu.entity for gpu in inventory(sysfs) if not given_away(sysfs, gpu.pci)]
-    if not on_pci and not of_loader():
+    if not on_pci and not is_here():
         raise Absent("no NVIDIA GPU on the PCI bus and no NVML library")
     sample = _sample(look, on_pci)
     if sample.problem_code == LIB_RM_VERSION_MISMATCH:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pynvml as nvml
 
-from sentinel.checks.driver_library import NVML, of_node
+from sentinel.checks.driver_library import is_named, of_node
 from sentinel.checks.nvml_read import Ask, Card, Gpm, text_of
 
 # Xid, double-bit ECC, poison (fatal or not), GPU unavailable, recovery action changed: each asks for a sample.
@@ -101,12 +101,16 @@ def _number(handle: Any) -> int | None:
 
 
 def _load(procfs: str) -> None:
-    """Where the dynamic loader finds none, that of the node: what is loaded already is found by its own name."""
-    try:
-        ctypes.CDLL(NVML)
-    except OSError:
-        if path := of_node(procfs):
+    """Of a pod the library of its node, where there is one: the driver's own, and another program cannot bring it. What
+    is loaded already is found by its name; where none loads, NVML itself says so."""
+    if is_named():  # somebody chose one
+        return
+    for path in of_node(procfs):
+        try:
             ctypes.CDLL(path)
+        except OSError:  # of another machine or C library
+            continue
+        return
 
 
 class Session:

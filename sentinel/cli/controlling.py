@@ -69,6 +69,7 @@ class Controlling:
         self, settings: Settings, args: argparse.Namespace, host: str, port: int, say: Callable[[str], None]
     ) -> None:
         self._settings, self._args, self._stderr = settings, args, say
+        self._watch = SettingsWatch(args.settings, settings)
         self._host, self._port = host, port
         self._namespace = args.namespace or os.environ.get("POD_NAMESPACE", "") or "sentinel-system"
         self._name = os.environ.get("POD_NAME", "") or socket.gethostname()
@@ -329,9 +330,8 @@ class Controlling:
 
     async def _watch_settings(self) -> None:
         """It goes by those that it began with, and says so while the file has others."""
-        watch = SettingsWatch(self._args.settings, self._settings)
         try:
-            async for outcome in watch.changes():
+            async for outcome in self._watch.changes():
                 found = {}
                 if outcome.what == "refused":
                     text = f"its settings were changed, and it would not begin with these: {outcome.problem}"
@@ -340,7 +340,7 @@ class Controlling:
                     found["settings"] = "its settings were changed, and count when it is started again"
                 self._pages.settings = found
         finally:
-            watch.close()
+            self._watch.close()
 
     # ------------------------------------------------------------ what the parts ask of each other
 

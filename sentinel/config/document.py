@@ -22,7 +22,17 @@ Mark = tuple[int, int]  # line, column, from 1
 
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = yaml.constructor.SafeConstructor
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_BASE):  # type: ignore[misc]
+    """Numbers like 5e-05, as Go and Helm write small ones, are texts in YAML 1.1."""
+
+
+_LOADER: Any = _Loader
+_LOADER.add_implicit_resolver(
+    _TAG + "float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 class Document(Struct, frozen=True):

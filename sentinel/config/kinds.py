@@ -375,7 +375,15 @@ AutoOrDuration = Annotated[
     Checked(_auto_or_duration, type="string", maxLength=64, pattern=f"^(auto|{_DURATION_SHAPE})$"),
     Meaning("auto or duration", "duration", "auto"),
 ]
-Limit = Annotated[dict[str, Any], BeforeValidator(_limit), Meaning("{atLeast, share}")]
+_LIMIT_SHAPE = {
+    "atLeast": {"type": "integer", "minimum": 0, "maximum": 100_000},
+    "share": {"type": "number", "minimum": 0, "maximum": 1},
+}
+Limit = Annotated[
+    dict[str, Any],
+    Checked(_limit, type="object", properties=_LIMIT_SHAPE, required=["atLeast"]),
+    Meaning("{atLeast, share}"),
+]
 LabelKey = Annotated[str, BeforeValidator(_label), Meaning("key of a label")]
 Command = Annotated[tuple[str, ...], BeforeValidator(_command), Meaning("list of texts")]
 JobKinds = Annotated[

@@ -13,6 +13,7 @@ import pytest
 from sentinel.checks import nvml as check_module
 from sentinel.checks.base import Absent, Unknown
 from sentinel.checks.child import LineChild
+from sentinel.checks.driver_library import of_node
 from sentinel.checks.gpus import hidden
 from sentinel.checks.proc_scan import INIT_PID_NAMESPACE
 from sentinel.core.health import Severity
@@ -51,7 +52,7 @@ def test_a_well_card_as_a_real_driver_tells_of_it_has_no_findings(
 def test_without_cards_and_library_the_check_is_absent_and_starts_nothing(
     sample: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(check_module, "of_loader", lambda: "")
+    monkeypatch.setattr(check_module, "is_here", lambda: False)
     with pytest.raises(Absent):
         sample()
     assert sample.child_pid is None
@@ -67,15 +68,32 @@ def test_a_pod_that_brings_no_library_takes_that_of_its_node(
     with pytest.raises(Unknown, match="Not Found"):
         sample()
     node = tmp_path / "proc/1/root"
-    for folder in ("usr/lib64", "store/driver"):
-        (node / folder).mkdir(parents=True)
+    for folder in ("usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib", "store/driver"):
+        (node / folder).mkdir(parents=True, exist_ok=True)
+    (node / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.1")  # in a circle
+    (node / "usr/lib/libnvidia-ml.so.1").write_text("of another machine")
     shutil.copy(build_stub(False) / "libnvidia-ml.so.1", node / "store/driver/libnvidia-ml.so.580.95.05")
     (node / "usr/lib64/libnvidia-ml.so.1").symlink_to("/current/libnvidia-ml.so.580.95.05")
     (node / "current").symlink_to("/store/driver")
     sample.settings["procfs"] = str(tmp_path / "proc")
-    sample.kept.pop("child").stop()  # begun anew, as after a restart of the agent
+    sample.kept.pop("child").stop()  # its settings say where /proc is
     scenario.set(gpu0_error=15)
     assert [finding.code for finding in sample().values()] == ["gpu-lost"]
+
+
+def test_a_driver_containers_links_lead_within_it(tmp_path: Path) -> None:
+    root = tmp_path / "proc/1/root/run/nvidia/driver"
+    for folder in ("usr/lib/x86_64-linux-gnu", "opt"):
+        (root / folder).mkdir(parents=True)
+    (root / "opt/ml").write_text("")
+    (root / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1").symlink_to("/opt/ml")
+    assert of_node(str(tmp_path / "proc")) == [str(root / "opt/ml")]
+
+
+def test_on_the_node_itself_the_loader_finds_it(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/root").symlink_to("/")
+    assert of_node(str(tmp_path)) == []
 
 
 def test_a_lost_card_is_fatal_and_the_other_card_is_not_blamed(sample: Any, cards: Any) -> None:

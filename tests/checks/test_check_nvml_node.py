@@ -133,6 +133,9 @@ def test_a_library_of_another_version_than_the_kernels_driver_is_a_fault(sample:
     before = sample.child_pid
     with pytest.raises(Unknown):
         sample()
+    assert sample.child_pid == before
+    with pytest.raises(Unknown):
+        sample(600)
     assert sample.child_pid != before, "the old one would keep the old library when the driver is loaded anew"
     cards.set(init=0)
     assert sample() == {}

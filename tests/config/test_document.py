@@ -162,3 +162,9 @@ def test_no_text_brings_a_traceback(text: str) -> None:
     for load in (lambda: load_policies(HEAD + "  " + text), lambda: parse(text, "f.yaml")):
         with contextlib.suppress(ConfigErrors):
             assert load()
+
+
+def test_numbers_as_go_and_helm_write_small_ones_are_numbers() -> None:
+    text = "a: 5e-05\nb: 1E+3\nc: 1e\nd: '5e-05'\n"
+    (found,) = parse(text, "f")
+    assert found.data == {"a": 0.00005, "b": 1000.0, "c": "1e", "d": "5e-05"}

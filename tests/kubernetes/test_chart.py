@@ -1,6 +1,7 @@
 """The chart by the real Helm: what it refuses, what its values do, and its life on a real API server."""
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import yaml
 
 from scripts import chart
 from sentinel.config.load import load_settings
+from sentinel.config.settings_schema import SettingsDocument
 from tests.kubernetes.conftest import QUARANTINES, quarantine
 from tests.rig.binaries import helm
 from tests.waits import until
@@ -94,9 +96,21 @@ def test_an_unknown_value_is_refused_by_its_name_and_all_at_once(tmp_path: Path)
         "image": {"repositry": IMAGE},
         "controller": {
             "replica": 3,
-            "settings": {"mail": {"perhour": 4}, "fleet": {"mode": "watch"}, "stateDir": "/x"},
+            "settings": {
+                "mail": {"perhour": 4},
+                "fleet": {"mode": "watch", "isolations": {"atATime": {"atleast": 1}}},
+                "stateDir": "/x",
+            },
+            "resources": {"limit": {}},
         },
-        "agent": {"settings": {"ownChecks": [{"name": "x", "interval": "1m"}]}},
+        "agent": {
+            "settings": {
+                "ownChecks": [{"name": "x", "interval": "1m"}],
+                "network": {"errorsPerMinute": {"rx_eror": 4}},
+                "fleet": {"mode": "observe"},  # the controllers' to say
+            },
+            "maxUnavailable": "ten",
+        },
         "monitoring": {},
     }
     done = run("template", "sentinel", chart.CHART, "-f", written(tmp_path, bad))
@@ -108,9 +122,78 @@ def test_an_unknown_value_is_refused_by_its_name_and_all_at_once(tmp_path: Path)
         "'/controller/settings/mail': additional properties 'perhour' not allowed",
         "'/controller/settings/fleet/mode': value must be one of 'enforce', 'observe'",
         "'/controller/settings': additional properties 'stateDir' not allowed",
+        "'/controller/settings/fleet/isolations/atATime': missing property 'atLeast'",
+        "'/controller/resources': additional properties 'limit' not allowed",
         "'/agent/settings/ownChecks/0': missing property 'command'",
+        "'/agent/settings/network/errorsPerMinute': invalid propertyName 'rx_eror'",
+        "'/agent/settings': additional properties 'fleet' not allowed",
+        "'/agent/maxUnavailable'",
     ):
         assert part in done.stderr, part
+
+
+def test_every_setting_is_of_one_part_or_for_one_machine() -> None:
+    named = [*chart.SETTINGS["controller"], *chart.SETTINGS["agent"], *chart.ELSEWHERE]
+    assert sorted(named) == sorted(str(field.alias) for field in SettingsDocument.model_fields.values())
+
+
+def test_what_is_taken_away_by_null_or_nothing_is_gone(tmp_path: Path) -> None:
+    made = template(
+        tmp_path,
+        controller={
+            "settings": None,
+            "mailSecret": "",
+            "fence": "",
+            "resources": None,
+            "priorityClassName": "",
+        },
+        agent={"settings": {"controller": None}, "affinity": None, "tolerations": []},
+        podMonitor={"enabled": True, "labels": None},
+        dashboards={"enabled": True, "labels": None},
+    )
+    for part, listens in (("controller", "0.0.0.0:9810"), ("agent", "127.0.0.1:9810")):
+        text = of(made, "ConfigMap", f"sentinel-{part}")["data"]["settings.yaml"]
+        assert load_settings(text).listen == listens
+    spec = pod(made, "controller")["spec"]
+    assert [one["name"] for one in spec["volumes"]] == ["settings", "state"]
+    assert [one["name"] for one in spec["containers"][0]["volumeMounts"]] == ["settings", "state"]
+    assert not {"priorityClassName"} & spec.keys()
+    assert "resources" not in spec["containers"][0]
+    assert not {"affinity", "tolerations"} & pod(made, "agent")["spec"].keys()
+
+
+def test_a_section_that_an_older_chart_did_not_have_is_named() -> None:
+    """`helm upgrade --reuse-values`"""
+    done = run("template", "sentinel", chart.CHART, "--set=networkPolicy=null", "--set=podMonitor=null")
+    assert done.returncode != 0
+    assert "missing properties 'networkPolicy', 'podMonitor'" in done.stderr
+
+
+def test_as_a_part_of_another_chart_it_takes_what_helm_and_that_one_say_beside(tmp_path: Path) -> None:
+    parent = tmp_path / "parent"
+    shutil.copytree(chart.CHART, parent / "charts/sentinel")
+    (parent / "templates").mkdir()
+    parts = [{"name": "sentinel", "version": "0.1.0", "condition": "sentinel.enabled"}]
+    (parent / "Chart.yaml").write_text(
+        yaml.safe_dump({"apiVersion": "v2", "name": "gpus", "version": "1.0.0", "dependencies": parts})
+    )
+    given = {"global": {"region": "x"}, "sentinel": {"enabled": True, "image": {"repository": IMAGE}}}
+    (parent / "values.yaml").write_text(yaml.safe_dump(given))
+    done = run("template", "gpus", parent, "--kube-version=1.30.0", "--namespace", SPACE)
+    assert done.returncode == 0, done.stderr
+    assert of([one for one in yaml.safe_load_all(done.stdout) if one], "DaemonSet", "sentinel-agent")
+
+
+def test_an_agent_leaves_a_node_whose_driver_is_being_changed(tmp_path: Path) -> None:
+    """It holds it open. Labels: NVIDIA/k8s-driver-manager and mig-parted (`paused-for-…`); ours is for people."""
+    affinity = pod(template(tmp_path), "agent")["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    paused = ["paused-for-driver-upgrade", "paused-for-mig-change"]
+    assert {one["key"]: (one["operator"], one["values"]) for one in term["matchExpressions"]} == {
+        "sentinel.dev/agent": ("NotIn", ["off"]),
+        "nvidia.com/gpu.deploy.client": ("NotIn", paused),
+        "nvidia.com/gpu.deploy.dcgm-exporter": ("NotIn", paused),
+    }
 
 
 def test_without_an_image_it_is_said_where_one_comes_from() -> None:
@@ -124,6 +207,7 @@ def test_without_an_image_it_is_said_where_one_comes_from() -> None:
     [
         ({}, f"{IMAGE}:0.1.0"),
         ({"tag": "0.2.0-rc1"}, f"{IMAGE}:0.2.0-rc1"),
+        ({"repository": "localhost:5000/s"}, "localhost:5000/s:0.1.0"),
         ({"tag": "x", "digest": "sha256:" + "a" * 64}, f"{IMAGE}@sha256:{'a' * 64}"),
     ],
 )
@@ -144,6 +228,7 @@ def test_the_image_of_both_parts_is_that_of_the_values(tmp_path: Path, image: An
 SETTINGS: dict[str, Any] = {
     "mail": {"host": "smtp.example.com", "admins": ["ops@example.com"], "perHour": 100},
     "recording": False,  # of a bare `off`
+    "pageUrl": "https://sentinel.example.com",
     "owners": [{"namespace": "research", "emails": ["r@example.com"]}],
     "caps": {"maxRestarts": 50, "gracefulStop": "30m"},
     "fleet": {
@@ -157,7 +242,7 @@ SETTINGS: dict[str, Any] = {
 NODE_SETTINGS: dict[str, Any] = {
     "gpu": {"correctedEccPerHour": 100000},
     "network": {"errorsPerMinute": {"rx_errors": 5}},
-    "disk": {"minFreeBytes": "1G", "mounts": [{"path": "/data", "minFreeShare": 0.01}]},
+    "disk": {"minFreeBytes": "1G", "mounts": [{"path": "/data", "minFreeShare": 0.00005}]},
     "ownChecks": [{"name": "x", "command": ["/bin/true", "off"], "interval": "5m"}],
     "shapes": [{"name": "h100", "match": {"hostname": "gpu-.*"}, "gpus": 8, "ibRateGbps": 400}],
 }
@@ -202,8 +287,8 @@ COMMON: dict[str, Any] = {
     "priorityClassName": "mine",
     "nodeSelector": {"disk": "fast"},
     "tolerations": [TOLERATION],
-    "podLabels": {"team": "ops"},
-    "podAnnotations": {"example.com/x": "1"},
+    "podLabels": {"team": "ops", "app.kubernetes.io/name": "not-this-one"},
+    "podAnnotations": {"example.com/x": "1", "prometheus.io/port": "9810"},
     "env": [VARIABLE],
     "extraVolumes": [VOLUME],
     "extraVolumeMounts": [MOUNT],
@@ -234,7 +319,12 @@ def test_what_only_one_part_has(tmp_path: Path) -> None:
     affinity = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
     made = template(
         tmp_path,
-        controller={"replicas": 3, "nodeAffinity": affinity, "mailSecret": "smtp", "fence": "our-bmc"},
+        controller={
+            "replicas": 3,
+            "affinity": {"nodeAffinity": affinity},
+            "mailSecret": "smtp",
+            "fence": "our-bmc",
+        },
         agent={"affinity": {"nodeAffinity": affinity}, "runtimeClassName": "nvidia", "maxUnavailable": 3},
     )
     assert of(made, "Deployment", "sentinel-controller")["spec"]["replicas"] == 3
@@ -250,7 +340,7 @@ def test_what_only_one_part_has(tmp_path: Path) -> None:
             {"secret": {"name": "our-bmc", "optional": True}},
         ],
     }
-    assert agent["affinity"] == {"nodeAffinity": affinity}
+    assert agent["affinity"] == {"nodeAffinity": affinity}, "in the place of the default"
     assert agent["runtimeClassName"] == "nvidia"
     rollout = of(made, "DaemonSet", "sentinel-agent")["spec"]["updateStrategy"]["rollingUpdate"]
     assert rollout == {"maxUnavailable": 3}
@@ -330,7 +420,7 @@ def test_installed_upgraded_rolled_back_and_removed_with_the_records_kept(releas
     admin = release.admin
     told = release.does("install", "--create-namespace")
     assert "takes bad nodes out of service, within its brakes" in told
-    assert "Nobody gets mail" in told
+    assert "Nobody is told: controller.settings.mail.host" in told
     assert f"kubectl label namespace {SPACE} pod-security.kubernetes.io/enforce=privileged" in told
     assert release.find("daemonsets", "sentinel-agent")
     assert release.find("deployments", "sentinel-controller")["spec"]["replicas"] == 2
@@ -345,7 +435,7 @@ def test_installed_upgraded_rolled_back_and_removed_with_the_records_kept(releas
     settings = {"mail": mail, "fleet": {"mode": "observe"}}
     told = release.does("upgrade", controller={"replicas": 3, "settings": settings})
     assert "It observes: it decides and tells" in told
-    assert "Nobody gets mail" not in told
+    assert "is told: " not in told
     assert "pod-security" not in told
     assert release.find("deployments", "sentinel-controller")["spec"]["replicas"] == 3
     assert release.settings["fleet"] == {"mode": "observe"}
@@ -373,7 +463,7 @@ def test_an_api_server_takes_everything_that_can_be_asked_for_without_a_warning(
         tmp_path,
         *ON,
         agent={**COMMON, "runtimeClassName": "nvidia", "affinity": {"nodeAffinity": {}}},
-        controller={**COMMON, "replicas": 3, "nodeAffinity": {}},
+        controller={**COMMON, "replicas": 3, "affinity": {"nodeAffinity": {}}},
         imagePullSecrets=[{"name": "r"}],
     )
     for one in made:
