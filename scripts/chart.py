@@ -122,8 +122,8 @@ def _closed(**properties: Schema) -> Schema:
 
 def _settings(part: str) -> Schema:
     known = _json_schema(of_section(SettingsDocument, {}))["properties"]
-    counters = [row.name for row in counter_limits()]
-    known["network"]["properties"]["errorsPerMinute"]["propertyNames"] = {"enum": counters}
+    counters = {row.name: {"type": "number", "minimum": 0} for row in counter_limits()}
+    known["network"]["properties"]["errorsPerMinute"] |= _closed(**counters)
     return _closed(**{name: known[name] for name in SETTINGS[part]})
 
 

@@ -71,7 +71,8 @@ class Look(Struct, frozen=True):
     `kept["unfinished"]` does; what stands in `kept["saved"]` (plain data) survives a restart of the agent;
     `kept["anew"]` is true where somebody waits for what happened until just now;
     `kept["measures"]` (a tuple of Measure) is what /metrics shows of the newest sample; `kept["detail"]` is
-    what a result without trouble says beside "ok", such as an expectation that is not set.
+    what a result without trouble says beside "ok", such as an expectation that is not set. `root` stands before paths
+    of the node where our own are a pod's, see node_root.py.
     """
 
     settings: Settings
@@ -80,6 +81,7 @@ class Look(Struct, frozen=True):
     boot_id: str
     kept: dict[str, Any]
     check: str = ""  # name of the row
+    root: str = ""
 
 
 CheckFunction = Callable[[Look], list[Finding]]

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from sentinel.checks.base import Look, Measure, Unknown
 from sentinel.checks.mount_calls import NotAsked, ask, judge_calls
-from sentinel.checks.mounts import Mount, Target, parse_mountinfo, targets
+from sentinel.checks.mounts import Mount, Target, read_mounts, targets
 from sentinel.checks.shape import expected, judged
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.settings import Settings, Shape
@@ -206,7 +206,7 @@ def _measures(target: Target, stats: Stats) -> tuple[Measure, ...]:
 def full_now(settings: Settings, paths: Sequence[str]) -> list[Finding]:
     """Which local file systems that jobs need are full at this moment. Calls nothing that a network may hang."""
     try:
-        mounts = _mounts(settings)
+        mounts = read_mounts(settings.procfs)
     except OSError:
         return []
     found: list[Finding] = []
@@ -217,13 +217,9 @@ def full_now(settings: Settings, paths: Sequence[str]) -> list[Finding]:
     return [item for item in found if item.severity is Severity.DEGRADED]
 
 
-def _mounts(settings: Settings) -> tuple[Mount, ...]:
-    return parse_mountinfo(Path(settings.procfs, "self/mountinfo").read_text(errors="surrogateescape"))
-
-
 def check(look: Look) -> list[Finding]:
     try:
-        mounts = _mounts(look.settings)
+        mounts = read_mounts(look.settings.procfs, look.root)
     except OSError as error:
         raise Unknown(f"{error.filename}: {error.strerror}: no file system can be looked at") from None
     every = targets(look.settings, look.paths, mounts)
@@ -275,10 +271,10 @@ def check(look: Look) -> list[Finding]:
 def _stat(target: Target, answers: dict[str, Any]) -> tuple[list[int] | None, int]:
     """Values of statvfs, or its errno (0: it hangs). Only what a network cannot hang is called from here."""
     if target.mount.network:
-        answer = answers.get(f"stat {target.mount.point}", {})
+        answer = answers.get(f"stat {target.mount.path}", {})
         return answer.get("values"), answer.get("error", 0)
     try:
-        stats = os.statvfs(target.mount.point)
+        stats = os.statvfs(target.mount.path)
     except OSError as error:
         return None, error.errno or errno.EIO
     return [

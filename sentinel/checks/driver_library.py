@@ -3,6 +3,8 @@
 import os
 import re
 
+from sentinel.checks.node_root import node_root
+
 NVML = "libnvidia-ml.so.1"
 # Where drivers put them, below a root; the last ones are those of NixOS, of GKE's own nodes and of WSL.
 FOLDERS = (
@@ -43,15 +45,9 @@ def is_here(library: str = NVML) -> bool:
 
 
 def of_node(procfs: str, library: str = NVML) -> list[str]:
-    """Those of the node around a pod, best first; none where its processes cannot be seen (hostPID and root), or where
-    its root is ours. They need nothing but the C library."""
-    root = os.path.join(procfs, "1/root")
-    try:
-        if os.path.samestat(os.stat(root), os.stat("/")):
-            return []
-    except OSError:
-        return []
-    return [*_there(f"{root}/{DRIVER_ROOT}", library), *_there(root, library)]
+    """Those of the node around a pod, best first. They need nothing but the C library."""
+    root = node_root(procfs)
+    return [*_there(f"{root}/{DRIVER_ROOT}", library), *_there(root, library)] if root else []
 
 
 def _there(root: str, library: str) -> list[str]:

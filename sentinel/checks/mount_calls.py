@@ -33,13 +33,14 @@ class NotAsked(Exception):
 
 
 def ask(look: Look, targets: Sequence[Target], mounts: Sequence[Mount]) -> dict[str, Any]:
-    """What the calls answered: "stat POINT" of each network mount, "write FOLDER" of each probe that is due.
+    """What the calls answered: "stat PATH" of each network mount, "write PATH" of each probe that is due.
 
     The child is started only where there is such a mount or probe. Raises NotAsked.
     """
     request: dict[str, Any] = {"deadline_s": look.kept.get("deadline_s", DEADLINE_S)}
-    request["stat"] = [target.mount.point for target in targets if target.mount.network]
-    request["write"] = _due(look, targets, mounts)
+    request["stat"] = [target.mount.path for target in targets if target.mount.network]
+    due = _due(look, targets, mounts)
+    request["write"] = [look.root + folder for folder in due]
     if not request["stat"] and not request["write"]:
         return {}
     child = look.kept.get("child")
@@ -50,8 +51,8 @@ def ask(look: Look, targets: Sequence[Target], mounts: Sequence[Mount]) -> dict[
         answers: dict[str, Any] = json.loads(line)
     except (ChildBroke, ChildHangs, ValueError) as error:
         raise NotAsked(f"network mounts are not seen: {error}") from None
-    for folder in request["write"]:
-        look.kept["probes"][folder] = answers[f"write {folder}"]
+    for folder in due:
+        look.kept["probes"][folder] = answers[f"write {look.root}{folder}"]
     return answers
 
 
@@ -90,7 +91,7 @@ def judge_calls(
     hanging: dict[str, tuple[Target, str, bool]] = {}
     found, unprobed = [], []
     for target in targets:
-        if "hangs_s" in (answer := answers.get(f"stat {target.mount.point}", {})):
+        if "hangs_s" in (answer := answers.get(f"stat {target.mount.path}", {})):
             said = f"statvfs has not returned for {answer['hangs_s']:.0f} s"
             hanging[target.entity] = (target, said, target.needed)
     for folder, answer in look.kept.get("probes", {}).items():

@@ -39,6 +39,14 @@ class Mount(Struct, frozen=True):
     root: str = "/"  # what of the file system is mounted here
     options: frozenset[str] = frozenset()  # of this mount
     super_options: frozenset[str] = frozenset()  # of the file system
+    before: str = (
+        ""  # what stands before the point where it is another root's, such as that of the node around a pod
+    )
+
+    @property
+    def path(self) -> str:
+        """Where we find it."""
+        return self.before + self.point
 
     @property
     def network(self) -> bool:
@@ -66,7 +74,13 @@ class Target(Struct, frozen=True):
         return self.mount.point.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
-def parse_mountinfo(text: str) -> tuple[Mount, ...]:
+def read_mounts(procfs: str, root: str = "") -> tuple[Mount, ...]:
+    """Ours, or those of the node whose `root` is given. Raises OSError."""
+    file = Path(procfs, "1/mountinfo" if root else "self/mountinfo")
+    return parse_mountinfo(file.read_text(errors="surrogateescape"), root)
+
+
+def parse_mountinfo(text: str, before: str = "") -> tuple[Mount, ...]:
     """What is mounted; of several mounts on one point the last, which hides the others. Other lines are skipped."""
     found: dict[str, Mount] = {}
     for line in text.splitlines():
@@ -83,6 +97,7 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
             _plain(fields[3]),
             frozenset(fields[5].split(",")),
             frozenset(rest[2].split(",")) if len(rest) > 2 else frozenset(),
+            before,
         )
     return tuple(found.values())
 
@@ -107,6 +122,7 @@ def holding(path: str, mounts: Iterable[Mount]) -> Mount | None:
 def resolve(path: str, mounts: Sequence[Mount]) -> str:
     """The path without symbolic links, as far as that is told without a call that a network may hang."""
     done, rest, links = "/", path.split("/"), 0
+    before = mounts[0].before if mounts else ""
     while rest:
         part = rest.pop(0)
         if part in ("", "."):
@@ -119,7 +135,7 @@ def resolve(path: str, mounts: Sequence[Mount]) -> str:
         if mount is not None and mount.network:
             return os.path.normpath(os.path.join(step, *rest))
         try:
-            target = os.readlink(step)
+            target = os.readlink(before + step)
         except OSError:  # no link, or not there yet
             done = step
             continue
@@ -135,7 +151,7 @@ def resolve(path: str, mounts: Sequence[Mount]) -> str:
 def on_network(path: str, procfs: str) -> bool:
     """Whether a network may hang what is written there. Touches nothing on such a mount."""
     try:
-        mounts = parse_mountinfo(Path(procfs, "self/mountinfo").read_text(errors="surrogateescape"))
+        mounts = read_mounts(procfs)
     except OSError:
         return False
     mount = holding(resolve(os.path.abspath(path), mounts), mounts)
@@ -165,7 +181,7 @@ def targets(settings: Settings, paths: Sequence[str], mounts: Sequence[Mount]) -
 
 def _if_there(path: str, mounts: Sequence[Mount]) -> Mount | None:
     mount = holding(resolve(path, mounts), mounts)
-    return mount if mount is not None and (mount.network or os.path.lexists(path)) else None
+    return mount if mount is not None and (mount.network or os.path.lexists(mount.before + path)) else None
 
 
 def of_pod(mount: Mount) -> bool:

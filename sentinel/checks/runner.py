@@ -101,7 +101,7 @@ class CheckRunner:
     """All checks of this machine. Its methods belong to one event loop.
 
     `on_result` is called with each new result. The findings of a result are all that the check knows to
-    be wrong now (folded, with counts), not only what its last sample saw.
+    be wrong now (folded, with counts), not only what its last sample saw. `root`: of the node, see node_root.py.
     """
 
     def __init__(
@@ -112,7 +112,9 @@ class CheckRunner:
         *,
         checks: Sequence[Check] | None = None,  # default: all, with those of the settings
         on_result: Callable[[CheckResult], None] | None = None,
+        root: str = "",
     ) -> None:
+        self._root = root
         self.boot_id = boot_id()
         self.book = FindingBook(self.boot_id)
         self.on_result = on_result
@@ -347,7 +349,9 @@ class CheckRunner:
         """Call the check in a daemon thread: one that hangs in the kernel must not keep the process from ending."""
         loop = asyncio.get_running_loop()
         sample = _Sample(loop.create_future())
-        look = Look(self._settings, self._paths, now, self.boot_id, running.kept, running.row.name)
+        look = Look(
+            self._settings, self._paths, now, self.boot_id, running.kept, running.row.name, self._root
+        )
 
         def finish() -> None:
             if not sample.done.done():

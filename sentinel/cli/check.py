@@ -67,10 +67,12 @@ def main(args: argparse.Namespace) -> int:
 
 def look(settings: "Settings", args: argparse.Namespace) -> int:
     """Run the checks that were asked for side by side and print what they say. Returns the exit code."""
+    from sentinel.checks.node_root import node_root
     from sentinel.checks.runner import CheckRunner
     from sentinel.checks.table import all_checks
 
-    runner = CheckRunner(settings, (os.getcwd(), str(settings.state_path), *args.path))
+    paths = (os.getcwd(), str(settings.state_path), *args.path)
+    runner = CheckRunner(settings, paths, root=node_root(settings.procfs))
     if problem := _take_up(runner, settings.state_path):
         print(f"sentinel check: what the agent of this machine knows is not told: {problem}", file=sys.stderr)
     checks = all_checks(settings)

@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 from msgspec import structs
 
+from sentinel.checks.node_root import node_root
 from sentinel.checks.runner import CheckRunner
 from sentinel.cli import node_state
 from sentinel.cli.control import Presence, listen, write_presence
@@ -132,7 +133,7 @@ class NodeAgent:
     # ------------------------------------------------------------ checks
 
     def _new_runner(self, settings: Settings) -> CheckRunner:
-        runner = CheckRunner(settings, self._paths, on_result=self._checked)
+        runner = CheckRunner(settings, self._paths, on_result=self._checked, root=node_root(settings.procfs))
         self.metrics.measured = runner.measures
         return runner
 

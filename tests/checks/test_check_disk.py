@@ -22,6 +22,7 @@ from sentinel.checks.child import LineChild
 from sentinel.checks.memory import parse_meminfo, parse_pressure
 from sentinel.checks.mount_calls import judge_calls
 from sentinel.checks.mounts import Mount, holding, on_network, parse_mountinfo, resolve, targets
+from sentinel.checks.node_root import node_root
 from sentinel.checks.runner import CheckRunner
 from sentinel.cluster.local.machine import LocalMachine
 from sentinel.core.health import Finding, Severity
@@ -74,10 +75,11 @@ class Disks:
         self.settings = Settings()
         self.paths: tuple[str, ...] = (str(point),)
         self.kept: dict[str, Any] = {}
+        self.root = ""
 
     def findings(self) -> list[Finding]:
         self.clock.mono_s += 15.0
-        look = Look(self.settings, self.paths, self.clock(), "boot", self.kept)
+        look = Look(self.settings, self.paths, self.clock(), "boot", self.kept, root=self.root)
         try:
             found = disk.check(look)
         except Unknown as error:
@@ -206,6 +208,31 @@ def test_of_a_disk_that_nothing_needs_people_are_only_told(
     assert look() == [(SPACE, "degraded")]
     look.set(ignore=(f"{ext4.parent}/*",))
     assert look() == []
+
+
+def test_a_pod_of_the_agent_looks_at_the_disks_of_its_node(
+    ext4: Path, disks: Callable[[Path], Disks], tmp_path: Path
+) -> None:
+    """Its own file systems are the container's: a read-only root, and what is mounted into it."""
+    node, proc = tmp_path / "node", tmp_path / "proc"
+    (proc / "1").mkdir(parents=True)
+    (proc / "1/root").symlink_to(node)
+    (node / "data").mkdir(parents=True)
+    (node / "tmp").symlink_to("/data")  # leads within the node
+    number = os.stat(ext4).st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    (proc / "1/mountinfo").write_text(f"29 1 {device} / /data rw - ext4 /dev/loop0 rw\n")
+    run("mount", "--bind", ext4, node / "data")
+    try:
+        look = disks(Path("/data"))
+        look.paths, look.root = ("/data/checkpoints",), node_root(str(proc))
+        look.settings = Settings(procfs=str(proc), disk=Disk(probe_writes=("/data",)))
+        assert look() == []
+        assert "values" in look.kept["probes"]["/data"]
+        leave_free(ext4, 0.01)
+        assert look() == [(SPACE, "degraded")]
+    finally:
+        run("umount", "-l", node / "data")
 
 
 def test_a_start_is_refused_while_its_disk_is_full_and_not_longer(

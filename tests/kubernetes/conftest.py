@@ -40,18 +40,22 @@ def manifests(pattern: str) -> list[dict[str, Any]]:
 
 def install(plane: "ControlPlane") -> None:
     """What `deploy/` ships but the pods, served when this returns."""
+    for pattern in ("crds/*.yaml", "namespace.yaml", "rbac.yaml", "admission.yaml"):
+        plane.admin.apply(manifests(pattern))
+    wait_served(plane.admin)
+
+
+def wait_served(admin: "Api") -> None:
+    """Until the custom resources are."""
     from tests.rig.api import ApiError
     from tests.rig.processes import until
 
-    for pattern in ("crds/*.yaml", "namespace.yaml", "rbac.yaml", "admission.yaml"):
-        plane.admin.apply(manifests(pattern))
-
     def served() -> bool:
         try:
-            plane.admin.items(QUARANTINES)
+            admin.items(QUARANTINES)
         except ApiError:  # not found, or its storage is being made
             return False
-        return len(plane.admin.get("/apis/sentinel.dev/v1alpha1")["resources"]) == 8  # each with its status
+        return len(admin.get("/apis/sentinel.dev/v1alpha1")["resources"]) == 8  # each with its status
 
     until(served, "the custom resources are not served")
 

@@ -1,5 +1,7 @@
 """`make cluster`: a running cluster with Sentinel for a person, until Ctrl-C; nothing of it stays."""
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -13,9 +15,10 @@ import yaml
 
 from tests.kubernetes.real_training import IMAGE, PYTHON, RANK, SPREAD
 from tests.notify.mail_world import MailServer
+from tests.rig.api import ApiError
 from tests.rig.binaries import NotBuilt, helm, shipped
 from tests.rig.control_plane import ControlPlane
-from tests.rig.installed import NAMESPACE, REPO, Sentinel, sentinel_image
+from tests.rig.installed import NAMESPACE, PODS, REPO, Sentinel, sentinel_image
 from tests.rig.kwok import Kwok
 from tests.rig.node import Node
 from tests.rig.processes import Rig, RigError, free_port, until
@@ -95,6 +98,7 @@ class Shown:
     def __init__(self, rig: Rig, mails: MailServer) -> None:
         self.rig, self._mails = rig, mails
         self._told = 0
+        self._targets = rig.folder / "controllers.json"
         self.mail_folder = rig.folder / "mails"
         self.mail_folder.mkdir()
         self.checkpoints = rig.folder / "checkpoints"
@@ -190,23 +194,14 @@ class Shown:
         return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train"}, "spec": spec}
 
     def _prometheus(self, plane: ControlPlane) -> str:
-        """Its address."""
-        pods = {"role": "pod", "kubeconfig_file": str(plane.kubeconfig), "namespaces": {"names": [NAMESPACE]}}
-        keep = {
-            "action": "keep",
-            "source_labels": ["__meta_kubernetes_pod_container_port_name"],
-            "regex": "metrics",
-        }
+        """Its address. Debian's knows no Kubernetes: `turn` writes where controllers are."""
+        self._plane = plane
+        self.turn()
+        found = [{"files": [str(self._targets)], "refresh_interval": "5s"}]
         config = {
             "global": {"scrape_interval": "5s", "evaluation_interval": "5s"},
             "rule_files": [str(REPO / f"rules/prometheus/{name}.yaml") for name in ("recording", "alerts")],
-            "scrape_configs": [
-                {
-                    "job_name": "sentinel-controller",
-                    "kubernetes_sd_configs": [pods],
-                    "relabel_configs": [keep],
-                }
-            ],
+            "scrape_configs": [{"job_name": "sentinel-controller", "file_sd_configs": found}],
         }
         path = self.rig.folder / "prometheus.yaml"
         path.write_text(yaml.safe_dump(config))
@@ -215,6 +210,16 @@ class Shown:
         words = (f"--config.file={path}", f"--storage.tsdb.path={data}", f"--web.listen-address={where}")
         self.rig.daemon("prometheus", "prometheus", *words)
         return f"http://{where}/"
+
+    def turn(self) -> None:
+        """What has changed: where controllers are, and mails."""
+        with contextlib.suppress(ApiError, OSError):  # a person may have stopped the API server
+            pods = self._plane.admin.items(PODS, labelSelector="app.kubernetes.io/component=controller")
+            there = sorted(f"{pod['status']['podIP']}:9810" for pod in pods if pod["status"].get("podIP"))
+            half = self._targets.with_suffix(".half")
+            half.write_text(json.dumps([{"targets": there}]))
+            half.replace(self._targets)
+        self.take_mails()
 
     def take_mails(self) -> None:
         """Those that came since the last call: as files, and told."""
@@ -233,7 +238,7 @@ def _leader(plane: ControlPlane) -> str:
     """Its pod's address."""
     path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/sentinel-controller"
     holder = str(plane.admin.get(path)["spec"]["holderIdentity"])
-    pods = plane.admin.items(f"/api/v1/namespaces/{NAMESPACE}/pods")
+    pods = plane.admin.items(PODS)
     return next(str(pod["status"]["podIP"]) for pod in pods if holder.startswith(pod["metadata"]["name"]))
 
 
@@ -256,8 +261,8 @@ def main() -> int:
                     shown = Shown(rig, mails)
                     say(shown.bring_up(plane, image))
                     while True:
-                        shown.take_mails()
-                        threading.Event().wait(0.5)
+                        shown.turn()
+                        threading.Event().wait(1.0)
             except SystemExit:
                 say("\nending the cluster ...")
     except (CannotBuild, NotBuilt, RigError) as e:

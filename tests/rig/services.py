@@ -2,8 +2,8 @@
 
 What kube-proxy and DNS do, as far as tests need it: each service's cluster address is one of the node's own, and its
 connections (TCP) go to one of the service's ready pods. Names stand in the node's /etc/hosts, which the kubelet copies
-for each container of the host's network when it starts: a name that is missing then is missing for all its life. So the
-file keeps its names over a boot, and no kubelet is started before they were shown (the file `served` beside it).
+for each container of the host's network when it starts. So the file keeps its names over a boot, no kubelet is started
+before they were shown (the file `served` beside it), and a later name is written into the copies too.
 """
 
 import asyncio
@@ -19,6 +19,8 @@ from pathlib import Path
 from tests.rig.api import Api, ApiError, Object
 
 KUBERNETES = "10.96.0.1"  # the first address of the range of services: the API server's
+PODS = Path("/var/lib/kubelet/pods")
+OF_THE_NODE = "# Kubernetes-managed hosts file (host network)."  # pkg/kubelet/kubelet_pods.go
 LOOK_S = 0.5
 CONNECT_S = 5.0
 Target = tuple[str, int]
@@ -42,7 +44,11 @@ class Services:
                 services = await asyncio.to_thread(client.items, "/api/v1/services")
                 slices = await asyncio.to_thread(client.items, "/apis/discovery.k8s.io/v1/endpointslices")
                 await self._show({**targets(services, slices), **self._api})
-                write_over(self._hosts, f"127.0.0.1 localhost\n{names(services)}")
+                text = f"127.0.0.1 localhost\n{names(services)}"
+                write_over(self._hosts, text)
+                for copy in PODS.glob("*/etc-hosts"):
+                    if copy.read_text().startswith(OF_THE_NODE):
+                        write_over(copy, f"{OF_THE_NODE}\n{text}")
                 self._hosts.with_name("served").touch()
             await asyncio.sleep(LOOK_S)
 
