@@ -19,15 +19,12 @@ from tests.rig.api import ApiError
 from tests.rig.binaries import NotBuilt, helm, shipped
 from tests.rig.control_plane import ControlPlane
 from tests.rig.installed import NAMESPACE, PODS, REPO, Sentinel, sentinel_image
-from tests.rig.kwok import Kwok
 from tests.rig.node import Node
 from tests.rig.processes import Rig, RigError, free_port, until
 from tests.rig.toolchain import CannotBuild
 
 REAL_NODES = 3  # two for the ranks, and one to go to; controllers do not share a node
-FAKE_NODES = 5
 RANKS = 2
-REAL = {"machine": "real"}  # label of nodes whose pods really run
 POLICY = """
 apiVersion: sentinel.dev/v1alpha1
 kind: JobPolicy
@@ -49,8 +46,8 @@ for each in $(grep -lsz '^CLUSTER={folder}$' /proc/[0-9]*/environ); do
 done
 """
 HELP = """
-The cluster runs: {reals} real nodes (real-1, ...: kubelet, containerd, pods that really run), {fakes} fake ones (kwok),
-two Sentinel controllers and an agent on each real node, by `helm install`. Job `train` trains on two of the nodes.
+The cluster runs: {reals} real nodes (real-1, ...: kubelet, containerd, pods that really run), two Sentinel controllers,
+and an agent on each node, by `helm install`. Job `train` trains on two of the nodes.
 
     export KUBECONFIG={kubeconfig}
     kubectl={kubectl}
@@ -74,7 +71,7 @@ Break it, one at a time, and look:
 More:
     {sentinel} release {busy} --why 'I have seen to it'    # it is back; so it is after `uncordon`, and by
     $kubectl annotate node {busy} sentinel.dev/release='I have seen to it'
-    {sentinel} hold fake-1 --why 'a look inside'    # out of service until `release fake-1`
+    {sentinel} hold {lost} --why 'a look inside'    # out of service until `release {lost}`
     {sentinel} pause    # nothing new is done to any node until `pause --off`
     ip link set {link} down    # {busy} is cut off and lives on: unreachable, not dead; `up` heals it
     kill -9 {kubelet}    # the kubelet of {busy} is gone, its pods live on
@@ -110,10 +107,8 @@ class Shown:
         say(f"starting {REAL_NODES} real nodes ...")
         with ThreadPoolExecutor(REAL_NODES) as pool:
             names = [f"real-{n + 1}" for n in range(REAL_NODES)]
-            made = pool.map(lambda name: Node(plane, name, images=[image], labels=REAL), names)
+            made = pool.map(lambda name: Node(plane, name, images=[image]), names)
             nodes = {node.name: node for node in made}
-        say(f"starting {FAKE_NODES} fake nodes ...")
-        Kwok(plane).nodes("fake", FAKE_NODES)
         say("helm install sentinel deploy/chart ...")
         self._install(plane)
         installed = Sentinel(plane, install=False)
@@ -127,7 +122,6 @@ class Shown:
         busy, lost = (nodes[pod["spec"]["nodeName"]] for pod in _running(plane))
         return HELP.format(
             reals=REAL_NODES,
-            fakes=FAKE_NODES,
             kubeconfig=plane.kubeconfig,
             kubectl=plane.binaries.path("kubectl"),
             helm=helm().path("helm"),
@@ -153,7 +147,7 @@ class Shown:
         mail = {"host": host, "port": port, "tls": "none", "admins": ["ops@example.com"]}
         values = {
             "image": {"repository": IMAGE.rpartition(":")[0]},
-            "controller": {"nodeSelector": REAL, "settings": {"mail": mail}},
+            "controller": {"settings": {"mail": mail}},
         }
         path = self.rig.folder / "values.yaml"
         path.write_text(yaml.safe_dump(values))
@@ -181,7 +175,6 @@ class Shown:
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 10,
             "topologySpreadConstraints": [SPREAD],
-            "nodeSelector": REAL,
             "containers": [container],
             "volumes": [{"name": "checkpoints", "hostPath": {"path": str(self.checkpoints)}}],
         }

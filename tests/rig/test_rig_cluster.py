@@ -75,12 +75,12 @@ def shown(repo: Path, tmp_path: Path) -> Iterator[Shown]:
 
 def test_it_shows_a_gpu_break_and_a_job_go_on_elsewhere_and_ends_with_ctrl_c(shown: Shown) -> None:
     names = set(shown.kubectl("get", "nodes", "-o", "name").split())
-    assert names == {*(f"node/real-{n}" for n in (1, 2, 3)), *(f"node/fake-{n}" for n in range(5))}
+    assert names == {"node/real-1", "node/real-2", "node/real-3"}
     assert sysctls() == shown.sysctls
     assert "sentinel" in page(shown.found(r"\n    (http://\S+)    # the page")).lower()
     prometheus = shown.found(r"\n    (http://\S+/)    # Prometheus")
     query = f"{prometheus}api/v1/query?query=sum(sentinel_nodes)"
-    until(lambda: '"8"' in page(query), lambda: page(query))
+    until(lambda: '"3"' in page(query), lambda: page(query))
 
     breaks = shown.found(r"\n    (\S+kernel-says real-\d .*)")
     node = breaks.split()[1]
