@@ -39,9 +39,7 @@ class Mount(Struct, frozen=True):
     root: str = "/"  # what of the file system is mounted here
     options: frozenset[str] = frozenset()  # of this mount
     super_options: frozenset[str] = frozenset()  # of the file system
-    before: str = (
-        ""  # what stands before the point where it is another root's, such as that of the node around a pod
-    )
+    before: str = ""  # what stands before its point where it is another root's: of the node around a pod
 
     @property
     def path(self) -> str:
