@@ -90,6 +90,7 @@ def values_schema() -> Schema:
     policy = {"type": "string", "enum": ["Always", "IfNotPresent", "Never"]}
     digest = {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"}
     replicas = {"type": "integer", "minimum": 1, "maximum": 5}
+    interval = {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"}
     share = {"type": "string", "pattern": "^([1-9][0-9]?|100)%$"}
     sections = {
         "image": _closed(repository=repository, tag=text, digest=digest, pullPolicy=policy),
@@ -102,7 +103,7 @@ def values_schema() -> Schema:
             runtimeClassName=text,
             maxUnavailable={"anyOf": [share, {"type": "integer", "minimum": 1}]},
         ),
-        "podMonitor": _closed(enabled=switch, interval=text, labels=texts),
+        "podMonitor": _closed(enabled=switch, interval=interval, labels=texts),
         "prometheusRule": _closed(enabled=switch, labels=texts),
         "dashboards": _closed(enabled=switch, labels=texts, annotations=texts),
         "networkPolicy": _closed(enabled=switch, metricsFrom=objects),

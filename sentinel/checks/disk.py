@@ -93,7 +93,7 @@ def _too_little(
 ) -> list[Finding]:
     if severity is None:
         return []
-    if not target.needed:
+    if not target.of_node:
         severity = Severity.WARNING
     text = texts[0] if severity is Severity.DEGRADED else texts[1]
     return [finding(target, code, severity, action, text, f"{target.entity}: {amounts}")]
@@ -211,7 +211,7 @@ def full_now(settings: Settings, paths: Sequence[str]) -> list[Finding]:
         return []
     found: list[Finding] = []
     for target in targets(settings, paths, mounts):
-        if target.needed and not target.mount.network:
+        if target.needed and not target.remote:
             values, _ = _stat(target, {})
             found += judge_space(target, Stats.of(values), {}) if values is not None else []
     return [item for item in found if item.severity is Severity.DEGRADED]
@@ -235,7 +235,9 @@ def check(look: Look) -> list[Finding]:
         problems[True].append(str(error))
     measures: list[Measure] = []
     before: dict[str, Any] = look.kept.get("saved", {})
-    after: dict[str, Any] = {"writable": [], "too_little": {}, "errors": {}}
+    if before.get("root", "") != look.root:  # others' file systems have the same names
+        before = {}
+    after: dict[str, Any] = {"root": look.root, "writable": [], "too_little": {}, "errors": {}}
     for target in every:
         entity = target.entity
         values, number = _stat(target, answers)
@@ -270,7 +272,7 @@ def check(look: Look) -> list[Finding]:
 
 def _stat(target: Target, answers: dict[str, Any]) -> tuple[list[int] | None, int]:
     """Values of statvfs, or its errno (0: it hangs). Only what a network cannot hang is called from here."""
-    if target.mount.network:
+    if target.remote:
         answer = answers.get(f"stat {target.mount.path}", {})
         return answer.get("values"), answer.get("error", 0)
     try:
@@ -292,7 +294,7 @@ def _answers_with(target: Target, error: int) -> Finding:
     return finding(
         target,
         "mount-error",
-        Severity.DEGRADED if target.needed else Severity.WARNING,
+        Severity.DEGRADED if target.of_node else Severity.WARNING,
         "REMOUNT" if target.mount.network else "CHECK_FILE_SYSTEM",
         "The file system answers with an error",
         f"{target.entity} ({target.mount.fstype}): {os.strerror(error)}",

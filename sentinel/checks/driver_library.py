@@ -3,8 +3,6 @@
 import os
 import re
 
-from sentinel.checks.node_root import node_root
-
 NVML = "libnvidia-ml.so.1"
 # Where drivers put them, below a root; the last ones are those of NixOS, of GKE's own nodes and of WSL.
 FOLDERS = (
@@ -24,13 +22,16 @@ MOST_LINKS = 40  # as many as the kernel follows
 
 def places(root: str, library: str) -> list[str]:
     """Paths below `root` where it may be: the usual ones, and those of the loader's cache."""
-    usual = [f"{folder}/{library}" for folder in FOLDERS]
+    return list(dict.fromkeys([*(f"{folder}/{library}" for folder in FOLDERS), *_cached(root, library)]))
+
+
+def _cached(root: str, library: str) -> list[str]:
     try:
         with open(os.path.join(root, "etc/ld.so.cache"), "rb") as file:
             cache = file.read(CACHE_BYTES).decode(errors="replace")
     except OSError:
-        cache = ""
-    return list(dict.fromkeys([*usual, *re.findall(rf"/([^\0]*/{re.escape(library)})\0", cache)]))
+        return []
+    return re.findall(rf"/([^\0]*/{re.escape(library)})\0", cache)
 
 
 def is_named(library: str = NVML) -> bool:
@@ -41,17 +42,17 @@ def is_named(library: str = NVML) -> bool:
 
 def is_here(library: str = NVML) -> bool:
     """May a program of ours find it? Loads nothing, starts nothing."""
-    return is_named(library) or bool(_there("", library))
+    usual = any(os.path.exists(f"/{folder}/{library}") for folder in FOLDERS)
+    return usual or is_named(library) or bool(_cached("/", library))
 
 
-def of_node(procfs: str, library: str = NVML) -> list[str]:
-    """Those of the node around a pod, best first. They need nothing but the C library."""
-    root = node_root(procfs)
-    return [*_there(f"{root}/{DRIVER_ROOT}", library), *_there(root, library)] if root else []
+def of_node(root: str, library: str = NVML) -> list[str]:
+    """Those of the node with this root (node_root.py), best first. They need nothing but the C library."""
+    return [*_there(f"{root}/{DRIVER_ROOT}", library), *_there(root, library)]
 
 
 def _there(root: str, library: str) -> list[str]:
-    found = [inside(root, path) for path in places(root or "/", library)]
+    found = [inside(root, path) for path in places(root, library)]
     return [path for path in dict.fromkeys(found) if os.path.isfile(path)]
 
 

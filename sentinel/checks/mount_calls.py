@@ -38,7 +38,7 @@ def ask(look: Look, targets: Sequence[Target], mounts: Sequence[Mount]) -> dict[
     The child is started only where there is such a mount or probe. Raises NotAsked.
     """
     request: dict[str, Any] = {"deadline_s": look.kept.get("deadline_s", DEADLINE_S)}
-    request["stat"] = [target.mount.path for target in targets if target.mount.network]
+    request["stat"] = [target.mount.path for target in targets if target.remote]
     due = _due(look, targets, mounts)
     request["write"] = [look.root + folder for folder in due]
     if not request["stat"] and not request["write"]:

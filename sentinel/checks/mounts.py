@@ -12,7 +12,7 @@ from sentinel.settings import DiskThresholds, MountThresholds, Settings
 
 # Their faults keep jobs off a node, whoever runs there; the kubelet evicts pods when its own ones fill.
 NEEDED_PATHS = ("/", "/var/lib/kubelet", "/var/lib/containerd", "/tmp", "/dev/shm")
-PODS = "/var/lib/kubelet/pods/"
+PODS = "/kubelet/pods/"  # in the kubelet's folder, which k0s, microk8s and others have elsewhere
 
 _NFS_AND_PARALLEL = ("nfs", "nfs4", "lustre", "ceph", "gpfs", "beegfs", "wekafs", "panfs", "glusterfs")
 _NETWORK = (*_NFS_AND_PARALLEL, "cifs", "smb3", "9p", "virtiofs", "afs", "orangefs", "pvfs2")
@@ -22,7 +22,7 @@ _READ_ONLY = ("squashfs", "iso9660", "udf", "erofs", "cramfs", "romfs")
 _NO_SOURCE = ("zfs", "btrfs", "bcachefs")  # real, whatever their source is called
 # What container runtimes mount for their containers: seen, and counted, where it comes from.
 _CONTAINERS = re.compile(
-    r"/var/lib/(?:docker|containers|rancher|kubelet/(?:pods|plugins))/|/var/lib/containerd/.|/run/|/snap/"
+    r"/var/lib/(?:docker|containers|rancher)/|.*/kubelet/(?:pods|plugins)/|/var/lib/containerd/.|/run/|/snap/"
     r"|/etc/(?:hosts|hostname|resolv\.conf)$|/dev/termination-log$"
 )
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -66,6 +66,12 @@ class Target(Struct, frozen=True):
     limits: DiskThresholds
     watched: bool = False  # a job uses it
     needed: bool = False  # its faults keep jobs off; of the others people are only told
+    remote: bool = False  # a call may hang for as long as something outside this kernel does not answer
+
+    @property
+    def of_node(self) -> bool:
+        """Are its faults those of the node? That a volume of one pod is full or broken is that pod's matter."""
+        return self.needed and (self.watched or not of_pod(self.mount))
 
     @property
     def entity(self) -> str:
@@ -170,21 +176,29 @@ def targets(settings: Settings, paths: Sequence[str], mounts: Sequence[Mount]) -
     for mount in (*watched, *needed, *others):
         if mount is None or mount.device in found or _ignored(mount, settings.disk.ignore):
             continue
+        remote = mount.network or any(
+            one.network and mount.point.startswith(one.point + "/") for one in mounts
+        )
         limits = next((asked[m.point] for m in mounts if m.device == mount.device and m.point in asked), None)
         found[mount.device] = Target(
-            mount, _limits(settings.disk, limits), mount in watched, mount in watched or mount in needed
+            mount,
+            _limits(settings.disk, limits),
+            mount in watched,
+            mount in watched or mount in needed,
+            remote,
         )
     return list(found.values())
 
 
 def _if_there(path: str, mounts: Sequence[Mount]) -> Mount | None:
-    mount = holding(resolve(path, mounts), mounts)
-    return mount if mount is not None and (mount.network or os.path.lexists(mount.before + path)) else None
+    where = resolve(path, mounts)
+    mount = holding(where, mounts)
+    return mount if mount is not None and (mount.network or os.path.lexists(mount.before + where)) else None
 
 
 def of_pod(mount: Mount) -> bool:
     """A volume that one pod asked for: whoever wrote its manifest chose the server."""
-    return mount.network and mount.point.startswith(PODS)
+    return mount.network and PODS in mount.point
 
 
 def _ignored(mount: Mount, patterns: Sequence[str]) -> bool:

@@ -47,7 +47,7 @@ def _ask(look: Look) -> Sample:
     child = look.kept.get("child")
     if not isinstance(child, LineChild):
         child = look.kept["child"] = LineChild(
-            [sys.executable, "-I", "-c", _CHILD, _ROOT, look.settings.procfs], wakes=True
+            [sys.executable, "-I", "-c", _CHILD, _ROOT, look.root], wakes=True
         )
         look.kept["wake_fd"] = child.wake_fd
     child.drain_wakes()

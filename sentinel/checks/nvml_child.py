@@ -2,8 +2,8 @@
 
 One line with the agent's time in seconds on standard input gives one line of JSON (a Sample) on standard output;
 it ends at the end of input. An event of a card (an Xid) writes a byte to the descriptor named by the last argument
-at once, so that a sample is asked for; the argument before it says where procfs is. Nothing is imported that a
-sample does not need: this process stays beside training for months.
+at once, so that a sample is asked for; the argument before it is the root of the node around a pod. Nothing is
+imported that a sample does not need: this process stays beside training for months.
 """
 
 import ctypes
@@ -100,12 +100,12 @@ def _number(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
-def _load(procfs: str) -> None:
+def _load(root: str) -> None:
     """Of a pod the library of its node, where there is one: the driver's own, and another program cannot bring it. What
     is loaded already is found by its name; where none loads, NVML itself says so."""
-    if is_named():  # somebody chose one
+    if not root or is_named():  # somebody chose one
         return
-    for path in of_node(procfs):
+    for path in of_node(root):
         try:
             ctypes.CDLL(path)
         except OSError:  # of another machine or C library
@@ -116,8 +116,8 @@ def _load(procfs: str) -> None:
 class Session:
     """NVML, initialised once and again after it failed."""
 
-    def __init__(self, procfs: str, wake_fd: int) -> None:
-        self._procfs, self._wake_fd = procfs, wake_fd
+    def __init__(self, root: str, wake_fd: int) -> None:
+        self._root, self._wake_fd = root, wake_fd
         self._ready = False
         self._missing: set[str] = set()
         self._denied: set[str] = set()
@@ -132,7 +132,7 @@ class Session:
         """One nvml_sample.Sample; `now_s` is the agent's clock, which says what is due."""
         try:
             if not self._ready:
-                _load(self._procfs)
+                _load(self._root)
                 nvml.nvmlInit()
                 self._ready = True
             count = nvml.nvmlDeviceGetCount()

@@ -117,8 +117,8 @@ def save(settings: Settings, shape: Shape) -> Path:
 # ---------------------------------------------------------------- learning
 
 
-def learn(settings: Settings) -> Shape:
-    """What this machine has now. What could not be read, or is not there, stays not set."""
+def learn(settings: Settings, root: str = "") -> Shape:
+    """What this machine has now. What could not be read, or is not there, stays not set. `root`: see node_root.py."""
     sysfs, procfs = Path(settings.sysfs), Path(settings.procfs)
     cards = inventory(settings.sysfs)
     information = _information(settings) if cards else []
@@ -126,7 +126,7 @@ def learn(settings: Settings) -> Shape:
     nics = tuple(
         sorted(name for name in _names(sysfs / "class/net") if _is_wired(sysfs / "class/net" / name))
     )
-    mounts = [line.split() for line in _read(procfs / "self/mounts").splitlines()]
+    mounts = [line.split() for line in _read(procfs / ("1/mounts" if root else "self/mounts")).splitlines()]
     network = sorted(words[1] for words in mounts if len(words) > 2 and words[2] in NETWORK_MOUNTS)
     loaded = {line.split(" ", 1)[0] for line in _read(procfs / "modules").splitlines()}
     memory = re.search(r"^MemTotal:\s+(\d+) kB", _read(procfs / "meminfo"), re.M)

@@ -24,7 +24,8 @@ CHECKS: tuple[Check, ...] = (
         module="sentinel.checks.disk",
         interval_s=15.0,
         deadline_s=12.0,
-        needs="nothing; what an unprivileged user may not enter is not seen",
+        needs="nothing; what an unprivileged user may not enter is not seen; in a pod the node's process namespace and "
+        "root, to see the node's file systems, by the node's paths, and not those of the container",
     ),
     Check(
         name="block",

@@ -71,8 +71,9 @@ def look(settings: "Settings", args: argparse.Namespace) -> int:
     from sentinel.checks.runner import CheckRunner
     from sentinel.checks.table import all_checks
 
-    paths = (os.getcwd(), str(settings.state_path), *args.path)
-    runner = CheckRunner(settings, paths, root=node_root(settings.procfs))
+    root = node_root(settings.procfs)
+    here = () if root else (os.getcwd(),)  # the node has another folder by that name
+    runner = CheckRunner(settings, (*here, str(settings.state_path), *args.path), root=root)
     if problem := _take_up(runner, settings.state_path):
         print(f"sentinel check: what the agent of this machine knows is not told: {problem}", file=sys.stderr)
     checks = all_checks(settings)
@@ -120,8 +121,9 @@ def _take_up(runner: "CheckRunner", state_path: Path) -> str:
 
 def learn(settings: "Settings") -> int:
     from sentinel.checks import shape as shapes
+    from sentinel.checks.node_root import node_root
 
-    earlier, found = shapes.load(settings), shapes.learn(settings)
+    earlier, found = shapes.load(settings), shapes.learn(settings, node_root(settings.procfs))
     put(shapes.manifest(found, socket.gethostname().split(".")[0].lower() or "node"))
     path = shapes.save(settings, found)
     replaced = "; it replaces what was confirmed" if earlier.source == "confirmed" else ""

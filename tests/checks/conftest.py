@@ -249,12 +249,13 @@ class Sampler:
         self.machine, self.clock = machine, clock
         self.kept: dict[str, Any] = {}
         self.settings: dict[str, Any] = {}
+        self.root = ""
 
     def __call__(self, seconds: float = 30.0) -> dict[tuple[str, str], Finding]:
         """One sample, `seconds` after the one before."""
         self.clock.mono_s += seconds
         settings = msgspec.structs.replace(self.machine.settings, **self.settings)
-        look = Look(settings, (), self.clock(), "boot", self.kept)
+        look = Look(settings, (), self.clock(), "boot", self.kept, root=self.root)
         return {(finding.entity, finding.code): finding for finding in nvml_check.check(look)}
 
     def until(self, minutes: float) -> dict[tuple[str, str], Finding]:

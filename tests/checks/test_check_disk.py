@@ -22,7 +22,6 @@ from sentinel.checks.child import LineChild
 from sentinel.checks.memory import parse_meminfo, parse_pressure
 from sentinel.checks.mount_calls import judge_calls
 from sentinel.checks.mounts import Mount, holding, on_network, parse_mountinfo, resolve, targets
-from sentinel.checks.node_root import node_root
 from sentinel.checks.runner import CheckRunner
 from sentinel.cluster.local.machine import LocalMachine
 from sentinel.core.health import Finding, Severity
@@ -225,7 +224,7 @@ def test_a_pod_of_the_agent_looks_at_the_disks_of_its_node(
     run("mount", "--bind", ext4, node / "data")
     try:
         look = disks(Path("/data"))
-        look.paths, look.root = ("/data/checkpoints",), node_root(str(proc))
+        look.paths, look.root = ("/data/checkpoints",), str(proc / "1/root")
         look.settings = Settings(procfs=str(proc), disk=Disk(probe_writes=("/data",)))
         assert look() == []
         assert "values" in look.kept["probes"]["/data"]
@@ -233,6 +232,23 @@ def test_a_pod_of_the_agent_looks_at_the_disks_of_its_node(
         assert look() == [(SPACE, "degraded")]
     finally:
         run("umount", "-l", node / "data")
+
+
+def test_what_is_mounted_below_a_network_mount_is_not_called_from_here() -> None:
+    """The way to it leads over the server."""
+    server = "2 1 0:9 / /shared rw - nfs4 filer:/ rw\n3 2 8:2 / /shared/l rw - xfs /dev/sdb rw\n"
+    text = f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n{server}"
+    found = targets(Settings(), (), parse_mountinfo(text))
+    assert {one.entity: one.remote for one in found} == {"/": False, "/shared": True, "/shared/l": True}
+
+
+def test_a_volume_of_one_pod_that_is_full_is_no_matter_of_the_node() -> None:
+    text = (
+        "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:9 / /var/lib/k0s/kubelet/pods/1/v rw - nfs4 filer:/ rw\n"
+    )
+    _, volume = targets(Settings(), (), parse_mountinfo(text))
+    full = disk.Stats.of([4096, 1_000_000, 0, 0, 0, 0])
+    assert [one.severity for one in disk.judge_space(volume, full, {})] == [Severity.WARNING]
 
 
 def test_a_start_is_refused_while_its_disk_is_full_and_not_longer(

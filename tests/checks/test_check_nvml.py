@@ -15,6 +15,7 @@ from sentinel.checks.base import Absent, Unknown
 from sentinel.checks.child import LineChild
 from sentinel.checks.driver_library import of_node
 from sentinel.checks.gpus import hidden
+from sentinel.checks.node_root import node_root
 from sentinel.checks.proc_scan import INIT_PID_NAMESPACE
 from sentinel.core.health import Severity
 from tests.waits import runs, until
@@ -67,7 +68,7 @@ def test_a_pod_that_brings_no_library_takes_that_of_its_node(
     monkeypatch.delenv("LD_LIBRARY_PATH")
     with pytest.raises(Unknown, match="Not Found"):
         sample()
-    node = tmp_path / "proc/1/root"
+    node = tmp_path / "node"
     for folder in ("usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib", "store/driver"):
         (node / folder).mkdir(parents=True, exist_ok=True)
     (node / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.1")  # in a circle
@@ -75,25 +76,35 @@ def test_a_pod_that_brings_no_library_takes_that_of_its_node(
     shutil.copy(build_stub(False) / "libnvidia-ml.so.1", node / "store/driver/libnvidia-ml.so.580.95.05")
     (node / "usr/lib64/libnvidia-ml.so.1").symlink_to("/current/libnvidia-ml.so.580.95.05")
     (node / "current").symlink_to("/store/driver")
-    sample.settings["procfs"] = str(tmp_path / "proc")
-    sample.kept.pop("child").stop()  # its settings say where /proc is
+    sample.root = str(node)
+    sample.kept.pop("child").stop()  # it was told of no node
     scenario.set(gpu0_error=15)
     assert [finding.code for finding in sample().values()] == ["gpu-lost"]
 
 
 def test_a_driver_containers_links_lead_within_it(tmp_path: Path) -> None:
-    root = tmp_path / "proc/1/root/run/nvidia/driver"
+    root = tmp_path / "run/nvidia/driver"
     for folder in ("usr/lib/x86_64-linux-gnu", "opt"):
         (root / folder).mkdir(parents=True)
     (root / "opt/ml").write_text("")
     (root / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1").symlink_to("/opt/ml")
-    assert of_node(str(tmp_path / "proc")) == [str(root / "opt/ml")]
+    assert of_node(str(tmp_path)) == [str(root / "opt/ml")]
 
 
-def test_on_the_node_itself_the_loader_finds_it(tmp_path: Path) -> None:
+def test_the_root_of_a_node_is_found_in_a_pod_that_sees_its_processes(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.delenv("NODE_NAME", raising=False)
+    (tmp_path / "node").mkdir()
     (tmp_path / "1").mkdir()
+    (tmp_path / "1/root").symlink_to(tmp_path / "node")
+    assert node_root(str(tmp_path)) == "", "process 1 may be another container's"
+    (tmp_path / "self/ns").mkdir(parents=True)
+    (tmp_path / "self/ns/pid").symlink_to(INIT_PID_NAMESPACE)
+    assert node_root(str(tmp_path)) == str(tmp_path / "1/root")
+    (tmp_path / "1/root").unlink()
     (tmp_path / "1/root").symlink_to("/")
-    assert of_node(str(tmp_path)) == []
+    assert node_root(str(tmp_path)) == "", "ours is the node's"
 
 
 def test_a_lost_card_is_fatal_and_the_other_card_is_not_blamed(sample: Any, cards: Any) -> None:

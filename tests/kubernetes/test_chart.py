@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 REPO = Path(__file__).parents[2]
 SPACE = "gpu-ops"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 IMAGE = "registry.example.com/gpu/sentinel"
 ON = [
     f"--set={name}.enabled=true" for name in ("podMonitor", "prometheusRule", "dashboards", "networkPolicy")
@@ -158,7 +159,7 @@ def test_what_is_taken_away_by_null_or_nothing_is_gone(tmp_path: Path) -> None:
     assert [one["name"] for one in spec["containers"][0]["volumeMounts"]] == ["settings", "state"]
     assert not {"priorityClassName"} & spec.keys()
     assert "resources" not in spec["containers"][0]
-    assert not {"affinity", "tolerations"} & pod(made, "agent")["spec"].keys()
+    assert "tolerations" not in pod(made, "agent")["spec"]
 
 
 def test_a_section_that_an_older_chart_did_not_have_is_named() -> None:
@@ -185,8 +186,19 @@ def test_as_a_part_of_another_chart_it_takes_what_helm_and_that_one_say_beside(t
 
 def test_an_agent_leaves_a_node_whose_driver_is_being_changed(tmp_path: Path) -> None:
     """It holds it open. Labels: NVIDIA/k8s-driver-manager and mig-parted (`paused-for-…`); ours is for people."""
+    zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [name]}]} for name in "ab"]
+    asked = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": zones}}}
+    affinity = pod(template(tmp_path, agent={"affinity": asked}), "agent")["spec"]["affinity"]
+    stays = {
+        json.dumps(one["matchExpressions"][1:])
+        for one in affinity["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    }
+    assert [
+        one["matchExpressions"][:1] for one in affinity["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    ] == [one["matchExpressions"] for one in zones]
     affinity = pod(template(tmp_path), "agent")["spec"]["affinity"]["nodeAffinity"]
-    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    (term,) = affinity[REQUIRED]["nodeSelectorTerms"]
+    assert stays == {json.dumps(term["matchExpressions"])}, "in each of them"
     paused = ["paused-for-driver-upgrade", "paused-for-mig-change"]
     assert {one["key"]: (one["operator"], one["values"]) for one in term["matchExpressions"]} == {
         "sentinel.dev/agent": ("NotIn", ["off"]),
@@ -314,12 +326,13 @@ def test_each_value_of_the_pods_does_what_it_says(tmp_path: Path, part: str) -> 
 
 def test_what_only_one_part_has(tmp_path: Path) -> None:
     terms = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "cpu-node", "operator": "Exists"}]}]}
-    affinity = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    affinity = {REQUIRED: terms}
+    zones = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"team": "ops"}}}
     made = template(
         tmp_path,
         controller={
             "replicas": 3,
-            "affinity": {"nodeAffinity": affinity},
+            "affinity": {"nodeAffinity": affinity, "podAntiAffinity": {REQUIRED: [zones]}},
             "mailSecret": "smtp",
             "fence": "our-bmc",
         },
@@ -328,7 +341,8 @@ def test_what_only_one_part_has(tmp_path: Path) -> None:
     assert of(made, "Deployment", "sentinel-controller")["spec"]["replicas"] == 3
     controller, agent = pod(made, "controller")["spec"], pod(made, "agent")["spec"]
     assert controller["affinity"]["nodeAffinity"] == affinity
-    assert "podAntiAffinity" in controller["affinity"], "no two on one node"
+    asked, own = controller["affinity"]["podAntiAffinity"][REQUIRED]
+    assert (asked, own["topologyKey"]) == (zones, "kubernetes.io/hostname"), "no two on one node"
     volumes = {one["name"]: one for one in controller["volumes"]}
     assert volumes["mail"]["secret"]["secretName"] == "smtp"
     assert volumes["fence"]["projected"] == {
@@ -338,7 +352,6 @@ def test_what_only_one_part_has(tmp_path: Path) -> None:
             {"secret": {"name": "our-bmc", "optional": True}},
         ],
     }
-    assert agent["affinity"] == {"nodeAffinity": affinity}, "in the place of the default"
     assert agent["runtimeClassName"] == "nvidia"
     rollout = of(made, "DaemonSet", "sentinel-agent")["spec"]["updateStrategy"]["rollingUpdate"]
     assert rollout == {"maxUnavailable": 3}

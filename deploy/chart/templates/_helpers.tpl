@@ -23,3 +23,36 @@
 {{- $own := dict "app.kubernetes.io/name" "sentinel" "app.kubernetes.io/component" .part -}}
 {{- toYaml (merge $own (.labels | default dict)) -}}
 {{- end -}}
+
+{{/* An agent holds NVIDIA's driver open. Where that is changed, the GPU operator or a person says so by these labels. */}}
+{{- define "sentinel.stays" -}}
+- {key: sentinel.dev/agent, operator: NotIn, values: ["off"]}
+- {key: nvidia.com/gpu.deploy.client, operator: NotIn, values: [paused-for-driver-upgrade, paused-for-mig-change]}
+- {key: nvidia.com/gpu.deploy.dcgm-exporter, operator: NotIn, values: [paused-for-driver-upgrade, paused-for-mig-change]}
+{{- end -}}
+
+{{/* What values ask, on nodes whose driver is not being changed: in each term, for one of them suffices. */}}
+{{- define "sentinel.agentAffinity" -}}
+{{- $affinity := deepCopy (.Values.agent.affinity | default dict) -}}
+{{- $required := "requiredDuringSchedulingIgnoredDuringExecution" -}}
+{{- $node := $affinity.nodeAffinity | default dict -}}
+{{- $asked := dig $required "nodeSelectorTerms" (list dict) $node -}}
+{{- $stays := include "sentinel.stays" . | fromYamlArray -}}
+{{- $terms := list -}}
+{{- range $asked -}}
+{{- $terms = append $terms (set (deepCopy .) "matchExpressions" (concat (.matchExpressions | default list) $stays)) -}}
+{{- end -}}
+{{- $_ := set $affinity "nodeAffinity" (set $node $required (dict "nodeSelectorTerms" $terms)) -}}
+{{- toYaml $affinity -}}
+{{- end -}}
+
+{{/* What values ask, and no two controllers on one node. */}}
+{{- define "sentinel.controllerAffinity" -}}
+{{- $affinity := deepCopy (.Values.controller.affinity | default dict) -}}
+{{- $required := "requiredDuringSchedulingIgnoredDuringExecution" -}}
+{{- $pods := $affinity.podAntiAffinity | default dict -}}
+{{- $labels := include "sentinel.labels" (dict "part" "controller") | fromYaml -}}
+{{- $own := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" $labels) -}}
+{{- $_ := set $affinity "podAntiAffinity" (set $pods $required (append (get $pods $required | default list) $own)) -}}
+{{- toYaml $affinity -}}
+{{- end -}}
