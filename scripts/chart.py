@@ -55,9 +55,9 @@ def copies() -> dict[str, str]:
     return made
 
 
-def rendered(template: str, *options: str, program: Path | None = None) -> str:
+def rendered(template: str, *options: str) -> str:
     """What Helm makes of one template. Raises ValueError with what it says, NotBuilt."""
-    command = [program or helm().path("helm"), "template", "sentinel", CHART, f"--kube-version={KUBERNETES}"]
+    command = [helm().path("helm"), "template", "sentinel", CHART, f"--kube-version={KUBERNETES}"]
     command += [*DEFAULTS, *options, f"--show-only=templates/{template}"]
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     if done.returncode:

@@ -49,6 +49,39 @@ while step < steps:
 """
 
 
+def job(space: str, folder: Path, ranks: int, steps: int, cpu: str = "", **env: str) -> "Object":
+    """`folder`: where it saves. `cpu`: what each rank requests. `env`: more variables of each."""
+    container = {
+        "name": "main",
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "command": [PYTHON, "-u", "-c", RANK],
+        "env": [
+            {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+            *({"name": name, "value": value} for name, value in {"STEPS": str(steps), **env}.items()),
+        ],
+        "volumeMounts": [{"name": "checkpoints", "mountPath": "/checkpoints"}],
+    }
+    if cpu:
+        container["resources"] = {"requests": {"cpu": cpu}}
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 5,
+        "topologySpreadConstraints": [SPREAD],
+        "containers": [container],
+        "volumes": [{"name": "checkpoints", "hostPath": {"path": str(folder)}}],
+    }
+    spec = {
+        "completionMode": "Indexed",
+        "parallelism": ranks,
+        "completions": ranks,
+        "backoffLimit": 6,
+        "template": {"spec": pod},
+    }
+    meta = {"name": "train", "namespace": space}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}
+
+
 class Training(JobRecords):
     """One job in a namespace of its own, with a policy that resumes it."""
 
@@ -70,45 +103,10 @@ class Training(JobRecords):
         head = {"apiVersion": "sentinel.dev/v1alpha1", "kind": "JobPolicy"}
         return {**head, "metadata": {"name": "training", "namespace": self.space}, "spec": asked}
 
-    def job(self, ranks: int, steps: int, cpu: str = "") -> "Object":
-        container = {
-            "name": "main",
-            "image": IMAGE,
-            "imagePullPolicy": "Never",
-            "command": [PYTHON, "-u", "-c", RANK],
-            "env": [
-                {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
-                {"name": "STEPS", "value": str(steps)},
-            ],
-            "volumeMounts": [{"name": "checkpoints", "mountPath": "/checkpoints"}],
-        }
-        if cpu:
-            container["resources"] = {"requests": {"cpu": cpu}}
-        pod = {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 5,
-            "topologySpreadConstraints": [SPREAD],
-            "containers": [container],
-            "volumes": [{"name": "checkpoints", "hostPath": {"path": str(self.folder)}}],
-        }
-        spec = {
-            "completionMode": "Indexed",
-            "parallelism": ranks,
-            "completions": ranks,
-            "backoffLimit": 6,
-            "template": {"spec": pod},
-        }
-        return {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": {"name": "train", "namespace": self.space},
-            "spec": spec,
-        }
-
     def start(self, ranks: int, steps: int, cpu: str = "", **policy: Any) -> None:
         """`cpu`: what each rank requests."""
         self.admin.apply([self.policy(**policy)])
-        self.admin.create(self.job(ranks, steps, cpu))
+        self.admin.create(job(self.space, self.folder, ranks, steps, cpu))
 
     def close(self) -> None:
         path = f"/apis/batch/v1/namespaces/{self.space}/jobs"

@@ -61,9 +61,11 @@ def marked(plane: "ControlPlane", name: str, value: str = CORDONED, *others: dic
     return path
 
 
-def isolated(plane: "ControlPlane", node: str, **spec: Any) -> dict[str, Any]:
+def isolated(
+    plane: "ControlPlane", node: str, number: int = 1, epoch: int = 1, **spec: Any
+) -> dict[str, Any]:
     """The record of an isolation that is in force."""
-    record = quarantine(f"{node}-0001", 1)
+    record = quarantine(f"{node}-{number:04d}", epoch)
     if there := plane.admin.find(f"/api/v1/nodes/{node}"):
         spec["nodeUid"] = there["metadata"]["uid"]
     record["spec"] |= {"node": node, **spec}
@@ -474,9 +476,7 @@ def test_a_hold_of_an_earlier_installation_keeps_no_node_of_a_later_one(plane: "
     """A person has uncordoned it since, and a fault has isolated it again."""
     path = marked(plane, "un-twice", "0002.cordoned")
     isolated(plane, "un-twice", kind="hold", by="ann", state="released", endedBy="uninstalled")
-    later = quarantine("un-twice-0002", 1)
-    later["spec"] |= {"node": "un-twice"}
-    plane.admin.create(later)
+    isolated(plane, "un-twice", 2)
     done = remover(plane).says("uninstall")
     assert (done.returncode, done.stderr) == (0, "")
     assert not plane.admin.get(path)["spec"].get("unschedulable")
@@ -500,9 +500,7 @@ def test_records_of_a_later_epoch_than_that_of_the_lease_are_led_above(plane: "C
     """The namespace was deleted and made anew, and the records stayed."""
     new_lease(plane.admin, leaseTransitions=1)
     path = marked(plane, "un-later")
-    record = quarantine("un-later-0001", 50)
-    record["spec"] |= {"node": "un-later"}
-    plane.admin.create(record)
+    isolated(plane, "un-later", epoch=50)
     done = remover(plane).says("uninstall")
     assert (done.returncode, done.stderr) == (0, "")
     assert not plane.admin.get(path)["spec"].get("unschedulable")

@@ -163,6 +163,13 @@ def kueue(plane: "ControlPlane", site: JobSite) -> Iterator[str]:
         site.until(lambda: not site.found("/apis/kueue.x-k8s.io"))
 
 
+def queued(site: JobSite, *, suspended: bool = True) -> str:
+    """The path of a job in Kueue's queue."""
+    job = named("queued", 1, labels={"kueue.x-k8s.io/queue-name": "gpus"})
+    job["spec"]["suspend"] = suspended
+    return site.create(job)
+
+
 def create_workload(site: JobSite, job: "Object", mark: str, *, active: bool, uid: str = "") -> None:
     """`uid`: of a job that is not there, in the place of this one."""
     meta = job["metadata"]
@@ -194,9 +201,7 @@ def test_a_job_in_kueues_queue_is_started_by_its_workload(
     plane: "ControlPlane", site: JobSite, person: Person, known: bool
 ) -> None:
     with kueue(plane, site) as workloads:
-        queued = named("queued", 1, labels={"kueue.x-k8s.io/queue-name": "gpus"})
-        queued["spec"]["suspend"] = True
-        path = site.create(queued)
+        path = queued(site)
         mark = recorded(plane, f"{site.space}/job.batch/queued")
         create_workload(site, site.admin.get(path), mark, active=False, uid="" if known else "some-uid")
         title = f"Job {site.space}/queued" if known else f"Workload {site.space}/job-queued"
@@ -216,9 +221,7 @@ def test_the_mark_on_a_workload_that_a_person_has_switched_on_again_goes(
     plane: "ControlPlane", site: JobSite, person: Person, suspended: bool
 ) -> None:
     with kueue(plane, site) as workloads:
-        queued = named("queued", 1, labels={"kueue.x-k8s.io/queue-name": "gpus"})
-        queued["spec"]["suspend"] = suspended
-        path = site.create(queued)
+        path = queued(site, suspended=suspended)
         mark = recorded(plane, f"{site.space}/job.batch/queued")
         create_workload(site, site.admin.get(path), mark, active=True)
         title = f"Job {site.space}/queued"
@@ -238,9 +241,7 @@ def test_a_job_whose_kind_could_not_be_listed_is_not_started_by_its_workload(
 ) -> None:
     """Nobody has looked whether its pods have ended."""
     with kueue(plane, site) as workloads:
-        queued = named("queued", 1, labels={"kueue.x-k8s.io/queue-name": "gpus"})
-        queued["spec"]["suspend"] = True
-        job = site.admin.get(site.create(queued))
+        job = site.admin.get(queued(site))
         create_workload(site, job, recorded(plane, f"{site.space}/job.batch/queued"), active=False)
         done = Person(plane, "un-blind", blind(plane, "un-blind")).says("uninstall")
         assert done.returncode == 77

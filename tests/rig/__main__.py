@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from tests.kubernetes.real_training import IMAGE, PYTHON, RANK, SPREAD
+from tests.kubernetes.real_training import IMAGE, job
 from tests.notify.mail_world import MailServer
 from tests.rig.api import ApiError
 from tests.rig.binaries import NotBuilt, helm, shipped
@@ -25,6 +25,7 @@ from tests.rig.toolchain import CannotBuild
 
 REAL_NODES = 3  # two for the ranks, and one to go to; controllers do not share a node
 RANKS = 2
+STEPS = 1_000_000  # more than anybody waits for
 POLICY = """
 apiVersion: sentinel.dev/v1alpha1
 kind: JobPolicy
@@ -114,7 +115,7 @@ class Shown:
         installed = Sentinel(plane, install=False)
         installed.wait(*nodes.values())
         plane.admin.apply(POLICY, namespace="default")
-        plane.admin.apply([self._job()], namespace="default")
+        plane.admin.create(job("default", self.checkpoints, RANKS, STEPS, CLUSTER=str(self.rig.folder)))
         until(lambda: len(_running(plane)) == RANKS, "the job does not run")
         kill_rank = self.rig.folder / "kill-rank"
         kill_rank.write_text(KILL_RANK.replace("{folder}", str(self.rig.folder)))
@@ -157,34 +158,6 @@ class Shown:
         done = subprocess.run([str(word) for word in command], env=env, capture_output=True, text=True)
         if done.returncode:
             raise RigError(f"helm install: {done.stderr}")
-
-    def _job(self) -> Any:
-        container = {
-            "name": "main",
-            "image": IMAGE,
-            "imagePullPolicy": "Never",
-            "command": [PYTHON, "-u", "-c", RANK],
-            "env": [
-                {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
-                {"name": "STEPS", "value": "1000000"},
-                {"name": "CLUSTER", "value": str(self.rig.folder)},
-            ],
-            "volumeMounts": [{"name": "checkpoints", "mountPath": "/checkpoints"}],
-        }
-        pod = {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 10,
-            "topologySpreadConstraints": [SPREAD],
-            "containers": [container],
-            "volumes": [{"name": "checkpoints", "hostPath": {"path": str(self.checkpoints)}}],
-        }
-        spec = {
-            "completionMode": "Indexed",
-            "parallelism": RANKS,
-            "completions": RANKS,
-            "template": {"spec": pod},
-        }
-        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train"}, "spec": spec}
 
     def _prometheus(self, plane: ControlPlane) -> str:
         """Its address. Debian's knows no Kubernetes: `turn` writes where controllers are."""

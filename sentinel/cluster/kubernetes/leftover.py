@@ -24,7 +24,7 @@ from sentinel.cluster.kubernetes.objects import (
     Custom,
     Node,
 )
-from sentinel.cluster.kubernetes.orders import ORDER, PREFIX
+from sentinel.cluster.kubernetes.orders import ORDER, PREFIX, taken
 from sentinel.cluster.kubernetes.picture import node_picture
 from sentinel.cluster.kubernetes.record_conditions import of_quarantine
 from sentinel.cluster.kubernetes.store import KINDS, LIST_S, PAGE, Store
@@ -42,12 +42,6 @@ TRIES = 5  # a node changes by itself now and then: its kubelet writes condition
 RECORDS = (PROTECTED_JOBS, INCIDENTS, QUARANTINES, JOB_POLICIES)
 
 Leads = Callable[[], int]  # the epoch, right before each write; raises NotLeading
-
-
-class _Order(Struct):
-    """Of an order that a controller has taken up."""
-
-    kind: str = ""
 
 
 class Page(Struct):
@@ -174,10 +168,8 @@ class Keep(Struct, frozen=True):
 
 def ordered(annotations: Mapping[str, str]) -> str:
     """The kind of the order that a controller has taken up there, "" without one."""
-    try:
-        return msgspec.json.decode(annotations.get(ORDER, "{}").encode(), type=_Order).kind
-    except msgspec.DecodeError:
-        return ""
+    found = taken(annotations.get(ORDER))
+    return "" if found is None else found.kind
 
 
 def on_node(node: Node, keep: Keep = Keep()) -> OnNode:  # noqa: B008  frozen

@@ -59,6 +59,14 @@ class Taken(Struct, frozen=True, omit_defaults=True):
     argument: str = ""
 
 
+def taken(text: str | None) -> Taken | None:
+    """What the annotation says. None: it is not there, or what a person wrote there is no order."""
+    try:
+        return None if text is None else msgspec.json.decode(text, type=Taken)
+    except msgspec.DecodeError:
+        return None
+
+
 class Said(Struct, frozen=True, omit_defaults=True):
     """The annotation `sentinel.dev/answer`: the last one stays."""
 
@@ -220,14 +228,9 @@ class Orders(Generic[O]):
         self._taken.pop(place, None)
 
     def _read(self, text: str | None) -> Taken | None:
-        if text is None:
-            return None
-        try:
-            found = msgspec.json.decode(text, type=Taken)
-        except msgspec.DecodeError:
-            return None  # what a person wrote there is no order
+        found = taken(text)
         # Without an id it would be followed for ever.
-        return found if found.id and PREFIX + found.kind in self._asks else None
+        return found if found and found.id and PREFIX + found.kind in self._asks else None
 
     def _word(self, kind: str, text: str) -> Word:
         """A mapping of the command line, or a person's own words."""
