@@ -31,19 +31,23 @@ def test_pages_shared_by_two_processes_count_once() -> None:
     with mmap.mmap(-1, size) as shared:
         shared.write(b"x" * size)
         alone = harness.pss_bytes([os.getpid()])
+        seen, tell = os.pipe()
         child = os.fork()
         if child == 0:
             for page in range(0, size, mmap.PAGESIZE):
                 _ = shared[page]  # seen, not copied
+            os.write(tell, b"all")
             time.sleep(60)
             os._exit(0)
         try:
-            both_see_it = lambda: harness.pss_bytes([child]) > size // 2  # noqa: E731
-            harness.wait_until(both_see_it, 20, "the child reads the pages")
+            assert os.read(seen, 3) == b"all"
+            assert harness.pss_bytes([child]) > size // 3
             assert harness.pss_bytes([os.getpid(), child]) < alone + size // 2
         finally:
             os.kill(child, 9)
             os.waitpid(child, 0)
+            os.close(seen)
+            os.close(tell)
 
 
 def test_cpu_seconds_count_work_and_not_sleep() -> None:
