@@ -45,7 +45,7 @@ as-root:  # said before minutes are spent on building
 
 # The container image that deploy/ names, as an archive. `make image base=python.tar` puts it on an image of yours.
 image: setup
-	@.venv/bin/python scripts/image.py $(if $(base),--base $(base)) $(if $(name),--name $(name)) $(archive)
+	@.venv/bin/python -m scripts.image $(if $(base),--base $(base)) $(if $(arch),--arch $(arch)) $(if $(name),--name $(name)) $(archive)
 
 lint: setup
 	@.venv/bin/ruff check .

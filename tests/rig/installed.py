@@ -2,12 +2,13 @@
 
 import fcntl
 import hashlib
-import runpy
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from scripts.image import archive as image
+from scripts.image.base import ImageError
 from tests.rig.api import ApiError, Object
 from tests.rig.control_plane import ControlPlane
 from tests.rig.node import Node
@@ -21,7 +22,7 @@ INPUTS = (
     "sentinel/**/*.py",
     "rules/**/*",
     "examples/**/*",
-    "scripts/image.py",
+    "scripts/image/*.py",
     "pyproject.toml",
     "README.md",  # of which the metadata are made
     "LICENSE",
@@ -43,10 +44,9 @@ def sentinel_image() -> Path:
         if not archive.exists():
             for older in archive.parent.glob("*.tar"):
                 older.unlink()
-            maker = runpy.run_path(str(REPO / "scripts/image.py"))
             try:
-                maker["make"](archive, say=lambda text: None)
-            except maker["ImageError"] as error:
+                image.make(say=lambda text: None).write(image.NAME, archive)
+            except ImageError as error:
                 raise RigError(f"no image: {error}") from None
     return archive
 
