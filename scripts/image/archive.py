@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import sys
 import tarfile
 import tomllib
@@ -110,26 +111,32 @@ class Image:
                 tar.extractall(folder, numeric_owner=True)
 
     def sizes(self) -> str:
-        """What each part takes when it is unpacked."""
-        below = site_packages(self.base) + "/"
-        parts: Counter[str] = Counter()
-        for number, layer in enumerate(self.layers[-2:]):
-            with tarfile.open(fileobj=io.BytesIO(layer.data)) as tar:
-                for entry in tar:
-                    inside = entry.name.removeprefix(below) if entry.name.startswith(below) else entry.name
-                    name = inside.partition("/")[0].partition("-")[0].partition(".")[0]
-                    if number == 1:
-                        name = "Sentinel"
-                    elif inside == entry.name:
-                        name = Path(inside).name if "/bin/" in inside else "libraries"
-                    parts[name] += entry.size
-        if self.base.libraries is not None:
-            with tarfile.open(fileobj=io.BytesIO(self.layers[0].data)) as tar:
-                parts[f"Python {self.base.version} and its libraries"] = sum(entry.size for entry in tar)
+        """What each part takes when it is unpacked, in MB (10^6 bytes). A base of one's own is not counted."""
+        *lower, packages, sentinel = self.layers
+        parts = Counter({"Sentinel": sum(_sizes(sentinel).values())})
+        for path, size in _sizes(packages).items():
+            parts[_package_of(path, site_packages(self.base))] += size
+        own = self.base.libraries is not None
+        if own:
+            total = sum(sum(_sizes(layer).values()) for layer in lower)
+            parts[f"Python {self.base.version} and its libraries"] = total
         shown = parts.most_common(LARGEST)
-        rest = sum(parts.values()) - sum(size for _, size in shown)
-        lines = [f"{size / 1e6:6.1f} MB  {name}" for name, size in [*shown, ("the rest", rest)]]
-        return "\n".join([*lines, f"{sum(parts.values()) / 1e6:6.1f} MB  unpacked"])
+        every = sum(parts.values())
+        shown += [("the rest", every - sum(size for _, size in shown))]
+        shown += [("unpacked" if own else "unpacked, beside the base", every)]
+        return "\n".join(f"{size / 1e6:6.1f} MB  {name}" for name, size in shown)
+
+
+def _sizes(layer: Layer) -> dict[str, int]:
+    with tarfile.open(fileobj=io.BytesIO(layer.data)) as tar:
+        return {entry.name: entry.size for entry in tar}
+
+
+def _package_of(path: str, below: str) -> str:
+    """By what it is imported as: what belongs to a package but lies beside it has its name as a beginning."""
+    if path.startswith(f"{below}/"):
+        return re.split(r"[-./]", path.removeprefix(f"{below}/"))[0]
+    return os.path.basename(path) if "/bin/" in path else "libraries of packages"
 
 
 def _with_registry(name: str) -> str:
