@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -28,6 +29,7 @@ CALL_DEADLINE_S = 10.0  # a healthy sample of 8 cards takes well under 1 s
 # An NVML that hangs so long does not come back without a restart; one that wakes its cards at a boot may take a minute,
 # in which it cannot be killed either.
 HANG_FATAL_S = 120.0
+HANG_AGAIN_S = 5.0  # until it is asked again
 # NVML lists cards as they were when it was started: a new child sees the new state. Only where persistence mode
 # is on, since else a card that nobody uses is put to sleep and woken again for it.
 RENEW_S = 600.0
@@ -54,14 +56,19 @@ def _ask(look: Look) -> Sample:
     starts = child.pid is None
     if starts:
         look.kept["started_s"] = look.now.mono_s
-    deadline_s = START_DEADLINE_S if starts else CALL_DEADLINE_S
+    deadline_s = look.kept.get("call_deadline_s", START_DEADLINE_S if starts else CALL_DEADLINE_S)
+    if "hangs_since_s" in look.kept:  # what lasts is told when it is to be, and not when a call is over
+        left_s = look.kept["hangs_since_s"] + HANG_FATAL_S - look.now.mono_s
+        deadline_s = min(deadline_s, left_s) if left_s > 0 else deadline_s
+    asked_s = time.monotonic()
     try:
-        line = child.ask(f"{look.now.mono_s:.3f}".encode(), look.kept.get("call_deadline_s", deadline_s))
+        line = child.ask(f"{look.now.mono_s:.3f}".encode(), deadline_s)
         look.kept.pop("hangs_since_s", None)
         return msgspec.json.decode(line, type=Sample)
     except ChildHangs as hang:
         since_s = look.kept.setdefault("hangs_since_s", look.now.mono_s)
-        lasting = look.now.mono_s - since_s >= HANG_FATAL_S
+        look.kept["again_s"] = HANG_AGAIN_S
+        lasting = look.now.mono_s + time.monotonic() - asked_s - since_s >= HANG_FATAL_S
         severity = Severity.FATAL if lasting else Severity.WARNING
         summary = "NVIDIA's driver does not answer"
         raise Unknown(

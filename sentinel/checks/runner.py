@@ -224,6 +224,9 @@ class CheckRunner:
                 continue
             wake_fd = running.kept.get("wake_fd")
             interval_s = max(running.row.interval_s, 0.0 if wake_fd is None else WOKEN_INTERVAL_S)
+            interval_s = min(
+                interval_s, running.kept.pop("again_s", interval_s)
+            )  # what was seen is to be seen soon
             await self._pause(wake_fd, interval_s * random.uniform(1 - JITTER, 1 + JITTER))
 
     @staticmethod
@@ -243,10 +246,13 @@ class CheckRunner:
         finally:
             loop.remove_reader(wake_fd)
 
-    async def check_now(self, names: Iterable[str] = (), max_age_s: float = 10.0) -> list[CheckResult]:
+    async def check_now(
+        self, names: Iterable[str] = (), max_age_s: float = 10.0, within_s: float | None = None
+    ) -> list[CheckResult]:
         """Results younger than `max_age_s` of the checks with these names or components (all quick ones if empty).
 
-        Fresh results are returned as they are; the others are sampled side by side.
+        Fresh results are returned as they are; the others are sampled side by side. `within_s`: no quick check is
+        waited for any longer; who asks so decides now, and a card that does not answer is not one to begin a job on.
         Raises KeyError for an unknown name.
         """
         rows = (
@@ -262,12 +268,12 @@ class CheckRunner:
             fresh = running.result is not None and now_s - running.result.at_mono_s < max_age_s
             results.append(running.result if fresh else None)
             if not fresh:
-                waiting.append((len(results) - 1, self._start(running)))
+                waiting.append((len(results) - 1, self._start(running, None if row.slow else within_s)))
         for index, task in waiting:
             results[index] = await asyncio.shield(task)
             running = self._running[rows[index].name]
             for _ in range(MAX_ROUNDS):
-                if running.kept.get("unfinished"):
+                if running.kept.get("unfinished") and not self._late(now_s, within_s):
                     results[index] = await self._sample(running)
         return [result for result in results if result is not None]
 
@@ -282,17 +288,21 @@ class CheckRunner:
     def _quick_rows(self) -> list[Check]:
         return [running.row for running in self._running.values() if not running.row.slow]
 
-    def _start(self, running: _Running) -> asyncio.Task[CheckResult]:
+    def _late(self, began_s: float, within_s: float | None) -> bool:
+        return within_s is not None and self._clock().mono_s - began_s >= within_s
+
+    def _start(self, running: _Running, within_s: float | None = None) -> asyncio.Task[CheckResult]:
         """The sample that is under way, or a new one."""
         if running.current is None or running.current.done():
-            running.current = asyncio.create_task(self._sample_once(running))
+            running.current = asyncio.create_task(self._sample_once(running, within_s))
         return running.current
 
     async def _sample(self, running: _Running) -> CheckResult:
         return await asyncio.shield(self._start(running))
 
-    async def _sample_once(self, running: _Running) -> CheckResult:
+    async def _sample_once(self, running: _Running, within_s: float | None) -> CheckResult:
         row, stats = running.row, running.stats
+        deadline_s = row.deadline_s if within_s is None else min(row.deadline_s, within_s)
         started = self._clock()
         if running.stuck is not None and running.stuck.done.done():
             # It came back: the state it saw is old, but what happened will not be told a second time.
@@ -303,29 +313,37 @@ class CheckRunner:
         if sample is None:
             stats.runs += 1
             sample = self._launch(running, started)
-            await asyncio.wait((sample.done,), timeout=row.deadline_s)
+            await asyncio.wait((sample.done,), timeout=deadline_s)
         now = self._clock()
         stats.last_took_s = now.mono_s - started.mono_s
-        hang = _hangs(row, now, self.boot_id)
+        hang = _hangs(row, now, self.boot_id, deadline_s, decides_now=within_s is not None)
         if not sample.done.done():
             if running.stuck is None:
                 stats.timeouts += 1
-                log.warning("check_hangs", check=row.name, deadline_s=row.deadline_s)
+                log.warning("check_hangs", check=row.name, deadline_s=deadline_s)
             running.stuck = sample
             running.kept.pop("unfinished", None)  # there is nothing to go on with before it comes back
             self.book.add([hang], now)
-            return self._publish(running, CheckState.UNKNOWN, f"no answer within {row.deadline_s:g} s", now)
+            return self._publish(running, CheckState.UNKNOWN, f"no answer within {deadline_s:g} s", now)
         stats.exceptions += sample.raised
         if sample.raised:
             running.kept.pop("unfinished", None)
         self.book.clear(hang.key)
         found = [_stamped(finding, now, self.boot_id) for finding in sample.findings]
         if sample.state is CheckState.UNKNOWN:
-            self.book.add(found, now)  # what a check that could not look does not show is not over
+            # What a check that could not look does not show is not over, and what it shows is no better than it was.
+            self.book.add([self._no_milder(finding) for finding in found], now)
         else:
             self.book.fold(row.name, found, now)
         running.saved = running.kept.get("saved")  # with the fold: a snapshot has both or neither
         return self._publish(running, sample.state, sample.detail, now)
+
+    def _no_milder(self, finding: Finding) -> Finding:
+        standing = self.book.get(finding.key)
+        if standing is None or standing.severity.order <= finding.severity.order:
+            return finding
+        kept = {"severity": standing.severity, "action": standing.action, "summary": standing.summary}
+        return msgspec.structs.replace(finding, **kept)
 
     def _publish(self, running: _Running, state: CheckState, detail: str, now: Now) -> CheckResult:
         name = running.row.name
@@ -411,16 +429,17 @@ def _stamped(finding: Finding, now: Now, boot: str) -> Finding:
     )
 
 
-def _hangs(row: Check, now: Now, boot: str) -> Finding:
+def _hangs(row: Check, now: Now, boot: str, deadline_s: float, *, decides_now: bool) -> Finding:
+    severe = decides_now and row.component is Component.GPU
     return Finding(
         check=row.name,
         component=Component.AGENT,
         entity=f"check {row.name}",
         code=NEVER_ANSWERS,
-        severity=Severity.WARNING,
+        severity=Severity.DEGRADED if severe else Severity.WARNING,
         action="CHECK_NODE",
         summary="The check does not answer: what it watches is not known to be healthy",
-        evidence=(f"no answer within {row.deadline_s:g} s",),
+        evidence=(f"no answer within {deadline_s:g} s",),
         first_seen_wall_s=now.wall_s,
         last_seen_wall_s=now.wall_s,
         seen_mono_s=now.mono_s,

@@ -1,17 +1,17 @@
 """`sentinel agent`: watch the health of this node for as long as it runs."""
 
 import argparse
-import os
-import sys
 from typing import TYPE_CHECKING
 
 from sentinel.cli.options import add_settings
+from sentinel.cli.said import Said
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 EXIT_CONFIG = 78
 EXIT_CANNOT_CREATE = 73
+say = Said("sentinel agent")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """0: it was told to end; 73: another agent runs, or the state directory cannot be used; 78: bad settings."""
+    """0: it was told to end; 73: another agent runs, or the state directory cannot be used; 78: bad settings.
+    70 where its event loop was frozen (sentinel/cli/node_health.py)."""
     from sentinel.cli.options import read_settings
 
     settings = read_settings(args)
@@ -50,16 +51,6 @@ def main(args: argparse.Namespace) -> int:
     finally:
         lock.release()
     return 0
-
-
-def say(text: str) -> None:
-    """One line on stderr, which is the log of a service or a pod. Who closed it loses the line and nothing else."""
-    from sentinel.web.words import printable
-
-    try:
-        print(f"sentinel agent: {printable(text)}", file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _who_runs(folder: "Path") -> str:

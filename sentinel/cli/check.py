@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sentinel.cli.options import add_settings, read_settings
+from sentinel.cli.options import add_settings, duration_s, read_settings
 from sentinel.cli.tables import GAP, put, put_json
 from sentinel.core.health import CheckResult, CheckState, Severity
 from sentinel.web.words import fit, printable, width
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 OK, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3  # Nagios order
 WORDS = ("healthy", "warning", "critical", "unknown")
 HEADS = ("WHAT", "STATE", "EVIDENCE", "WHAT TO DO")
+WITHIN_S = 25.0  # below the 30 s of examples/slurm/prolog.sh; cards that sleep take most of it to wake
 NARROW = 30  # columns that evidence needs beside the others; with less, it stands under them
 
 
@@ -41,6 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="table for people, json for programs",
     )
     parser.add_argument("--deep", action="store_true", help="the slow checks too")
+    parser.add_argument(
+        "--within",
+        type=duration_s,
+        default=WITHIN_S,
+        metavar="TIME",
+        help=f"how long the quick checks may take together; cards that do not answer in it are "
+        f"degraded (default: {WITHIN_S:g}s)",
+    )
     parser.add_argument("--path", action="append", default=[], help="also watch the file system of this path")
     parser.add_argument(
         "--learn",
@@ -81,7 +90,7 @@ def look(settings: "Settings", args: argparse.Namespace) -> int:
     if args.deep:
         names += tuple(row.name for row in checks if not names or row.component.value in names)
     try:
-        results = asyncio.run(runner.check_now(names))
+        results = asyncio.run(runner.check_now(names, within_s=args.within))
     except KeyError as error:
         known = ", ".join(row.name for row in checks)
         print(

@@ -1,14 +1,14 @@
 """`sentinel controller`: take bad nodes of a cluster out of service, and give them back. Two run, one leads."""
 
 import argparse
-import os
-import sys
 
 from sentinel.cli.options import add_settings
+from sentinel.cli.said import Said
 
 EXIT_UNREACHABLE = 69
 EXIT_CANNOT_CREATE = 73
 EXIT_CONFIG = 78
+say = Said("sentinel controller")
 
 # Python looks for cycles among all objects every few seconds with its own numbers (700, 10, 10), which takes half a
 # second with ten thousand connections. What is left to it here are the transports of connections that have ended: 3 KiB
@@ -78,13 +78,3 @@ def main(args: argparse.Namespace) -> int:
         say(str(error))
         return EXIT_CANNOT_CREATE if error.reason == "CannotListen" else EXIT_UNREACHABLE
     return 0
-
-
-def say(text: str) -> None:
-    """One line on stderr, which is the log of a pod."""
-    from sentinel.web.words import printable
-
-    try:
-        print(f"sentinel controller: {printable(text)}", file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115

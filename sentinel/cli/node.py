@@ -16,7 +16,7 @@ from sentinel.checks.node_root import node_root
 from sentinel.checks.runner import CheckRunner
 from sentinel.cli import node_state
 from sentinel.cli.control import Presence, listen, write_presence
-from sentinel.cli.node_health import Health, LagMeter
+from sentinel.cli.node_health import Health, LagMeter, Watchdog
 from sentinel.cli.node_jobs import NodeJobs
 from sentinel.cli.node_link import NodeLink
 from sentinel.cli.node_pages import routes
@@ -81,6 +81,7 @@ class NodeAgent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._watch.wake)
+        watchdog = self._watchdog()
         self._restore()
         self._presence("")
         services = {
@@ -92,7 +93,7 @@ class NodeAgent:
             "controller": self.link.run,
             "jobs": self.jobs.run,
             "self-fence": self.jobs.fence.run,
-            "heartbeat": LagMeter(self.health, lambda: _notify("WATCHDOG=1")).run,
+            "heartbeat": LagMeter(self.health, lambda: self._beat(watchdog)).run,
         }
         tasks = [asyncio.create_task(self._kept(name, work), name=name) for name, work in services.items()]
         _notify("READY=1")
@@ -102,6 +103,7 @@ class NodeAgent:
         finally:
             _notify("STOPPING=1")
             self._watch.close()
+            watchdog.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -123,6 +125,19 @@ class NodeAgent:
                 self.health.trouble(name, f"{name} broke and began again: {error!r}")
                 asyncio.get_running_loop().call_later(BROKE_SHOWN_S, self.health.well, name)
                 await asyncio.sleep(SERVICE_PAUSE_S)
+
+    def _watchdog(self) -> Watchdog:
+        frozen = self.folder / "frozen.txt"
+        if frozen.exists():
+            self._say(f"the agent before was frozen and ended; where it hung: {frozen}.old")
+            log.warning("was_frozen", stacks=f"{frozen}.old")
+            os.replace(frozen, f"{frozen}.old")
+        return Watchdog(frozen)
+
+    @staticmethod
+    def _beat(watchdog: Watchdog) -> None:
+        watchdog.beat()
+        _notify("WATCHDOG=1")
 
     def _presence(self, url: str) -> None:
         me = read_proc(os.getpid())

@@ -1,13 +1,19 @@
 """Whether the agent itself is well: what /healthz says, and the heartbeat behind it."""
 
 import asyncio
+import faulthandler
+import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 BEAT_S = 1.0
 LAG_LIMIT_S = 5.0  # a loop that was held up so long cannot be trusted to see a fault in time
 LAG_KEPT_S = 60.0
+FROZEN_S = 60.0
+EXIT_FROZEN = 70
 
 
 class Health:
@@ -62,3 +68,33 @@ class LagMeter:
             now_s = self._health.now_s()
             self._health.beat(now_s, now_s - before_s - BEAT_S)
             self._on_beat()
+
+
+class Watchdog:
+    """Ends this process when its event loop has not beaten for `frozen_s`, with the stacks of its threads in `path`:
+    whoever started it starts it again, and then it knows what it knew.
+
+    It counts seconds in which it ran itself: a machine that slept, or a process that was stopped, is not frozen.
+    """
+
+    def __init__(self, path: Path, frozen_s: float = FROZEN_S, tick_s: float = BEAT_S) -> None:
+        self._path, self._most, self._tick_s = path, frozen_s / tick_s, tick_s
+        self._ticks = 0
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, name="watchdog", daemon=True).start()
+
+    def beat(self) -> None:
+        self._ticks = 0
+
+    def close(self) -> None:
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._tick_s):
+            self._ticks += 1
+            if self._ticks > self._most:
+                try:
+                    with open(self._path, "w") as file:
+                        faulthandler.dump_traceback(file)
+                finally:
+                    os._exit(EXIT_FROZEN)

@@ -431,3 +431,69 @@ def test_the_table_is_whole() -> None:
     for item in CHECKS:
         assert item.deadline_s > 0
         assert item.needs
+
+
+# ---------------------------------------------------------------- who decides now
+
+
+@pytest.mark.parametrize(
+    ("component", "severity"),
+    [(Component.GPU, Severity.DEGRADED), (Component.RUNTIME, Severity.WARNING)],
+)
+def test_cards_that_do_not_answer_whoever_decides_now_are_degraded(
+    machine: Any, row: Any, component: Component, severity: Severity
+) -> None:
+    end = threading.Event()
+
+    def hangs(look: Look) -> list[Finding]:
+        end.wait(60)
+        return []
+
+    probe = msgspec.structs.replace(row("probe", hangs, deadline_s=60.0), component=component)
+    runner = CheckRunner(machine.settings, checks=[probe, row("quick", lambda look: [])])
+    hung, quick = asyncio.run(runner.check_now(within_s=0.2))
+    end.set()
+    assert (hung.state, hung.detail) == (CheckState.UNKNOWN, "no answer within 0.2 s")
+    assert [(one.code, one.severity) for one in hung.findings] == [("check-hangs", severity)]
+    assert quick.state is CheckState.OK
+
+
+def test_a_slow_check_that_was_asked_for_has_its_own_deadline(machine: Any, row: Any) -> None:
+    begun = threading.Event()
+
+    def slow(look: Look) -> list[Finding]:
+        begun.wait(0.5)
+        return [broken()]
+
+    probe = msgspec.structs.replace(row("probe", slow, deadline_s=60.0), slow=True)
+    (result,) = asyncio.run(CheckRunner(machine.settings, checks=[probe]).check_now(["probe"], within_s=0.1))
+    assert result.state is CheckState.FOUND
+
+
+def test_what_stands_is_not_made_milder_by_a_look_that_saw_less(machine: Any, row: Any) -> None:
+    fatal = msgspec.structs.replace(
+        broken(), severity=Severity.FATAL, action="RESTART_BM", summary="for long"
+    )
+
+    def looks(look: Look) -> list[Finding]:
+        look.kept["count"] = look.kept.get("count", 0) + 1
+        raise Unknown("no answer", (fatal if look.kept["count"] == 1 else broken(),))
+
+    runner = CheckRunner(machine.settings, checks=[row("probe", looks)])
+    for _ in range(2):
+        (result,) = asyncio.run(runner.check_now(max_age_s=0.0))
+    (found,) = result.findings
+    assert (found.severity, found.action, found.summary) == (Severity.FATAL, "RESTART_BM", "for long")
+
+
+def test_a_check_may_ask_to_be_sampled_again_soon(machine: Any, row: Any) -> None:
+    looks: list[float] = []
+
+    def check(look: Look) -> list[Finding]:
+        looks.append(look.now.mono_s)
+        if len(looks) < 3:
+            look.kept["again_s"] = 0.01
+        return []
+
+    runner = CheckRunner(machine.settings, checks=[row("probe", check, interval_s=3600.0)])
+    asyncio.run(while_running(runner, lambda: eventually(lambda: len(looks) == 3)))

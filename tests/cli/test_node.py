@@ -1,6 +1,10 @@
 """Parts of a node's agent: whether it is well, and what it keeps."""
 
 import asyncio
+import contextlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +86,69 @@ def test_a_damaged_file_is_known_as_such(tmp_path: Path, rubbish: bytes) -> None
 
 def test_nothing_kept_is_no_damage(tmp_path: Any) -> None:
     assert node_state.read(tmp_path) is None
+
+
+FROZEN = """
+import sys, time
+from pathlib import Path
+from sentinel.cli.node_health import Watchdog
+
+def the_disk_does_not_answer():
+    time.sleep(600)
+
+watchdog = Watchdog(Path(sys.argv[1]), frozen_s=0.5, tick_s=0.05)
+for _ in range(40):
+    watchdog.beat()
+    time.sleep(0.02)
+print("well", flush=True)
+the_disk_does_not_answer()
+"""
+
+
+def test_a_frozen_agent_ends_and_leaves_where_it_hung(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FROZEN, str(tmp_path / "frozen.txt")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (70, "well\n")
+    assert "the_disk_does_not_answer" in (tmp_path / "frozen.txt").read_text()
+
+
+SAYS = """
+import sys
+from sentinel.cli.said import Said
+say = Said("sentinel agent")
+for number in range(100):
+    say(f"line {number} " + "x" * 2000)
+print("went on", flush=True)
+sys.stdin.readline()
+say("read again")
+"""
+
+
+def test_a_line_that_nobody_reads_holds_nobody_up() -> None:
+    """A log that is not drained fills its pipe: lines are left out, and the next one that is read says how many."""
+    read, write = os.pipe()
+    words = [sys.executable, "-c", SAYS]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=write, text=True)
+    os.close(write)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "went on\n"
+    os.set_blocking(read, False)
+    seen = b""
+    with contextlib.suppress(BlockingIOError):
+        while data := os.read(read, 1 << 16):
+            seen += data
+    process.communicate("\n", timeout=120)
+    last = os.read(read, 1 << 16).decode()
+    os.close(read)
+    written = seen.count(b"\n")
+    assert 0 < written < 100
+    assert seen.endswith(b"x\n"), "whole lines"
+    assert last == f"sentinel agent: read again ({100 - written} before this were not read)\n"
+
+
+def test_who_closed_the_log_loses_the_lines_and_nothing_else() -> None:
+    program = (
+        "import os\nfrom sentinel.cli.said import Said\nos.close(2)\nSaid('agent')('lost')\nprint('went on')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "went on\n")

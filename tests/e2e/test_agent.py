@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -168,6 +169,30 @@ def test_a_hung_nvml_is_a_finding_and_the_agent_stays_well(
     scenario.set(hang=0)
     agent.send(signal.SIGTERM)
     assert agent.code() == 0
+
+
+def test_who_asks_now_hears_within_his_time_that_the_cards_do_not_answer(
+    node: Node,
+    nvml: Callable[..., Scenario],  # noqa: F811
+) -> None:
+    """As the prolog of a job does: such a node gets no job."""
+    node.machine.add_pci("0000:18:00.0")
+    scenario = nvml("0000:18:00.0")
+    node.box.env |= {key: os.environ[key] for key in ("LD_LIBRARY_PATH", "SENTINEL_STUB_NVML")}
+    scenario.set(hang=1)
+    done = node.box.sentinel("check", "nvml", "--within", "1s", "--settings", node.settings())
+    assert done.returncode == 2, done.stdout
+    assert re.search(r"check nvml check-hangs +degraded .*no answer within 1 s", done.stdout), done.stdout
+    refused = node.box.sentinel("check", "--within", "soon")
+    assert (refused.returncode, "expected a duration with its unit" in refused.stderr) == (2, True)
+
+
+def test_an_agent_that_was_frozen_says_so_when_it_is_back(node: Node) -> None:
+    node.folder.mkdir(parents=True)
+    (node.folder / "frozen.txt").write_text("Thread 0x1 (most recent call first):\n")
+    agent = node.start()
+    agent.said("the agent before was frozen and ended; where it hung:")
+    assert (node.folder / "frozen.txt.old").read_text().startswith("Thread")
 
 
 def test_a_port_that_is_taken_is_told_and_tried_again(node: Node) -> None:
