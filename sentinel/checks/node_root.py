@@ -1,4 +1,4 @@
-"""The root of the node around a pod."""
+"""The root of the node around a pod, and around a service of systemd that has mounts of its own."""
 
 import os
 
@@ -13,6 +13,15 @@ def node_root(procfs: str) -> str:
         return ""
     root = os.path.join(procfs, "1/root")
     try:
-        return "" if os.path.samestat(os.stat(root), os.stat("/")) else root
+        ours = os.path.samestat(os.stat(root), os.stat("/")) and not _of_a_unit(procfs)
     except OSError:
         return ""
+    return "" if ours else root
+
+
+def _of_a_unit(procfs: str) -> bool:
+    """ProtectSystem=strict and its like: the same files, which we see read-only (systemd.exec(5))."""
+    if not os.environ.get("INVOCATION_ID"):
+        return False
+    own, first = (os.readlink(os.path.join(procfs, pid, "ns/mnt")) for pid in ("self", "1"))
+    return own != first

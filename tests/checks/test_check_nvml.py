@@ -95,6 +95,7 @@ def test_the_root_of_a_node_is_found_in_a_pod_that_sees_its_processes(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.delenv("NODE_NAME", raising=False)
+    monkeypatch.delenv("INVOCATION_ID", raising=False)
     (tmp_path / "node").mkdir()
     (tmp_path / "1").mkdir()
     (tmp_path / "1/root").symlink_to(tmp_path / "node")
@@ -105,6 +106,17 @@ def test_the_root_of_a_node_is_found_in_a_pod_that_sees_its_processes(
     (tmp_path / "1/root").unlink()
     (tmp_path / "1/root").symlink_to("/")
     assert node_root(str(tmp_path)) == "", "ours is the node's"
+    monkeypatch.setenv("INVOCATION_ID", "0123")
+    assert node_root(str(tmp_path)) == "", "its mounts are not to be seen"
+    (tmp_path / "1/ns").mkdir()
+    (tmp_path / "1/ns/mnt").symlink_to("mnt:[1]")
+    (tmp_path / "self/ns/mnt").symlink_to("mnt:[1]")
+    assert node_root(str(tmp_path)) == "", "a service with the node's mounts"
+    (tmp_path / "self/ns/mnt").unlink()
+    (tmp_path / "self/ns/mnt").symlink_to("mnt:[2]")
+    assert node_root(str(tmp_path)) == str(tmp_path / "1/root"), "the service has mounts of its own"
+    monkeypatch.delenv("INVOCATION_ID")
+    assert node_root(str(tmp_path)) == "", "what a person mounts for himself is what he looks at"
 
 
 def test_a_lost_card_is_fatal_and_the_other_card_is_not_blamed(sample: Any, cards: Any) -> None:
