@@ -21,7 +21,8 @@ T = TypeVar("T")
 MAX_AUTHORITIES = 16
 MAX_BYTES = 1 << 20  # of a file: a Secret has no more
 READS = 3
-DAMAGED = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension)  # what cryptography says
+# What cryptography says.
+DAMAGED = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.InvalidVersion)
 EXPECTED = {
     "cert_file": "a chain in PEM, the controllers' own certificate first",
     "key_file": "an RSA or EC key in PEM, without a passphrase",

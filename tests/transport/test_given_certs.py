@@ -1,6 +1,7 @@
 """Certificates that people give: judged, put in force without a restart, and no agent locked out by a new authority."""
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -42,6 +43,13 @@ def clock() -> Clock:
 def authority(name_s: float = NOW_S, life_s: float = 365 * DAY_S) -> bytes:
     """One that begins about `name_s` and ends `life_s` after."""
     return renewed({}, name_s, (), Lifetimes(authority_s=life_s))[BUNDLE]
+
+
+def with_bytes(old: bytes, new: bytes) -> bytes:
+    """One that is damaged."""
+    der = ssl.PEM_cert_to_DER_cert(authority().decode())
+    assert old in der
+    return ssl.DER_cert_to_PEM_cert(der.replace(old, new, 1)).encode()
 
 
 def ca_of(ca: trustme.CA) -> x509.Certificate:
@@ -406,9 +414,13 @@ def test_files_that_are_exchanged_while_they_are_read_are_read_again(
 
 def test_what_agents_were_told_before_stays_until_it_ends_and_what_is_no_certificate_goes() -> None:
     own, ended, lasting = authority(), authority(NOW_S, 10 * DAY_S), authority(NOW_S, 20 * DAY_S)
-    spoilt = own.replace(b"MII", b"MIJ", 1)
-    # OpenSSL refuses a whole file for one certificate that it cannot read.
-    there = b"garbage\n" + spoilt + ended + b"-----BEGIN CERTIFICATE-----\nAA\n" + lasting
+    # Only OpenSSL minds the first, of whom the name is no UTF-8: and then refuses the whole file.
+    spoilt = [
+        with_bytes(b"Sentinel", b"\xffentinel"),
+        with_bytes(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x09"),
+    ]
+    x509.load_pem_x509_certificate(spoilt[0])
+    there = b"".join((b"garbage\n", *spoilt, ended, b"-----BEGIN CERTIFICATE-----\nAA\n", lasting))
     made = united(parsed(own), there, NOW_S + 15 * DAY_S)
     assert [pem(one) for one in made] == [own, lasting], "the longest-lasting first"
     assert united(parsed(own), b"\xff\x00 of somebody else", NOW_S) == parsed(own)
