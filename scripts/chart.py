@@ -34,7 +34,10 @@ MANIFESTS = {
 }
 # Settings that a controller reads, and those that an agent does; the rest is set by the chart, or is for one machine.
 SETTINGS = {
-    "controller": ("mail", "webhooks", "caps", "owners", "fleet", "recording", "pageUrl", "dashboardUrl"),
+    "controller": (
+        *("mail", "webhooks", "caps", "owners", "fleet", "recording", "pageUrl", "dashboardUrl"),
+        "certificates",
+    ),
     "agent": (
         *("listen", "disk", "cards", "gpu", "network", "ownChecks", "controller", "shapes"),
         *("rulesDir", "kernelLog", "sysfs", "procfs", "podLogs"),
@@ -95,7 +98,12 @@ def values_schema() -> Schema:
     sections = {
         "image": _closed(repository=repository, tag=text, digest=digest, pullPolicy=policy),
         "controller": _closed(
-            **pod, settings=_settings("controller"), replicas=replicas, mailSecret=text, fence=text
+            **pod,
+            settings=_settings("controller"),
+            replicas=replicas,
+            mailSecret=text,
+            fence=text,
+            certificates=_closed(secret=text),
         ),
         "agent": _closed(
             **pod,

@@ -162,6 +162,14 @@ class ControllerLink(Struct, frozen=True, kw_only=True, omit_defaults=True):
     api_server_ca_file: str = "/var/run/secrets/sentinel/api-server-ca.crt"
 
 
+class CertificateFiles(Struct, frozen=True, kw_only=True):
+    """What the controllers serve agents with, in place of certificates of their own making. PEM."""
+
+    cert_file: str  # the chain
+    key_file: str
+    ca_file: str  # the authorities
+
+
 class EndedJobs(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How long the records and logs of jobs that have ended on this machine are kept: both hold."""
 
@@ -185,6 +193,7 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     network: Network = Network()
     own_checks: tuple[OwnCheck, ...] = ()
     controller: ControllerLink = ControllerLink()
+    certificates: CertificateFiles | None = None
     # What is written of core.fleet_settings.FleetSettings, by its names: only the controller makes them of it.
     fleet: dict[str, Any] = {}
     shapes: tuple[Shape, ...] = ()  # the manifest: the first that matches is this node's

@@ -14,7 +14,7 @@ import structlog
 from msgspec import structs
 
 import sentinel
-from sentinel.cli.controlling_pages import Pages, Parts
+from sentinel.cli.controlling_pages import API_SERVER, Pages, Parts
 from sentinel.cli.job_nodes import JobNodes
 from sentinel.cli.judging import judge
 from sentinel.cli.leading_jobs import LeadingJobs
@@ -40,7 +40,8 @@ from sentinel.notify.compose_nodes import Place
 from sentinel.recording import Recorder
 from sentinel.settings import Settings
 from sentinel.transport.auth import Authenticator
-from sentinel.transport.certs import Certificates, Conflict
+from sentinel.transport.certs import Certificates, Conflict, Keeper, Unusable
+from sentinel.transport.given_certs import GivenCertificates
 from sentinel.transport.limits import Limits
 from sentinel.transport.open_files import fitting, raise_limit
 from sentinel.transport.server import Server
@@ -92,9 +93,7 @@ class Controlling:
             await asyncio.gather(pages, return_exceptions=True)
 
     async def _run(self, client: Client) -> None:
-        certificates = Certificates(
-            identity.SecretStore(client, self._namespace), identity.publisher(client, self._namespace)
-        )
+        certificates = self._certificates(client)
         issuer = await self._begun(client, certificates)
         if issuer is None:
             return
@@ -219,6 +218,15 @@ class Controlling:
             if recorder is not None:
                 recorder.close()
 
+    def _certificates(self, client: Client) -> Keeper:
+        """Those that people give, or its own."""
+        given = self._settings.certificates
+        if given is not None:
+            return GivenCertificates(given, identity.BundleStore(client, self._namespace))
+        return Certificates(
+            identity.SecretStore(client, self._namespace), identity.publisher(client, self._namespace)
+        )
+
     def _recorder(self) -> Recorder | None:
         limit = self._settings.recording_bytes
         folder = self._settings.state_path / "recording"
@@ -234,7 +242,7 @@ class Controlling:
         log.info("said", text=text)
         self._stderr(text)
 
-    async def _begun(self, client: Client, certificates: Certificates) -> str | None:
+    async def _begun(self, client: Client, certificates: Keeper) -> str | None:
         """The issuer of tokens, once the API server answers and certificates are there; None: told to end before."""
         said = ""
         while not self._stop.is_set():
@@ -242,11 +250,13 @@ class Controlling:
                 found = await client.get("/.well-known/openid-configuration", _Discovery)
                 await certificates.renew()
                 return found.issuer
-            except (TemporaryError, PermanentError, OSError, Conflict) as error:
+            except (TemporaryError, PermanentError, OSError, Conflict, Unusable) as error:
                 if str(error) != said:
                     said = str(error)
-                    self._say(f"waits for the API server: {said}")
-                    log.warning("waits_for_api_server", why=said)
+                    given = isinstance(error, Unusable)
+                    self._say(f"waits for {'good certificates' if given else 'the API server'}: {said}")
+                    log.warning("waits_to_begin", why=said)
+                    self._pages.waits_for = {"certificates": said} if given else API_SERVER
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(BEGIN_AGAIN_S):
                         await self._stop.wait()

@@ -2,7 +2,7 @@
 (could it lead?)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import structlog
 from msgspec import Struct
@@ -20,7 +20,7 @@ from sentinel.exposition import CONTENT_TYPE
 from sentinel.fleet_controller import FleetController
 from sentinel.fleet_troubles import NOT_READY
 from sentinel.metrics import Metrics
-from sentinel.transport.certs import Certificates
+from sentinel.transport.certs import Keeper
 from sentinel.transport.open_files import too_few
 from sentinel.transport.server import Server
 from sentinel.web.server import Asked, Place, Route, Told, serve_routes
@@ -28,6 +28,7 @@ from sentinel.web.server import Asked, Place, Route, Told, serve_routes
 log = structlog.get_logger(__name__)
 
 Answer = tuple[int, str, bytes]
+API_SERVER = {"API server": "the API server has not answered yet"}
 LISTEN_AGAIN_S = 2.0
 CONNECTIONS = 64  # at once: of people's browsers, scrapers and the kubelet
 # Each request to the API server ends within 10 s, and each one that ends counts as a turn.
@@ -41,7 +42,7 @@ class Parts(Struct, frozen=True):
     controller: FleetController
     server: Server
     election: Election
-    certificates: Certificates
+    certificates: Keeper
     mail: NodeNotifier
     jobs: LeadingJobs
     orders: PageOrders
@@ -50,10 +51,11 @@ class Parts(Struct, frozen=True):
 
 class Pages:
     """`run` serves until it is cancelled. `parts` is set when the API server has answered for the first time.
-    `settings`: what `troubles` says of those that have changed since."""
+    `waits_for`: what it says until then. `settings`: what `troubles` says of those that have changed since."""
 
     def __init__(self, listen: str, metrics: Metrics, clock: Clock, say: Callable[[str], None]) -> None:
         self.parts: Parts | None = None
+        self.waits_for: Mapping[str, str] = API_SERVER
         self.settings: dict[str, str] = {}
         self.health = Health()
         self._listen, self._metrics, self._clock, self._say = listen, metrics, clock, say
@@ -152,11 +154,11 @@ class Pages:
 
     def troubles(self) -> dict[str, str]:
         """By name: what is missing or has changed, and of the leader also what it cannot do."""
-        return self._missing() | self._of_leader() | self._of_files() | self.settings
+        return self._missing() | self._of_leader() | self._of_parts() | self.settings
 
     def _missing(self) -> dict[str, str]:
         if self.parts is None:
-            return {"API server": "the API server has not answered yet"}
+            return {**self.waits_for}
         found = {text.partition(":")[0]: text for text in self.parts.fleet.problems}
         election = self.parts.election
         if election.leading:
@@ -172,11 +174,14 @@ class Pages:
         """On the page. What cannot be read of people's words about codes stands among its notes."""
         return [text for name, text in self.troubles().items() if name != "codes"]
 
-    def _of_files(self) -> dict[str, str]:
+    def _of_parts(self) -> dict[str, str]:
         if self.parts is None:
             return {}
-        text = too_few(self.parts.server.limits, self.parts.files, len(self.parts.fleet.nodes()))
-        return {"open files": text} if text else {}
+        found = {
+            "open files": too_few(self.parts.server.limits, self.parts.files, len(self.parts.fleet.nodes())),
+            "certificates": self.parts.certificates.trouble(),
+        }
+        return {name: text for name, text in found.items() if text}
 
     def _of_leader(self) -> dict[str, str]:
         leads = self.parts is not None and self.parts.election.leading

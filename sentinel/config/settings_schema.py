@@ -222,6 +222,16 @@ class ControllerSpec(Section):
     )
 
 
+class CertificatesSpec(Section):
+    core = settings.CertificateFiles
+    cert_file: AbsolutePath = required(
+        "certFile",
+        "The chain, the controllers' own certificate first, for the DNS name sentinel-controller.",
+    )
+    key_file: AbsolutePath = required("keyFile", "Its key, RSA or EC, without a passphrase.")
+    ca_file: AbsolutePath = required("caFile", "The authorities by which agents know it, 16 at most.")
+
+
 class WindowSpec(Section):
     core = fleet_settings.Allowance
     per_window: Limit = written("perWindow", "At most so many begun within the window.")
@@ -399,6 +409,11 @@ class SettingsDocument(Section):
     network: NetworkSpec = written("network", "When InfiniBand, RoCE and Ethernet ports are findings.")
     own_checks: tuple[OwnCheckSpec, ...] = written("ownChecks", "Programs of your own, run as checks.")
     controller: ControllerSpec = written("controller", "Where `sentinel agent` reports to.")
+    certificates: CertificatesSpec = written(
+        "certificates",
+        "PEM files of yours by which agents know `sentinel controller`, in place of certificates of its own making. "
+        "They are read again every 20 s (docs/transport.md).",
+    )
     fleet: FleetSpec = written(
         "fleet",
         "What `sentinel controller` may do to nodes. It reads them when it starts. A limit is the larger of "

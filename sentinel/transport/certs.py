@@ -10,6 +10,7 @@ import os
 import random
 import ssl
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
@@ -51,6 +52,10 @@ class Conflict(Exception):
     """Somebody else has written since."""
 
 
+class Unusable(Exception):
+    """Certificates that people gave. The text says all that is wrong with them."""
+
+
 class Store(Protocol):
     """One record that several controllers share. Both raise OSError if they cannot."""
 
@@ -71,7 +76,7 @@ def renewed(data: Data, now_s: float, names: tuple[str, ...], lifetimes: Lifetim
     fresh = dict(data)
     if CA_KEY not in fresh:
         authority = _make_authority(now_s, lifetimes)
-        fresh = {BUNDLE: _pem(authority.cert), CA_KEY: _key_pem(authority.key)}
+        fresh = {BUNDLE: pem(authority.cert), CA_KEY: _key_pem(authority.key)}
     key = _load_key(fresh[CA_KEY])
     bundle = x509.load_pem_x509_certificates(fresh[BUNDLE])
     signing = next((c for c in bundle if _same_key(c, key)), None)
@@ -79,7 +84,7 @@ def renewed(data: Data, now_s: float, names: tuple[str, ...], lifetimes: Lifetim
         raise ValueError("no certificate fits the authority's key")
     if NEXT_KEY not in fresh and _left(signing, now_s) < 1 / 3:
         following = _make_authority(now_s, lifetimes)
-        fresh |= {NEXT_KEY: _key_pem(following.key), NEXT_CERT: _pem(following.cert)}
+        fresh |= {NEXT_KEY: _key_pem(following.key), NEXT_CERT: pem(following.cert)}
         bundle.insert(0, following.cert)
     published = fresh.get(NEXT_PUBLISHED)
     if published is not None and now_s >= float(published) + lifetimes.overlap_s:
@@ -88,9 +93,9 @@ def renewed(data: Data, now_s: float, names: tuple[str, ...], lifetimes: Lifetim
         fresh[CA_KEY] = fresh[NEXT_KEY]
         for name in (NEXT_KEY, NEXT_CERT, NEXT_PUBLISHED):
             del fresh[name]
-    kept = [cert for cert in bundle if cert == signing or cert.not_valid_after_utc.timestamp() > now_s]
+    kept = [cert for cert in bundle if cert == signing or ends_s(cert) > now_s]
     if kept != x509.load_pem_x509_certificates(fresh[BUNDLE]):
-        fresh[BUNDLE] = b"".join(_pem(cert) for cert in kept)
+        fresh[BUNDLE] = b"".join(pem(cert) for cert in kept)
     if not _serves(fresh, signing, now_s, names):
         fresh[CERT], fresh[KEY] = _make_serving(_Authority(signing, key), now_s, names, lifetimes)
     return fresh
@@ -133,7 +138,7 @@ def _make_serving(
 ) -> tuple[bytes, bytes]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SERVER_NAME)])
-    left_s = authority.cert.not_valid_after_utc.timestamp() - now_s
+    left_s = ends_s(authority.cert) - now_s
     usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
     cert = (
         _builder(name, authority.cert.subject, key, now_s, min(lifetimes.serving_s, left_s), lifetimes)
@@ -149,7 +154,7 @@ def _make_serving(
         )
         .sign(authority.key, hashes.SHA256())
     )
-    return _pem(cert), _key_pem(key)
+    return pem(cert), _key_pem(key)
 
 
 def _builder(
@@ -175,8 +180,12 @@ def _builder(
 
 def _left(cert: x509.Certificate, now_s: float) -> float:
     """The share of a certificate's time that is left."""
-    begin, end = cert.not_valid_before_utc.timestamp(), cert.not_valid_after_utc.timestamp()
-    return (end - now_s) / max(end - begin, 1.0)
+    return (ends_s(cert) - now_s) / max(ends_s(cert) - cert.not_valid_before_utc.timestamp(), 1.0)
+
+
+def ends_s(cert: x509.Certificate) -> float:
+    """Unix time."""
+    return cert.not_valid_after_utc.timestamp()
 
 
 def _same_key(cert: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> bool:
@@ -190,7 +199,7 @@ def _load_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _pem(cert: x509.Certificate) -> bytes:
+def pem(cert: x509.Certificate) -> bytes:
     return cert.public_bytes(serialization.Encoding.PEM)
 
 
@@ -200,8 +209,73 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-class Certificates:
-    """Keeps them good. `publish` sees to it at each look that agents can read the bundle, which somebody may have taken
+async def update(store: Store, change: Callable[[Data], Data]) -> Data:
+    """What is stored once `change` has nothing more to do to it. Raises OSError, Conflict."""
+    for _ in range(TRIES):
+        stored = await store.get()
+        found, version = stored if stored is not None else ({}, None)
+        wanted = change(found)
+        if dict(wanted) == dict(found):
+            return found
+        try:
+            await store.put(wanted, version)
+        except Conflict:  # the other controller was quicker: what it wrote will do
+            continue
+        return wanted
+    raise Conflict(f"written by others {TRIES} times in a row")
+
+
+class Keeper(ABC):
+    """Keeps a serving certificate in force, and the authorities that agents trust published."""
+
+    look_s: float  # between looks
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._context: ssl.SSLContext | None = None
+        self._ends: dict[tuple[str], float] = {}  # ("serving",) and ("authority",) -> Unix time
+        self.failures = 0  # to renew
+
+    @abstractmethod
+    async def renew(self) -> None:
+        """Bring everything to where it should be. Raises OSError (of the store), Conflict, Unusable."""
+
+    def tls(self) -> ssl.SSLContext:
+        """For new connections; those that there are go on with the one that they began with."""
+        if self._context is None:
+            raise RuntimeError("renew() has not succeeded yet")
+        return self._context
+
+    @property
+    def ends_wall_s(self) -> float:
+        """When the serving certificate in force ends."""
+        return self._ends["serving",]
+
+    def measure(self, metrics: Metrics) -> None:
+        """For a scrape."""
+        metrics.replace(declared.CERTIFICATE_FAILURES, {(): self.failures})
+        if self._ends:
+            metrics.replace(declared.CERTIFICATE_END, self._ends)
+
+    def trouble(self) -> str:
+        """What people should do something about; "": nothing."""
+        return ""
+
+    async def run(self) -> None:
+        """Until cancelled. Renew now and then; what failed is tried again soon."""
+        while True:
+            try:
+                await self.renew()
+                pause_s = self.look_s
+            except (OSError, Conflict, Unusable) as error:
+                self.failures += 1
+                log.warning("certificates_not_renewed", error=str(error)[:1000])
+                pause_s = LOOK_AGAIN_S
+            await asyncio.sleep(pause_s * random.uniform(0.9, 1.1))
+
+
+class Certificates(Keeper):
+    """Makes them. `publish` sees to it at each look that agents can read the bundle, which somebody may have taken
     away."""
 
     def __init__(
@@ -213,67 +287,34 @@ class Certificates:
         lifetimes: Lifetimes = Lifetimes(),  # noqa: B008 - frozen
         now_s: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__(now_s)
+        self.look_s = min(LOOK_S, lifetimes.serving_s / 10)
         self._store = store
         self._publish = publish
         self._names = names
         self._lifetimes = lifetimes
-        self._now_s = now_s
         self._data: Data = {}
-        self.failures = 0  # to renew
-        self._context: ssl.SSLContext | None = None
-
-    def tls(self) -> ssl.SSLContext:
-        """For new connections; those that there are go on with the one that they began with."""
-        if self._context is None:
-            raise RuntimeError("renew() has not succeeded yet")
-        return self._context
-
-    @property
-    def ends_wall_s(self) -> float:
-        """When the serving certificate in force ends."""
-        return x509.load_pem_x509_certificate(self._data[CERT]).not_valid_after_utc.timestamp()
-
-    def measure(self, metrics: Metrics) -> None:
-        """For a scrape."""
-        metrics.replace(declared.CERTIFICATE_FAILURES, {(): self.failures})
-        if self._data:
-            ends = {
-                ("serving",): self.ends_wall_s,
-                ("authority",): max(
-                    cert.not_valid_after_utc.timestamp()
-                    for cert in x509.load_pem_x509_certificates(self._data[BUNDLE])
-                ),
-            }
-            metrics.replace(declared.CERTIFICATE_END, ends)
-
-    async def run(self) -> None:
-        """Until cancelled. Renew now and then; a store that fails is asked again soon."""
-        while True:
-            try:
-                await self.renew()
-                pause_s = min(LOOK_S, self._lifetimes.serving_s / 10)
-            except (OSError, Conflict) as error:
-                self.failures += 1
-                log.warning("certificates_not_renewed", error=repr(error)[:300])
-                pause_s = LOOK_AGAIN_S
-            await asyncio.sleep(pause_s * random.uniform(0.9, 1.1))
 
     async def renew(self) -> None:
-        """Bring the store to where it should be, and put what it has in force. Raises OSError, Conflict."""
-        data = await self._update(lambda found: self._renewed(found))
+        data = await update(self._store, self._renewed)
         if data.get(CERT) != self._data.get(CERT):
-            self._context = _context(data)
+            self._context = server_context(data[CERT], data[KEY])
             log.info("serving_certificate_in_force")
         self._data = data
+        self._ends = {
+            ("serving",): ends_s(x509.load_pem_x509_certificate(data[CERT])),
+            ("authority",): max(map(ends_s, x509.load_pem_x509_certificates(data[BUNDLE]))),
+        }
         await self._publish(data[BUNDLE])
         if NEXT_KEY in data and NEXT_PUBLISHED not in data:  # the overlap begins when agents can read it
             stamp = f"{self._now_s():.0f}".encode()
-            self._data = await self._update(
+            self._data = await update(
+                self._store,
                 lambda found: (
                     {**found, NEXT_PUBLISHED: found.get(NEXT_PUBLISHED, stamp)}
                     if found.get(NEXT_KEY) == data[NEXT_KEY]
                     else found
-                )
+                ),
             )
 
     def _renewed(self, found: Data) -> Data:
@@ -284,29 +325,15 @@ class Certificates:
             log.error("certificates_damaged", error=str(error))
             return renewed({}, self._now_s(), self._names, self._lifetimes)
 
-    async def _update(self, change: Callable[[Data], Data]) -> Data:
-        for _ in range(TRIES):
-            stored = await self._store.get()
-            found, version = stored if stored is not None else ({}, None)
-            wanted = change(found)
-            if dict(wanted) == dict(found):
-                return found
-            try:
-                await self._store.put(wanted, version)
-            except Conflict:  # the other controller was quicker: what it wrote will do
-                continue
-            return wanted
-        raise Conflict(f"written by others {TRIES} times in a row")
 
-
-def _context(data: Data) -> ssl.SSLContext:
-    """A server's context. The key goes through anonymous memory, for OpenSSL reads files only."""
+def server_context(chain: bytes, key: bytes) -> ssl.SSLContext:
+    """Raises ssl.SSLError. The key goes through anonymous memory, for OpenSSL reads files only."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0  # agents stay connected: nobody resumes
     fd = os.memfd_create("tls", os.MFD_CLOEXEC)
     try:
-        os.write(fd, data[CERT] + data[KEY])
+        os.write(fd, chain + b"\n" + key)
         context.load_cert_chain(f"/proc/self/fd/{fd}")
     finally:
         os.close(fd)

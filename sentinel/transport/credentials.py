@@ -12,6 +12,14 @@ class CredentialError(Exception):
     """A file is missing or of no use. The text says which; it repeats nothing of a token."""
 
 
+def client_context() -> ssl.SSLContext:
+    """Of an agent, which trusts nobody yet. An authority need not be a root: organisations give lower ones too."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
 class Trust:
     """TLS by a bundle of the controller's authorities in a file, read again when the file is another one."""
 
@@ -26,8 +34,7 @@ class Trust:
             stat = os.stat(self._bundle)
             seen = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
             if self._context is None or seen != self._seen:
-                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-                context.minimum_version = ssl.TLSVersion.TLSv1_3
+                context = client_context()
                 context.load_verify_locations(self._bundle)
                 self._context, self._seen = context, seen
         except (OSError, ssl.SSLError) as error:

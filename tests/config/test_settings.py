@@ -20,6 +20,7 @@ from sentinel.core.policy_model import Policy, Restart
 from sentinel.core.units import duration_text, parse_duration, parse_size, size_text
 from sentinel.settings import (
     Caps,
+    CertificateFiles,
     Disk,
     EndedJobs,
     Mail,
@@ -57,6 +58,7 @@ owners:
 disk: {warnFreeShare: 0.2, minFreeShare: 0.05, minFreeBytes: 2Gi}
 network:
   {interfaces: [bond0], portDown: 2m, flaps: 5, flapWindow: 1h, settle: 1m, errorsPerMinute: {rx_errors: 10}}
+certificates: {certFile: /etc/tls/tls.crt, keyFile: ~/tls.key, caFile: /etc/tls/ca.crt}
 rulesDir: /etc/sentinel/rules
 kernelLog: /tmp/kmsg
 sysfs: /host/sys
@@ -111,6 +113,9 @@ def test_every_setting_arrives_in_base_units(monkeypatch: pytest.MonkeyPatch) ->
             flap_window_s=3600.0,
             settle_s=60.0,
             errors_per_minute={"rx_errors": 10.0},
+        ),
+        certificates=CertificateFiles(
+            cert_file="/etc/tls/tls.crt", key_file="/home/admin/tls.key", ca_file="/etc/tls/ca.crt"
         ),
         rules_dir="/etc/sentinel/rules",
         kernel_log="/tmp/kmsg",
@@ -234,6 +239,10 @@ def test_what_is_not_set_has_its_default() -> None:
         ("fleet: {networkWindow: 9s}", "fleet.networkWindow", "networkSettle (10s) shorter"),
         ("fleet: {repeatWindow: 10m}", "fleet.repeatWindow", "releaseAfter (10m) shorter"),
         ("fleet: {agentSilent: 5s}", "fleet.agentSilent", "between 30s"),
+        ("certificates: {certFile: /c, keyFile: /k}", "certificates.caFile", "a value"),
+        ("certificates: {certFile: c, keyFile: /k, caFile: /a}", "certificates.certFile", "begins with /"),
+        ("certificates: {certFile: /c, keyFile: '', caFile: /a}", "certificates.keyFile", "begins with /"),
+        ("certificates: {secret: x, certFile: /c, keyFile: /k, caFile: /a}", "certificates.secret", "caFile"),
         ("fleet: {fence: {after: 1m}}", "fleet.fence.command", ""),
         ("fleet: {fence: {command: [fence-node]}}", "fleet.fence.command", "which begins with /"),
         ("fleet: {fence: {command: [/f, 1]}}", "fleet.fence.command", "its arguments in quotes"),

@@ -35,6 +35,17 @@ class Fleet:
         self.before: tuple[str, ...] = ()  # what starts it
 
     def controller(self, name: str, *options: str) -> Running:
+        """One that serves agents."""
+        running = self.begun(name, *options)
+        self.serves(running)
+        return running
+
+    def serves(self, running: Running) -> None:
+        running.said("serves agents on port")
+        self.ports[running.pid] = int(running.err.partition("on port ")[2].partition(",")[0])
+
+    def begun(self, name: str, *options: str) -> Running:
+        """One that may have to wait for something."""
         self.box.env |= {"POD_NAME": name, "POD_IP": "127.0.0.1"}
         words = ["controller", "--kubeconfig", str(self.kubeconfig), "--agents", "127.0.0.1:0", *options]
         settings = self.folder / f"{name}.yaml"
@@ -43,10 +54,7 @@ class Fleet:
         fleet = {"causeNodes": 100_000, **self.settings.get("fleet", {})}
         state = {"stateDir": str(self.folder / name)}
         settings.write_text(json.dumps({**head, **state, **self.settings, "fleet": fleet}))
-        running = self.box.start_words(*self.before, SENTINEL, *words, "--settings", str(settings))
-        running.said("serves agents on port")
-        self.ports[running.pid] = int(running.err.partition("on port ")[2].partition(",")[0])
-        return running
+        return self.box.start_words(*self.before, SENTINEL, *words, "--settings", str(settings))
 
     def goes_through(self, proxy: Proxy) -> None:
         """The next controllers reach the API server by it."""

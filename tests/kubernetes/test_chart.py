@@ -13,6 +13,7 @@ import yaml
 from scripts import chart
 from sentinel.config.load import load_settings
 from sentinel.config.settings_schema import SettingsDocument
+from sentinel.settings import CertificateFiles
 from tests.kubernetes.conftest import QUARANTINES, quarantine, wait_served
 from tests.rig.binaries import helm
 
@@ -24,6 +25,7 @@ REPO = Path(__file__).parents[2]
 SPACE = "gpu-ops"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 IMAGE = "registry.example.com/gpu/sentinel"
+FILES, KEYS = ("cert_file", "key_file", "ca_file"), ("tls.crt", "tls.key", "ca.crt")
 ON = [
     f"--set={name}.enabled=true" for name in ("podMonitor", "prometheusRule", "dashboards", "networkPolicy")
 ]
@@ -98,10 +100,12 @@ def test_an_unknown_value_is_refused_by_its_name_and_all_at_once(tmp_path: Path)
             "replica": 3,
             "settings": {
                 "mail": {"perhour": 4},
+                "certificates": {"certFile": "/c.pem", "keyFile": "/k.pem"},
                 "fleet": {"mode": "watch", "isolations": {"atATime": {"atleast": 1}}},
                 "stateDir": "/x",
             },
             "resources": {"limit": {}},
+            "certificates": {"secretName": "x"},
         },
         "agent": {
             "settings": {
@@ -120,6 +124,8 @@ def test_an_unknown_value_is_refused_by_its_name_and_all_at_once(tmp_path: Path)
         "'/image': additional properties 'repositry' not allowed",
         "'/controller': additional properties 'replica' not allowed",
         "'/controller/settings/mail': additional properties 'perhour' not allowed",
+        "'/controller/settings/certificates': missing property 'caFile'",
+        "'/controller/certificates': additional properties 'secretName' not allowed",
         "'/controller/settings/fleet/mode': value must be one of 'enforce', 'observe'",
         "'/controller/settings': additional properties 'stateDir' not allowed",
         "'/controller/settings/fleet/isolations/atATime': missing property 'atLeast'",
@@ -274,6 +280,34 @@ def test_settings_arrive_as_they_were_written(tmp_path: Path) -> None:
         "agent": {**head, **NODE_SETTINGS, "controller": {"addresses": ["c.example.com:8443"]}},
     }
     assert read == {part: load_settings(yaml.safe_dump(text)) for part, text in wanted.items()}
+
+
+def test_a_secret_of_certificates_is_mounted_and_named_in_the_settings(tmp_path: Path) -> None:
+    def made(**controller: Any) -> "list[Object]":
+        return template(tmp_path, controller=controller)
+
+    def files(objects: "list[Object]") -> CertificateFiles | None:
+        text = of(objects, "ConfigMap", "sentinel-controller")["data"]["settings.yaml"]
+        return load_settings(text).certificates
+
+    given = made(certificates={"secret": "agents-tls"})
+    spec = pod(given, "controller")["spec"]
+    (volume,) = (one for one in spec["volumes"] if one["name"] == "tls")
+    # Not optional: without it controllers would not come to their certificates, but wait for them by themselves.
+    assert volume["secret"] == {"secretName": "agents-tls", "defaultMode": 0o440}
+    (mount,) = (one for one in spec["containers"][0]["volumeMounts"] if one["name"] == "tls")
+    assert mount == {"name": "tls", "mountPath": "/etc/sentinel-tls", "readOnly": True}
+    there = {name: f"{mount['mountPath']}/{key}" for name, key in zip(FILES, KEYS, strict=True)}
+    assert files(given) == CertificateFiles(**there)
+
+    own = {"certFile": "/a/c.pem", "keyFile": "/a/k.pem", "caFile": "/b/ca.pem"}
+    mine = made(certificates={"secret": "agents-tls"}, settings={"certificates": own})
+    assert files(mine) == CertificateFiles(**dict(zip(FILES, own.values(), strict=True)))
+    assert [one["name"] for one in pod(mine, "controller")["spec"]["volumes"]].count("tls") == 1
+
+    for nothing in (made(), made(certificates=None), made(certificates={"secret": None})):
+        assert files(nothing) is None
+        assert "tls" not in [one["name"] for one in pod(nothing, "controller")["spec"]["volumes"]]
 
 
 def test_other_settings_of_the_controllers_begin_new_pods_and_the_same_do_not(tmp_path: Path) -> None:
@@ -474,7 +508,12 @@ def test_an_api_server_takes_everything_that_can_be_asked_for_without_a_warning(
         tmp_path,
         *ON,
         agent={**COMMON, "runtimeClassName": "nvidia", "affinity": {"nodeAffinity": {}}},
-        controller={**COMMON, "replicas": 3, "affinity": {"nodeAffinity": {}}},
+        controller={
+            **COMMON,
+            "replicas": 3,
+            "affinity": {"nodeAffinity": {}},
+            "certificates": {"secret": "agents-tls"},
+        },
         imagePullSecrets=[{"name": "r"}],
     )
     for one in made:

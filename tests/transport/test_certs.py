@@ -24,6 +24,7 @@ from sentinel.transport.certs import (
     renewed,
 )
 from sentinel.transport.wire import SERVER_NAME, Batch
+from tests.transport.given import Bundle, Busy
 from tests.transport.world import Raw as Agent
 from tests.transport.world import World, finding, go, report
 from tests.waits import eventually, turns
@@ -277,6 +278,50 @@ def test_rotation_drops_no_connection_and_new_connections_get_the_new_certificat
             world.bundle.write_bytes(old_bundle)
             with pytest.raises(Exception, match="certificate verify failed"):  # why publishing comes first
                 await Agent(world, port, "node-4").connect()
+
+    go(story())
+
+
+def test_while_agents_report_the_authority_is_exchanged_and_nothing_is_lost(tmp_path: Path) -> None:
+    """They connect again in each phase, with the bundle of the phase before: the kubelet is late."""
+
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            clock = Later()
+            # All that it makes meanwhile counts at the real time too, by which TLS judges.
+            lives = Lifetimes(
+                authority_s=300 * DAY_S, serving_s=30 * DAY_S, overlap_s=DAY_S, backdate_s=330 * DAY_S
+            )
+            bundle = Bundle()
+
+            async def publish(text: bytes) -> None:
+                bundle.data = {BUNDLE: text}
+
+            certificates = world.certificates = Certificates(
+                FileStore(str(tmp_path / "certs")), publish, lifetimes=lives, now_s=clock
+            )
+            busy = Busy(world)
+            await busy.serve()
+            await bundle.reaches(world)
+            async with busy:
+                old = signed_by(certificates._data)
+                clock.ahead_s += 230 * DAY_S
+                await certificates.renew()
+                await busy.connect_again()
+                assert len(authorities(certificates._data)) == 2
+                assert signed_by(certificates._data) == old
+                await bundle.reaches(world)
+                clock.ahead_s += 2 * DAY_S
+                await certificates.renew()
+                assert signed_by(certificates._data) != old
+                await busy.connect_again()
+                clock.ahead_s += 80 * DAY_S
+                await certificates.renew()
+                await busy.connect_again()
+                assert old not in authorities(certificates._data)
+                await bundle.reaches(world)
+                await busy.connect_again()
+                await busy.nothing_lost()
 
     go(story())
 

@@ -17,7 +17,7 @@ from sentinel.core.now import Now
 from sentinel.core.reports import Report
 from sentinel.transport.auth import Authenticator, Review
 from sentinel.transport.cert_file import FileStore
-from sentinel.transport.certs import Certificates, Lifetimes
+from sentinel.transport.certs import Certificates, Keeper, Lifetimes
 from sentinel.transport.channel import Channel
 from sentinel.transport.client import Client, ClientSettings
 from sentinel.transport.credentials import Trust
@@ -95,7 +95,7 @@ class World:
         self.folder = folder
         self.issuer = issuer or Issuer()
         self.bundle = folder / "ca.crt"
-        self.certificates = Certificates(
+        self.certificates: Keeper = Certificates(
             FileStore(str(folder / "certs")), self.publish, lifetimes=Lifetimes()
         )
         self.arrived: list[Arrived] = []

@@ -16,6 +16,10 @@
 
 {{- define "sentinel.controllerSettings" -}}
 {{- $settings := merge (dict "listen" "0.0.0.0:9810") (deepCopy (.Values.controller.settings | default dict)) -}}
+{{- if and (.Values.controller.certificates | default dict).secret (not $settings.certificates) -}}
+{{- $files := dict "certFile" "/etc/sentinel-tls/tls.crt" "keyFile" "/etc/sentinel-tls/tls.key" "caFile" "/etc/sentinel-tls/ca.crt" -}}
+{{- $settings = set $settings "certificates" $files -}}
+{{- end -}}
 {{- include "sentinel.settings" (dict "settings" $settings) -}}
 {{- end -}}
 

@@ -118,23 +118,41 @@ class SecretStore:
             raise certs.Conflict(str(error)) from error
 
 
-def publisher(
-    client: Client, namespace: str, name: str = "sentinel-ca"
-) -> Callable[[bytes], Awaitable[None]]:
-    """Sees to it that the bundle of authorities is where agents mount it: in a ConfigMap. What somebody else has
-    written to it just now is left for the next look."""
+class BundleStore:
+    """The authorities that agents trust, in a ConfigMap that they mount: a `Store` too."""
+
+    def __init__(self, client: Client, namespace: str, name: str = "sentinel-ca") -> None:
+        self._client, self._namespace, self._name = client, namespace, name
+
+    async def get(self) -> tuple[Mapping[str, bytes], str] | None:
+        try:
+            found = await _answer(self._client.get(CONFIG_MAPS.path(self._namespace, self._name), ConfigMap))
+        except FileNotFoundError:
+            return None
+        data = {name: text.encode() for name, text in found.data.items()}
+        return data, f"{found.metadata.uid}/{found.metadata.resource_version}"
+
+    async def put(self, data: Mapping[str, bytes], version: str | None) -> None:
+        texts = {name: value.decode() for name, value in data.items()}
+        try:
+            if version is None:
+                body = {"metadata": {"name": self._name}, "data": texts}
+                await _answer(self._client.create(CONFIG_MAPS.path(self._namespace), body, Any))
+                return
+            uid, _, resource_version = version.partition("/")
+            meta = {"uid": uid, "resourceVersion": resource_version}
+            path = CONFIG_MAPS.path(self._namespace, self._name)
+            await _answer(self._client.patch(path, {"metadata": meta, "data": texts}, Any))
+        except (FileExistsError, FileNotFoundError) as error:
+            raise certs.Conflict(str(error)) from error
+
+
+def publisher(client: Client, namespace: str) -> Callable[[bytes], Awaitable[None]]:
+    """Sees to it that the bundle of authorities is where agents mount it, and no other one."""
+    store = BundleStore(client, namespace)
 
     async def publish(bundle: bytes) -> None:
-        path, wanted = CONFIG_MAPS.path(namespace, name), bundle.decode()
-        try:
-            there = await _answer(client.get(path, ConfigMap))
-        except FileNotFoundError:
-            body: dict[str, Any] = {"metadata": {"name": name}, "data": {BUNDLE: wanted}}
-            await _answer(client.create(CONFIG_MAPS.path(namespace), body, Any))
-            return
-        if there.data.get(BUNDLE) != wanted:
-            meta = {"uid": there.metadata.uid, "resourceVersion": there.metadata.resource_version}
-            await _answer(client.patch(path, {"metadata": meta, "data": {BUNDLE: wanted}}, Any))
+        await certs.update(store, lambda found: {**found, BUNDLE: bundle})
 
     return publish
 
