@@ -9,7 +9,7 @@ import re
 from msgspec import Struct
 
 # include/uapi/linux/capability.h
-DAC_READ_SEARCH, KILL, SETGID, SETUID, SYS_PTRACE, SYS_ADMIN, SYSLOG = 2, 5, 6, 7, 19, 21, 34
+DAC_OVERRIDE, DAC_READ_SEARCH, KILL, SETGID, SETUID, SYS_PTRACE, SYS_ADMIN, SYSLOG = 1, 2, 5, 6, 7, 19, 21, 34
 DEVICES = "a privileged container"  # what opens the node's devices, in the words of results
 
 _EFFECTIVE = re.compile(r"^CapEff:\s*([0-9a-f]+)", re.M)
@@ -68,6 +68,12 @@ RIGHTS = (
         "files that prove a save: they are looked at as the rank's own user",
         "files as proof of a save are refused with this reason",
         (SETUID, SETGID),
+    ),
+    Right(
+        "`DAC_OVERRIDE`",
+        "the tiny file of `disk.probeWrites` in folders that are not root's",
+        "`disk` says that it is not written there",
+        (DAC_OVERRIDE,),
     ),
 )
 # What Sentinel cannot tell by itself: it is so for the pod, or it is not made.
