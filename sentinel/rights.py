@@ -1,6 +1,6 @@
 """What the agent may need of a node, and what it does not see or do without: told at its start, and in docs/checks.md.
 
-Every row was tried with containerd and its seccomp profile (RuntimeDefault), one capability at a time.
+Tried with containerd and its seccomp profile (RuntimeDefault), one capability at a time, as far as there was hardware.
 """
 
 import os

@@ -219,7 +219,7 @@ def full_now(settings: Settings, paths: Sequence[str]) -> list[Finding]:
 
 
 def check(look: Look) -> list[Finding]:
-    if is_hidden(look.settings.procfs):
+    if is_hidden(look.root):
         raise Unknown(HIDDEN)
     try:
         mounts = read_mounts(look.settings.procfs, look.root)

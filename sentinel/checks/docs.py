@@ -36,10 +36,10 @@ security: `privileged`).
 """
 TRIED = """
 Tried on a kernel 6.18 with containerd 1.6 and its filter of system calls (`RuntimeDefault`), each capability alone and
-with others. `SYS_TIME` is not needed, since that filter lets `adjtimex` read the clock. Not tried: AppArmor and
-SELinux. The profiles that runtimes give to containers forbid a look into what is no container, so that /proc/1/root
-stays closed in spite of `SYS_PTRACE`, and checks say so; on nodes with AppArmor
-`agent.appArmorProfile: {type: Unconfined}` opens it.
+with others. `SYS_TIME` is not needed, since that filter lets `adjtimex` read the clock. Not tried: devices that were
+not there (GPUs, NVMe drives, management controllers), AppArmor and SELinux. The profiles that runtimes give to
+containers forbid a look into what is no container, so that /proc/1/root stays closed in spite of `SYS_PTRACE`, and
+checks say so; on nodes with AppArmor `agent.appArmorProfile: {type: Unconfined}` opens it.
 
 Of the kernel's log without `privileged`: a /dev/kmsg that is mounted alone cannot be opened, since the container's
 control group refuses devices. With `SYSLOG`, syslog(2) does read the ring, but without the numbers by which a message

@@ -177,6 +177,6 @@ def check(look: Look) -> list[Finding]:
         raise Absent("no GPU and no InfiniBand card needs a module; " + expected(shape, "modules"))
     look.kept["detail"] = "" if shape.modules else expected(shape, "modules")
     found = judge_modules(seen, shape)
-    if seen.libraries and is_hidden(look.settings.procfs):
+    if seen.libraries and is_hidden(look.root):
         raise Unknown(f"{HIDDEN}: whether the driver's libraries fit it is not known", tuple(found))
     return [*found, *judge_libraries(seen)]

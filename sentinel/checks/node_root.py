@@ -8,27 +8,23 @@ HIDDEN = "the node's files are not seen: that needs CAP_SYS_PTRACE, and no AppAr
 
 
 def node_root(procfs: str) -> str:
-    """Where a pod that sees its node's processes (hostPID and root) finds the node's files: it stands before each path.
-    "": our root is the node's, or it is not to be seen."""
+    """Where a pod that sees its node's processes (hostPID) finds the node's files: it stands before each path. It needs
+    CAP_SYS_PTRACE, see `is_hidden`. "": our root is the node's, or that one is not to be seen."""
     # Of another container process 1 is just its first one. Where $NODE_NAME is said, it is a node's.
     if not in_hosts_pid_namespace(procfs) and not os.environ.get("NODE_NAME"):
         return ""
     root = os.path.join(procfs, "1/root")
     try:
         return "" if os.path.samestat(os.stat(root), os.stat("/")) else root
+    except PermissionError:
+        return "" if _mounted_as_root(procfs, "1") == _mounted_as_root(procfs, "self") else root
     except OSError:
         return ""
 
 
-def is_hidden(procfs: str) -> bool:
-    """Is our root a container's, and may we not look at the node's? Then no file that we see tells of the node."""
-    try:
-        os.stat(os.path.join(procfs, "1/root"))
-    except PermissionError:
-        return _mounted_as_root(procfs, "1") != _mounted_as_root(procfs, "self")
-    except OSError:
-        pass
-    return False
+def is_hidden(root: str) -> bool:
+    """May we not look at the node with this root? Then no file that we see tells of it."""
+    return root != "" and not os.path.exists(root)
 
 
 def _mounted_as_root(procfs: str, process: str) -> list[str]:

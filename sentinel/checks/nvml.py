@@ -281,9 +281,10 @@ def _detail(sample: Sample, look: Look) -> str:
     return "; ".join(said)
 
 
-def _lacks(procfs: str) -> list[str]:
+def _lacks(look: Look) -> list[str]:
     """What keeps a container from asking the driver of its node."""
-    lacks = [HIDDEN] if is_hidden(procfs) else []
+    procfs = look.settings.procfs
+    lacks = [HIDDEN] if is_hidden(look.root) else []
     if not rights.has_devices(procfs) and not os.path.exists(os.path.join(procfs, "self/root", CONTROL)):
         lacks.append(f"/{CONTROL} is not here: it needs {rights.DEVICES}, or the runtime class nvidia")
     return lacks
@@ -304,7 +305,7 @@ def check(look: Look) -> list[Finding]:
     if sample.problem:
         if not on_pci:
             raise Absent(f"no NVIDIA GPU on the PCI bus; NVML: {sample.problem}")
-        raise Unknown("; ".join((f"NVML: {sample.problem}", *_lacks(look.settings.procfs))))
+        raise Unknown("; ".join((f"NVML: {sample.problem}", *_lacks(look))))
     if not sample.devices and not on_pci:
         raise Absent(f"driver {sample.driver} lists no GPU")
     sample = msgspec.structs.replace(sample, devices=_named(sample.devices, on_pci))

@@ -165,7 +165,7 @@ def check(look: Look) -> list[Finding]:
         kept["dumps"] = _dumps(Path(look.settings.sysfs))
     kept["measures"] = (Measure("node_boot_time_seconds", (), look.now.wall_s - uptime_s),)
     found = judge_boots(kept["boots"], uptime_s, kept["dumps"])
-    if is_hidden(look.settings.procfs):
+    if is_hidden(look.root):
         raise Unknown(
             f"{HIDDEN}: whether the node was shut down before its last boot is not known", tuple(found)
         )

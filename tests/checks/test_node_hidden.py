@@ -1,5 +1,6 @@
 """A container that sees the processes of its node, and may not look at the node's files."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,13 +20,15 @@ SCRIPT = """
 import os, sys
 from importlib import import_module
 from sentinel.checks.base import Look, Unknown
+from sentinel.checks.node_root import node_root
 from sentinel.core.now import Now
 from sentinel.settings import Settings
 name, sysfs, procfs = sys.argv[1:]
 check = import_module("sentinel.checks." + name).check
 if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)
 try:
-    found = check(Look(Settings(sysfs=sysfs, procfs=procfs, state_dir="/nonexistent"), (), Now(9e5, 9e5), "boot", {}))
+    settings = Settings(sysfs=sysfs, procfs=procfs, state_dir="/nonexistent")
+    found = check(Look(settings, (), Now(9e5, 9e5), "boot", {}, root=node_root(procfs)))
     print("saw", [one.code for one in found])
 except Unknown as unknown:
     print(unknown, [one.code for one in unknown.findings])
@@ -60,7 +63,8 @@ class Container:
 
     def says(self, name: str) -> str:
         command = [sys.executable, "-c", SCRIPT, name, str(self.sys), str(self.proc)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        env = {**os.environ, "NODE_NAME": "gpu-17"}
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.fixture
