@@ -109,6 +109,12 @@ def values_schema() -> Schema:
             **pod,
             settings=_settings("agent"),
             runtimeClassName=text,
+            privileged=switch,
+            capabilities={"type": "array", "items": {"type": "string", "pattern": "^[A-Z_]+$"}},
+            appArmorProfile=_closed(
+                type={"type": "string", "enum": ["RuntimeDefault", "Localhost", "Unconfined"]},
+                localhostProfile=text,
+            ),
             maxUnavailable={"anyOf": [share, {"type": "integer", "minimum": 1}]},
         ),
         "podMonitor": _closed(enabled=switch, interval=interval, labels=texts),

@@ -1,5 +1,6 @@
 """The image as one archive, as a folder, and by size."""
 
+import fcntl
 import io
 import json
 import os
@@ -156,8 +157,10 @@ def make(*, base: Path | None = None, arch: str = "", wheels: str = "", say: Cal
     inputs.append(f"{given.version} {given.python} {given.arch}".encode() if given else b"")
     work = REPO / "build/image" / digest(b"\0".join([*inputs, sys.version.encode()]))[7:23]
     work.mkdir(parents=True, exist_ok=True)
-    found = given or own_base(work)
-    say("installing the packages of requirements.lock ...")
-    lower = kept(work / "packages.tar", lambda: packages(found, work, wheels))
-    upper, bill = sentinel(found, work, PROJECT["version"])
+    with open(work / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another one may be made in the same folder
+        found = given or own_base(work)
+        say("installing the packages of requirements.lock ...")
+        lower = kept(work / "packages.tar", lambda: packages(found, work, wheels))
+        upper, bill = sentinel(found, work, PROJECT["version"])
     return Image(found, [lower, upper], bill)

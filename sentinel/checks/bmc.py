@@ -3,6 +3,7 @@
 Asked through `ipmitool`, which takes seconds: controllers are slow.
 """
 
+import os
 import re
 import shutil
 from datetime import datetime
@@ -10,6 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from sentinel import rights
 from sentinel.checks.base import Absent, Look, Source, Unknown
 from sentinel.checks.command import CommandHangs, Output, run
 from sentinel.core.health import Component, Finding, Severity
@@ -166,7 +168,7 @@ def new_events(events: list[Event], saved: dict[str, Any], now_s: float) -> list
     return events[seen[-1] + 1 :] if seen else events
 
 
-def _ask(*words: str) -> Output:
+def _ask(sysfs: str, *words: str) -> Output:
     try:
         output = run(["ipmitool", *words], DEADLINE_S)
     except CommandHangs as error:
@@ -175,21 +177,21 @@ def _ask(*words: str) -> Output:
         raise Unknown(f"ipmitool: {error.strerror}") from None
     said = output.stderr.decode(errors="replace")
     if output.code and "Could not open device" in said:
-        if "No such file" in said:
+        if "No such file" in said and not os.path.isdir(f"{sysfs}/class/ipmi/ipmi0"):
             raise Absent("no management controller: there is no /dev/ipmi0")
-        raise Unknown(f"{output.first_line()}; the management controller needs root")
+        raise Unknown(f"{output.first_line()}; the management controller needs root, and {rights.DEVICES}")
     return output
 
 
 def check(look: Look) -> list[Finding]:
     if not shutil.which("ipmitool"):
         raise Absent("ipmitool is not installed")
-    output = _ask("sdr", "elist")
+    output = _ask(look.settings.sysfs, "sdr", "elist")
     sensors = parse_sensors(output.stdout.decode(errors="replace"))
     if not sensors:
         raise Unknown(f"ipmitool sdr elist: no sensors (status {output.code}): {output.first_line()}")
     found = judge_sensors(sensors)
-    output = _ask("sel", "elist", "last", str(NEWEST_EVENTS))
+    output = _ask(look.settings.sysfs, "sel", "elist", "last", str(NEWEST_EVENTS))
     events = parse_events(output.stdout.decode(errors="replace"))
     if output.code and not events:
         raise Unknown(f"ipmitool sel elist: status {output.code}: {output.first_line()}", tuple(found))

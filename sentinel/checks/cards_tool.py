@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sentinel import rights
 from sentinel.checks.base import Absent, Look, Measure, Unknown
 from sentinel.checks.cards import (
     Card,
@@ -99,6 +100,8 @@ def look_at(family: Family, look: Look, read: Reader, *other_tools: str) -> list
         if not path:
             raise Unknown(f"{len(on_pci)} {family.noun} on the PCI bus but no {family.tool}")
         cards, problems = _cards(family, look.kept, path, read)
+        if on_pci and not cards and not rights.has_devices(look.settings.procfs):
+            raise Unknown(f"{path} lists none of the {len(on_pci)} {family.noun} on the PCI bus")
     except CommandHangs as hang:
         still = hang.stuck is not None and hang.stuck is look.kept.get("stuck")
         look.kept["stuck"] = hang.stuck
@@ -107,6 +110,8 @@ def look_at(family: Family, look: Look, read: Reader, *other_tools: str) -> list
         raise Unknown(f"{path} is not understood (another version?): {error}", tuple(found)) from None
     except Unknown as unknown:
         needs = f"{family.tool}, and {family.permission}"
+        if not rights.has_devices(look.settings.procfs):
+            needs += f": {rights.DEVICES}"
         text = f"{unknown}. To see health, temperature, ECC and memory it needs {needs}"
         raise Unknown(text, tuple(found)) from None
     if not (cards or bus or seen):

@@ -17,6 +17,7 @@ from msgspec import Struct
 from sentinel.checks.base import Look, Measure, Unknown
 from sentinel.checks.mount_calls import NotAsked, ask, judge_calls
 from sentinel.checks.mounts import Mount, Target, read_mounts, targets
+from sentinel.checks.node_root import HIDDEN, is_hidden
 from sentinel.checks.shape import expected, judged
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.settings import Settings, Shape
@@ -218,6 +219,8 @@ def full_now(settings: Settings, paths: Sequence[str]) -> list[Finding]:
 
 
 def check(look: Look) -> list[Finding]:
+    if is_hidden(look.root):
+        raise Unknown(HIDDEN)
     try:
         mounts = read_mounts(look.settings.procfs, look.root)
     except OSError as error:

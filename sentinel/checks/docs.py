@@ -5,6 +5,7 @@ from importlib import import_module
 
 from sentinel.checks.base import Check
 from sentinel.checks.table import CHECKS
+from sentinel.rights import OF_THE_POD, RIGHTS, Right
 
 INTRO = """\
 # Checks
@@ -23,13 +24,41 @@ boot or by a person. Counters count by what they grew; one that wraps or starts 
 A slow check runs on its interval in the agent, and in `sentinel check` with `--deep` or by its name.
 
 """
+RIGHTS_INTRO = """
+## Rights
+
+What each right of the agent's pod is for. Where one is missing the program says so: a check that needs it is unknown
+and names it, what was asked of the agent is refused with the reason, and the agent's log begins with one line of all
+that it does not see. `agent.privileged: false` of the chart takes away what is of `privileged` alone;
+`agent.capabilities` are the others. The namespace must still admit `hostPath`, `hostPID` and `hostNetwork` (pod
+security: `privileged`).
+
+"""
+TRIED = """
+Tried on a kernel 6.18 with containerd 1.6 and its filter of system calls (`RuntimeDefault`), each capability alone and
+with others. `SYS_TIME` is not needed, since that filter lets `adjtimex` read the clock. Not tried: devices that were
+not there (GPUs, NVMe drives, management controllers), AppArmor and SELinux. The profiles that runtimes give to
+containers forbid a look into what is no container, so that /proc/1/root stays closed in spite of `SYS_PTRACE`, and
+checks say so; on nodes with AppArmor `agent.appArmorProfile: {type: Unconfined}` opens it.
+
+Of the kernel's log without `privileged`: a /dev/kmsg that is mounted alone cannot be opened, since the container's
+control group refuses devices. With `SYSLOG`, syslog(2) does read the ring, but without the numbers by which a message
+is told once and a lost one is missed; Sentinel does not read it so. What journald keeps (/var/log/journal) was not
+tried.
+"""
 
 
 def markdown() -> str:
     """The whole page."""
     lines = ["| check | component | looks at | every | deadline | needs |", "|---|---|---|---|---|---|"]
     lines += [_line(row) for row in CHECKS]
-    return INTRO + "\n".join(lines) + "\n"
+    rights = ["| right | needed by | without it |", "|---|---|---|"]
+    rights += [_right(row) for row in (*RIGHTS, *OF_THE_POD)]
+    return INTRO + "\n".join(lines) + "\n" + RIGHTS_INTRO + "\n".join(rights) + "\n" + TRIED
+
+
+def _right(row: Right) -> str:
+    return f"| {row.name} | {row.needed} | {row.without} |"
 
 
 def _line(row: Check) -> str:

@@ -77,7 +77,7 @@ def given_away(sysfs: str, pci: str) -> bool:
 def hidden(sysfs: str, procfs: str, pci: str, contained: bool) -> bool:
     """Whether NVIDIA's driver has the card but we may not use it: a container or a job was given others.
 
-    `contained`: we are in a container, whose /dev has only what it was given; elsewhere a card that never started may
+    `contained`: our /dev is a container's, which has only what it was given; elsewhere a card that never started may
     have no device file.
     """
     if not driver_of(sysfs, pci).startswith("nvidia"):

@@ -23,8 +23,8 @@ Each line counts once. The position (sequence number and boot id) is kept with t
 repeats nor passes over a line. What the ring lost before a start is read from the journal, where `journalctl` is there
 and answers in time; what it has of an earlier boot is no fault of this one. What nobody can tell any more is the
 finding `kernel-log-lost`, with the number of messages, which the sequence numbers give, and the reason. The counter
-`sentinel_kernel_log_records_total` tells lost, untrusted and garbled records. A container needs CAP_SYSLOG and
-`/dev/kmsg`; an image without `journalctl` sees what the ring holds and says the rest.
+`sentinel_kernel_log_records_total` tells lost, untrusted and garbled records. A container reads it where it is
+privileged; an image without `journalctl` sees what the ring holds and says the rest.
 
 Several lines about one thing are joined: the three lines of a GPU that *has fallen off the bus* without an Xid (they
 mean Xid 79), the line that names the control group before an out-of-memory kill, the UUID that the driver prints

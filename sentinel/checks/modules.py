@@ -6,9 +6,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from sentinel.checks.base import Absent, Look, Source
+from sentinel.checks.base import Absent, Look, Source, Unknown
 from sentinel.checks.driver_library import DRIVER_ROOT, NVML, places
 from sentinel.checks.gpus import inventory
+from sentinel.checks.node_root import HIDDEN, is_hidden
 from sentinel.checks.shape import expected, judged
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.settings import Shape
@@ -175,4 +176,7 @@ def check(look: Look) -> list[Finding]:
     if shape.modules is None and not seen.gpus and not seen.infiniband_cards:
         raise Absent("no GPU and no InfiniBand card needs a module; " + expected(shape, "modules"))
     look.kept["detail"] = "" if shape.modules else expected(shape, "modules")
-    return [*judge_modules(seen, shape), *judge_libraries(seen)]
+    found = judge_modules(seen, shape)
+    if seen.libraries and is_hidden(look.root):
+        raise Unknown(f"{HIDDEN}: whether the driver's libraries fit it is not known", tuple(found))
+    return [*found, *judge_libraries(seen)]

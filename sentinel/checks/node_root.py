@@ -4,19 +4,28 @@ import os
 
 from sentinel.checks.proc_scan import in_hosts_pid_namespace
 
+HIDDEN = "the node's files are not seen: that needs CAP_SYS_PTRACE, and no AppArmor or SELinux against it"
+
 
 def node_root(procfs: str) -> str:
-    """Where a pod that sees its node's processes (hostPID and root) finds the node's files: it stands before each path.
-    "": our root is the node's, or it is not to be seen."""
+    """Where a pod that sees its node's processes (hostPID) finds the node's files: it stands before each path. It needs
+    CAP_SYS_PTRACE, see `is_hidden`. "": our root is the node's, or that one is not to be seen."""
     # Of another container process 1 is just its first one. Where $NODE_NAME is said, it is a node's.
     if not in_hosts_pid_namespace(procfs) and not os.environ.get("NODE_NAME"):
         return ""
     root = os.path.join(procfs, "1/root")
     try:
         ours = os.path.samestat(os.stat(root), os.stat("/")) and not _of_a_unit(procfs)
+        return "" if ours else root
+    except PermissionError:
+        return "" if _mounted_as_root(procfs, "1") == _mounted_as_root(procfs, "self") else root
     except OSError:
         return ""
-    return "" if ours else root
+
+
+def is_hidden(root: str) -> bool:
+    """May we not look at the node with this root? Then no file that we see tells of it."""
+    return root != "" and not os.path.exists(root)
 
 
 def _of_a_unit(procfs: str) -> bool:
@@ -25,3 +34,13 @@ def _of_a_unit(procfs: str) -> bool:
         return False
     own, first = (os.readlink(os.path.join(procfs, pid, "ns/mnt")) for pid in ("self", "1"))
     return own != first
+
+
+def _mounted_as_root(procfs: str, process: str) -> list[str]:
+    """Device and folder, of mountinfo, which everybody may read; but for a container under SELinux."""
+    try:
+        with open(os.path.join(procfs, process, "mountinfo"), errors="replace") as file:
+            mounts = [line.split(" ")[2:5] for line in file]
+    except OSError:
+        return []
+    return next((mount for mount in reversed(mounts) if mount[2] == "/"), [])

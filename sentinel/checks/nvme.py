@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from sentinel import rights
 from sentinel.checks.base import Absent, Look, Measure, Source, Unknown
 from sentinel.checks.command import CommandHangs, run
 from sentinel.checks.sysfs import names
@@ -212,9 +213,8 @@ def check(look: Look) -> list[Finding]:
     look.kept["measures"] = tuple(measures)
     if unread:
         text = "; ".join(f"{', '.join(silent)}: {why}" for why, silent in unread.items())
-        raise Unknown(
-            f"wear and media errors are not seen (root and /dev/nvme* are needed): {text}", tuple(found)
-        )
+        needs = f"root, CAP_SYS_ADMIN and /dev/nvme*: {rights.DEVICES}"
+        raise Unknown(f"wear and media errors are not seen (that needs {needs}): {text}", tuple(found))
     return found
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import msgspec
 
+from sentinel import rights
 from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.child import ChildBroke, ChildHangs, LineChild
 from sentinel.checks.driver_library import is_here
 from sentinel.checks.gpus import given_away, hidden, inventory
+from sentinel.checks.node_root import HIDDEN, is_hidden
 from sentinel.checks.nvml_card import Card, Past, entity_of, finding
 from sentinel.checks.nvml_heat import judge_heat, judge_pace, judge_throttling, note_pace, note_throttling
 from sentinel.checks.nvml_links import judge_fabric, judge_nvlink, judge_pcie
@@ -36,6 +38,7 @@ RENEW_S = 600.0
 XID_EVENT = 0x8
 LIB_RM_VERSION_MISMATCH = 18
 OPEN_WAIT_S = 2.0
+CONTROL = "dev/nvidiactl"  # without it NVML does not begin
 # Isolated, with our own root: modules in the current directory or a PYTHONPATH, which are the job's, stay out.
 _ROOT = str(Path(__file__).resolve().parents[2])
 _CHILD = "import sys; sys.path.insert(0, sys.argv[1]); from sentinel.checks.nvml_child import main; main()"
@@ -103,11 +106,8 @@ def _sample(look: Look, on_pci: Sequence[str]) -> Sample:
 def _is_hidden(look: Look, entity: str) -> bool:
     """Asked once for each card that is missing: a broken one tries to start whenever it is opened."""
     sysfs, procfs, pci = look.settings.sysfs, look.settings.procfs, entity.removeprefix("GPU ")
-    return bool(
-        in_time(
-            lambda: hidden(sysfs, procfs, pci, not in_hosts_pid_namespace(look.settings.procfs)), OPEN_WAIT_S
-        )
-    )
+    contained = not in_hosts_pid_namespace(procfs) or not rights.has_devices(procfs)
+    return bool(in_time(lambda: hidden(sysfs, procfs, pci, contained), OPEN_WAIT_S))
 
 
 def _named(devices: Sequence[Device], on_pci: Sequence[str]) -> list[Device]:
@@ -288,6 +288,15 @@ def _detail(sample: Sample, look: Look) -> str:
     return "; ".join(said)
 
 
+def _lacks(look: Look) -> list[str]:
+    """What keeps a container from asking the driver of its node."""
+    procfs = look.settings.procfs
+    lacks = [HIDDEN] if is_hidden(look.root) else []
+    if not rights.has_devices(procfs) and not os.path.exists(os.path.join(procfs, "self/root", CONTROL)):
+        lacks.append(f"/{CONTROL} is not here: it needs {rights.DEVICES}, or the runtime class nvidia")
+    return lacks
+
+
 def check(look: Look) -> list[Finding]:
     sysfs = look.settings.sysfs
     on_pci = [gpu.entity for gpu in inventory(sysfs) if not given_away(sysfs, gpu.pci)]
@@ -303,7 +312,7 @@ def check(look: Look) -> list[Finding]:
     if sample.problem:
         if not on_pci:
             raise Absent(f"no NVIDIA GPU on the PCI bus; NVML: {sample.problem}")
-        raise Unknown(f"NVML: {sample.problem}")
+        raise Unknown("; ".join((f"NVML: {sample.problem}", *_lacks(look))))
     if not sample.devices and not on_pci:
         raise Absent(f"driver {sample.driver} lists no GPU")
     sample = msgspec.structs.replace(sample, devices=_named(sample.devices, on_pci))

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from sentinel.checks.base import Look, Measure, Source, Unknown
+from sentinel.checks.node_root import HIDDEN, is_hidden
 from sentinel.core.health import Component, Finding, Severity
 
 _SOURCE = Source("reboot", Component.SYSTEM)
@@ -163,4 +164,9 @@ def check(look: Look) -> list[Finding]:
         kept["boots"], kept["detail"] = history(look, look.now.wall_s - uptime_s)
         kept["dumps"] = _dumps(Path(look.settings.sysfs))
     kept["measures"] = (Measure("node_boot_time_seconds", (), look.now.wall_s - uptime_s),)
-    return judge_boots(kept["boots"], uptime_s, kept["dumps"])
+    found = judge_boots(kept["boots"], uptime_s, kept["dumps"])
+    if is_hidden(look.root):
+        raise Unknown(
+            f"{HIDDEN}: whether the node was shut down before its last boot is not known", tuple(found)
+        )
+    return found

@@ -25,7 +25,7 @@ CHECKS: tuple[Check, ...] = (
         interval_s=15.0,
         deadline_s=12.0,
         needs="nothing; what an unprivileged user may not enter is not seen; in a pod the node's process namespace and "
-        "root, to see the node's file systems, by the node's paths, and not those of the container",
+        "CAP_SYS_PTRACE, to see the node's file systems, by the node's paths, and not those of the container",
     ),
     Check(
         name="block",
@@ -41,7 +41,7 @@ CHECKS: tuple[Check, ...] = (
         module="sentinel.checks.nvme",
         interval_s=600.0,
         deadline_s=60.0,
-        needs="an NVMe drive; root (CAP_SYS_ADMIN) and `nvme` or `smartctl`",
+        needs="an NVMe drive; root (CAP_SYS_ADMIN), /dev/nvme\\* and `nvme` or `smartctl`",
         slow=True,
     ),
     Check(
@@ -58,7 +58,8 @@ CHECKS: tuple[Check, ...] = (
         module="sentinel.checks.processes",
         interval_s=30.0,
         deadline_s=5.0,
-        needs="nothing; root to see in which function of the kernel a process is stuck",
+        needs="nothing; CAP_SYS_PTRACE to see in which function of the kernel a process is stuck, CAP_SYS_ADMIN to see "
+        "its stack there",
     ),
     Check(
         name="inventory",
@@ -98,7 +99,7 @@ CHECKS: tuple[Check, ...] = (
         module="sentinel.checks.clocks",
         interval_s=60.0,
         deadline_s=2.0,
-        needs="nothing; CAP_SYS_TIME in a container that filters adjtimex",
+        needs="nothing; CAP_SYS_TIME in a container that filters adjtimex (containerd's own filter does not)",
     ),
     Check(
         name="conntrack",
@@ -114,7 +115,7 @@ CHECKS: tuple[Check, ...] = (
         module="sentinel.checks.reboot",
         interval_s=60.0,
         deadline_s=2.0,
-        needs="root (and the node's process namespace) to read wtmp; else boots are only remembered",
+        needs="wtmp, in a pod by the node's process namespace and CAP_SYS_PTRACE; else boots are only remembered",
     ),
     Check(
         name="oom",
@@ -130,7 +131,8 @@ CHECKS: tuple[Check, ...] = (
         module="sentinel.checks.modules",
         interval_s=300.0,
         deadline_s=5.0,
-        needs="a GPU, an InfiniBand card or expected modules; root and the node's processes to see its libraries",
+        needs="a GPU, an InfiniBand card or expected modules; in a pod the node's process namespace and "
+        "CAP_SYS_PTRACE, to see the driver's libraries",
     ),
     Check(
         name="environment",
@@ -138,7 +140,7 @@ CHECKS: tuple[Check, ...] = (
         module="sentinel.checks.environment",
         interval_s=300.0,
         deadline_s=5.0,
-        needs="a GPU or an RDMA device; root (CAP_SYS_PTRACE) to look into other users' programs",
+        needs="a GPU or an RDMA device; root (CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH) to look into other users' programs",
     ),
     Check(
         name="services",
@@ -154,7 +156,7 @@ CHECKS: tuple[Check, ...] = (
         module="sentinel.checks.bmc",
         interval_s=600.0,
         deadline_s=45.0,
-        needs="ipmitool, a management controller (/dev/ipmi0) and root",
+        needs="ipmitool, a management controller, root and /dev/ipmi0",
         slow=True,
     ),
     Check(
@@ -203,7 +205,7 @@ CHECKS: tuple[Check, ...] = (
         module="sentinel.checks.kernel",
         interval_s=1.0,
         deadline_s=10.0,
-        needs="CAP_SYSLOG, or kernel.dmesg_restrict=0 and read permission on /dev/kmsg",
+        needs="/dev/kmsg, which a container opens only where it is privileged; CAP_SYSLOG, or kernel.dmesg_restrict=0",
     ),
     Check(
         name="nvml",
@@ -211,7 +213,8 @@ CHECKS: tuple[Check, ...] = (
         module="sentinel.checks.nvml",
         interval_s=30.0,
         deadline_s=45.0,
-        needs="libnvidia-ml.so.1 of the NVIDIA driver",
+        needs="libnvidia-ml.so.1 of the NVIDIA driver, in a pod by the node's process namespace and CAP_SYS_PTRACE; "
+        "/dev/nvidia\\*, in a pod that is privileged or of the runtime class nvidia",
     ),
     *(family.row for family in FAMILIES),
 )

@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 from msgspec import structs
 
+from sentinel import rights
 from sentinel.checks.node_root import node_root
 from sentinel.checks.runner import CheckRunner
 from sentinel.cli import node_state
@@ -98,6 +99,9 @@ class NodeAgent:
         tasks = [asyncio.create_task(self._kept(name, work), name=name) for name, work in services.items()]
         _notify("READY=1")
         self._say(f"watches this node; state in {self.folder}")
+        if lacks := rights.missing(self.settings.procfs):
+            told = "; ".join(f"without {right.name}: {right.without}" for right in lacks).replace("`", "")
+            self._say(f"lacks rights: {told}")
         try:
             await self._stop.wait()
         finally:

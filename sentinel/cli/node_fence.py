@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from sentinel import rights
 from sentinel.clock import system_now
 from sentinel.cluster.local.pods import Pods
 from sentinel.cluster.local.processes import send_signal
@@ -63,7 +64,7 @@ class NodeFence:
     def _tell(self) -> None:
         wanted = self_fence.fences(self._follows())
         if wanted and not self._able and self._why:
-            text = "Jobs ask for selfFence, and this agent cannot tell whether it is cut off"
+            text = "Jobs ask for selfFence, and this agent cannot end them or tell whether it is cut off"
             self._agent.notice(UNABLE, ENTITY, text, self._why, "CHECK_SETTINGS")
         else:
             self._agent.well(UNABLE, ENTITY)
@@ -106,7 +107,9 @@ class NodeFence:
         from sentinel.transport import api_server
 
         where = self._where
-        if where[0]:
+        if not rights.may(rights.KILL):
+            why = "ranks of other users are ended with CAP_KILL alone"
+        elif where[0]:
             why = await api_server.answers(*where)
         else:
             why = "controller.apiServer is not set, and this is no pod"

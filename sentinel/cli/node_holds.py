@@ -7,7 +7,7 @@ import structlog
 from msgspec import Struct
 
 from sentinel.cluster.local.pods import Held, Pods
-from sentinel.cluster.local.processes import send_signal
+from sentinel.cluster.local.processes import why_not_sent
 from sentinel.core import hold
 from sentinel.core.now import Now
 from sentinel.core.orders import Follow, PodRank
@@ -57,8 +57,11 @@ class Holds:
         """End what keeps these: the ranks that were let go, and why others were not."""
         wanted = list(pods)
         found = self._pods.held(wanted, search=True)
-        let_go = sorted(rank for rank, held in found.items() if _end(held))
-        return let_go, {pod.rank: "not held" for pod in wanted if pod.rank not in let_go}
+        failed = {rank: why for rank, held in found.items() if (why := _end(held))}
+        let_go = sorted(found.keys() - failed.keys())
+        return let_go, {
+            pod.rank: failed.get(pod.rank, "not held") for pod in wanted if pod.rank not in let_go
+        }
 
     def _due(self, job: str, pods: list[PodRank], now: Now) -> bool:
         if not self._pods.unknown(pods):
@@ -71,6 +74,6 @@ class Holds:
         return True
 
 
-def _end(held: Held) -> bool:
-    """The wrapper then ends with its command's code."""
-    return send_signal(held.wrapper.pid, held.wrapper.start_ticks, signal.SIGTERM)
+def _end(held: Held) -> str:
+    """The wrapper then ends with its command's code. Why not, if it may not be ended."""
+    return why_not_sent(held.wrapper.pid, held.wrapper.start_ticks, signal.SIGTERM)

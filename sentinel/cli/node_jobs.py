@@ -20,11 +20,12 @@ from sentinel.cluster.local import stacks
 from sentinel.cluster.local.look import RankLook, looked_at
 from sentinel.cluster.local.pods import Pods
 from sentinel.cluster.local.processes import (
+    GONE,
     Proc,
     catches_signal,
     runs_no_more,
-    send_signal,
     where,
+    why_not_sent,
 )
 from sentinel.cluster.local.processes import scan as scan_processes
 from sentinel.cluster.local.relaunch import Relaunches
@@ -308,10 +309,10 @@ class NodeJobs:
                 # Some that save and some that do not would hang in a collective save.
                 refused[pod.rank] = f"does not catch {signo.name}"
                 continue
-            got = [send_signal(proc.pid, proc.start_ticks, signo) for proc in wanted]
-            if got and all(got):
-                sent.append(pod.rank)
+            failed = [why_not_sent(proc.pid, proc.start_ticks, signo) for proc in wanted] or [GONE]
+            if any(failed):
+                refused[pod.rank] = next(filter(None, failed))
             else:
-                refused[pod.rank] = "gone"
+                sent.append(pod.rank)
         log.info("signalled", job=ask.job, signal=signo.name, sent=sent, refused=refused)
         return Answer(order=id, sent=tuple(sent), refused=refused)

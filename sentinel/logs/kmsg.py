@@ -16,6 +16,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from sentinel import rights
+
 # The kernel refuses a read into less than a record needs with EINVAL; its longest is 8192 bytes, 2048 since 6.3.
 RECORD_BYTES = 8192
 BACKLOG_BYTES = 16 << 20  # drained and not yet taken; what is more stays in the ring, which counts its losses
@@ -188,7 +190,9 @@ class KmsgReader:
 
     def _explain(self, error: OSError) -> str:
         if error.errno not in (errno.EPERM, errno.EACCES):
-            return f"{self.path}: {error.strerror}; faults in the kernel log are not seen"
+            in_dev = error.errno == errno.ENOENT and self.path.startswith("/dev/")
+            lacks = f", needs {rights.DEVICES}" if in_dev else ""
+            return f"{self.path}: {error.strerror}{lacks}; faults in the kernel log are not seen"
         missing = "CAP_SYSLOG"
         try:
             restrict = Path(self._procfs, "sys/kernel/dmesg_restrict").read_text().strip()
@@ -199,6 +203,8 @@ class KmsgReader:
             )
         except OSError:
             pass
+        if rights.may(rights.SYSLOG, procfs=self._procfs):  # the control group of a container refuses devices
+            missing = f"{rights.DEVICES}, or read permission on the file"
         return f"{self.path}: not permitted, needs {missing}; GPU errors in the kernel log are not seen"
 
     def read(self) -> list[KmsgRecord]:

@@ -68,7 +68,7 @@ class Server:
         (self.folder / f"ipmitool.{question}").write_text(text)
 
     def check(self) -> list[Finding]:
-        return bmc.check(Look(Settings(), (), Now(1.0, time.time()), "boot", self.kept))
+        return bmc.check(Look(Settings(sysfs=str(self.folder)), (), Now(1.0, time.time()), "boot", self.kept))
 
     def told(self) -> list[tuple[str, Severity]]:
         return [(item.entity, item.severity) for item in self.check()]
@@ -178,6 +178,14 @@ def test_a_server_without_a_controller_is_absent_and_one_that_needs_root_unknown
         server.check()
     server.stub.write_text(f"#!/bin/sh\necho '{said.format('Permission denied')}' >&2; exit 1\n")
     with pytest.raises(Unknown, match="needs root"):
+        server.check()
+
+
+def test_a_controller_whose_device_a_container_does_not_have_is_unknown(server: Server) -> None:
+    said = "Could not open device at /dev/ipmi0 or /dev/ipmi/0 or /dev/ipmidev/0: No such file or directory"
+    server.stub.write_text(f"#!/bin/sh\necho '{said}' >&2; exit 1\n")
+    (server.folder / "class/ipmi/ipmi0").mkdir(parents=True)
+    with pytest.raises(Unknown, match="a privileged container"):
         server.check()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from sentinel.checks import cards_amd, cards_ascend, cards_cambricon
 from sentinel.checks.cards import NotUnderstood
@@ -496,3 +497,16 @@ def test_a_partition_that_changes_the_functions_of_a_card_loses_no_card(bench: C
     assert one.found() == {}
     one.prints(answers)
     assert one.found() == {}
+
+
+def test_a_tool_that_sees_no_card_for_want_of_devices_is_unknown_and_finds_nothing(
+    bench: Callable[..., Bench], tmp_path: Path
+) -> None:
+    cards = bench("amd", "0000:0c:00.0")
+    cards.prints({"*": "[]"})
+    settings = structs.replace(cards.machine.settings, procfs=str(tmp_path / "proc"))
+    cards.runner = CheckRunner(settings, checks=[cards.family.row])
+    result = cards.look(3)
+    assert (result.state, result.findings) == (CheckState.UNKNOWN, ())
+    assert "lists none of the 1 GPU" in result.detail
+    assert "a privileged container" in result.detail

@@ -298,6 +298,43 @@ def test_a_driver_that_does_not_start_is_unknown_and_seen_when_it_does(sample: A
     assert sample() == {}
 
 
+def test_a_container_that_may_not_open_the_driver_says_what_it_needs(
+    sample: Any, cards: Any, tmp_path: Path
+) -> None:
+    cards.set(init=9)
+    sample.settings["procfs"] = str(tmp_path / "proc")
+    with pytest.raises(
+        Unknown, match="/dev/nvidiactl is not here: it needs a privileged container, or the runtime"
+    ):
+        sample()
+    (tmp_path / "proc/self/root/dev").mkdir(parents=True)
+    (tmp_path / "proc/self/root/dev/kmsg").touch()
+    with pytest.raises(Unknown) as unknown:
+        sample()
+    assert "needs" not in str(unknown.value), "the devices are the machine's: the driver itself is not there"
+
+
+def test_a_card_whose_device_a_container_does_not_have_is_not_missing(
+    sample: Any, nvml: Any, machine: Any, tmp_path: Path
+) -> None:
+    """It sees the node's processes, and its /dev is its own."""
+    proc = tmp_path / "proc"
+    (proc / "self/ns").mkdir(parents=True)
+    (proc / "self/ns/pid").symlink_to(INIT_PID_NAMESPACE)
+    for minor, address in enumerate((FIRST, SECOND)):
+        machine.add_pci(address)
+        (machine.sysfs / "bus/pci/devices" / address / "driver").symlink_to("../../../bus/pci/drivers/nvidia")
+        (proc / "driver/nvidia/gpus" / address).mkdir(parents=True)
+        (proc / "driver/nvidia/gpus" / address / "information").write_text(f"Device Minor: \t {minor}\n")
+    nvml(FIRST)
+    sample.settings["procfs"] = str(proc)
+    assert sample() == {}
+    (proc / "self/root/dev").mkdir(parents=True)
+    (proc / "self/root/dev/kmsg").touch()
+    sample.kept.pop("missing")
+    assert [code for _, code in sample()] == ["gpu-missing"]
+
+
 def test_a_child_that_somebody_killed_is_started_again(sample: Any, cards: Any) -> None:
     sample()
     child = sample.child_pid

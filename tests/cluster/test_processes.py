@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -68,6 +69,21 @@ def test_a_signal_goes_only_to_the_process_that_is_meant(sleeper: subprocess.Pop
     sleeper.wait()
     assert not is_same(sleeper.pid, proc.start_ticks)
     assert not send_signal(sleeper.pid, proc.start_ticks, signal.SIGKILL)
+
+
+@pytest.mark.root
+def test_a_process_of_another_user_is_refused_and_not_called_gone(sleeper: subprocess.Popen[bytes]) -> None:
+    script = (
+        "import os, sys\n"
+        "from sentinel.cluster.local.processes import read_proc, why_not_sent\n"
+        "os.setuid(65534)\n"
+        "pid = int(sys.argv[1])\n"
+        "print(why_not_sent(pid, read_proc(pid).start_ticks, 10))\n"
+    )
+    words = [sys.executable, "-c", script, str(sleeper.pid)]
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert said == "not permitted: a process of another user needs CAP_KILL\n"
+    assert sleeper.poll() is None
 
 
 def test_the_environment_of_the_exec_is_matched_whole(sleeper: subprocess.Popen[bytes]) -> None:

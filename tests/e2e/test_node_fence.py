@@ -17,7 +17,7 @@ from sentinel.core.orders import FOLLOW, Follow
 from sentinel.core.self_fence import ENDED, LEAST_S
 from sentinel.transport.wire import Order
 from tests.e2e.agent_node import Node
-from tests.e2e.box import Box
+from tests.e2e.box import SENTINEL, Box, Running
 from tests.e2e.test_node_jobs import JOB, Pod, Site, serving
 from tests.gate.rights import needs_root
 from tests.transport.api_stand_in import ApiServer, boot_s
@@ -150,6 +150,33 @@ def test_an_agent_that_cannot_ask_the_api_server_promises_nothing_and_says_so(
             assert promised(world) == {}
             await site.server.close()
             await lives_on(pod, ranks)
+
+    go(story())
+
+
+class Bound(Node):
+    """Its agent has not all rights of root."""
+
+    def start(self) -> Running:
+        words = ("setpriv", "--bounding-set=-kill", SENTINEL, "agent", "--settings", self.settings())
+        agent = self.box.start_words(*words)
+        agent.said("findings on http")
+        return agent
+
+
+def test_an_agent_that_may_not_end_ranks_of_other_users_promises_nothing_and_says_so(
+    box: Box, world: World, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        api = ApiServer(tmp_path)
+        await api.serve()
+        node = Bound(box)
+        async with serving(node, world, tmp_path / "pods", **api.link()) as site:
+            await unconfirmed(node, site)
+            assert promised(world) == {}
+            assert "CAP_KILL" in await asyncio.to_thread(lambda: node.get(site.agent, "/findings")[1])
+            assert "lacks rights: without KILL: these signals are refused" in site.agent.err
+        await api.close()
 
     go(story())
 

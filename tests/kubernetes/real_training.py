@@ -49,8 +49,10 @@ while step < steps:
 """
 
 
-def job(space: str, folder: Path, ranks: int, steps: int, cpu: str = "", **env: str) -> "Object":
-    """`folder`: where it saves. `cpu`: what each rank requests. `env`: more variables of each."""
+def job(
+    space: str, folder: Path, ranks: int, steps: int, cpu: str = "", user: int = 0, **env: str
+) -> "Object":
+    """`folder`: where it saves. `cpu`: what each rank requests. `user`: whose it is. `env`: more of its variables."""
     container = {
         "name": "main",
         "image": IMAGE,
@@ -66,6 +68,7 @@ def job(space: str, folder: Path, ranks: int, steps: int, cpu: str = "", **env: 
         container["resources"] = {"requests": {"cpu": cpu}}
     pod = {
         "restartPolicy": "Never",
+        "securityContext": {"runAsUser": user, "runAsGroup": user},
         "terminationGracePeriodSeconds": 5,
         "topologySpreadConstraints": [SPREAD],
         "containers": [container],
@@ -103,10 +106,10 @@ class Training(JobRecords):
         head = {"apiVersion": "sentinel.dev/v1alpha1", "kind": "JobPolicy"}
         return {**head, "metadata": {"name": "training", "namespace": self.space}, "spec": asked}
 
-    def start(self, ranks: int, steps: int, cpu: str = "", **policy: Any) -> None:
-        """`cpu`: what each rank requests."""
+    def start(self, ranks: int, steps: int, cpu: str = "", user: int = 0, **policy: Any) -> None:
+        """`cpu`: what each rank requests. `user`: whose they are."""
         self.admin.apply([self.policy(**policy)])
-        self.admin.create(job(self.space, self.folder, ranks, steps, cpu))
+        self.admin.create(job(self.space, self.folder, ranks, steps, cpu, user))
 
     def close(self) -> None:
         path = f"/apis/batch/v1/namespaces/{self.space}/jobs"

@@ -114,6 +114,8 @@ def test_an_unknown_value_is_refused_by_its_name_and_all_at_once(tmp_path: Path)
                 "fleet": {"mode": "observe"},  # the controllers' to say
             },
             "maxUnavailable": "ten",
+            "privileged": "no",
+            "capabilities": ["sys_admin"],
         },
         "monitoring": {},
     }
@@ -134,6 +136,8 @@ def test_an_unknown_value_is_refused_by_its_name_and_all_at_once(tmp_path: Path)
         "'/agent/settings/network/errorsPerMinute': additional properties 'rx_eror' not allowed",
         "'/agent/settings': additional properties 'fleet' not allowed",
         "'/agent/maxUnavailable'",
+        "'/agent/privileged': got string, want boolean",
+        "'/agent/capabilities/0': 'sys_admin' does not match pattern",
     ):
         assert part in done.stderr, part
 
@@ -211,6 +215,44 @@ def test_an_agent_leaves_a_node_whose_driver_is_being_changed(tmp_path: Path) ->
         "nvidia.com/gpu.deploy.client": ("NotIn", paused),
         "nvidia.com/gpu.deploy.dcgm-exporter": ("NotIn", paused),
     }
+
+
+def rights_of(objects: "list[Object]") -> tuple[Any, set[str], set[str]]:
+    """The agent's security context, its mounts, and what it has of the node."""
+    spec = pod(objects, "agent")["spec"]
+    (container,) = spec["containers"]
+    assert (spec["hostPID"], spec["hostNetwork"]) == (True, True)
+    volumes = {one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}
+    return container["securityContext"], {one["mountPath"] for one in container["volumeMounts"]}, volumes
+
+
+def test_the_agent_is_privileged_unless_it_is_told_not_to_be(tmp_path: Path) -> None:
+    root = {"runAsUser": 0, "runAsGroup": 0, "readOnlyRootFilesystem": True}
+    privileged = {**root, "privileged": True}
+    for values in ({}, {"privileged": True, "capabilities": ["KILL"]}, {"privileged": None}):
+        context, mounts, volumes = rights_of(template(tmp_path, agent=values))
+        assert context == privileged
+        assert "/dev" in mounts & volumes
+
+    context, mounts, volumes = rights_of(template(tmp_path, agent={"privileged": False}))
+    assert context == {
+        **root,
+        "privileged": False,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {
+            "drop": ["ALL"],
+            "add": ["KILL", "SYS_PTRACE", "DAC_READ_SEARCH", "SETUID", "SETGID"],
+        },
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert volumes == {"/var/lib/sentinel", "/var/log/pods"}, "the node's devices could not be opened"
+    assert "/dev" not in mounts
+
+    unconfined = {"type": "Unconfined"}
+    bare = {"privileged": False, "capabilities": [], "appArmorProfile": unconfined}
+    context, _, _ = rights_of(template(tmp_path, agent=bare))
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert context["appArmorProfile"] == unconfined
 
 
 def test_without_an_image_it_is_said_where_one_comes_from() -> None:
@@ -516,7 +558,8 @@ def test_an_api_server_takes_everything_that_can_be_asked_for_without_a_warning(
         },
         imagePullSecrets=[{"name": "r"}],
     )
-    for one in made:
+    bare = template(tmp_path, agent={"privileged": False, "appArmorProfile": {"type": "Unconfined"}})
+    for one in (*made, of(bare, "DaemonSet", "sentinel-agent")):
         if one["kind"] not in ("PodMonitor", "PrometheusRule"):
             path = release.admin.path_of(one)
             query = "dryRun=All&fieldManager=test&force=true&fieldValidation=Strict"

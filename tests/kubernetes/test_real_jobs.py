@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sentinel.rights import RIGHTS
 from tests.e2e.agent_node import XID_79
 from tests.gate.rights import needs_root
+from tests.kubernetes.bare_agent import BareAgent, looked
 from tests.kubernetes.real_cluster import Cluster
 from tests.kubernetes.real_training import Training
 from tests.notify.mail_world import MailServer
@@ -138,6 +140,47 @@ def test_a_drain_moves_the_job_of_a_node_behind_its_checkpoint_and_costs_it_noth
     assert training.every_step_counts(150)
     training.cluster.order(node.name, "release")
     training.until(lambda: not training.cluster.taints(node))
+
+
+def test_an_agent_without_privileged_names_each_right_that_it_lacks_and_does_what_the_others_allow(
+    training: Training,
+) -> None:
+    """Of a rank of another user, which is no root's."""
+    cluster = training.cluster
+    training.start(ranks=1, steps=100_000, user=1234)
+    training.until(lambda: training.record().get("state") == "running")
+    training.until(lambda: training.steps() > 5)
+    first = training.node_of(0)
+    usual = looked(cluster, first)
+    assert usual.unknown == {}
+
+    with BareAgent(cluster, first):
+        seen = looked(cluster, first)
+        assert seen.unknown.keys() == {"kernel"}
+        assert "a privileged container" in seen.unknown["kernel"]
+        assert seen.findings <= usual.findings
+        cluster.order(first.name, "drain")
+        training.until(lambda: training.phases()[-1:] == ["Recovered"])
+        assert "saved checkpoint" in training.incident()["save"]["provedBy"]
+    cluster.order(first.name, "release")
+    training.until(lambda: not cluster.taints(first))
+
+    second = training.node_of(0)
+    usual = looked(cluster, second)
+    with BareAgent(cluster, second, []) as agent:
+        seen = looked(cluster, second)
+        lacks = {"kernel": "a privileged container", "disk": "CAP_SYS_PTRACE", "reboot": "CAP_SYS_PTRACE"}
+        assert seen.unknown.keys() == lacks.keys()
+        assert all(lacks[check] in why for check, why in seen.unknown.items()), seen.unknown
+        assert seen.findings <= usual.findings, "nothing of the container is taken for a fault of the node"
+        (line,) = (line for line in agent.log.splitlines() if "lacks rights" in line)
+        assert all(f"without {right.name}:".replace("`", "") in line for right in RIGHTS), line
+        cluster.order(second.name, "drain")
+        training.until(lambda: training.phases()[-1:] == ["KeptRunning"])
+        skipped = training.incidents()[-1]["save"]["skipped"]
+        assert "not permitted: a process of another user needs CAP_KILL" in skipped
+    cluster.order(second.name, "release")
+    training.until(lambda: not cluster.taints(second))
 
 
 def test_a_rank_that_hangs_a_killed_agent_and_a_killed_leader_cost_the_job_one_restart(

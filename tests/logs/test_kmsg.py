@@ -175,10 +175,21 @@ def test_no_permission_names_the_capability(tmp_path: Path) -> None:
 
     path = tmp_path / "kmsg"
     path.touch()
-    reader = KmsgReader(str(path), read=refuse)
+    (tmp_path / "self").mkdir()
+    for ours, needs in ((0, "CAP_SYSLOG"), (1 << 34, "a privileged container")):
+        (tmp_path / "self/status").write_text(f"CapEff:\t{ours:016x}\n")
+        reader = KmsgReader(str(path), read=refuse, procfs=str(tmp_path))
+        assert reader.read() == []
+        assert needs in reader.problem
+        reader.close()
+
+
+def test_a_container_without_the_device_needs_to_be_privileged() -> None:
+    reader = KmsgReader("/dev/no-such-kmsg")
     assert reader.read() == []
-    assert "CAP_SYSLOG" in reader.problem
-    reader.close()
+    assert reader.problem.startswith(
+        "/dev/no-such-kmsg: No such file or directory, needs a privileged container"
+    )
 
 
 class Device:

@@ -60,3 +60,8 @@
 {{- $_ := set $affinity "podAntiAffinity" (set $pods $required (append (get $pods $required | default list) $own)) -}}
 {{- toYaml $affinity -}}
 {{- end -}}
+
+{{- /* "" only where it is said: values of an older chart (--reuse-values) do not have it. */ -}}
+{{- define "sentinel.privileged" -}}
+{{- ne (toString .Values.agent.privileged) "false" | ternary "true" "" -}}
+{{- end }}

@@ -181,10 +181,17 @@ def files_of(pid: int, pattern: str, most: int) -> dict[str, tuple[int, int]]:
         cwd = _below_root(os.readlink(f"/proc/{pid}/cwd"), os.readlink(f"/proc/{pid}/root"))
         rights = _rights(pid)
         opened = os.open(f"/proc/{pid}/root", _ROOT)
+    except PermissionError:
+        raise Unseen(f"pid {pid}: not permitted: a look into its files needs CAP_SYS_PTRACE") from None
     except OSError as error:
         raise Unseen(f"pid {pid}: {error.strerror}") from None
     try:
-        _take(rights)
+        try:
+            _take(rights)
+        except PermissionError:
+            raise Unseen(
+                "not permitted: to look as the rank's user needs CAP_SETUID and CAP_SETGID"
+            ) from None
         return files_below(opened, cwd, pattern, most)
     finally:
         if rights is not None:

@@ -19,6 +19,7 @@ SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "busybox"
 WRAPPERS = SHELLS | {"uv", "timeout", "time", "tini", "dumb-init", "catatonit", "sudo"}
 SRUN, SLURMSTEPD = "srun", "slurmstepd"  # who starts tasks and who is their parent
 DEAD_STATES = "ZX"
+GONE = "gone"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -115,17 +116,24 @@ def open_pidfd(pid: int, start_ticks: int) -> int | None:
 
 def send_signal(pid: int, start_ticks: int, *signos: int) -> bool:
     """False: it is gone, or not ours."""
+    return not why_not_sent(pid, start_ticks, *signos)
+
+
+def why_not_sent(pid: int, start_ticks: int, *signos: int) -> str:
+    """Sends them. Else why not: it is gone, or not ours."""
     fd = open_pidfd(pid, start_ticks)
     if fd is None:
-        return False
+        return GONE
     try:
         for signo in signos:
             signal.pidfd_send_signal(fd, signo)
+    except PermissionError:
+        return "not permitted: a process of another user needs CAP_KILL"
     except OSError:
-        return False
+        return GONE
     finally:
         os.close(fd)
-    return True
+    return ""
 
 
 def environ(pid: int) -> dict[str, str]:

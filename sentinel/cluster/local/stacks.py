@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 
+from sentinel import rights
 from sentinel.cluster.local.processes import (
     Proc,
     descendants,
@@ -32,11 +33,9 @@ VALUES_CHARS = 1_000_000
 SAMPLES_S, SAMPLES_PER_S = 1, 100
 
 
-CAP_SYS_PTRACE = 19  # linux/capability.h
 # Values of kernel.yama.ptrace_scope (Documentation/admin-guide/LSM/Yama.rst). Ranks are not below Sentinel, but below
 # their supervisor: what is left to ancestors is not left to it.
 ANYBODY, NOBODY = 0, 3
-_CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-f]+)", re.M)
 _SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.M)
 
 
@@ -55,8 +54,7 @@ def unreadable(procfs: str = "/proc") -> str:
         return ""
     if int(scope) >= NOBODY:
         return f"kernel.yama.ptrace_scope is {scope}: start the machine with another value"
-    found = _CAPABILITIES.search(read_text(f"{procfs}/self/status"))
-    if found is not None and int(found.group(1), 16) >> CAP_SYS_PTRACE & 1:
+    if rights.may(rights.SYS_PTRACE, procfs=procfs):
         return ""
     return (
         f"kernel.yama.ptrace_scope is {scope} and Sentinel has no CAP_SYS_PTRACE: "
@@ -158,6 +156,12 @@ async def _python_stack(pid: int, limit_s: float) -> tuple[str, str]:
     py_spy = find_py_spy()
     if py_spy is None:
         return "", "py-spy is not installed"
+    try:
+        os.readlink(f"/proc/{pid}/exe")
+    except PermissionError:  # py-spy would say that it does not run
+        return "", "not permitted: needs CAP_SYS_PTRACE"
+    except OSError:
+        pass
     code, output, errors = await _run([py_spy, "dump", "--nonblocking", "--pid", str(pid)], limit_s / 2)
     proc = read_proc(pid)
     if code != 0 and proc and proc.state in "RS":
