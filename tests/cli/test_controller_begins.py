@@ -17,7 +17,7 @@ from sentinel.cli import main
 )
 def test_it_says_why_it_cannot_begin(
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
     state: str,
     words: tuple[str, ...],
     code: int,
@@ -30,11 +30,11 @@ def test_it_says_why_it_cannot_begin(
     )
     command = ["controller", "--kubeconfig", str(tmp_path / "none"), "--settings", str(settings), *words]
     assert main(command) == code
-    assert said in capsys.readouterr().err
+    assert said in capfd.readouterr().err
 
 
 def test_a_fencing_program_that_is_not_there_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = tmp_path / "settings.yaml"
     settings.write_text(
@@ -43,4 +43,4 @@ def test_a_fencing_program_that_is_not_there_is_named(
     )
     assert main(["controller", "--kubeconfig", str(tmp_path / "none"), "--settings", str(settings)]) == 78
     said = f"fleet.fence.command: {tmp_path}/fence-node: No such file or directory"
-    assert said in capsys.readouterr().err
+    assert said in capfd.readouterr().err
