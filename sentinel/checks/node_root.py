@@ -8,8 +8,9 @@ HIDDEN = "the node's files are not seen: that needs CAP_SYS_PTRACE, and no AppAr
 
 
 def node_root(procfs: str) -> str:
-    """Where a pod that sees its node's processes (hostPID) finds the node's files: it stands before each path. It needs
-    CAP_SYS_PTRACE, see `is_hidden`. "": our root is the node's, or that one is not to be seen."""
+    """Where a pod that sees its node's processes (hostPID) finds the node's files: it stands before each path. It
+    needs CAP_SYS_PTRACE, see `is_hidden`. "": our root is the node's, or that one is not to be seen and nobody says
+    that we are to look: a job in a container with its machine's processes (Apptainer, enroot) sees what it has."""
     # Of another container process 1 is just its first one. Where $NODE_NAME is said, it is a node's.
     if not in_hosts_pid_namespace(procfs) and not os.environ.get("NODE_NAME"):
         return ""
@@ -18,6 +19,8 @@ def node_root(procfs: str) -> str:
         ours = os.path.samestat(os.stat(root), os.stat("/")) and not _of_a_unit(procfs)
         return "" if ours else root
     except PermissionError:
+        if not os.environ.get("NODE_NAME"):
+            return ""
         return "" if _mounted_as_root(procfs, "1") == _mounted_as_root(procfs, "self") else root
     except OSError:
         return ""

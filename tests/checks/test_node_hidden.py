@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sentinel import rights
+from sentinel.checks.proc_scan import INIT_PID_NAMESPACE
 
 OVERLAY, DISK = "0:45", "254:1"
 MOUNT = "22 1 {} / / rw,relatime - ext4 /dev/vda rw\n"
@@ -61,9 +62,9 @@ class Container:
         (self.proc / "1/mountinfo").write_text(MOUNT.format(node))
         (self.proc / "self/mountinfo").write_text(MOUNT.format(own))
 
-    def says(self, name: str) -> str:
+    def says(self, name: str, **env: str) -> str:
         command = [sys.executable, "-c", SCRIPT, name, str(self.sys), str(self.proc)]
-        env = {**os.environ, "NODE_NAME": "gpu-17"}
+        env = {**os.environ, "NODE_NAME": "gpu-17", **env}
         return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
 
@@ -89,6 +90,18 @@ def test_what_is_only_seen_in_the_nodes_files_is_unknown_and_not_taken_from_our_
 def test_an_ordinary_user_of_the_node_looks_at_it_by_its_own_paths(container: Container, name: str) -> None:
     container.roots(DISK, DISK)
     assert container.says(name).startswith("saw")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("name", ["disk", "reboot", "modules"])
+def test_a_job_in_a_container_with_the_processes_of_its_machine_looks_at_what_it_has(
+    container: Container, name: str
+) -> None:
+    """Apptainer and enroot have no process namespace of their own: $NODE_NAME tells a pod of the agent."""
+    (container.proc / "self/ns").mkdir()
+    (container.proc / "self/ns/pid").symlink_to(INIT_PID_NAMESPACE)
+    assert container.says(name).startswith("the node's files are not seen")
+    assert container.says(name, NODE_NAME="").startswith("saw")
 
 
 def test_what_we_lack_is_read_of_our_capabilities_and_devices(tmp_path: Path) -> None:
