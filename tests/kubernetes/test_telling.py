@@ -285,6 +285,20 @@ def test_certificates_are_kept_in_a_secret_that_two_controllers_share(admin: "Ap
             await publish(b"bundle 2")
             assert (await told())[0] == "bundle 2"
 
+            bundles = identity.BundleStore(client, NAMESPACE)
+            found, seen = await bundles.get() or ({}, "")
+            assert found == {"ca.crt": b"bundle 2"}
+            await publish(b"bundle 3")
+            for stale in (seen, None):  # with what it read it would take away what the other has added
+                with pytest.raises(certs.Conflict):
+                    await bundles.put(found, stale)
+            assert (await told())[0] == "bundle 3"
+            _, seen = await bundles.get() or ({}, "")
+            await asyncio.to_thread(admin.delete, place)
+            with pytest.raises(certs.Conflict):
+                await bundles.put(found, seen)
+            await publish(b"bundle 2")
+
     run(test())
 
 
