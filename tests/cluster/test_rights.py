@@ -23,6 +23,15 @@ try:
 except Unseen as unseen:
     print(unseen)
 """
+HELD = """
+import sys
+from types import SimpleNamespace
+from sentinel.cli.node_holds import Holds
+from sentinel.cluster.local.processes import read_proc
+held = SimpleNamespace(wrapper=read_proc(int(sys.argv[1])))
+pods = SimpleNamespace(held=lambda wanted, search: {0: held})
+print(*Holds(pods, print).release([SimpleNamespace(rank=0), SimpleNamespace(rank=1)]))
+"""
 
 
 @pytest.fixture
@@ -60,3 +69,9 @@ def test_a_look_for_files_names_the_right_that_is_missing(rank: int, lacks: str,
 
 def test_with_all_rights_files_are_found(rank: int) -> None:
     assert said(FILES, rank, "syslog") == "['/etc/passwd']\n"
+
+
+def test_what_may_not_be_let_go_is_not_called_unheld(rank: int) -> None:
+    why = "not permitted: a process of another user needs CAP_KILL"
+    assert said(HELD, rank, "kill") == f"[] {{0: '{why}', 1: 'not held'}}\n"
+    assert said(HELD, rank, "syslog") == "[0] {1: 'not held'}\n"
