@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import os
+import pty
 import subprocess
 import sys
+import tty
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from sentinel.checks.runner import CheckRunner
 from sentinel.cli import node_state
 from sentinel.cli.node_health import LAG_KEPT_S, Health, LagMeter
+from sentinel.cli.said import LONGEST_BYTES, Said
 from tests.checks.conftest import HandClock, Machine
 
 
@@ -144,6 +147,38 @@ def test_a_line_that_nobody_reads_holds_nobody_up() -> None:
     assert 0 < written < 100
     assert seen.endswith(b"x\n"), "whole lines"
     assert last == f"sentinel agent: read again ({100 - written} before this were not read)\n"
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_terminal_that_nobody_reads_holds_nobody_up(raw: bool) -> None:
+    """It has room for a part of a line, and would wait for room for the rest."""
+    terminal, inside = pty.openpty()
+    if raw:
+        tty.setraw(inside)
+    words = [sys.executable, "-c", SAYS.replace("100", "1000")]
+    done = subprocess.run(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=inside, text=True, timeout=120
+    )
+    assert done.stdout == "went on\n"
+    assert os.get_blocking(inside), "it is shared with others"
+    for descriptor in (terminal, inside):
+        os.close(descriptor)
+
+
+def test_a_long_line_is_cut_between_letters_and_says_what_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say = Said("agent")
+    monkeypatch.setattr(sys, "stderr", None)
+    say("nobody reads this")
+    with open(tmp_path / "log", "wb") as log:
+        monkeypatch.setattr(sys, "stderr", log)
+        for text in ("x" + "é" * 5000, "é" * 5000):
+            say(text)
+    first, second, rest = (tmp_path / "log").read_bytes().split(b"\n")
+    assert first.decode().endswith("é (1 before this were not read)")
+    assert set(second.decode().removeprefix("agent: ")) == {"é"}
+    assert (rest, max(len(first), len(second)) < LONGEST_BYTES) == (b"", True)
 
 
 def test_who_closed_the_log_loses_the_lines_and_nothing_else() -> None:
