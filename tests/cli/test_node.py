@@ -1,11 +1,14 @@
 """Parts of a node's agent: whether it is well, and what it keeps."""
 
 import asyncio
+import configparser
 import contextlib
 import os
 import pty
+import signal
 import subprocess
 import sys
+import time
 import tty
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import pytest
 
 from sentinel.checks.runner import CheckRunner
 from sentinel.cli import node_state
-from sentinel.cli.node_health import LAG_KEPT_S, Health, LagMeter
+from sentinel.cli.node_health import BEAT_S, FROZEN_S, LAG_KEPT_S, STACKS_S, Health, LagMeter
 from sentinel.cli.said import LONGEST_BYTES, Said
 from tests.checks.conftest import HandClock, Machine
 
@@ -113,6 +116,37 @@ def test_a_frozen_agent_ends_and_leaves_where_it_hung(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (70, "well\n")
     assert "the_disk_does_not_answer" in (tmp_path / "frozen.txt").read_text()
+
+
+def test_a_frozen_agent_ends_though_the_disk_of_its_state_hangs(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "frozen.txt")  # which nobody opens on the other side
+    program = FROZEN.replace(
+        "watchdog =", "import sentinel.cli.node_health as h; h.STACKS_S = 0.5; watchdog ="
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "frozen.txt")]
+    assert subprocess.run(command, capture_output=True, timeout=300).returncode == 70
+
+
+def test_systemd_lets_a_frozen_agent_say_where_it_hung(repo: Path) -> None:
+    unit = configparser.ConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(repo / "examples/systemd/sentinel-agent.service")
+    assert float(unit["Service"]["WatchdogSec"]) > FROZEN_S + STACKS_S + BEAT_S
+
+
+def test_an_agent_that_was_stopped_for_longer_than_that_is_not_frozen(tmp_path: Path) -> None:
+    """As by a debugger, or a machine that sleeps."""
+    program = FROZEN.replace("range(40):", "range(100):\n    _ or print('runs', flush=True)")
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "frozen.txt")], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "runs\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2.0)
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout.readline() == "well\n"
+        process.kill()
 
 
 SAYS = """
