@@ -343,6 +343,14 @@ while True:
     os.close(terminal)
 
 
+def test_a_terminal_that_does_not_speak_to_the_first_process_is_no_trouble() -> None:
+    terminal, inside = pty.openpty()
+    with as_first("sys.exit(7)", stdin=inside, start_new_session=True) as process:
+        assert process.wait(60) == 7
+    for descriptor in (terminal, inside):
+        os.close(descriptor)
+
+
 def take(terminal: int) -> None:
     """As the one that the keys of this session speak to."""
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
