@@ -28,7 +28,8 @@ def stand_before() -> None:
     child = os.fork()
     if child == 0:
         with contextlib.suppress(OSError):  # no terminal, or another session's
-            if os.tcgetpgrp(0) == os.getpgrp():  # Ctrl-C is for the child alone: passed on as well it would come twice
+            # Ctrl-C is for the child alone: passed on as well it would come twice.
+            if os.tcgetpgrp(0) == os.getpgrp():
                 os.setpgid(0, 0)
                 os.tcsetpgrp(0, os.getpid())
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
