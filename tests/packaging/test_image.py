@@ -76,6 +76,19 @@ def test_the_same_sources_make_the_same_image(tmp_path: Path) -> None:
     assert first == again
 
 
+def test_a_library_of_this_machine_that_was_renewed_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an image and its bill would tell of different ones."""
+    library = tmp_path / "libssl.so.3"
+    library.write_bytes(b"old")
+    monkeypatch.setattr("scripts.image.base.needed", lambda binary: [("libc.so.6", f"{tmp_path}/libc.so.6")])
+    before = images.workshop(None)
+    assert images.workshop(None) == before
+    library.write_bytes(b"newer")
+    assert images.workshop(None) != before
+
+
 def as_docker_saves(archive: Path, to: Path) -> None:
     """Only Docker's manifest, and layers compressed, as older `docker save` and `crane pull` write them."""
     manifest = json.loads(read(archive, "manifest.json"))[0]
