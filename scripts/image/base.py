@@ -89,7 +89,7 @@ def machine() -> bytes:
     interpreter = Path(sys.executable).resolve()
     folders = sorted({Path(path).parent for _, path in needed(interpreter)})
     libraries = sorted(path for folder in folders for path in folder.glob("*.so*"))
-    lines = []
+    lines = [f"strip: {shutil.which('strip')}"]
     for path in (interpreter, Path("/", AUTHORITIES), *libraries):
         with contextlib.suppress(OSError):  # there are no authorities, or a link leads nowhere
             stat = path.stat()
