@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from scripts.image.base import USER, Base, Object, own_base, read_base
+from scripts.image.base import USER, Base, Object, machine, own_base, read_base
 from scripts.image.contents import HOME, REPO, STATE, packages, sentinel, site_packages
 from scripts.image.layers import Layer, Tree, digest, kept
 
@@ -151,11 +151,8 @@ def _with_registry(name: str) -> str:
 def make(*, base: Path | None = None, arch: str = "", wheels: str = "", say: Callable[[str], None]) -> Image:
     """Packages that were installed once for the same lock and Python are kept in build/image."""
     say("reading the base ..." if base else "taking this machine's Python ...")
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    inputs = [(REPO / "requirements.lock").read_bytes(), *(path.read_bytes() for path in sources)]
     given = read_base(base, arch) if base else None
-    inputs.append(f"{given.version} {given.python} {given.arch}".encode() if given else b"")
-    work = REPO / "build/image" / digest(b"\0".join([*inputs, sys.version.encode()]))[7:23]
+    work = workshop(given)
     work.mkdir(parents=True, exist_ok=True)
     with open(work / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another one may be made in the same folder
@@ -164,3 +161,11 @@ def make(*, base: Path | None = None, arch: str = "", wheels: str = "", say: Cal
         lower = kept(work / "packages.tar", lambda: packages(found, work, wheels))
         upper, bill = sentinel(found, work, PROJECT["version"])
     return Image(found, [lower, upper], bill)
+
+
+def workshop(given: Base | None) -> Path:
+    """The folder that stands for what goes into both lower layers: they are made anew where any of it is another."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    inputs = [(REPO / "requirements.lock").read_bytes(), *(path.read_bytes() for path in sources)]
+    inputs.append(f"{given.version} {given.python} {given.arch}".encode() if given else machine())
+    return REPO / "build/image" / digest(b"\0".join([*inputs, sys.version.encode()]))[7:23]

@@ -1,5 +1,6 @@
 """What Sentinel stands on in the image: this machine's Python with the libraries that it needs, or one's own base."""
 
+import contextlib
 import gzip
 import io
 import json
@@ -81,6 +82,19 @@ def own_base(work: Path) -> Base:
     taken += [path for path in [Path("/", AUTHORITIES)] if path.exists()]
     python = f"/usr/local/bin/python{own_version()}"
     return Base(config, [layer], python, own_version(), own_arch(), taken)
+
+
+def machine() -> bytes:
+    """Changes when a file is renewed that may be taken from this machine: its libraries have fewer holes each month."""
+    interpreter = Path(sys.executable).resolve()
+    folders = sorted({Path(path).parent for _, path in needed(interpreter)})
+    libraries = sorted(path for folder in folders for path in folder.glob("*.so*"))
+    lines = [f"strip: {shutil.which('strip')}"]
+    for path in (interpreter, Path("/", AUTHORITIES), *libraries):
+        with contextlib.suppress(OSError):  # there are no authorities, or a link leads nowhere
+            stat = path.stat()
+            lines.append(f"{path} {stat.st_size} {stat.st_mtime_ns}")
+    return "\n".join(lines).encode()
 
 
 def _own_python(work: Path, interpreter: Path) -> Layer:

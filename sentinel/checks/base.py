@@ -70,6 +70,7 @@ class Look(Struct, frozen=True):
     end; `kept["wake_fd"]` is a descriptor whose readiness asks for the next sample at once, as a true
     `kept["unfinished"]` does; what stands in `kept["saved"]` (plain data) survives a restart of the agent;
     `kept["anew"]` is true where somebody waits for what happened until just now;
+    `kept["within_s"]` is there where somebody decides by this look and waits no longer for it;
     `kept["measures"]` (a tuple of Measure) is what /metrics shows of the newest sample; `kept["detail"]` is
     what a result without trouble says beside "ok", such as an expectation that is not set. `root` stands before paths
     of the node where our own are a pod's, see node_root.py.

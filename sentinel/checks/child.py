@@ -126,6 +126,11 @@ class LineChild:
         self._kill()
         return ChildBroke(f"the child ended with status {process.returncode if process else None}")
 
+    def abandon(self) -> None:
+        """End the child, also from another thread than that which asks: to that one it broke."""
+        if (process := self._process) is not None:
+            process.kill()
+
     def stop(self) -> None:
         """End the child; the next request starts a new one."""
         self._kill()

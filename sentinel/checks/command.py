@@ -14,6 +14,9 @@ MAX_ERROR_BYTES = 1 << 14
 KILL_WAIT_S = 1.0  # a process that outlives SIGKILL so long hangs in the kernel
 
 
+_running: set["subprocess.Popen[bytes]"] = set()
+
+
 class CommandHangs(Exception):
     """The program did not end in time and was killed; `stuck` is the process if even that did not end it."""
 
@@ -59,14 +62,13 @@ def run(
         cwd="/",
         env=None if environment is None else {**os.environ, **environment},
     )
+    _running.add(process)
     reader = _Reader(process, max_bytes)
     try:
         in_time = reader.until_end(time.monotonic() + deadline_s)
         # Before the process is reaped: its number, which is the group's, is not given to another until then.
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
+        _kill(process)
+        _running.discard(process)
         try:
             code = process.wait(timeout=KILL_WAIT_S)
         except subprocess.TimeoutExpired:
@@ -80,6 +82,19 @@ def run(
         return Output(code, bytes(reader.stdout), bytes(reader.stderr), reader.truncated)
     finally:
         reader.close()
+
+
+def end_all() -> None:
+    """End what runs now: for a process that ends and waits for no command any more."""
+    for process in tuple(_running):
+        _kill(process)
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
 
 
 class _Reader:

@@ -59,10 +59,11 @@ def _ask(look: Look) -> Sample:
     starts = child.pid is None
     if starts:
         look.kept["started_s"] = look.now.mono_s
-    deadline_s = look.kept.get("call_deadline_s", START_DEADLINE_S if starts else CALL_DEADLINE_S)
+    deadline_s = max(START_DEADLINE_S if starts else CALL_DEADLINE_S, look.kept.get("within_s", 0.0))
+    deadline_s = look.kept.get("call_deadline_s", deadline_s)
     if "hangs_since_s" in look.kept:  # what lasts is told when it is to be, and not when a call is over
         left_s = look.kept["hangs_since_s"] + HANG_FATAL_S - look.now.mono_s
-        deadline_s = min(deadline_s, left_s) if left_s > 0 else deadline_s
+        deadline_s = min(deadline_s, max(left_s, CALL_DEADLINE_S)) if left_s > 0 else deadline_s
     asked_s = time.monotonic()
     try:
         line = child.ask(f"{look.now.mono_s:.3f}".encode(), deadline_s)
@@ -72,7 +73,8 @@ def _ask(look: Look) -> Sample:
         since_s = look.kept.setdefault("hangs_since_s", look.now.mono_s)
         look.kept["again_s"] = HANG_AGAIN_S
         lasting = look.now.mono_s + time.monotonic() - asked_s - since_s >= HANG_FATAL_S
-        severity = Severity.FATAL if lasting else Severity.WARNING
+        begins = Severity.DEGRADED if "within_s" in look.kept else Severity.WARNING
+        severity = Severity.FATAL if lasting else begins
         summary = "NVIDIA's driver does not answer"
         raise Unknown(
             f"NVML: {hang}",

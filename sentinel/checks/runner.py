@@ -4,7 +4,7 @@ import asyncio
 import random
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -13,6 +13,7 @@ import structlog
 from msgspec import Struct
 
 from sentinel.checks.base import Absent, Check, CheckFunction, Look, Measure, Unknown
+from sentinel.checks.child import LineChild
 from sentinel.checks.findings import BookState, FindingBook
 from sentinel.checks.shape import with_shape
 from sentinel.checks.storable import in_text, storable
@@ -83,11 +84,15 @@ class _Running:
                 self._let_go()
 
     def close(self) -> None:
-        """Let go of what is kept, but not under a thread that uses it: its descriptors would become another's."""
+        """Let go of what is kept, but not under a thread that uses it: its descriptors would become another's.
+        Of that one only the child is ended, which would stay behind where a driver hangs."""
         with self._lock:
             self._closed = True
             if not self._busy:
-                self._let_go()
+                return self._let_go()
+            for value in list(self.kept.values()):
+                if isinstance(value, LineChild):
+                    value.abandon()
 
     def _let_go(self) -> None:
         for name, value in reversed(list(self.kept.items())):  # what came later may use what came before
@@ -261,21 +266,15 @@ class CheckRunner:
             else self._quick_rows()
         )
         now_s = self._clock().mono_s
-        waiting: list[tuple[int, asyncio.Task[CheckResult]]] = []
-        results: list[CheckResult | None] = []
+        results: list[CheckResult | Coroutine[Any, Any, CheckResult]] = []
         for row in rows:
             running = self._running[row.name]
             fresh = running.result is not None and now_s - running.result.at_mono_s < max_age_s
-            results.append(running.result if fresh else None)
-            if not fresh:
-                waiting.append((len(results) - 1, self._start(running, None if row.slow else within_s)))
-        for index, task in waiting:
-            results[index] = await asyncio.shield(task)
-            running = self._running[rows[index].name]
-            for _ in range(MAX_ROUNDS):
-                if running.kept.get("unfinished") and not self._late(now_s, within_s):
-                    results[index] = await self._sample(running)
-        return [result for result in results if result is not None]
+            own_s = None if row.slow else within_s
+            results.append(running.result if fresh and running.result else self._whole(running, own_s))
+        waiting = [one for one in results if not isinstance(one, CheckResult)]
+        sampled = iter(await asyncio.gather(*waiting))
+        return [one if isinstance(one, CheckResult) else next(sampled) for one in results]
 
     async def check_anew(self, name: str) -> CheckResult:
         """The result of a sample that begins after this call: what happened before it is in it."""
@@ -288,8 +287,16 @@ class CheckRunner:
     def _quick_rows(self) -> list[Check]:
         return [running.row for running in self._running.values() if not running.row.slow]
 
-    def _late(self, began_s: float, within_s: float | None) -> bool:
-        return within_s is not None and self._clock().mono_s - began_s >= within_s
+    async def _whole(self, running: _Running, within_s: float | None) -> CheckResult:
+        """A sample, and more of them while a check has not read all that is there."""
+        began_s, left_s = self._clock().mono_s, within_s
+        result = await asyncio.shield(self._start(running, left_s))
+        for _ in range(MAX_ROUNDS):
+            if within_s is not None:
+                left_s = began_s + within_s - self._clock().mono_s
+            if running.kept.get("unfinished") and (left_s is None or left_s > 0):
+                result = await asyncio.shield(self._start(running, left_s))
+        return result
 
     def _start(self, running: _Running, within_s: float | None = None) -> asyncio.Task[CheckResult]:
         """The sample that is under way, or a new one."""
@@ -303,6 +310,9 @@ class CheckRunner:
     async def _sample_once(self, running: _Running, within_s: float | None) -> CheckResult:
         row, stats = running.row, running.stats
         deadline_s = row.deadline_s if within_s is None else min(row.deadline_s, within_s)
+        if within_s is not None and row.component is Component.GPU:
+            # Not before the time is over: a busy machine is slow too.
+            deadline_s = running.kept["within_s"] = within_s
         started = self._clock()
         if running.stuck is not None and running.stuck.done.done():
             # It came back: the state it saw is old, but what happened will not be told a second time.

@@ -76,6 +76,7 @@ def main(args: argparse.Namespace) -> int:
 
 def look(settings: "Settings", args: argparse.Namespace) -> int:
     """Run the checks that were asked for side by side and print what they say. Returns the exit code."""
+    from sentinel.checks.command import end_all
     from sentinel.checks.node_root import node_root
     from sentinel.checks.runner import CheckRunner
     from sentinel.checks.table import all_checks
@@ -100,6 +101,7 @@ def look(settings: "Settings", args: argparse.Namespace) -> int:
         return UNKNOWN
     finally:
         runner.close()
+        end_all()
     code = exit_code(results)
     if args.output == "json":
         document = {"exit": code, "checks": msgspec.to_builtins(results)}

@@ -4,6 +4,7 @@ The kernel gives the first process whatever lost its parent, to wait for, and ke
 handler for. A program that is not made for that collects zombies, and cannot be ended by Ctrl-C.
 """
 
+import contextlib
 import os
 import signal
 
@@ -26,9 +27,11 @@ def stand_before() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, passed_on | {signal.SIGCHLD, signal.SIGTTOU})
     child = os.fork()
     if child == 0:
-        if os.isatty(0):  # Ctrl-C is for the child alone: passed on as well it would come twice
-            os.setpgid(0, 0)
-            os.tcsetpgrp(0, os.getpid())
+        with contextlib.suppress(OSError):  # no terminal, or another session's
+            # Ctrl-C is for the child alone: passed on as well it would come twice.
+            if os.tcgetpgrp(0) == os.getpgrp():
+                os.setpgid(0, 0)
+                os.tcsetpgrp(0, os.getpid())
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return
     while True:

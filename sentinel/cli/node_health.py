@@ -1,6 +1,7 @@
 """Whether the agent itself is well: what /healthz says, and the heartbeat behind it."""
 
 import asyncio
+import contextlib
 import faulthandler
 import os
 import threading
@@ -14,6 +15,7 @@ LAG_LIMIT_S = 5.0  # a loop that was held up so long cannot be trusted to see a 
 LAG_KEPT_S = 60.0
 FROZEN_S = 60.0
 EXIT_FROZEN = 70
+STACKS_S = 5.0
 
 
 class Health:
@@ -93,8 +95,14 @@ class Watchdog:
         while not self._ended.wait(self._tick_s):
             self._ticks += 1
             if self._ticks > self._most:
+                # The disk under it may be what hangs.
+                leaves = threading.Thread(target=self._leave_stacks, name="watchdog-stacks", daemon=True)
                 try:
-                    with open(self._path, "w") as file:
-                        faulthandler.dump_traceback(file)
+                    leaves.start()
+                    leaves.join(STACKS_S)
                 finally:
                     os._exit(EXIT_FROZEN)
+
+    def _leave_stacks(self) -> None:
+        with contextlib.suppress(OSError), open(self._path, "w") as file:
+            faulthandler.dump_traceback(file)

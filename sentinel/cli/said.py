@@ -18,8 +18,10 @@ class Said:
         from sentinel.web.words import printable
 
         missed = f" ({self._lost} before this were not read)" if self._lost else ""
-        line = f"{self._program}: {printable(text)}{missed}"
-        if self._written(line.encode(errors="replace")[: LONGEST_BYTES - 1] + b"\n"):
+        room = LONGEST_BYTES - 1 - len(missed)
+        line = f"{self._program}: {printable(text)}".encode(errors="replace")[:room]
+        whole = line.decode(errors="ignore") + missed + "\n"  # no half of a letter where it was cut
+        if self._written(whole.encode()):
             self._lost = 0
         else:
             self._lost += 1
@@ -31,6 +33,21 @@ class Said:
             room = select.poll()
             room.register(descriptor, select.POLLOUT)
             ready = room.poll(0)
-            return bool(ready and ready[0][1] & select.POLLOUT) and os.write(descriptor, line) > 0
+            if not ready or not ready[0][1] & select.POLLOUT:
+                return False
+            return (_to_terminal if os.isatty(descriptor) else os.write)(descriptor, line) == len(line)
         except (AttributeError, OSError, ValueError):  # closed, or there never was one
             return False
+
+
+def _to_terminal(descriptor: int, line: bytes) -> int:
+    """A terminal with room for a part waits for room for the rest, unless it was opened in another way. What we were
+    given is shared with others, who expect it to wait."""
+    try:
+        own = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:  # it is another user's, or of another /dev/pts
+        return os.write(descriptor, line)
+    try:
+        return os.write(own, line)
+    finally:
+        os.close(own)

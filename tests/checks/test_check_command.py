@@ -14,6 +14,8 @@ import pytest
 from sentinel.checks.table import CHECKS
 from sentinel.cli.check import add_arguments, confirm, exit_code, learn, look, main, summary, table
 from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
+from sentinel.settings import OwnCheck, Settings
+from tests.waits import runs, until
 
 
 def result(state: CheckState, *severities: Severity) -> CheckResult:
@@ -192,3 +194,24 @@ def test_the_resident_part_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_a_command_that_hangs_does_not_outlive_the_look(tmp_path: Path) -> None:
+    """A tool that waits for its driver: with each prolog one more would stay behind."""
+    hangs, left = tmp_path / "hangs", tmp_path / "left"
+    hangs.write_text(f"#!/bin/sh\necho $$ > {left}.new\nmv {left}.new {left}\nexec sleep 600\n")
+    hangs.chmod(0o755)
+    own = OwnCheck(name="raid", command=(str(hangs),), timeout_s=300.0)
+    settings = Settings(state_dir=str(tmp_path), own_checks=(own,))
+    words = argparse.ArgumentParser()
+    add_arguments(words)
+
+    def within(seconds: int) -> int:
+        return look(settings, words.parse_args(["own-raid", "--within", f"{seconds}s"]))
+
+    seconds = 1
+    while not left.exists():
+        assert within(seconds) == 3
+        seconds *= 2  # of a machine that had not begun it by then
+    pid = int(left.read_text())
+    until(lambda: not runs(pid))

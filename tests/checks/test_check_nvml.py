@@ -241,7 +241,7 @@ def test_a_card_that_was_given_to_a_guest_is_not_missing(sample: Any, cards: Any
 
 
 def test_a_hang_is_a_finding_the_child_is_killed_and_the_next_one_answers(
-    sample: Any, cards: Any, clock: Any
+    sample: Any, cards: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sample()
     child = sample.child_pid
@@ -252,8 +252,9 @@ def test_a_hang_is_a_finding_the_child_is_killed_and_the_next_one_answers(
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
     assert sample.kept["again_s"] < 10, "it is asked again soon"
-    sample.kept["call_deadline_s"] = 20.0
-    clock.mono_s += 119.7
+    sample.kept["call_deadline_s"] = 600.0
+    monkeypatch.setattr(check_module, "CALL_DEADLINE_S", 0.3)
+    clock.mono_s += 119.7 - 30  # the next sample is 30 s later
     assert sample.hang().severity is Severity.FATAL, (
         "told when it has lasted, and not when one more call is over"
     )
@@ -261,6 +262,35 @@ def test_a_hang_is_a_finding_the_child_is_killed_and_the_next_one_answers(
     sample.kept["call_deadline_s"] = 20.0
     assert sample() == {}
     assert sample.child_pid not in (None, child)
+
+
+def test_a_driver_that_is_back_just_before_its_hang_is_fatal_gets_time_to_answer(
+    sample: Any, cards: Any, clock: Any
+) -> None:
+    sample()
+    sample.kept["call_deadline_s"] = 0.3
+    cards.set(gpu1_hang=1)
+    assert sample.hang().severity is Severity.WARNING
+    sample.kept["call_deadline_s"] = 600.0
+    cards.set(gpu1_hang=0)
+    clock.mono_s += 119.999 - 30
+    assert sample() == {}
+
+
+def test_a_hang_is_degraded_for_who_decides_by_this_look(sample: Any, cards: Any) -> None:
+    """He does not see whether it lasts, and is to be told before his own time is over."""
+    cards.set(gpu1_hang=1)
+    sample.kept.update(within_s=60.0, call_deadline_s=0.3)
+    assert sample.hang().severity is Severity.DEGRADED
+
+
+def test_whoever_has_more_time_gives_the_driver_more(
+    sample: Any, cards: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without persistence mode it wakes every card first."""
+    monkeypatch.setattr(check_module, "START_DEADLINE_S", 0.001)
+    sample.kept["within_s"] = 60.0
+    assert sample() == {}
 
 
 def test_a_child_that_cannot_be_killed_at_once_is_fatal_only_when_that_lasts(

@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 import threading
+import time
 import types
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 from sentinel.checks.base import Absent, Check, CheckFunction, Look, Unknown
+from sentinel.checks.child import ChildBroke, LineChild
 from sentinel.checks.runner import CheckRunner
 from sentinel.checks.table import CHECKS
 from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
@@ -468,6 +470,78 @@ def test_a_slow_check_that_was_asked_for_has_its_own_deadline(machine: Any, row:
     probe = msgspec.structs.replace(row("probe", slow, deadline_s=60.0), slow=True)
     (result,) = asyncio.run(CheckRunner(machine.settings, checks=[probe]).check_now(["probe"], within_s=0.1))
     assert result.state is CheckState.FOUND
+
+
+def test_a_busy_machine_is_not_judged_by_the_deadline_of_a_quick_check_of_its_cards(
+    machine: Any, row: Any
+) -> None:
+    def slow(look: Look) -> list[Finding]:
+        time.sleep(0.5)
+        return []
+
+    probe = msgspec.structs.replace(row("probe", slow, deadline_s=0.1), component=Component.GPU)
+    (result,) = asyncio.run(CheckRunner(machine.settings, checks=[probe]).check_now(within_s=60.0))
+    assert (result.state, result.findings) == (CheckState.OK, ())
+
+
+def test_a_slow_check_takes_no_time_from_what_a_quick_one_has_still_to_read(machine: Any, row: Any) -> None:
+    read = threading.Event()
+
+    def slow(look: Look) -> list[Finding]:
+        read.wait(10)
+        return []
+
+    def reads(look: Look) -> list[Finding]:
+        look.kept["rounds"] = look.kept.get("rounds", 0) + 1
+        look.kept["unfinished"] = look.kept["rounds"] < 3
+        if look.kept["unfinished"]:
+            return []
+        read.set()
+        return [broken()]
+
+    first = msgspec.structs.replace(row("first", slow, deadline_s=60.0), slow=True)
+    runner = CheckRunner(machine.settings, checks=[first, row("probe", reads)])
+    _, log = asyncio.run(runner.check_now(("first", "probe"), within_s=5.0))
+    assert [one.code for one in log.findings] == [broken().code]
+
+
+def test_what_has_still_to_be_read_has_what_is_left_of_the_time(machine: Any, row: Any) -> None:
+    end = threading.Event()
+
+    def reads(look: Look) -> list[Finding]:
+        if look.kept.get("unfinished"):
+            end.wait(60)
+        look.kept["unfinished"] = True
+        return []
+
+    runner = CheckRunner(machine.settings, checks=[row("log", reads, deadline_s=30.0)])
+    began_s = time.monotonic()
+    (result,) = asyncio.run(runner.check_now(within_s=1.0))
+    end.set()
+    assert (result.state, time.monotonic() - began_s < 20) == (CheckState.UNKNOWN, True)
+
+
+def test_the_child_of_a_check_that_hangs_does_not_outlive_the_runner(machine: Any, row: Any) -> None:
+    """Who looks once ends then: with each look one more would stay behind."""
+    child = LineChild(["sleep", "600"])
+
+    def asks(look: Look) -> list[Finding]:
+        look.kept["child"] = child
+        try:
+            child.ask(b"", 600.0)
+        except ChildBroke:
+            return [broken()]
+        return []
+
+    async def story() -> CheckResult:
+        runner = CheckRunner(machine.settings, checks=[row("probe", asks, deadline_s=600.0)])
+        look = asyncio.create_task(runner.check_now())
+        await eventually(lambda: child.pid)
+        runner.close()
+        (result,) = await look
+        return result
+
+    assert asyncio.run(story()).state is CheckState.FOUND
 
 
 def test_what_stands_is_not_made_milder_by_a_look_that_saw_less(machine: Any, row: Any) -> None:

@@ -1,10 +1,15 @@
 """Parts of a node's agent: whether it is well, and what it keeps."""
 
 import asyncio
+import configparser
 import contextlib
 import os
+import pty
+import signal
 import subprocess
 import sys
+import time
+import tty
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,8 @@ import pytest
 
 from sentinel.checks.runner import CheckRunner
 from sentinel.cli import node_state
-from sentinel.cli.node_health import LAG_KEPT_S, Health, LagMeter
+from sentinel.cli.node_health import BEAT_S, FROZEN_S, LAG_KEPT_S, STACKS_S, Health, LagMeter
+from sentinel.cli.said import LONGEST_BYTES, Said
 from tests.checks.conftest import HandClock, Machine
 
 
@@ -112,6 +118,37 @@ def test_a_frozen_agent_ends_and_leaves_where_it_hung(tmp_path: Path) -> None:
     assert "the_disk_does_not_answer" in (tmp_path / "frozen.txt").read_text()
 
 
+def test_a_frozen_agent_ends_though_the_disk_of_its_state_hangs(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "frozen.txt")  # which nobody opens on the other side
+    program = FROZEN.replace(
+        "watchdog =", "import sentinel.cli.node_health as h; h.STACKS_S = 0.5; watchdog ="
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "frozen.txt")]
+    assert subprocess.run(command, capture_output=True, timeout=300).returncode == 70
+
+
+def test_systemd_lets_a_frozen_agent_say_where_it_hung(repo: Path) -> None:
+    unit = configparser.ConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(repo / "examples/systemd/sentinel-agent.service")
+    assert float(unit["Service"]["WatchdogSec"]) > FROZEN_S + STACKS_S + BEAT_S
+
+
+def test_an_agent_that_was_stopped_for_longer_than_that_is_not_frozen(tmp_path: Path) -> None:
+    """As by a debugger, or a machine that sleeps."""
+    program = FROZEN.replace("range(40):", "range(100):\n    _ or print('runs', flush=True)")
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "frozen.txt")], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "runs\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2.0)
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout.readline() == "well\n"
+        process.kill()
+
+
 SAYS = """
 import sys
 from sentinel.cli.said import Said
@@ -144,6 +181,38 @@ def test_a_line_that_nobody_reads_holds_nobody_up() -> None:
     assert 0 < written < 100
     assert seen.endswith(b"x\n"), "whole lines"
     assert last == f"sentinel agent: read again ({100 - written} before this were not read)\n"
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_terminal_that_nobody_reads_holds_nobody_up(raw: bool) -> None:
+    """It has room for a part of a line, and would wait for room for the rest."""
+    terminal, inside = pty.openpty()
+    if raw:
+        tty.setraw(inside)
+    words = [sys.executable, "-c", SAYS.replace("100", "1000")]
+    done = subprocess.run(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=inside, text=True, timeout=120
+    )
+    assert done.stdout == "went on\n"
+    assert os.get_blocking(inside), "it is shared with others"
+    for descriptor in (terminal, inside):
+        os.close(descriptor)
+
+
+def test_a_long_line_is_cut_between_letters_and_says_what_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say = Said("agent")
+    monkeypatch.setattr(sys, "stderr", None)
+    say("nobody reads this")
+    with open(tmp_path / "log", "wb") as log:
+        monkeypatch.setattr(sys, "stderr", log)
+        for text in ("x" + "é" * 5000, "é" * 5000):
+            say(text)
+    first, second, rest = (tmp_path / "log").read_bytes().split(b"\n")
+    assert first.decode().endswith("é (1 before this were not read)")
+    assert set(second.decode().removeprefix("agent: ")) == {"é"}
+    assert (rest, max(len(first), len(second)) < LONGEST_BYTES) == (b"", True)
 
 
 def test_who_closed_the_log_loses_the_lines_and_nothing_else() -> None:

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -185,6 +186,23 @@ def test_who_asks_now_hears_within_his_time_that_the_cards_do_not_answer(
     assert re.search(r"check nvml check-hangs +degraded .*no answer within 1 s", done.stdout), done.stdout
     refused = node.box.sentinel("check", "--within", "soon")
     assert (refused.returncode, "expected a duration with its unit" in refused.stderr) == (2, True)
+
+
+QUICK = """
+import sentinel.cli.node_health as health
+health.BEAT_S = 0.2
+health.Watchdog.__init__.__defaults__ = (5.0, 0.05)
+"""
+
+
+def test_an_agent_that_is_well_is_not_taken_for_frozen(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(QUICK)
+    node.box.env["PYTHONPATH"] = str(tmp_path)
+    agent = node.start()
+    time.sleep(7.0)
+    assert node.get(agent, "/healthz") == (200, "ok\n")
+    agent.send(signal.SIGTERM)
+    assert agent.code() == 0
 
 
 def test_an_agent_that_was_frozen_says_so_when_it_is_back(node: Node) -> None:

@@ -1,6 +1,7 @@
 """The Slurm prolog: only what is broken keeps a job off the node; as HealthCheckProgram it drains."""
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -52,12 +53,34 @@ def test_only_what_is_broken_counts(node: Node, code: int, job: str, exits: int,
     assert node.drained == (reason if drained else "")
 
 
-@pytest.mark.parametrize("job", ["7", ""])
-@pytest.mark.parametrize("code", [124, 137])
-def test_a_check_that_does_not_end_keeps_jobs_off_the_node(node: Node, code: int, job: str) -> None:
-    """What hangs it hangs the job too."""
+def timeout_ends(node: Node, code: int, after_s: int) -> None:
     node.put("timeout", f'[ "$1 $2 $3 $4 $5" = "-k 5 30 sentinel check" ] && exit {code}')
+    count = node.folder / "count"
+    node.put("date", f"[ -e {count} ] && echo {1_700_000_000 + after_s} || echo 1700000000; touch {count}")
+
+
+@pytest.mark.parametrize("job", ["7", ""])
+@pytest.mark.parametrize(("code", "after_s"), [(124, 30), (137, 35)])
+def test_a_check_that_does_not_end_keeps_jobs_off_the_node(
+    node: Node, code: int, after_s: int, job: str
+) -> None:
+    """What hangs it hangs the job too."""
+    timeout_ends(node, code, after_s)
     done = node.begin(job)
     assert (done.returncode, done.stdout) == (1, "sentinel check did not end\n")
     assert bool(node.drained) is (job == "")
     assert "reason=sentinel: sentinel check did not end" in node.drained or job
+
+
+def test_a_check_that_the_kernel_killed_for_want_of_memory_tells_nothing_of_the_node(node: Node) -> None:
+    timeout_ends(node, 137, 2)
+    assert (node.begin("").returncode, node.drained) == (0, "")
+
+
+def test_what_a_check_left_in_the_kernel_does_not_hold_the_prolog_up(node: Node) -> None:
+    """It has the check's output open for as long as it hangs, and nothing ends it."""
+    node.put("sentinel", f"sleep 600 & echo $! > {node.folder}/left; {ANSWERS}2")
+    try:
+        assert node.begin("7").returncode == 1
+    finally:
+        os.kill(int((node.folder / "left").read_text()), signal.SIGKILL)

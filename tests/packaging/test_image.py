@@ -76,6 +76,21 @@ def test_the_same_sources_make_the_same_image(tmp_path: Path) -> None:
     assert first == again
 
 
+def test_a_library_of_this_machine_that_was_renewed_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an image and its bill would tell of different ones."""
+    library = tmp_path / "libssl.so.3"
+    library.write_bytes(b"old")
+    monkeypatch.setattr("scripts.image.base.needed", lambda binary: [("libc.so.6", f"{tmp_path}/libc.so.6")])
+    before = images.workshop(None)
+    assert images.workshop(None) == before
+    library.write_bytes(b"newer")
+    renewed = images.workshop(None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert len({before, renewed, images.workshop(None)}) == 3, "without binutils nothing is made slim"
+
+
 def as_docker_saves(archive: Path, to: Path) -> None:
     """Only Docker's manifest, and layers compressed, as older `docker save` and `crane pull` write them."""
     manifest = json.loads(read(archive, "manifest.json"))[0]
@@ -341,6 +356,14 @@ while True:
         assert process.stdout is not None
         assert process.stdout.read() == ""
     os.close(terminal)
+
+
+def test_a_terminal_that_does_not_speak_to_the_first_process_is_no_trouble() -> None:
+    terminal, inside = pty.openpty()
+    with as_first("sys.exit(7)", stdin=inside, start_new_session=True) as process:
+        assert process.wait(60) == 7
+    for descriptor in (terminal, inside):
+        os.close(descriptor)
 
 
 def take(terminal: int) -> None:
