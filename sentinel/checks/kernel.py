@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from sentinel.checks.base import Look, Measure, Unknown
 from sentinel.checks.gpus import inventory
+from sentinel.checks.media import Media, on_media
 from sentinel.checks.xid import finding_of, job_of_cgroup, named_pod
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.logs.journal import read_journal
@@ -49,6 +50,7 @@ def _findings(records: list[KmsgRecord], look: Look) -> list[Finding]:
     """Message times become wall and boot times; the kernel's stamp is never later than now."""
     uptime_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     told = look.kept.setdefault("log", KernelLog())
+    media: Media = look.kept["media"]
     cgroups: dict[int, str] = {}
     pods: dict[str, str] = {}
     found = []
@@ -71,7 +73,7 @@ def _findings(records: list[KmsgRecord], look: Look) -> list[Finding]:
             finding = msgspec.structs.replace(finding, job=pods[finding.job])
         if finding.entity.startswith("PCI "):
             finding = on_card(finding, _cards(look))
-        found.append(finding)
+        found.append(on_media(finding, media))
     return found
 
 
@@ -212,6 +214,7 @@ def check(look: Look, trusted: tuple[int, ...] = KERNEL_ONLY) -> list[Finding]:
     if anew and isinstance(drain, Drain):
         drain.catch_up(CATCH_UP_S)
     reader.drain()
+    look.kept.setdefault("media", Media(look.settings.sysfs)).look(look.now.mono_s)
     found = _before(reader, start, look) if start.tries_left else []
     until_s = time.monotonic() + FLOOD_S
     while len(found) < MAX_SAMPLE:

@@ -57,6 +57,10 @@ begins at the program (11, 25, 32, 69, 80), on the job; other exceptions that as
 or the card, until they come again; 45 on nobody; 94, NVLink errors and all that is degraded or fatal, on the card.
 What different jobs met on one card and on no other becomes degraded by the repeats below; no node is isolated for it.
 
+**Disks that are no part of the node** are told and never more (`media-error`, warning): those on USB, also as virtual
+media of a management controller, by sysfs and also when they are gone again; and mounted files (loop devices), such as
+the image of a container. What their file systems say of a mount that jobs need is the matter of the check `disk`.
+
 An uncorrected-ECC count that an Xid 94 of the same card explains does not isolate by itself.
 
 ## Other messages

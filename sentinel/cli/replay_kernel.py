@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from sentinel.checks.findings import LATEST_WINS, NOTHING, FindingBook
+from sentinel.checks.media import on_media
 from sentinel.checks.repeats import Key
 from sentinel.checks.xid import actions, catalogue, finding_of
 from sentinel.cli.replay_open import NoLog, oldest_first, open_log
@@ -106,7 +107,7 @@ class KernelReplay:
         event = self._told.take(line.text, line.uptime_s)
         if event is None:
             return
-        finding = finding_of(event, self._now.wall_s, self._now.mono_s, self._book.boot_id)
+        finding = on_media(finding_of(event, self._now.wall_s, self._now.mono_s, self._book.boot_id))
         if saved.count > 1:
             finding = msgspec.structs.replace(finding, count=finding.count * saved.count)
         self._book.add([finding], self._now)

@@ -18,6 +18,7 @@ from sentinel.checks.findings import FindingBook
 from sentinel.checks.xid import job_of_cgroup
 from sentinel.clock import boot_id, system_now
 from sentinel.core.health import Component, Finding, Severity
+from sentinel.core.now import Now
 from sentinel.logs.kmsg import KmsgReader
 from sentinel.settings import Settings
 from tests.checks.conftest import no_more_descriptors
@@ -89,14 +90,80 @@ def ext4(tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_real_file_system_error_names_the_device_and_that_it_takes_no_more_writes(
-    ring: Look, ext4: str
+    ring: Look, ext4: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(kernel, "on_media", lambda finding, media: finding)  # as if it were a disk
     Path(f"/sys/fs/ext4/{ext4}/trigger_fs_error").write_text("NVRM: Xid (PCI:0000:18:00): 79, quoted")
     found = {finding.code: finding for finding in sample(ring) if finding.entity == ext4}
     assert {"fs-error", "fs-shutdown", "journal-abort"} <= set(found)
     assert all(finding.severity is Severity.DEGRADED for finding in found.values())
     assert "quoted" in found["fs-error"].evidence[0]
     assert not [finding for finding in sample(ring) if finding.code == "XID 79"]
+
+
+def test_a_file_that_is_mounted_is_no_part_of_the_node(ring: Look, ext4: str) -> None:
+    """The image of a container with a broken file system moves no job."""
+    Path(f"/sys/fs/ext4/{ext4}/trigger_fs_error").write_text("quoted")
+    found = [finding for finding in sample(ring) if finding.entity == ext4]
+    assert {(finding.code, finding.severity) for finding in found} == {("media-error", Severity.WARNING)}
+    assert any(
+        finding.summary == "The file system reports corruption (a mounted file: no part of this node)"
+        for finding in found
+    )
+
+
+FAILS = "I/O error, dev {}, sector {} op 0x0:(READ) flags 0x0 phys_seg 1 prio class 0"
+CORRUPT = "EXT4-fs error (device {}): ext4_find_entry:1455: inode #2: comm ls: reading directory lblock 0"
+
+
+def later(look: Look, seconds: float) -> Look:
+    now = Now(look.now.mono_s + seconds, look.now.wall_s + seconds)
+    return msgspec.structs.replace(look, now=now)
+
+
+def attach(machine: Any, name: str, through: str) -> Path:
+    """A block device in sysfs; `through`: what it hangs on."""
+    device = machine.sysfs / f"devices/pci0000:00/0000:00:14.0/{through}/block/{name}"
+    device.mkdir(parents=True)
+    link = machine.sysfs / "class/block" / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(os.path.relpath(device, link.parent))
+    return link
+
+
+def test_what_is_pulled_out_of_usb_is_told_and_moves_no_job_also_when_it_is_gone(machine: Any) -> None:
+    """Virtual media of a management controller are such, too."""
+    attach(machine, "sda", "ata1/host0/target0:0:0/0:0:0:0")
+    stick = attach(machine, "sdb1", "usb1/1-1/1-1:1.0/host8/target8:0:0/8:0:0:0")
+    look, book = look_at(machine), FindingBook("boot")
+    kernel.check(look)
+    stick.unlink()
+    machine.log(CORRUPT.format("sdb1"))
+    for number in range(12):
+        machine.log(FAILS.format("sdb1", number), FAILS.format("sda", number))
+        look = later(look, 20.0)
+        book.fold("kernel", kernel.check(look), look.now)
+    found = {finding.entity: (finding.code, finding.severity) for finding in book.active()}
+    assert found == {"sdb1": ("media-error", Severity.WARNING), "sda": ("io-error", Severity.DEGRADED)}
+
+
+def test_a_burst_of_errors_is_one_trouble_and_not_ten(machine: Any) -> None:
+    look, book = look_at(machine), FindingBook("boot")
+    machine.log(*(FAILS.format("sda", number) for number in range(50)))
+    book.fold("kernel", kernel.check(look), look.now)
+    (found,) = book.active()
+    assert (found.code, found.severity, found.count) == ("io-error", Severity.WARNING, 50)
+
+
+def test_a_disk_that_has_the_name_of_a_stick_that_is_gone_is_a_disk(machine: Any) -> None:
+    stick = attach(machine, "sdb", "usb1/1-1/1-1:1.0/host8/target8:0:0/8:0:0:0")
+    look = look_at(machine)
+    kernel.check(look)
+    stick.unlink()
+    attach(machine, "sdb", "ata2/host1/target1:0:0/1:0:0:0")
+    machine.log(CORRUPT.format("sdb"))
+    (found,) = kernel.check(later(look, 60.0))
+    assert (found.code, found.severity) == ("fs-error", Severity.DEGRADED)
 
 
 CRASH = """
