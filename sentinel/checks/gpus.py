@@ -74,6 +74,15 @@ def given_away(sysfs: str, pci: str) -> bool:
     return driver != "" and not driver.startswith("nvidia")
 
 
+def reads_nothing(sysfs: str, pci: str) -> bool:
+    """Whether the bus answers for the card with ones alone, as it does where nobody answers."""
+    try:
+        with open(f"{sysfs}/bus/pci/devices/{pci}/config", "rb") as file:
+            return file.read(4) == b"\xff\xff\xff\xff"
+    except OSError:
+        return False
+
+
 def hidden(sysfs: str, procfs: str, pci: str, contained: bool) -> bool:
     """Whether NVIDIA's driver has the card but we may not use it: a container or a job was given others.
 

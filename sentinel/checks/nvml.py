@@ -12,7 +12,7 @@ from sentinel import rights
 from sentinel.checks.base import Absent, Look, Unknown
 from sentinel.checks.child import ChildBroke, ChildHangs, LineChild
 from sentinel.checks.driver_library import is_here
-from sentinel.checks.gpus import given_away, hidden, inventory
+from sentinel.checks.gpus import given_away, hidden, inventory, reads_nothing
 from sentinel.checks.node_root import HIDDEN, is_hidden
 from sentinel.checks.nvml_card import Card, Past, entity_of, finding
 from sentinel.checks.nvml_heat import judge_heat, judge_pace, judge_throttling, note_pace, note_throttling
@@ -32,6 +32,7 @@ CALL_DEADLINE_S = 10.0  # a healthy sample of 8 cards takes well under 1 s
 # in which it cannot be killed either.
 HANG_FATAL_S = 120.0
 HANG_AGAIN_S = 5.0  # until it is asked again
+UNKNOWN_FATAL_S = 20.0  # below the interval: the second look
 # NVML lists cards as they were when it was started: a new child sees the new state. Only where persistence mode
 # is on, since else a card that nobody uses is put to sleep and woken again for it.
 RENEW_S = 600.0
@@ -95,9 +96,11 @@ def _sample(look: Look, on_pci: Sequence[str]) -> Sample:
         kept["child"].stop()  # a new one has the library that is there now
         sample = _ask(look)
     missing = {item.entity for item in judge_count(_named(sample.devices, on_pci), on_pci)}
-    if missing and missing != kept.get("missing") and kept["started_s"] != look.now.mono_s:
-        kept["child"].stop()
+    doubted = missing | {device.index for device in sample.devices if device.error == "unknown"}
+    if doubted and doubted != kept.get("doubted") and kept["started_s"] != look.now.mono_s:
+        kept["child"].stop()  # whether a new NVML says so too
         sample = _ask(look)
+    kept["doubted"] = doubted
     if missing != kept.get("missing"):
         kept["hidden"] = {entity for entity in missing if _is_hidden(look, entity)}
     kept["missing"] = missing
@@ -135,9 +138,10 @@ def _named(devices: Sequence[Device], on_pci: Sequence[str]) -> list[Device]:
 # ---------------------------------------------------------------- judging
 
 
-def judge_state(card: Card) -> Iterator[Finding]:
+def judge_state(card: Card, sysfs: str) -> Iterator[Finding]:
     """Whether the card is there, and what the driver itself asks for."""
     error = card.device.error
+    lasts_s = card.past.lasts_s("unknown", card.now_s, error == "unknown")
     if error == "lost":
         yield card.finding(
             "gpu-lost", Severity.FATAL, "RESTART_BM", "The GPU is lost", "NVML says GPU is lost"
@@ -149,6 +153,16 @@ def judge_state(card: Card) -> Iterator[Finding]:
             "RESET_GPU",
             "The GPU needs a reset",
             "NVML says reset required",
+        )
+    elif error == "unknown":
+        off_the_bus = reads_nothing(sysfs, card.entity.removeprefix("GPU "))
+        on_pci = "reads ff" if off_the_bus else "can be read"
+        yield card.finding(
+            "gpu-no-answer",
+            Severity.FATAL if off_the_bus or lasts_s >= UNKNOWN_FATAL_S else Severity.WARNING,
+            "RESTART_BM",
+            "The driver cannot reach the GPU",
+            f"NVML says Unknown Error for it, for {lasts_s:.0f} s; its configuration on the PCI bus {on_pci}",
         )
     elif error:
         yield card.finding(
@@ -207,7 +221,7 @@ def judge_card(
     links = [card.device.links, *(peer.device.links for peer in peers)]
     usual_links = max((len(item.nvlink_active) for item in links if item is not None), default=0)
     return [
-        *judge_state(card),
+        *judge_state(card, look.settings.sysfs),
         *judge_memory(card, limits),
         *judge_orphans(card, gone, limits),
         *judge_heat(card),

@@ -294,7 +294,8 @@ class Card:
         """All values of the card as nvml_sample.Device names them. Never raises for what NVML answers."""
         handle = ask("nvmlDeviceGetHandleByIndex", self.index)
         if handle is None:
-            return self._known(error=ask.error or "no-handle")
+            other = "unknown" if ask.code == nvml.NVML_ERROR_UNKNOWN else "no-handle"
+            return self._known(error=ask.error or other)
         if now_s >= self._identity_due_s:
             identity = read_identity(ask, handle)
             if not ask.error:

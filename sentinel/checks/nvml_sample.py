@@ -59,7 +59,7 @@ class Links(Struct, frozen=True, omit_defaults=True):
 
 
 class Device(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One card in NVML's order. `error` is "", "lost", "reset-required" or "no-handle".
+    """One card in NVML's order. `error` is "", "lost", "reset-required", "unknown" or "no-handle".
 
     `throttled_ns` counts since the driver was loaded: hw_thermal, hw_brake, sw_thermal, sw_power.
     """

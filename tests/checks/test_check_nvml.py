@@ -128,6 +128,47 @@ def test_a_lost_card_is_fatal_and_the_other_card_is_not_blamed(sample: Any, card
     ]
 
 
+def test_a_card_of_which_nvml_says_unknown_error_is_fatal_at_the_second_look(sample: Any, cards: Any) -> None:
+    """What a card that fell off the bus answers by many drivers: `Unable to determine the device handle`."""
+    sample()
+    child = sample.child_pid
+    cards.set(gpu1_error=999)
+    (first,) = sample().values()
+    assert (first.code, first.severity, first.entity) == ("gpu-no-answer", Severity.WARNING, f"GPU {SECOND}")
+    assert sample.child_pid != child, "a new NVML was asked as well"
+    child = sample.child_pid
+    (second,) = sample().values()
+    assert (second.severity, second.action) == (Severity.FATAL, "RESTART_BM")
+    assert (
+        "NVML says Unknown Error for it, for 30 s; its configuration on the PCI bus can be read"
+        in second.evidence[0]
+    )
+    assert sample.child_pid == child
+    cards.set(gpu1_error=0)
+    assert sample() == {}
+    cards.set(gpu1_error=999)
+    (again,) = sample().values()
+    assert again.severity is Severity.WARNING, "the time counts from when it began"
+
+
+def test_a_card_that_the_bus_does_not_find_either_is_fatal_at_once(
+    sample: Any, cards: Any, machine: Any
+) -> None:
+    sample()
+    (machine.sysfs / "bus/pci/devices" / SECOND / "config").write_bytes(b"\xff" * 64)
+    cards.set(gpu1_error=999)
+    (found,) = sample().values()
+    assert (found.code, found.severity) == ("gpu-no-answer", Severity.FATAL)
+    assert "reads ff" in found.evidence[0]
+
+
+def test_a_card_that_gives_no_handle_for_another_reason_is_told(sample: Any, cards: Any) -> None:
+    sample()
+    cards.set(gpu1_error=8)  # NVML_ERROR_INSUFFICIENT_POWER
+    (found,) = sample().values()
+    assert (found.code, found.severity) == ("gpu-no-answer", Severity.WARNING)
+
+
 def test_a_card_that_needs_a_reset_is_fatal(sample: Any, cards: Any) -> None:
     cards.set(gpu0_error=16)
     assert {finding.code: finding.action for finding in sample().values()} == {
