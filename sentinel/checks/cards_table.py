@@ -17,6 +17,7 @@ class Family(Struct, frozen=True, kw_only=True):
     noun: str  # of a card, in findings: "MLU 0000:39:00.0"
     vendor: str  # PCI
     classes: tuple[str, ...]  # PCI classes of cards (boards of the same maker have other uses too)
+    devices: str  # its files below /dev, as glob(3) has it
     tool: str
     folders: tuple[str, ...]  # where its packages put it, if that is not on PATH
     asks: str  # command lines, for people
@@ -46,6 +47,7 @@ FAMILIES: tuple[Family, ...] = (
         noun="MLU",
         vendor="0xcabc",
         classes=(ACCELERATOR,),
+        devices="cambricon_*",
         tool="cnmon",
         folders=("/usr/local/neuware/bin",),
         asks="`cnmon`, `cnmon info`",
@@ -58,6 +60,7 @@ FAMILIES: tuple[Family, ...] = (
         noun="NPU",
         vendor="0x19e5",
         classes=(ACCELERATOR,),
+        devices="davinci*",
         tool="npu-smi",
         folders=("/usr/local/sbin", "/usr/local/bin", "/usr/local/Ascend/driver/tools"),
         asks="`npu-smi info`, `npu-smi info -t ecc -i ID`",
@@ -76,6 +79,7 @@ FAMILIES: tuple[Family, ...] = (
         noun="GPU",
         vendor="0x1002",
         classes=(ACCELERATOR, DISPLAY, CONTROLLER_3D),
+        devices="kfd",
         tool="amd-smi",
         folders=("/opt/rocm/bin",),
         asks="`amd-smi metric|static|topology --json`, else `rocm-smi -a --showmeminfo vram --json`",

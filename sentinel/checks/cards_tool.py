@@ -102,18 +102,12 @@ def look_at(family: Family, look: Look, read: Reader, *other_tools: str) -> list
         cards, problems = _cards(family, look.kept, path, read)
         if on_pci and not cards and not rights.has_devices(look.settings.procfs):
             raise Unknown(f"{path} lists none of the {len(on_pci)} {family.noun} on the PCI bus")
-    except CommandHangs as hang:
-        still = hang.stuck is not None and hang.stuck is look.kept.get("stuck")
-        look.kept["stuck"] = hang.stuck
-        raise Unknown(str(hang), (*found, _hangs(family, hang, still))) from None
-    except NotUnderstood as error:
-        raise Unknown(f"{path} is not understood (another version?): {error}", tuple(found)) from None
-    except Unknown as unknown:
-        needs = f"{family.tool}, and {family.permission}"
-        if not rights.has_devices(look.settings.procfs):
-            needs += f": {rights.DEVICES}"
-        text = f"{unknown}. To see health, temperature, ECC and memory it needs {needs}"
-        raise Unknown(text, tuple(found)) from None
+    except (CommandHangs, NotUnderstood, Unknown) as trouble:
+        unknown = _unknown(family, look, path, trouble, found)
+        if bus or seen or _devices(family, look.settings.procfs):
+            raise unknown from None
+        # A tool may be installed everywhere: what it says where nothing is there is no trouble of the node.
+        raise Absent(f"no {family.noun} on the PCI bus and no /dev/{family.devices}; {trouble}") from None
     if not (cards or bus or seen):
         raise Absent(f"{path} lists no {family.noun}")
     look.kept["measures"] = tuple(_measures(family, cards))
@@ -127,6 +121,23 @@ def look_at(family: Family, look: Look, read: Reader, *other_tools: str) -> list
     seen.update({card.address: card.name or family.noun for card in cards if card.address})
     saved["bus"] = sorted({*bus, *(address for address in seen if slot(address) in present)})
     return found
+
+
+def _unknown(family: Family, look: Look, path: str, trouble: Exception, found: list[Finding]) -> Unknown:
+    if isinstance(trouble, CommandHangs):
+        still = trouble.stuck is not None and trouble.stuck is look.kept.get("stuck")
+        look.kept["stuck"] = trouble.stuck
+        return Unknown(str(trouble), (*found, _hangs(family, trouble, still)))
+    if isinstance(trouble, NotUnderstood):
+        return Unknown(f"{path} is not understood (another version?): {trouble}", tuple(found))
+    needs = f"{family.tool}, and {family.permission}"
+    if not rights.has_devices(look.settings.procfs):
+        needs += f": {rights.DEVICES}"
+    return Unknown(f"{trouble}. To see health, temperature, ECC and memory it needs {needs}", tuple(found))
+
+
+def _devices(family: Family, procfs: str) -> bool:
+    return next(Path(procfs, "self/root/dev").glob(family.devices), None) is not None
 
 
 def _widths(family: Family, sysfs: str, on_pci: list[str], saved: dict[str, Any]) -> list[Finding]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -116,6 +117,33 @@ def test_healthy_cards_are_healthy_and_show_their_numbers(any_bench: Bench) -> N
 def test_neither_tool_nor_card_is_absent(any_bench: Bench) -> None:
     shutil.rmtree(any_bench.machine.sysfs / "bus/pci/devices")
     assert any_bench.look().state is CheckState.ABSENT
+
+
+@pytest.mark.parametrize(
+    "says", ["echo 'Driver not initialized' >&2; exit 1", "echo '[[['", "exec sleep 1000"]
+)
+def test_a_tool_whose_hardware_is_not_there_is_no_trouble(any_bench: Bench, says: str) -> None:
+    """An image has tools of several makers."""
+    shutil.rmtree(any_bench.machine.sysfs / "bus/pci/devices")
+    any_bench.runner._running[any_bench.family.check].kept["sample_s"] = 0.3
+    any_bench.script(says)
+    result = any_bench.look()
+    assert (result.state, result.findings) == (CheckState.ABSENT, ())
+    assert f"no {any_bench.family.noun} on the PCI bus and no /dev/" in result.detail
+
+
+def test_a_device_file_is_hardware_too(any_bench: Bench) -> None:
+    """As those that are no PCI device have it."""
+    shutil.rmtree(any_bench.machine.sysfs / "bus/pci/devices")
+    devices = any_bench.machine.folder / "proc/self/root/dev"
+    devices.mkdir(parents=True)
+    (devices / any_bench.family.devices.replace("*", "0")).touch()
+    settings = msgspec.structs.replace(
+        any_bench.machine.settings, procfs=str(any_bench.machine.folder / "proc")
+    )
+    any_bench.runner = CheckRunner(settings, checks=[any_bench.family.row])
+    any_bench.script("exit 1")
+    assert any_bench.look().state is CheckState.UNKNOWN
 
 
 def test_a_card_without_its_tool_is_unknown_and_says_what_cannot_be_seen(any_bench: Bench) -> None:
