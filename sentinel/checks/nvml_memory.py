@@ -31,6 +31,17 @@ def _ecc(card: Card, limits: GpuThresholds) -> list[Finding]:
                 event=True,
             )
         )
+    if count and before is None:
+        found.append(
+            card.finding(
+                "ecc-uncorrected-earlier",
+                Severity.WARNING,
+                "RESET_GPU",
+                "The GPU's memory had uncorrected errors before this agent looked first",
+                f"{count} since the driver was loaded; whether one of them ended a job is not known",
+                event=True,
+            )
+        )
     corrected = device.ecc_corrected
     hour = card.past.grown("ecc_corrected", card.now_s, corrected, 3600.0)
     if corrected is not None and (hour.grown > limits.corrected_ecc_per_hour or corrected > MAX_CORRECTED):

@@ -13,7 +13,7 @@ FIRST, SECOND = "GPU 0000:18:00.0", "GPU 0000:2a:00.0"
 
 def test_only_new_uncorrected_errors_count_and_a_reloaded_driver_is_no_fault(sample: Any, cards: Any) -> None:
     cards.set(gpu0_ecc=5)
-    assert sample() == {}  # nobody knows when those were
+    assert (FIRST, "ecc-uncorrected") not in sample()  # nobody knows when those were
     cards.set(gpu0_ecc=7)
     finding = sample()[FIRST, "ecc-uncorrected"]
     assert finding.severity is Severity.FATAL
@@ -138,6 +138,22 @@ def test_ecc_that_is_off_or_waits_for_a_reset_warns(sample: Any, cards: Any) -> 
 def test_a_card_without_ecc_is_not_told_of(sample: Any, cards: Any) -> None:
     cards.set(gpus_ecc_mode=None, gpus_ecc_mode_pending=None, gpus_ecc=None, gpus_ecc_corrected=None)
     assert sample() == {}
+
+
+def test_errors_from_before_the_first_look_are_told_once_and_isolate_nothing(sample: Any, cards: Any) -> None:
+    cards.set(gpu0_ecc=3)
+    found = sample()
+    assert {key: one.severity for key, one in found.items()} == {
+        (FIRST, "ecc-uncorrected-earlier"): Severity.WARNING
+    }
+    assert (
+        found[FIRST, "ecc-uncorrected-earlier"]
+        .evidence[0]
+        .endswith("3 since the driver was loaded; whether one of them ended a job is not known")
+    )
+    assert sample() == {}
+    cards.set(gpu0_ecc=4)
+    assert sample()[FIRST, "ecc-uncorrected"].severity is Severity.FATAL
 
 
 def test_an_exceeded_sram_threshold_is_fatal(sample: Any, cards: Any) -> None:

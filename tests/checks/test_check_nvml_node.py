@@ -74,7 +74,7 @@ def test_persistence_mode_that_is_off_everywhere_is_only_noted(sample: Any, card
 
 
 def test_two_cards_with_one_uuid_are_told_and_kept_apart(sample: Any, cards: Any) -> None:
-    cards.set(gpu1_uuid="GPU-00000000", gpu1_ecc=3)
+    cards.set(gpu1_uuid="GPU-00000000")
     found = sample()
     assert sorted(found) == [(FIRST, "gpu-uuid-twice"), (SECOND, "gpu-uuid-twice")]
     cards.set(gpu1_ecc=4)
@@ -84,7 +84,7 @@ def test_two_cards_with_one_uuid_are_told_and_kept_apart(sample: Any, cards: Any
 
 
 def test_two_cards_with_one_address_are_still_two_cards(sample: Any, cards: Any) -> None:
-    cards.set(gpu1_pci="0000" + FIRST.removeprefix("GPU "), gpu1_ecc=3)
+    cards.set(gpu1_pci="0000" + FIRST.removeprefix("GPU "))
     assert list(sample()) == [(SECOND, "gpu-missing")]
     cards.set(gpu1_ecc=4)
     assert ("GPU 1", "ecc-uncorrected") in sample()
