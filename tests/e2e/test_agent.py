@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -181,9 +180,13 @@ def test_who_asks_now_hears_within_his_time_that_the_cards_do_not_answer(
     scenario = nvml("0000:18:00.0")
     node.box.env |= {key: os.environ[key] for key in ("LD_LIBRARY_PATH", "SENTINEL_STUB_NVML")}
     scenario.set(hang=1)
-    done = node.box.sentinel("check", "nvml", "--within", "1s", "--settings", node.settings())
+    words = ("check", "nvml", "--within", "1s", "-o", "json", "--settings", node.settings())
+    done = node.box.sentinel(*words)
     assert done.returncode == 2, done.stdout
-    assert re.search(r"check nvml check-hangs +degraded .*no answer within 1 s", done.stdout), done.stdout
+    (nvml_check,) = json.loads(done.stdout)["checks"]
+    (found,) = nvml_check["findings"]
+    assert (found["code"], found["severity"]) == ("check-hangs", "degraded")
+    assert found["evidence"] == ["no answer within 1 s"]
     refused = node.box.sentinel("check", "--within", "soon")
     assert (refused.returncode, "expected a duration with its unit" in refused.stderr) == (2, True)
 
