@@ -214,7 +214,9 @@ def check(look: Look, trusted: tuple[int, ...] = KERNEL_ONLY) -> list[Finding]:
     if anew and isinstance(drain, Drain):
         drain.catch_up(CATCH_UP_S)
     reader.drain()
-    look.kept.setdefault("media", Media(look.settings.sysfs)).look(look.now.mono_s)
+    if "media" not in look.kept:
+        look.kept["media"] = Media(look.settings.sysfs, look.settings.procfs, look.root)
+    look.kept["media"].look(look.now.mono_s)
     found = _before(reader, start, look) if start.tries_left else []
     until_s = time.monotonic() + FLOOD_S
     while len(found) < MAX_SAMPLE:

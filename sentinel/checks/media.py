@@ -1,14 +1,17 @@
 """Disks that are no part of the node: USB, also as a management controller has it, and mounted files (loop).
 
-They are pulled out, or their server goes, and the kernel then says of them what it says of a disk that dies.
+They are pulled out, or their server goes, and the kernel then says of them what it says of a disk that dies. The disk
+of a node that boots from USB is told apart by what is mounted from it.
 """
 
 import contextlib
 import os
 import re
+from collections.abc import Iterator
 
 import msgspec
 
+from sentinel.checks.mounts import NEEDED_PATHS, read_mounts
 from sentinel.checks.sysfs import names
 from sentinel.core.health import Component, Finding, Severity
 
@@ -18,11 +21,16 @@ _LOOP = re.compile(r"loop\d+(p\d+)?")
 
 
 class Media:
-    """Block devices by where they are attached. One that has gone is what it was, until its name is another's."""
+    """Block devices by where they are attached. One that has gone is what it was, until its name is another's.
 
-    def __init__(self, sysfs: str) -> None:
+    `root`: of the node whose mounts count, where it is not ours.
+    """
+
+    def __init__(self, sysfs: str, procfs: str = "/proc", root: str = "") -> None:
+        self._sysfs, self._procfs, self._root = sysfs, procfs, root
         self._folder = os.path.join(sysfs, "class/block")
-        self._by_usb: dict[str, bool] = {}
+        self._places: dict[str, str] = {}  # where each device hangs: ../../devices/…/block/sdb/sdb1
+        self._own: set[str] = set()  # disks on USB that hold what jobs need
         self._looked_s = float("-inf")
 
     def look(self, mono_s: float) -> None:
@@ -32,11 +40,42 @@ class Media:
         self._looked_s = mono_s
         with contextlib.suppress(OSError):  # no descriptor is left: faults are told without it
             for name in names(self._folder):
-                with contextlib.suppress(OSError):  # gone meanwhile
-                    self._by_usb[name] = "/usb" in os.readlink(os.path.join(self._folder, name))
+                self._see(name)
+            if any(map(_by_usb, self._places.values())):
+                self._own |= set(self._disks_of_node())  # it stays one: a disk that dies is unmounted, too
 
     def holds(self, name: str) -> bool:
-        return self._by_usb.get(name, False)
+        self._see(name)  # a disk may have got the name of a stick since the last look
+        place = self._places.get(name, "")
+        return _by_usb(place) and _disk(place) not in self._own
+
+    def _see(self, name: str) -> None:
+        with contextlib.suppress(OSError):  # gone
+            self._places[name] = os.readlink(os.path.join(self._folder, name))
+
+    def _disks_of_node(self) -> Iterator[str]:
+        """The disks below the file systems that jobs need, also through LVM and encryption."""
+        for mount in read_mounts(self._procfs, self._root):
+            if mount.point in NEEDED_PATHS:
+                numbered = os.path.join(self._sysfs, "dev/block", mount.device)
+                # Of btrfs the number is no disk's.
+                named = os.path.join(self._folder, os.path.basename(mount.source))
+                yield from self._below(numbered if os.path.exists(numbered) else named)
+
+    def _below(self, device: str) -> Iterator[str]:
+        yield _disk(os.path.realpath(device))
+        with contextlib.suppress(OSError):  # a disk itself, or a partition
+            for name in names(os.path.join(device, "slaves")):
+                yield from self._below(os.path.join(self._folder, name))
+
+
+def _by_usb(place: str) -> bool:
+    return "/usb" in place
+
+
+def _disk(place: str) -> str:
+    """The name of the whole disk."""
+    return place.partition("/block/")[2].partition("/")[0]
 
 
 def on_media(finding: Finding, media: Media | None = None) -> Finding:

@@ -14,7 +14,7 @@ from sentinel.checks.child import ChildBroke, ChildHangs, LineChild
 from sentinel.checks.driver_library import is_here
 from sentinel.checks.gpus import given_away, hidden, inventory, reads_nothing
 from sentinel.checks.node_root import HIDDEN, is_hidden
-from sentinel.checks.nvml_card import Card, Past, entity_of, finding
+from sentinel.checks.nvml_card import UNKNOWN, Card, Past, entity_of, finding
 from sentinel.checks.nvml_heat import judge_heat, judge_pace, judge_throttling, note_pace, note_throttling
 from sentinel.checks.nvml_links import judge_fabric, judge_nvlink, judge_pcie
 from sentinel.checks.nvml_measures import measures
@@ -32,7 +32,8 @@ CALL_DEADLINE_S = 10.0  # a healthy sample of 8 cards takes well under 1 s
 # in which it cannot be killed either.
 HANG_FATAL_S = 120.0
 HANG_AGAIN_S = 5.0  # until it is asked again
-UNKNOWN_FATAL_S = 20.0  # below the interval: the second look
+# Below the interval: the second look. Never the first, whatever PCI reads: a card in a reset is gone for a moment.
+UNKNOWN_FATAL_S = 20.0
 # NVML lists cards as they were when it was started: a new child sees the new state. Only where persistence mode
 # is on, since else a card that nobody uses is put to sleep and woken again for it.
 RENEW_S = 600.0
@@ -96,14 +97,14 @@ def _sample(look: Look, on_pci: Sequence[str]) -> Sample:
         kept["child"].stop()  # a new one has the library that is there now
         sample = _ask(look)
     missing = {item.entity for item in judge_count(_named(sample.devices, on_pci), on_pci)}
-    doubted = missing | {device.index for device in sample.devices if device.error == "unknown"}
-    if doubted and doubted != kept.get("doubted") and kept["started_s"] != look.now.mono_s:
+    doubted = missing | {device.index for device in sample.devices if device.error == UNKNOWN}
+    news = doubted != kept.get("doubted")
+    if doubted and news and kept["started_s"] != look.now.mono_s:
         kept["child"].stop()  # whether a new NVML says so too
         sample = _ask(look)
-    kept["doubted"] = doubted
-    if missing != kept.get("missing"):
+    if news:
         kept["hidden"] = {entity for entity in missing if _is_hidden(look, entity)}
-    kept["missing"] = missing
+    kept["doubted"] = doubted
     kept["renewable"] = all(device.identity.persistence == 1 for device in sample.devices)
     return sample
 
@@ -141,7 +142,7 @@ def _named(devices: Sequence[Device], on_pci: Sequence[str]) -> list[Device]:
 def judge_state(card: Card, sysfs: str) -> Iterator[Finding]:
     """Whether the card is there, and what the driver itself asks for."""
     error = card.device.error
-    lasts_s = card.past.lasts_s("unknown", card.now_s, error == "unknown")
+    lasts_s = card.past.lasts_s(UNKNOWN, card.now_s, error == UNKNOWN)
     if error == "lost":
         yield card.finding(
             "gpu-lost", Severity.FATAL, "RESTART_BM", "The GPU is lost", "NVML says GPU is lost"
@@ -154,12 +155,11 @@ def judge_state(card: Card, sysfs: str) -> Iterator[Finding]:
             "The GPU needs a reset",
             "NVML says reset required",
         )
-    elif error == "unknown":
-        off_the_bus = reads_nothing(sysfs, card.entity.removeprefix("GPU "))
-        on_pci = "reads ff" if off_the_bus else "can be read"
+    elif error == UNKNOWN:
+        on_pci = "reads ff" if reads_nothing(sysfs, card.entity.removeprefix("GPU ")) else "can be read"
         yield card.finding(
             "gpu-no-answer",
-            Severity.FATAL if off_the_bus or lasts_s >= UNKNOWN_FATAL_S else Severity.WARNING,
+            Severity.FATAL if lasts_s >= UNKNOWN_FATAL_S else Severity.WARNING,
             "RESTART_BM",
             "The driver cannot reach the GPU",
             f"NVML says Unknown Error for it, for {lasts_s:.0f} s; its configuration on the PCI bus {on_pci}",

@@ -11,6 +11,7 @@ from sentinel.core.health import Component, Finding, Severity
 from sentinel.logs.kernel import normal_pci
 
 WINDOW_S = 600.0  # what "over time" means for throttling, links and peers
+UNKNOWN = "unknown"  # the error of a card for which NVML says Unknown Error (999)
 
 
 class Growth:
@@ -76,7 +77,8 @@ class Past:
             "ecc_uncorrected": self.ecc_uncorrected,
             "nvlinks": sorted(self.nvlinks),
             "pcie_best": list(self.pcie_best),
-            "since_s": self.since_s,
+            # That a card answers nothing has to be seen twice by one agent: nobody looked while there was none.
+            "since_s": {code: at_s for code, at_s in self.since_s.items() if code != UNKNOWN},
             "shown": sorted(self.shown),
         }
 

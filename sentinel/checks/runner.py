@@ -231,7 +231,7 @@ class CheckRunner:
             interval_s = max(running.row.interval_s, 0.0 if wake_fd is None else WOKEN_INTERVAL_S)
             interval_s = min(
                 interval_s, running.kept.pop("again_s", interval_s)
-            )  # what was seen is to be seen soon
+            )  # a check may want to look soon
             await self._pause(wake_fd, interval_s * random.uniform(1 - JITTER, 1 + JITTER))
 
     @staticmethod

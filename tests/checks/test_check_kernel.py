@@ -121,20 +121,24 @@ def later(look: Look, seconds: float) -> Look:
     return msgspec.structs.replace(look, now=now)
 
 
-def attach(machine: Any, name: str, through: str) -> Path:
-    """A block device in sysfs; `through`: what it hangs on."""
-    device = machine.sysfs / f"devices/pci0000:00/0000:00:14.0/{through}/block/{name}"
+STICK = "pci0000:00/0000:00:14.0/usb1/1-1/1-1:1.0/host8/target8:0:0/8:0:0:0/block"
+
+
+def attach(machine: Any, name: str, through: str, number: str = "") -> Path:
+    """A block device in sysfs, and its MAJOR:MINOR where given; `through`: what it hangs on."""
+    device = machine.sysfs / "devices" / through / name
     device.mkdir(parents=True)
-    link = machine.sysfs / "class/block" / name
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(os.path.relpath(device, link.parent))
-    return link
+    for place in (f"class/block/{name}", *([f"dev/block/{number}"] if number else [])):
+        link = machine.sysfs / place
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(device, link.parent))
+    return Path(machine.sysfs / "class/block" / name)
 
 
 def test_what_is_pulled_out_of_usb_is_told_and_moves_no_job_also_when_it_is_gone(machine: Any) -> None:
     """Virtual media of a management controller are such, too."""
-    attach(machine, "sda", "ata1/host0/target0:0:0/0:0:0:0")
-    stick = attach(machine, "sdb1", "usb1/1-1/1-1:1.0/host8/target8:0:0/8:0:0:0")
+    attach(machine, "sda", "pci0000:00/0000:00:17.0/ata1/host0/target0:0:0/0:0:0:0/block")
+    stick = attach(machine, "sdb1", f"{STICK}/sdb")
     look, book = look_at(machine), FindingBook("boot")
     kernel.check(look)
     stick.unlink()
@@ -156,14 +160,46 @@ def test_a_burst_of_errors_is_one_trouble_and_not_ten(machine: Any) -> None:
 
 
 def test_a_disk_that_has_the_name_of_a_stick_that_is_gone_is_a_disk(machine: Any) -> None:
-    stick = attach(machine, "sdb", "usb1/1-1/1-1:1.0/host8/target8:0:0/8:0:0:0")
+    stick = attach(machine, "sdb", STICK)
     look = look_at(machine)
     kernel.check(look)
     stick.unlink()
-    attach(machine, "sdb", "ata2/host1/target1:0:0/1:0:0:0")
+    attach(machine, "sdb", "pci0000:00/0000:00:17.0/ata2/host1/target1:0:0/1:0:0:0/block")
     machine.log(CORRUPT.format("sdb"))
-    (found,) = kernel.check(later(look, 60.0))
+    (found,) = kernel.check(later(look, 1.0))
     assert (found.code, found.severity) == ("fs-error", Severity.DEGRADED)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_the_disk_that_a_node_boots_from_is_its_own_on_usb_too(machine: Any, mapped: bool) -> None:
+    attach(machine, "sdb", STICK)
+    attach(machine, "sdb2", f"{STICK}/sdb", "8:18")
+    if mapped:
+        volume = attach(machine, "dm-0", "virtual/block", "253:0")
+        (volume / "slaves").mkdir()
+        (volume / "slaves/sdb2").symlink_to(machine.sysfs / "class/block/sdb2")
+    own = "253:0 / / rw - ext4 /dev/mapper/vg-root rw" if mapped else "8:18 / / rw - ext4 /dev/sdb2 rw"
+    mounts = machine.procfs / "self/mountinfo"
+    mounts.parent.mkdir(parents=True, exist_ok=True)
+    mounts.write_text(f"26 1 {own}\n")
+    look = look_at(machine)
+    kernel.check(look)
+    mounts.write_text("")
+    machine.log(CORRUPT.format("sdb2"), FAILS.format("sdb", 1))
+    found = {finding.entity: (finding.code, finding.severity) for finding in kernel.check(later(look, 60.0))}
+    assert found == {"sdb2": ("fs-error", Severity.DEGRADED), "sdb": ("io-error", Severity.WARNING)}
+
+
+def test_a_stick_that_is_mounted_elsewhere_is_a_stick(machine: Any) -> None:
+    attach(machine, "sdb1", f"{STICK}/sdb", "8:17")
+    mounts = machine.procfs / "self/mountinfo"
+    mounts.parent.mkdir(parents=True, exist_ok=True)
+    mounts.write_text("26 1 8:17 / /mnt/usb rw - vfat /dev/sdb1 rw\n")
+    look = look_at(machine)
+    kernel.check(look)
+    machine.log(CORRUPT.format("sdb1"))
+    (found,) = kernel.check(look)
+    assert (found.code, found.severity) == ("media-error", Severity.WARNING)
 
 
 CRASH = """

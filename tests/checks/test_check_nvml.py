@@ -1,5 +1,6 @@
 """The NVML check through the real pynvml in its real child, over a stub of the library that a scenario drives."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -151,15 +152,30 @@ def test_a_card_of_which_nvml_says_unknown_error_is_fatal_at_the_second_look(sam
     assert again.severity is Severity.WARNING, "the time counts from when it began"
 
 
-def test_a_card_that_the_bus_does_not_find_either_is_fatal_at_once(
+def test_what_the_bus_reads_of_such_a_card_is_evidence_and_no_second_look(
     sample: Any, cards: Any, machine: Any
 ) -> None:
+    """A card in a reset is off the bus for a moment, and NVML cannot reach it either."""
     sample()
     (machine.sysfs / "bus/pci/devices" / SECOND / "config").write_bytes(b"\xff" * 64)
     cards.set(gpu1_error=999)
+    (first,) = sample().values()
+    assert (first.code, first.severity) == ("gpu-no-answer", Severity.WARNING)
+    assert "reads ff" in first.evidence[0]
+    (second,) = sample().values()
+    assert second.severity is Severity.FATAL
+
+
+def test_the_second_look_is_of_the_same_agent(sample: Any, cards: Any) -> None:
+    sample()
+    cards.set(gpu1_error=999)
+    sample()
+    sample.kept["child"].close()
+    sample.kept = {"saved": json.loads(json.dumps(sample.kept["saved"]))}  # another agent of this boot
     (found,) = sample().values()
-    assert (found.code, found.severity) == ("gpu-no-answer", Severity.FATAL)
-    assert "reads ff" in found.evidence[0]
+    assert found.severity is Severity.WARNING, "nobody looked while there was none"
+    (again,) = sample().values()
+    assert again.severity is Severity.FATAL
 
 
 def test_a_card_that_gives_no_handle_for_another_reason_is_told(sample: Any, cards: Any) -> None:

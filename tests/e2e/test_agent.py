@@ -153,33 +153,30 @@ def test_a_full_disk_is_told_and_over_when_there_is_room_again(full_disk: Path, 
     assert node.get(agent, "/healthz") == (200, "ok\n")
 
 
-def test_a_hung_nvml_is_a_finding_and_the_agent_stays_well(
-    node: Node,
-    nvml: Callable[..., Scenario],  # noqa: F811
-) -> None:
+@pytest.fixture
+def card(node: Node, nvml: Callable[..., Scenario]) -> Scenario:  # noqa: F811
+    """The card of the node, as its NVML says."""
     node.machine.add_pci("0000:18:00.0")
     scenario = nvml("0000:18:00.0")
     node.box.env |= {key: os.environ[key] for key in ("LD_LIBRARY_PATH", "SENTINEL_STUB_NVML")}
+    return scenario
+
+
+def test_a_hung_nvml_is_a_finding_and_the_agent_stays_well(node: Node, card: Scenario) -> None:
     agent = node.start()
     until(lambda: "DCGM_FI_DEV_GPU_TEMP{" in node.get(agent, "/metrics")[1])
-    scenario.values["hang"] = 1
-    scenario.event(0, 8, 31)  # an Xid asks for a sample at once, and that one hangs
+    card.values["hang"] = 1
+    card.event(0, 8, 31)  # an Xid asks for a sample at once, and that one hangs
     node.wait_code(agent, "nvml-hangs")
     assert node.get(agent, "/healthz") == (200, "ok\n")
-    scenario.set(hang=0)
+    card.set(hang=0)
     agent.send(signal.SIGTERM)
     assert agent.code() == 0
 
 
-def test_who_asks_now_hears_within_his_time_that_the_cards_do_not_answer(
-    node: Node,
-    nvml: Callable[..., Scenario],  # noqa: F811
-) -> None:
+def test_who_asks_now_hears_within_his_time_that_the_cards_do_not_answer(node: Node, card: Scenario) -> None:
     """As the prolog of a job does: such a node gets no job."""
-    node.machine.add_pci("0000:18:00.0")
-    scenario = nvml("0000:18:00.0")
-    node.box.env |= {key: os.environ[key] for key in ("LD_LIBRARY_PATH", "SENTINEL_STUB_NVML")}
-    scenario.set(hang=1)
+    card.set(hang=1)
     words = ("check", "nvml", "--within", "1s", "-o", "json", "--settings", node.settings())
     done = node.box.sentinel(*words)
     assert done.returncode == 2, done.stdout

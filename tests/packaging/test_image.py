@@ -367,5 +367,5 @@ def test_a_terminal_that_does_not_speak_to_the_first_process_is_no_trouble() -> 
 
 
 def take(terminal: int) -> None:
-    """As the one that the keys of this session speak to."""
+    """As the one that the keys of this terminal speak to."""
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)

@@ -34,6 +34,8 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 NOW_S = 1_800_000_000.0
 LIVES = Lifetimes()
+# All that is made in the months that a test goes ahead counts at the real time too, by which TLS judges.
+SOON = Lifetimes(authority_s=300 * DAY_S, serving_s=30 * DAY_S, overlap_s=DAY_S, backdate_s=330 * DAY_S)
 
 
 def names_of(data: Data) -> list[str]:
@@ -248,11 +250,8 @@ def test_rotation_drops_no_connection_and_new_connections_get_the_new_certificat
     async def story() -> None:
         async with World(tmp_path) as world:
             clock = Later()
-            lives = Lifetimes(
-                authority_s=300 * DAY_S, serving_s=30 * DAY_S, overlap_s=DAY_S, backdate_s=299 * DAY_S
-            )
             world.certificates = Certificates(
-                FileStore(str(tmp_path / "certs")), world.publish, lifetimes=lives, now_s=clock
+                FileStore(str(tmp_path / "certs")), world.publish, lifetimes=SOON, now_s=clock
             )
             server, port = await world.serve()
             old_bundle = world.bundle.read_bytes()
@@ -288,17 +287,13 @@ def test_while_agents_report_the_authority_is_exchanged_and_nothing_is_lost(tmp_
     async def story() -> None:
         async with World(tmp_path) as world:
             clock = Later()
-            # All that it makes meanwhile counts at the real time too, by which TLS judges.
-            lives = Lifetimes(
-                authority_s=300 * DAY_S, serving_s=30 * DAY_S, overlap_s=DAY_S, backdate_s=330 * DAY_S
-            )
             bundle = Bundle()
 
             async def publish(text: bytes) -> None:
                 bundle.data = {BUNDLE: text}
 
             certificates = world.certificates = Certificates(
-                FileStore(str(tmp_path / "certs")), publish, lifetimes=lives, now_s=clock
+                FileStore(str(tmp_path / "certs")), publish, lifetimes=SOON, now_s=clock
             )
             busy = Busy(world)
             await busy.serve()
