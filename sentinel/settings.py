@@ -11,6 +11,14 @@ from typing import Any
 from msgspec import Struct
 
 
+class Summary(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One mail a day to the administrators of a cluster."""
+
+    at: str = ""  # "08:00"; "": none
+    days: tuple[str, ...] = ()  # of "mon" to "sun"; none: every day
+    timezone: str = "UTC"  # of the IANA database
+
+
 class Mail(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """No host: mails are written as .eml files into `outbox` (default: STATE_DIR/outbox)."""
 
@@ -25,6 +33,7 @@ class Mail(Struct, frozen=True, kw_only=True, omit_defaults=True):
     per_hour: int = 20  # to one address; half as they come, the others as digests
     outbox: str = ""
     admins: tuple[str, ...] = ()
+    summary: Summary = Summary()
 
 
 class Webhook(Struct, frozen=True, kw_only=True, omit_defaults=True):

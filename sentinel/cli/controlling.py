@@ -15,11 +15,13 @@ from msgspec import structs
 
 import sentinel
 from sentinel.cli.controlling_pages import API_SERVER, Pages, Parts
+from sentinel.cli.daily import DailySummary
 from sentinel.cli.job_nodes import JobNodes
 from sentinel.cli.judging import judge
 from sentinel.cli.leading_jobs import LeadingJobs
 from sentinel.cli.node_settings import SettingsWatch
 from sentinel.cli.page_orders import PageOrders
+from sentinel.cli.slow_work import SlowWork
 from sentinel.clock import system_now
 from sentinel.cluster.kubernetes import identity
 from sentinel.cluster.kubernetes.client import Client
@@ -32,10 +34,13 @@ from sentinel.core.fleet_fence import unreached
 from sentinel.core.fleet_isolate import standing
 from sentinel.core.fleet_model import Mode, NodeMail
 from sentinel.core.fleet_settings import FleetSettings, fleet_settings
+from sentinel.core.now import Now
+from sentinel.effects.notify import Waiting
 from sentinel.effects.notify_nodes import NodeNotifier
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.fleet_controller import FleetController
 from sentinel.metrics import Metrics
+from sentinel.notify.compose_many import notice_request
 from sentinel.notify.compose_nodes import Place
 from sentinel.recording import Recorder
 from sentinel.settings import Settings
@@ -79,6 +84,7 @@ class Controlling:
         self._metrics = Metrics()
         self._epochs = Epochs()
         self._pages = Pages(settings.listen, self._metrics, system_now, self._say)
+        self._slow = SlowWork(self._metrics.exception)
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -141,11 +147,12 @@ class Controlling:
         self._mail = NodeNotifier(
             self._settings,
             self._controller.to_tell,
-            self._controller.record_mail,
+            self._record_mail,
             lambda: place,
             self._notices,
         )
         self._controller.mail_waits = self._mail.wake
+        self._place = place
         self._server = Server(
             authenticator=Authenticator(
                 issuer=issuer,
@@ -179,9 +186,10 @@ class Controlling:
                 PAUSED: self._fleet.paused or None,
                 CODES: self._fleet.codes_version or None,
                 UNHEARD: str(self._controller.nodes.unheard),
+                **self._daily.notes(),
             },
         )
-        self._pages.parts = Parts(
+        self._pages.parts = parts = Parts(
             self._fleet,
             self._controller,
             self._server,
@@ -192,10 +200,21 @@ class Controlling:
             PageOrders(client, self._fleet, self._namespace, lambda: self._election.leading),
             files,
         )
+        self._daily = DailySummary(
+            self._settings,
+            place,
+            parts,
+            lambda: [*self._pages.troubles().values()],
+            self._mail.wake,
+            system_now,
+        )
+        self._slow.every("certificates", certificates.look_s, certificates.look)
+        if self._daily.times is not None:
+            self._slow.at("summary", self._daily.times, self._daily.look)
         self._say(f"serves agents on port {port}, as {address}; {_modes(allowed)}")
         services: dict[str, Callable[[], Awaitable[None]]] = {
             "cluster": self._fleet.run,
-            "certificates": certificates.run,
+            "slow work": self._slow.run,
             "election": self._elect,
             "standby": self._follow_leader,
             "troubles": self._tell_of_troubles,
@@ -285,6 +304,8 @@ class Controlling:
         log.info("leads", epoch=epoch)
         self._metrics.leads()
         self._controller.forget()
+        self._daily.begin()
+        self._slow.soon("summary")
         self._server.lead(epoch)
         self._leading = asyncio.create_task(self._lead_with(epoch), name="leading")
 
@@ -295,8 +316,16 @@ class Controlling:
             group.create_task(self._kept("jobs", self._jobs.lead))
             group.create_task(self._kept("mail", self._tell_by_mail))
 
-    def _notices(self) -> Iterator[tuple[str, str, NodeMail]]:
-        return ((one.id, one.sentence, one.mail) for one in self._controller.notes.waiting())
+    def _notices(self, now: Now) -> Iterator[Waiting]:
+        """Mails that belong to no record."""
+        for one in self._controller.notes.waiting():
+            request = notice_request(one.id, one.sentence, one.mail, self._settings, self._place, now.wall_s)
+            yield Waiting(one.id, one.mail.stage, one.mail, request)
+        yield from self._daily.waiting(now)
+
+    def _record_mail(self, record: str, mail: NodeMail) -> None:
+        if not self._daily.record(record, mail):
+            self._controller.record_mail(record, mail)
 
     async def _tell_by_mail(self) -> None:
         """What an earlier leader left untold too, as soon as the records were read."""
@@ -318,6 +347,7 @@ class Controlling:
             self._leading.cancel()
             self._leading = None
             self._controller.stand_by()
+            self._daily.end()
             self._server.stand_by("")
 
     async def _follow_leader(self) -> None:

@@ -16,7 +16,7 @@ MOST_RECORDS = 5
 
 def overview(view: FleetView, now_wall_s: float, *, every: bool, besides: Iterable[str] = ()) -> list[str]:
     """`besides`: lines that stand above the table."""
-    lines = [*_head(view), _counted(view), *besides]
+    lines = [*_head(view), counted(view), *besides]
     rows = view.rows if every else view.rows[:MOST_ROWS]
     if rows:
         cells = [_cells(row, now_wall_s) for row in rows]
@@ -76,7 +76,7 @@ def led(leader: LeaderView | None) -> str:
     return f"{printable(leader.name)} leads (epoch {leader.epoch}, {printable(leader.address)})."
 
 
-def _counted(view: FleetView) -> str:
+def counted(view: FleetView) -> str:
     told = [f"{view.counts[state]} {words}" for state, words in STATES.items() if view.counts.get(state)]
     nodes = "1 node" if view.nodes == 1 else f"{view.nodes} nodes"
     if not told:

@@ -162,7 +162,7 @@ class FleetSite:
             counts=fleet.counts,
             jobs=jobs.counts,
             paused=sources.fleet.paused,
-            notes=_notes(sources, now),
+            notes=notes(sources, now),
             troubles=self._troubles(),
             at_wall_s=now.wall_s,
         )
@@ -170,7 +170,7 @@ class FleetSite:
         return self._seen
 
 
-def _notes(sources: Sources, now: Now) -> list[str]:
+def notes(sources: Sources, now: Now) -> list[str]:
     """What many nodes have or lack at once, and what people say of it."""
     fleet = sources.fleet
     problem = fleet.codes_problem

@@ -35,7 +35,7 @@ from sentinel.core.epochs import Epochs
 from sentinel.core.fleet_model import Mode
 from sentinel.core.fleet_settings import FleetSettings, pool_of
 from sentinel.core.job_look import Look
-from sentinel.core.model import IncidentKind, ProtectedJob
+from sentinel.core.model import Incident, IncidentKind, ProtectedJob
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
 from sentinel.core.protection import Job, in_force, picks
@@ -154,6 +154,9 @@ class LeadingJobs:
             shown = job if step is None else structs.replace(job, last_step=step)
             found.append(jobs_read.row(shown, newest, {}, now))
         return found
+
+    def since(self, wall_s: float) -> list[tuple[Incident, ProtectedJob]]:
+        return [] if self.controller is None else self._records.since(wall_s)
 
     def view(self, name: str, now: Now) -> View | None:
         """One job with its ranks and its story; None: not known here."""

@@ -103,11 +103,18 @@ def settings_contradictions(document: Any) -> Iterator[Contradiction]:
             yield ("mail", "username"), "passwordFile beside it"
         if "passwordFile" in mail and "username" not in mail:
             yield ("mail", "passwordFile"), "username beside it"
+        if "summary" in mail and not mail.get("admins") and not _told_of_nodes(_at(document, "webhooks")):
+            yield ("mail", "summary"), "admins beside it, or a webhook about nodes: nobody would get it"
     yield from _webhooks(_at(document, "webhooks"))
     yield from _disk(_at(document, "disk"))
     yield from _own_checks(_at(document, "ownChecks"))
     yield from _fleet(_at(document, "fleet"))
     yield from _shapes(_at(document, "shapes"))
+
+
+def _told_of_nodes(hooks: Any) -> bool:
+    hooks = hooks if isinstance(hooks, list) else []
+    return any(isinstance(one, dict) and "nodes" in (one.get("about") or ("nodes",)) for one in hooks)
 
 
 def _webhooks(hooks: Any) -> Iterator[Contradiction]:

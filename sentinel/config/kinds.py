@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
+from zoneinfo import ZoneInfo
 
 import re2
 from pydantic import BeforeValidator, StrictBool, StrictStr
@@ -24,6 +25,7 @@ YEAR_S = 366 * 86400.0
 PRECHECKS = ("gpu", "nic", "disk", "system", "kernel")  # components that have checks
 ACTIVITIES = (*ACTIVITY_LIMIT_S, "saved")
 UNCATCHABLE = ("SIGKILL", "SIGSTOP")
+WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 MAX_PATTERN = 1000
 _DURATION_SHAPE = r"([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+"
 _NAME_SHAPE = r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?"
@@ -356,6 +358,30 @@ AbsolutePaths = Annotated[tuple[AbsolutePath, ...], Meaning("list of paths")]
 JobPath = Annotated[
     str, Checked(_job_path, type="string", minLength=1, maxLength=1000), Meaning("path or glob")
 ]
+_TIME_SHAPE = "([01][0-9]|2[0-3]):[0-5][0-9]"
+
+
+def _time_of_day(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(_TIME_SHAPE, value):
+        raise refuse("a time of day, 00:00 to 23:59")
+    return value
+
+
+def _timezone(value: object) -> str:
+    try:
+        if isinstance(value, str) and ZoneInfo(value):
+            return value
+    except (ValueError, OSError, KeyError):  # ZoneInfoNotFoundError is a KeyError
+        pass
+    raise refuse("a time zone of the IANA database, such as Europe/Berlin")
+
+
+TimeOfDay = Annotated[
+    str,
+    Checked(_time_of_day, type="string", pattern=f"^{_TIME_SHAPE}$"),
+    Meaning("time of day, HH:MM"),
+]
+Timezone = Annotated[str, Checked(_timezone, type="string", maxLength=64), Meaning("time zone")]
 Listen = Annotated[str, BeforeValidator(_listen), Meaning("HOST:PORT")]
 Addresses = Annotated[
     tuple[Annotated[str, BeforeValidator(_address), Meaning("HOST:PORT")], ...], Meaning("list of HOST:PORT")

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from sentinel import settings
 from sentinel.config.kinds import (
+    WEEKDAYS,
     AbsolutePath,
     AbsolutePaths,
     Addresses,
@@ -23,6 +24,8 @@ from sentinel.config.kinds import (
     Size,
     Text,
     Texts,
+    TimeOfDay,
+    Timezone,
     Url,
     duration,
     number,
@@ -39,6 +42,15 @@ OWN_COMPONENTS = tuple(
 )
 Count = Annotated[int, whole(0, 100_000), Meaning("whole number")]
 Rate = Annotated[float, number(0, 1_000_000), Meaning("number above 0")]
+
+
+class SummarySpec(Section):
+    core = settings.Summary
+    at: TimeOfDay = required("at", "When it is sent.")
+    days: Annotated[tuple[Annotated[str, one_of(*WEEKDAYS)], ...], Meaning("list of mon to sun")] = written(
+        "days", "On which days; without it every day. The next after days without one tells of these too."
+    )
+    timezone: Timezone = written("timezone", "Of the IANA database, such as Europe/Berlin; without it UTC.")
 
 
 class MailSpec(Section):
@@ -64,6 +76,11 @@ class MailSpec(Section):
         "outbox", "Folder for .eml files; without it outbox in the state directory."
     )
     admins: Emails = written("admins", "Who is told of everything beside the owners.")
+    summary: SummarySpec = written(
+        "summary",
+        "One mail a day to admins and to webhooks about nodes, from the leader of a cluster: how its nodes and jobs "
+        "stand, and what happened since the last one. Without it there is none.",
+    )
 
 
 class WebhookSpec(Section):

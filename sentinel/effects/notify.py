@@ -60,6 +60,7 @@ class Waiting(Struct, frozen=True):
     request: MailRequest
     # Makes the whole mail, where `request` has only what a digest needs.
     whole: Callable[[], MailRequest] | None = None
+    alone: bool = False  # never a line of a digest: a digest itself
 
     def complete(self) -> MailRequest:
         return self.request if self.whole is None else self.whole()
@@ -299,7 +300,7 @@ class Notifier:
             recipients = one.request.recipients
             room = self._room(recipients, now) - max((planned.get(a, 0) for a in recipients), default=0)
             storm = at_once[recipients] > self._together
-            if recipients in crowded or storm or (recipients and room <= 0):
+            if not one.alone and (recipients in crowded or storm or (recipients and room <= 0)):
                 self._over.add(one.request.message_id)
                 over.setdefault(recipients, []).extend(stages)
             else:

@@ -26,7 +26,6 @@ from sentinel.notify.compose_many import (
     lost_request,
     network_request,
     nodes_digest,
-    notice_request,
 )
 from sentinel.notify.compose_nodes import Place, node_request
 from sentinel.settings import Settings
@@ -48,7 +47,7 @@ _UNTRIED: _Tried = (0, 0.0, (), ())
 class NodeNotifier(Notifier):
     """`records`: those with mails that wait, and all that may share one. `record` writes down what became of a mail.
 
-    `notices`: what belongs to no record, as (id, sentence, mail).
+    `notices`: what waits and belongs to no record.
     """
 
     about = "nodes"
@@ -59,7 +58,7 @@ class NodeNotifier(Notifier):
         records: Callable[[], Iterable[NodeQuarantine]],
         record: Record,
         place: Callable[[], Place],
-        notices: Callable[[], Iterable[tuple[str, str, NodeMail]]] = tuple,
+        notices: Callable[[Now], Iterable[Waiting]] = lambda _: (),
     ) -> None:
         super().__init__(settings, lambda: [], record, host=place().name, together=TOGETHER)
         self._records, self._place, self._notices = records, place, notices
@@ -87,9 +86,7 @@ class NodeNotifier(Notifier):
                     shared.setdefault((mail.stage, _about(record, brake)), []).append(record)
                 elif waits:
                     yield self._of_node(record, mail, stages, now)
-        for id, sentence, mail in self._notices():
-            request = notice_request(id, sentence, mail, self._settings, self._place(), now.wall_s)
-            yield Waiting(id, mail.stage, mail, request)
+        yield from self._notices(now)
         for (stage, _), members in shared.items():
             yield from self._of_many(stage, members, now)
 

@@ -180,7 +180,7 @@ def _left(job: ProtectedJob) -> str:
     return f"{job.left} of {count(allowed, 'restart')} left"
 
 
-def _headline(incident: Incident, job: ProtectedJob, stage: Stage) -> str:
+def headline(incident: Incident, job: ProtectedJob, stage: Stage) -> str:
     """The subject behind the job's name."""
     what, cause = _what(incident), _cause(incident)
     asked = incident.verdict.symptom == Symptom.ENDING
@@ -200,7 +200,7 @@ def _headline(incident: Incident, job: ProtectedJob, stage: Stage) -> str:
     return f"{what} ({cause})"
 
 
-_LABEL = {Stage.STARTED: "Recovering", Stage.RECOVERED: "Recovered", Stage.GAVE_UP: "Gave up"}
+LABELS = {Stage.STARTED: "Recovering", Stage.RECOVERED: "Recovered", Stage.GAVE_UP: "Gave up"}
 _TONE = {Stage.STARTED: "busy", Stage.RECOVERED: "good", Stage.GAVE_UP: "bad"}
 
 
@@ -237,7 +237,7 @@ def _resumed_from(incident: Incident, job: ProtectedJob) -> str:
     return f"{step}last proved {when}: {clean(job.checkpoint.proof, 200)}"
 
 
-def _lost(incident: Incident) -> str:
+def lost_text(incident: Incident) -> str:
     lost = incident.lost
     if lost is None:
         return ""
@@ -275,7 +275,7 @@ def _facts(incident: Incident, job: ProtectedJob, stage: Stage) -> tuple[tuple[s
         ("last step", "" if incident.failed_step is None else f"{incident.failed_step:,}"),
         ("save", _saved(incident)),
         (going, _resumed_from(incident, job)),
-        ("lost", _lost(incident)),
+        ("lost", lost_text(incident)),
         ("restarts", _restarts(job)),
         (
             "size",
@@ -354,7 +354,7 @@ def mail_request(
     record = next((mail for mail in incident.mails if mail.stage == stage), StageMail(stage=stage))
     first = incident.mails[0].stage if incident.mails else stage
     references = "" if first == stage else message_id(incident, first, host, settings.state_path)
-    headline = _headline(incident, job, stage)
+    said = headline(incident, job, stage)
     ending = stage == Stage.NOTICE and incident.phase == Phase.ENDED
     tone = _TONE.get(stage, "good" if ending and _ended_well(incident) else "info")
     look = [("history", f"sentinel status {name}"), *_where(incident, job.name)]
@@ -365,12 +365,12 @@ def mail_request(
         sender=settings.mail.sender or f"sentinel@{host_name(host)}",
         recipients=tuple(a for a in everyone if a not in record.done and a not in record.refused),
         to=everyone,
-        subject=clean(f"[sentinel] {short}: {headline}", 200),
+        subject=clean(f"[sentinel] {short}: {said}", 200),
         headers=_headers(host, name, incident.id, stage.value, incident.verdict.cause.value),
         date_wall_s=now_wall_s,
         tone=tone,
-        label=_LABEL.get(stage, "Ended" if ending else "Notice"),
-        title=f"{short}: {headline}",
+        label=LABELS.get(stage, "Ended" if ending else "Notice"),
+        title=f"{short}: {said}",
         sentence=clean(incident.sentence if ending else incident.verdict.sentence, 600),
         facts=_facts(incident, job, stage),
         advice=_advice(incident, job, stage),

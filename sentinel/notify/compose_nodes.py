@@ -121,7 +121,7 @@ def _worst(found: Sequence[Finding]) -> str:
     return f"{clean(worst.code, 40)} of {clean(worst.entity, 60)}{more}"
 
 
-def _headline(record: NodeQuarantine, stage: str) -> str:
+def headline(record: NodeQuarantine, stage: str) -> str:
     words = words_of(stage)
     said = words.headline
     if words is _OUT and record.mode is Mode.OBSERVE:
@@ -288,7 +288,7 @@ def node_request(
 ) -> MailRequest:
     """The mail about one thing that happened to one node. `brief`: only what a digest of hundreds needs of it."""
     stage, node = mail.stage, clean(record.node, 120)
-    words, headline = words_of(stage), _headline(record, stage)
+    words, said = words_of(stage), headline(record, stage)
     line = next((one for one in record.story if (one.wall_s, one.reason) == (mail.wall_s, stage)), None)
     first = record.mails[0].stage if record.mails else stage
     threaded = first not in (stage, Reason.NETWORK_INCIDENT.value, Reason.COMMON_CAUSE.value)
@@ -299,11 +299,11 @@ def node_request(
         mail=mail,
         message_id=message_id(record, stage, place),
         references=message_id(record, first, place) if threaded else "",
-        subject=clean(f"[sentinel] {node}: {headline}", 200),
+        subject=clean(f"[sentinel] {node}: {said}", 200),
         headers=headers_of(place, node, record.id, stage, urgent=words.urgent),
         tone="info" if record.mode is Mode.OBSERVE and words.tone == "bad" else words.tone,
         label=words.label,
-        title=f"{node}: {headline}",
+        title=f"{node}: {said}",
         sentence=clean(record.sentence if line is None else line.sentence, 600),
         facts=() if brief else _facts(record),
         advice="" if brief else _advice(record, stage),
@@ -336,6 +336,7 @@ def request_of(
     references: str = "",
     story: tuple[Moment, ...] = (),
     node: str = "",
+    times: str = "those of the controller",
 ) -> MailRequest:
     everyone = (*settings.mail.admins, *webhooks(settings, "nodes"))
     return MailRequest(
@@ -360,13 +361,13 @@ def request_of(
         look_title="What to use",
         page_url=page_of(settings, "nodes", node) if node else clean(settings.page_url),
         dashboard_url=dashboard_of(settings, "nodes", node) if node else "",
-        footer=footer_of(footer, place),
+        footer=footer_of(footer, place, times),
     )
 
 
-def footer_of(what: str, place: Place) -> str:
+def footer_of(what: str, place: Place, times: str = "those of the controller") -> str:
     cluster = f"Cluster {clean(place.cluster, 200)}." if place.cluster else ""
-    return " ".join(part for part in (what, cluster, "Times are those of the controller.") if part)
+    return " ".join(part for part in (what, cluster, f"Times are {times}.") if part)
 
 
 def headers_of(

@@ -170,8 +170,19 @@ def test_a_disk_that_has_the_name_of_a_stick_that_is_gone_is_a_disk(machine: Any
     assert (found.code, found.severity) == ("fs-error", Severity.DEGRADED)
 
 
+def mounted(machine: Any, folder: Path, line: str) -> Look:
+    """A look where this alone is mounted."""
+    (folder / "proc/self").mkdir(parents=True, exist_ok=True)
+    (folder / "proc/self/mountinfo").write_text(f"{line}\n")
+    return msgspec.structs.replace(
+        look_at(machine), settings=msgspec.structs.replace(machine.settings, procfs=str(folder / "proc"))
+    )
+
+
 @pytest.mark.parametrize("mapped", [False, True])
-def test_the_disk_that_a_node_boots_from_is_its_own_on_usb_too(machine: Any, mapped: bool) -> None:
+def test_the_disk_that_a_node_boots_from_is_its_own_on_usb_too(
+    machine: Any, tmp_path: Path, mapped: bool
+) -> None:
     attach(machine, "sdb", STICK)
     attach(machine, "sdb2", f"{STICK}/sdb", "8:18")
     if mapped:
@@ -179,23 +190,17 @@ def test_the_disk_that_a_node_boots_from_is_its_own_on_usb_too(machine: Any, map
         (volume / "slaves").mkdir()
         (volume / "slaves/sdb2").symlink_to(machine.sysfs / "class/block/sdb2")
     own = "253:0 / / rw - ext4 /dev/mapper/vg-root rw" if mapped else "8:18 / / rw - ext4 /dev/sdb2 rw"
-    mounts = machine.procfs / "self/mountinfo"
-    mounts.parent.mkdir(parents=True, exist_ok=True)
-    mounts.write_text(f"26 1 {own}\n")
-    look = look_at(machine)
+    look = mounted(machine, tmp_path, f"26 1 {own}")
     kernel.check(look)
-    mounts.write_text("")
+    mounted(machine, tmp_path, "")  # as a disk that dies is
     machine.log(CORRUPT.format("sdb2"), FAILS.format("sdb", 1))
     found = {finding.entity: (finding.code, finding.severity) for finding in kernel.check(later(look, 60.0))}
     assert found == {"sdb2": ("fs-error", Severity.DEGRADED), "sdb": ("io-error", Severity.WARNING)}
 
 
-def test_a_stick_that_is_mounted_elsewhere_is_a_stick(machine: Any) -> None:
+def test_a_stick_that_is_mounted_elsewhere_is_a_stick(machine: Any, tmp_path: Path) -> None:
     attach(machine, "sdb1", f"{STICK}/sdb", "8:17")
-    mounts = machine.procfs / "self/mountinfo"
-    mounts.parent.mkdir(parents=True, exist_ok=True)
-    mounts.write_text("26 1 8:17 / /mnt/usb rw - vfat /dev/sdb1 rw\n")
-    look = look_at(machine)
+    look = mounted(machine, tmp_path, "26 1 8:17 / /mnt/usb rw - vfat /dev/sdb1 rw")
     kernel.check(look)
     machine.log(CORRUPT.format("sdb1"))
     (found,) = kernel.check(look)

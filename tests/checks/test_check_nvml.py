@@ -418,7 +418,7 @@ def test_a_card_whose_device_a_container_does_not_have_is_not_missing(
     assert sample() == {}
     (proc / "self/root/dev").mkdir(parents=True)
     (proc / "self/root/dev/kmsg").touch()
-    sample.kept.pop("missing")
+    sample.kept.pop("doubted")
     assert [code for _, code in sample()] == ["gpu-missing"]
 
 

@@ -29,6 +29,7 @@ from sentinel.settings import (
     OwnerRule,
     Settings,
     Shape,
+    Summary,
 )
 from tests.config.test_policy import FULL, HEAD, only
 
@@ -51,6 +52,7 @@ mail:
   perHour: 3
   outbox: /var/mail/outbox
   admins: [admin@example.com]
+  summary: {at: 18:30, days: [mon, fri], timezone: Europe/Berlin}
 caps: {maxResumes: 9, maxRestarts: 8, gracefulStop: 30m, checkpointTimeout: 20m, debugHold: 8h, resetAfterMin: 2h}
 owners:
   - {namespace: research, matchLabels: {team: nlp}, emails: [nlp@example.com]}
@@ -92,6 +94,7 @@ def test_every_setting_arrives_in_base_units(monkeypatch: pytest.MonkeyPatch) ->
             per_hour=3,
             outbox="/var/mail/outbox",
             admins=("admin@example.com",),
+            summary=Summary(at="18:30", days=("mon", "fri"), timezone="Europe/Berlin"),
         ),
         caps=Caps(
             max_resumes=9,
@@ -191,6 +194,25 @@ def test_what_is_not_set_has_its_default() -> None:
         ("mail: {perHour: 0}", "mail.perHour", "from 1"),
         ("mail: {timeout: 1h}", "mail.timeout", "between 1s and 600s"),
         ("mail: {password: x}", "mail.password", "did you mean passwordFile?"),
+        ("mail: {admins: [a@b.example], summary: {at: 1030}}", "mail.summary.at", "00:00 to 23:59"),
+        ("mail: {admins: [a@b.example], summary: {at: '24:00'}}", "mail.summary.at", "00:00 to 23:59"),
+        ("mail: {admins: [a@b.example], summary: {days: [mon]}}", "mail.summary.at", ""),
+        (
+            "mail: {admins: [a@b.example], summary: {at: '08:00', days: [monday]}}",
+            "mail.summary.days[0]",
+            "one of mon, tue",
+        ),
+        (
+            "mail: {admins: [a@b.example], summary: {at: '08:00', timezone: Berlin}}",
+            "mail.summary.timezone",
+            "such as Europe/Berlin",
+        ),
+        (
+            "mail: {admins: [a@b.example], summary: {at: '08:00', timezone: ../../etc/passwd}}",
+            "mail.summary.timezone",
+            "IANA",
+        ),
+        ("mail: {summary: {at: '08:00'}}", "mail.summary", "nobody would get it"),
         ("webhooks: [{url: 'https://x'}]", "webhooks[0].name", ""),
         ("webhooks: [{name: a}]", "webhooks[0].url", "one of url and urlFile"),
         ("webhooks: [{name: a, url: 'https://x', urlFile: /x}]", "webhooks[0].url", "one of url and urlFile"),

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+from datetime import UTC, datetime, timedelta
 from email.message import EmailMessage
 from typing import Any
 
@@ -13,7 +14,7 @@ from sentinel.cluster.kubernetes.events import PER_OBJECT
 from sentinel.web.page import MOST_FINDINGS
 from tests.chaos.fleet_nodes import XID_48, SimNode
 from tests.e2e.agent_node import XID_79
-from tests.kubernetes.conftest import NAMESPACE, run
+from tests.kubernetes.conftest import LEADER, NAMESPACE, run
 from tests.kubernetes.flood import EACH, REPORTS, Flood
 from tests.kubernetes.local_fleet import AUDIENCE, Fleet, Page
 from tests.kubernetes.people import Person, bind
@@ -283,6 +284,50 @@ def test_a_mail_server_that_comes_back_gets_what_waited_and_without_one_mails_ar
     assert filed.name.startswith("wait-a-0001.Uncordoned.")
     log = (fleet.folder / "file-one" / "controller.log").read_text()
     assert json.dumps(fleet.records("wait-a")[0]["sentence"]) in log
+
+
+def told_until(fleet: Fleet) -> str:
+    return str(fleet.admin.get(LEADER)["metadata"]["annotations"].get("sentinel.dev/summary", ""))
+
+
+def test_the_summary_of_the_day_comes_once_also_where_it_was_due_while_nobody_led(fleet: Fleet) -> None:
+    due = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=1)
+    with MailServer() as server:
+
+        def summaries() -> list[EmailMessage]:
+            return [mail for _, mail in server.mails if mail["X-Sentinel-Stage"] == "summary"]
+
+        fleet.settings |= {"mail": mail_to(server.port)}
+        first = fleet.controller("sum-one")  # it was never asked for one
+        first.said("leads, epoch")
+        fleet.settings["mail"]["summary"] = {"at": f"{due:%H:%M}"}
+        others = [fleet.controller("sum-two"), fleet.controller("sum-three")]
+        node = fleet.agent("sum-a", first, *others)
+        node.machine.log(XID_79)
+        fleet.until(lambda: states(fleet, "sum-a") == ["sent"])
+        assert told_until(fleet) == ""
+        os.kill(first.pid, signal.SIGKILL)
+        # The first leader ever has nothing to tell of what was before it: here one told it two hours ago.
+        before = {"sentinel.dev/summary": f"{due - timedelta(hours=2):%Y-%m-%dT%H:%M:%SZ}"}
+        fleet.admin.patch(LEADER, {"metadata": {"annotations": before}})
+
+        fleet.until(summaries)
+        (mail,) = summaries()
+        assert mail["Subject"] == "[sentinel] summary: 1 node isolated"
+        assert f"from {due - timedelta(hours=2):%a %d %b %H:%M} to {due:%a %d %b %H:%M}." in plain(mail)
+        assert f"isolated: sum-a since {due:%a %d %b}"[:-6] in plain(mail)
+        fleet.until(lambda: told_until(fleet) == f"{due:%Y-%m-%dT%H:%M:%SZ}")
+
+        second = next(one for one in others if "leads, epoch" in one.err)
+        os.kill(second.pid, signal.SIGKILL)
+        (third,) = set(others) - {second}
+        third.said("leads, epoch")
+        fleet.admin.patch("/api/v1/nodes/sum-a", {"spec": {"unschedulable": False}})
+        fleet.until(lambda: states(fleet, "sum-a") == ["sent", "sent"])
+        third.send(signal.SIGTERM)
+        assert third.code() == 0
+        assert len(summaries()) == 1
+        assert told_until(fleet) == f"{due:%Y-%m-%dT%H:%M:%SZ}"
 
 
 # ---------------------------------------------------------------- ten thousand findings

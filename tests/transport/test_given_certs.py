@@ -1,6 +1,5 @@
 """Certificates that people give: judged, put in force without a restart, and no agent locked out by a new authority."""
 
-import asyncio
 import ssl
 import time
 from collections.abc import Callable
@@ -23,7 +22,6 @@ from sentinel.transport.wire import SERVER_NAME, Batch
 from tests.transport.given import Bundle, Busy, Clock, Mounted, at
 from tests.transport.world import Raw as Agent
 from tests.transport.world import World, go
-from tests.waits import eventually
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -328,10 +326,8 @@ def test_bad_files_leave_in_force_what_was_and_are_told_until_good_ones_come(
             await bundle.reaches(world)
             mounted.by(ca, "sentinel.example.com")
             bundle.data = None  # and somebody takes the bundle away
-            looking = asyncio.create_task(certificates.run())
-            world.tasks.append(looking)
-            await eventually(lambda: certificates.failures)
-            assert not looking.done()
+            assert not await certificates.look(), "it is looked at again soon"
+            assert certificates.failures == 1
             assert await served(world, port) == serial(first)
             assert set(parsed(bundle.text)) == {ca_of(ca)}
             assert "DNS names are: sentinel.example.com" in certificates.trouble()

@@ -77,7 +77,7 @@ class World:
                 ("removals", Use("per-window", "", 0, 2)),
             ],
         )
-        self.jobs_seen = SimpleNamespace(rows=self._rows, view=self._view, on=self._on)
+        self.jobs_seen = SimpleNamespace(rows=self._rows, view=self._view, on=self._on, since=lambda _: [])
 
     def add(self, name: str, pool: str) -> None:
         self.nodes[name] = Node(
@@ -147,7 +147,7 @@ class World:
         return (JOB,) if name in list(self.nodes)[:8] else ()
 
 
-class _Sources:
+class Sources:
     """The names that a FleetSite asks for."""
 
     def __init__(self, world: World) -> None:
@@ -210,7 +210,7 @@ class Site:
 
     def __init__(self, world: World, places: list[Place] | None = None) -> None:
         self.world, self.metrics = world, Metrics()
-        self.site = FleetSite(lambda: _Sources(world), lambda: world.troubles, lambda: world.now)
+        self.site = FleetSite(lambda: Sources(world), lambda: world.troubles, lambda: world.now)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()

@@ -1,16 +1,24 @@
-"""Pictures of the status page and of a mail for the docs: `python -m tests.web.screenshots docs/images`."""
+"""Pictures of the status page and of mails for the docs: `python -m tests.web.screenshots docs/images`."""
 
 import sys
 import tempfile
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
+from msgspec import structs
+
+from sentinel.cli.daily import gathered
+from sentinel.core.fleet_model import Kind, NodeMail
 from sentinel.core.model import Pace, Stage
-from sentinel.notify.compose import mail_request
+from sentinel.notify.compose import MailRequest, mail_request
+from sentinel.notify.compose_nodes import Place
+from sentinel.notify.compose_summary import STAGE, summary_request
 from sentinel.notify.message import Renderer
+from sentinel.settings import Mail as MailSettings
 from sentinel.settings import Settings
 from tests.notify.mail_world import HOST, OPENED_WALL_S, a_job, an_incident
 from tests.web.browser import Browser
-from tests.web.fleet_samples import JOB, Site, troubled
+from tests.web.fleet_samples import JOB, Site, Sources, World, troubled
 
 WIDE, PHONE = (1100, 900), (390, 844)
 
@@ -39,20 +47,53 @@ def main(folder: Path) -> None:
                 path = folder / f"{name}.webp"
                 path.write_bytes(browser.picture("webp"))
                 print(f"{path}: {path.stat().st_size / 1024:.0f} KiB")
-            _mail(browser, folder / "mail-dark.webp", Path(place))
+            _mail(browser, folder / "mail-dark.webp", Path(place), _recovered(), dark=True)
+            _mail(browser, folder / "mail-summary.webp", Path(place), _summary(world), dark=False)
     finally:
         site.close()
 
 
-def _mail(browser: Browser, path: Path, place: Path) -> None:
+def _recovered() -> MailRequest:
     before = [Pace(OPENED_WALL_S - 3.3 * (20 - k), 3300.0 if k != 18 else 12_000.0) for k in range(20)]
     after = [Pace(OPENED_WALL_S + 120 + 3.4 * k, 3400.0) for k in range(5)]
     incident = an_incident(stages=(Stage.STARTED, Stage.RECOVERED), pace=(*before, *after))
     settings = Settings(page_url="https://sentinel.example")
-    request = mail_request(incident, a_job(), Stage.RECOVERED, settings, HOST, OPENED_WALL_S + 200)
+    return mail_request(incident, a_job(), Stage.RECOVERED, settings, HOST, OPENED_WALL_S + 200)
+
+
+_TOLD = {Kind.FAULT: "FatalFinding", Kind.HOLD: "HeldByPerson", Kind.SILENCE: "Unreachable"}
+
+
+def _summary(world: World) -> MailRequest:
+    """Of the day of that cluster."""
+    until_s = world.now.wall_s
+    incident = an_incident(
+        stages=(Stage.STARTED, Stage.RECOVERED),
+        job=JOB,
+        opened_wall_s=until_s - 990,
+        closed_wall_s=until_s - 900,
+    )
+    for id, record in world.records.items():
+        stage = "Braked" if record.held_by else _TOLD[record.kind]
+        world.records[id] = structs.replace(
+            record, mails=(NodeMail(stage=stage, wall_s=record.since_wall_s),)
+        )
+    summary = structs.replace(
+        gathered(Sources(world), [], until_s - 86_400, until_s, world.now),
+        incidents=[(incident, a_job(name=JOB))],
+    )
+    settings = Settings(
+        page_url="https://sentinel.example", mail=MailSettings(admins=("admins@example.com",))
+    )
+    place = Place(name="sentinel-system", cluster="https://cluster.example")
+    mail = NodeMail(stage=STAGE, wall_s=until_s)
+    return summary_request(summary, mail, settings, place, ZoneInfo("Europe/Berlin"), until_s)
+
+
+def _mail(browser: Browser, path: Path, place: Path, request: MailRequest, *, dark: bool) -> None:
     (place / "mail.html").write_text(Renderer().html(request))
     browser.size(430, 900, phone=True)
-    browser.dark(True)
+    browser.dark(dark)
     browser.open((place / "mail.html").as_uri())
     path.write_bytes(browser.picture("webp"))
     print(f"{path}: {path.stat().st_size / 1024:.0f} KiB")

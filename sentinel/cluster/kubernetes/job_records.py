@@ -180,6 +180,15 @@ class JobRecords:
         of = self._known.values() if job is None else [self._known.get(job, {})]
         return sorted((one for some in of for one in some.values()), key=lambda one: one.opened_wall_s)
 
+    def since(self, wall_s: float) -> list[tuple[Incident, ProtectedJob]]:
+        """Incidents that began or ended since then or are open, with their jobs."""
+        found = []
+        for incident in self.incidents():
+            late = incident.closed_wall_s is None or incident.closed_wall_s >= wall_s
+            if late and (job := self.job(incident.job)) is not None:
+                found.append((incident, job))
+        return found
+
     def quarantines(self, active_only: bool = True) -> list[Quarantine]:
         return []
 

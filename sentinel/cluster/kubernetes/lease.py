@@ -77,6 +77,7 @@ class Election:
     ) -> None:
         self.identity = identity
         self.leader = Leader()
+        self.annotations: Mapping[str, str] = {}  # of the Lease, as it was last seen
         self.turned_mono_s = clock().mono_s  # when `run` last went round
         self._client, self._epochs = client, epochs
         self._name, self._kind_path = name, LEASES.path(namespace)
@@ -142,7 +143,8 @@ class Election:
             self._until_mono_s = None
             return
         self._until_mono_s = None
-        body = {"metadata": {"resourceVersion": self._version}, "spec": {"holderIdentity": None}}
+        meta = {"resourceVersion": self._version, "annotations": dict(self._notes())}
+        body = {"metadata": meta, "spec": {"holderIdentity": None}}
         try:
             await self._client.patch(self._path, body, Lease, deadline_s=self._pace.deadline_s)
         except (TemporaryError, PermanentError) as error:
@@ -177,7 +179,8 @@ class Election:
         epoch = spec.lease_transitions or 0
         self._epochs.met(epoch, "the Lease", MAX_COUNT)
         self._note((lease.metadata.uid, spec.holder_identity, spec.renew_time, spec.lease_transitions))
-        address = lease.metadata.annotations.get(ADDRESS, "")
+        self.annotations = lease.metadata.annotations
+        address = self.annotations.get(ADDRESS, "")
         self.leader = Leader(spec.holder_identity or "", spec.lease_transitions or 0, address)
 
     def _note(self, seen: tuple[object, ...]) -> None:
