@@ -186,6 +186,7 @@ class FleetController:
         self.for_jobs.look_over(())
         for kept in (self._pending, self._telling, self._showing, self._unclaimed, self._missed):
             kept.clear()
+        self.lead_began.clear()
         self.mails.clear()
         self.notes.clear()
         self._status.forget()

@@ -60,7 +60,7 @@ What different jobs met on one card and on no other becomes degraded by the repe
 **Disks that are no part of the node** are told and never more (`media-error`, warning): those on USB, also as virtual
 media of a management controller, by sysfs and also when they are gone again; and mounted files (loop devices), such as
 the image of a container. A disk on USB that holds a file system that jobs need, as where the node boots from it, is the
-node's own, also through LVM and encryption.
+node's own, also through LVM, encryption and RAID.
 
 An uncorrected-ECC count that an Xid 94 of the same card explains does not isolate by itself.
 

@@ -8,10 +8,11 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
-from sentinel.checks.mounts import NEEDED_PATHS, read_mounts
+from sentinel.checks.mounts import NEEDED_PATHS, holding, read_mounts, resolve
 from sentinel.checks.sysfs import names
 from sentinel.core.health import Component, Finding, Severity
 
@@ -30,7 +31,7 @@ class Media:
         self._sysfs, self._procfs, self._root = sysfs, procfs, root
         self._folder = os.path.join(sysfs, "class/block")
         self._places: dict[str, str] = {}  # where each device hangs: ../../devices/…/block/sdb/sdb1
-        self._own: set[str] = set()  # disks on USB that hold what jobs need
+        self._own: set[str] = set()  # where disks hang that hold what jobs need
         self._looked_s = float("-inf")
 
     def look(self, mono_s: float) -> None:
@@ -50,22 +51,37 @@ class Media:
         return _by_usb(place) and _disk(place) not in self._own
 
     def _see(self, name: str) -> None:
-        with contextlib.suppress(OSError):  # gone
+        with contextlib.suppress(OSError, ValueError):  # gone, or no name of a device
             self._places[name] = os.readlink(os.path.join(self._folder, name))
 
     def _disks_of_node(self) -> Iterator[str]:
-        """The disks below the file systems that jobs need, also through LVM and encryption."""
-        for mount in read_mounts(self._procfs, self._root):
-            if mount.point in NEEDED_PATHS:
-                numbered = os.path.join(self._sysfs, "dev/block", mount.device)
-                # Of btrfs the number is no disk's.
-                named = os.path.join(self._folder, os.path.basename(mount.source))
-                yield from self._below(numbered if os.path.exists(numbered) else named)
+        """The disks below the file systems that jobs need, also through LVM, encryption and RAID."""
+        mounts = read_mounts(self._procfs, self._root)
+        needed = {holding(resolve(path, mounts), mounts) for path in NEEDED_PATHS}
+        for mount in needed:
+            if mount is None or mount.network:
+                continue
+            numbered = os.path.join(self._sysfs, "dev/block", mount.device)
+            yield from self._below(numbered if os.path.exists(numbered) else self._named(mount.source))
+
+    def _named(self, source: str) -> str:
+        """A device by its name in /dev: of btrfs the number is no disk's."""
+        name = os.path.basename(source)
+        for mapped in names(self._folder):
+            with contextlib.suppress(OSError):
+                if (
+                    mapped.startswith("dm-")
+                    and Path(self._folder, mapped, "dm/name").read_text().strip() == name
+                ):
+                    return os.path.join(self._folder, mapped)
+        return os.path.join(self._folder, name)
 
     def _below(self, device: str) -> Iterator[str]:
-        yield _disk(os.path.realpath(device))
-        with contextlib.suppress(OSError):  # a disk itself, or a partition
-            for name in names(os.path.join(device, "slaves")):
+        real = os.path.realpath(device)
+        yield _disk(real)
+        whole = os.path.dirname(real) if os.path.exists(os.path.join(real, "partition")) else real
+        with contextlib.suppress(OSError):  # gone meanwhile
+            for name in names(os.path.join(whole, "slaves")):
                 yield from self._below(os.path.join(self._folder, name))
 
 
@@ -74,8 +90,9 @@ def _by_usb(place: str) -> bool:
 
 
 def _disk(place: str) -> str:
-    """The name of the whole disk."""
-    return place.partition("/block/")[2].partition("/")[0]
+    """Where the whole disk hangs, from the bus on: the same for a link and for what it leads to."""
+    before, block, name = place.partition("/block/")
+    return before.partition("devices/")[2] + block + name.partition("/")[0]
 
 
 def on_media(finding: Finding, media: Media | None = None) -> Finding:

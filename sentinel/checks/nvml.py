@@ -98,12 +98,11 @@ def _sample(look: Look, on_pci: Sequence[str]) -> Sample:
         sample = _ask(look)
     missing = {item.entity for item in judge_count(_named(sample.devices, on_pci), on_pci)}
     doubted = missing | {device.index for device in sample.devices if device.error == UNKNOWN}
-    news = doubted != kept.get("doubted")
-    if doubted and news and kept["started_s"] != look.now.mono_s:
+    before, hidden = kept.get("doubted", set()), kept.get("hidden", set())
+    if doubted and doubted != before and kept["started_s"] != look.now.mono_s:
         kept["child"].stop()  # whether a new NVML says so too
         sample = _ask(look)
-    if news:
-        kept["hidden"] = {entity for entity in missing if _is_hidden(look, entity)}
+    kept["hidden"] = {one for one in missing if (one in hidden if one in before else _is_hidden(look, one))}
     kept["doubted"] = doubted
     kept["renewable"] = all(device.identity.persistence == 1 for device in sample.devices)
     return sample
@@ -253,6 +252,8 @@ def _cards(sample: Sample, look: Look) -> list[Card]:
             entity = entity_of("", device.index)
         past = pasts.setdefault(entity, Past())
         cards[entity] = Card(entity=entity, device=device, past=past, now_s=look.now.mono_s)
+    for entity in pasts.keys() - cards.keys():
+        pasts[entity].since_s.pop(UNKNOWN, None)  # nothing is said of it now: another driver may be loaded
     return list(cards.values())
 
 

@@ -68,6 +68,9 @@ class Past:
         past.nvlinks = set(saved.get("nvlinks", ()))
         past.pcie_best = tuple(saved.get("pcie_best", (0, 0)))
         past.since_s = dict(saved.get("since_s", {}))
+        past.since_s.pop(
+            UNKNOWN, None
+        )  # it has to be seen twice by one agent: nobody looked while there was none
         past.shown = set(saved.get("shown", ()))
         return past
 
@@ -77,8 +80,7 @@ class Past:
             "ecc_uncorrected": self.ecc_uncorrected,
             "nvlinks": sorted(self.nvlinks),
             "pcie_best": list(self.pcie_best),
-            # That a card answers nothing has to be seen twice by one agent: nobody looked while there was none.
-            "since_s": {code: at_s for code, at_s in self.since_s.items() if code != UNKNOWN},
+            "since_s": self.since_s,
             "shown": sorted(self.shown),
         }
 

@@ -16,6 +16,7 @@ from sentinel.core.fleet_model import NodeMail
 from sentinel.core.now import Now
 from sentinel.documents import time_of, time_text
 from sentinel.effects.notify import Waiting
+from sentinel.notify.compose import MailRequest
 from sentinel.notify.compose_nodes import Place
 from sentinel.notify.compose_summary import STAGE, Standing, Summary, summary_request
 from sentinel.settings import Settings
@@ -29,9 +30,12 @@ AHEAD_S = 86_400.0  # what is further ahead on the Lease was written by a person
 
 
 class _Due(Struct, frozen=True):
+    """`request`: composed once, of what was known then."""
+
     id: str
+    until_wall_s: float
     mail: NodeMail
-    summary: Summary
+    request: MailRequest
 
 
 class DailySummary:
@@ -60,7 +64,7 @@ class DailySummary:
         """This controller leads. The first leader ever has nothing to tell of what was before it."""
         now = self._clock()
         self._led_mono_s, self._due = now.mono_s, None
-        self._told_wall_s = self._until(now) or now.wall_s
+        self._since(now)
 
     def end(self) -> None:
         """Another one tells it now."""
@@ -79,7 +83,11 @@ class DailySummary:
             there_s = time_of(self._parts.election.annotations.get(TOLD, ""))
         except ValueError:
             there_s = 0.0
-        return max(self._told_wall_s, there_s if there_s < now.wall_s + AHEAD_S else 0.0)
+        return max((one for one in (self._told_wall_s, there_s) if one < now.wall_s + AHEAD_S), default=0.0)
+
+    def _since(self, now: Now) -> float:
+        self._told_wall_s = self._until(now) or now.wall_s
+        return self._told_wall_s
 
     # ------------------------------------------------------------ what is due
 
@@ -91,31 +99,34 @@ class DailySummary:
         settling = now.mono_s - self._led_mono_s < SETTLE_S and self._parts.controller.nodes.unheard
         if settling or self._parts.jobs.controller is None or not self._parts.controller.lead_began.is_set():
             return False
-        at_s = self.times.last(max(self._told_wall_s, now.wall_s - LATE_S), now.wall_s)
+        since_s = self._since(now)
+        at_s = self.times.last(max(since_s, now.wall_s - LATE_S), now.wall_s)
         if at_s is None:
             return True
-        summary = gathered(self._parts, self._troubles(), self._told_wall_s, at_s, now)
-        log.info("summary_due", since=time_text(self._told_wall_s), nodes=len(summary.standing))
-        self._due = _Due(f"{STAGE}-{time_text(at_s)}", NodeMail(stage=STAGE, wall_s=at_s), summary)
+        mail = NodeMail(stage=STAGE, wall_s=at_s)
+        summary = gathered(self._parts, self._troubles(), since_s, at_s, now)
+        request = summary_request(summary, mail, self._settings, self._place, self.times.zone, now.wall_s)
+        log.info("summary_due", since=time_text(since_s), nodes=len(summary.standing))
+        self._due = _Due(f"{STAGE}-{time_text(at_s)}", at_s, mail, request)
         self._wake()
         return True
 
     def waiting(self, now: Now) -> Iterator[Waiting]:
-        if (due := self._due) is not None and self.times is not None:
-            zone = self.times.zone
-            request = summary_request(due.summary, due.mail, self._settings, self._place, zone, now.wall_s)
+        if (due := self._due) is not None:
+            had = (*due.mail.done, *due.mail.refused)
+            left = tuple(one for one in due.request.to if one not in had)
+            request = structs.replace(due.request, recipients=left, date_wall_s=now.wall_s)
             yield Waiting(due.id, STAGE, due.mail, request, alone=True)
 
     def record(self, id: str, mail: NodeMail) -> bool:
         """False: it is no summary."""
         due = self._due
         if due is not None and due.id == id:
-            if mail.state == "waiting":
-                self._due = structs.replace(due, mail=mail)
-            else:  # given up, too: the next one tells what was in it
-                self._due = None
-                if mail.state != "failed":
-                    self._told_wall_s = due.summary.until_wall_s
+            if mail.done or mail.state not in ("waiting", "failed"):
+                # Somebody has it: a successor would send it to him again. The others get it while this one leads.
+                self._told_wall_s = max(self._told_wall_s, due.until_wall_s)
+            # One that was given up is told by the next.
+            self._due = structs.replace(due, mail=mail) if mail.state == "waiting" else None
         return mail.stage == STAGE
 
 

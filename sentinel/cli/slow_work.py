@@ -5,6 +5,7 @@ It lives on the wall clock and keeps no deadline: leases, heartbeats and all tha
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from datetime import UTC, datetime, time, timedelta
 from zoneinfo import ZoneInfo
@@ -13,20 +14,20 @@ import structlog
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, JobExecutionEvent
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.base import BaseTrigger
-from apscheduler.triggers.interval import IntervalTrigger
 from msgspec import Struct
 
 log = structlog.get_logger(__name__)
 
 WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 AGAIN_S = 30.0  # after it could not be done
+LOOK_S = 60.0  # whether a clock was set back
 JITTER = 0.1
 
 Work = Callable[[], Awaitable[bool]]  # False: not done, and tried again soon
 
 
 class _Job(Struct, frozen=True):
-    trigger: BaseTrigger
+    trigger: "Every | Times"
     work: Work
 
 
@@ -45,7 +46,7 @@ class SlowWork:
 
     def every(self, name: str, seconds: float, work: Work) -> None:
         """Before `run`, as `at`."""
-        self._jobs[name] = _Job(IntervalTrigger(seconds=seconds, jitter=seconds * JITTER, timezone=UTC), work)
+        self._jobs[name] = _Job(Every(seconds), work)
 
     def at(self, name: str, times: "Times", work: Work) -> None:
         self._jobs[name] = _Job(times, work)
@@ -56,17 +57,28 @@ class SlowWork:
             self._scheduler.modify_job(name, next_run_time=datetime.now(UTC))
 
     async def run(self) -> None:
+        """Each is done once at the beginning."""
         defaults = {"coalesce": True, "max_instances": 1, "misfire_grace_time": None}
         self._scheduler = scheduler = AsyncIOScheduler(timezone=UTC, job_defaults=defaults)
         for name, job in self._jobs.items():
-            scheduler.add_job(job.work, job.trigger, id=name)
+            scheduler.add_job(job.work, job.trigger, id=name, next_run_time=datetime.now(UTC))
         scheduler.add_listener(self._ended, EVENT_JOB_EXECUTED | EVENT_JOB_ERROR)
         scheduler.start()
         try:
-            await asyncio.Event().wait()
+            while True:
+                await asyncio.sleep(LOOK_S)
+                self._plan_anew()
         finally:
             self._scheduler = None
             scheduler.shutdown(wait=False)
+
+    def _plan_anew(self) -> None:
+        """What waits for a time that a clock which was set back does not reach soon."""
+        now = datetime.now(UTC)
+        for name, job in self._jobs.items():
+            planned = None if self._scheduler is None else self._scheduler.get_job(name)
+            if planned is not None and planned.next_run_time > job.trigger.latest(now):
+                planned.modify(next_run_time=job.trigger.get_next_fire_time(None, now))
 
     def _ended(self, event: JobExecutionEvent) -> None:
         if event.exception is not None:
@@ -80,7 +92,20 @@ class SlowWork:
             job.modify(next_run_time=min(job.next_run_time, datetime.now(UTC) + timedelta(seconds=AGAIN_S)))
 
 
-class Times(BaseTrigger):  # type: ignore[misc]  # apscheduler has no types
+class Every(BaseTrigger):  # type: ignore[misc]  # apscheduler has no types
+    """About every so many seconds from now on, whatever was missed: IntervalTrigger counts through all of that."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
+        return now + timedelta(seconds=self._seconds * random.uniform(1 - JITTER, 1 + JITTER))
+
+    def latest(self, now: datetime) -> datetime:
+        return now + timedelta(seconds=self._seconds * (1 + JITTER))
+
+
+class Times(BaseTrigger):  # type: ignore[misc]
     """Times of a week. `at`: "08:00", by the clocks of `timezone`; `days`: of WEEKDAYS, none for every day.
 
     Not CronTrigger: of 3.11.3 it never returns in the hour that a clock goes twice. Here that hour counts once, and a
@@ -92,8 +117,11 @@ class Times(BaseTrigger):  # type: ignore[misc]  # apscheduler has no types
         self._at = time.fromisoformat(at)
         self._days = {WEEKDAYS.index(day) for day in days or WEEKDAYS}
 
-    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime | None:
+    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
         return next(at for at in self._around(now, range(-1, 9)) if at > now)
+
+    def latest(self, now: datetime) -> datetime:
+        return self.get_next_fire_time(None, now)
 
     def last(self, after_wall_s: float, until_wall_s: float) -> float | None:
         """The newest of them after the one and up to the other, a week back at most."""

@@ -262,7 +262,8 @@ class Notifier:
     def _sleep_s(self, waiting: Iterable[Waiting], now: Now) -> float:
         delays = [IDLE_S]
         for one in waiting:
-            delays.append(max(self._due_in_s(one.mail, now), self._room_in_s(one.request.recipients, now)))
+            room_s = 0.0 if one.alone else self._room_in_s(one.request.recipients, now)
+            delays.append(max(self._due_in_s(one.mail, now), room_s))
         return max(0.05, min(delays))
 
     # ------------------------------------------------------------ the limit per address

@@ -98,11 +98,13 @@ def _of_nodes(summary: Summary) -> Iterator[_Event]:
 def _of_jobs(summary: Summary) -> Iterator[_Event]:
     """Incidents that began or ended; a first start and the like is told of nobody."""
     for incident, job in summary.incidents:
-        at_s = incident.opened_wall_s if incident.closed_wall_s is None else incident.closed_wall_s
+        closed_s = incident.closed_wall_s
+        later = closed_s is not None and closed_s > summary.until_wall_s  # the next one tells how it ended
+        at_s = incident.opened_wall_s if closed_s is None or later else closed_s
         if not incident.mails or not (_in(summary, at_s) or _in(summary, incident.opened_wall_s)):
             continue
-        stage = incident.mails[-1].stage
-        lost = compose.lost_text(incident)
+        stage = incident.mails[0 if later else -1].stage
+        lost = "" if later else compose.lost_text(incident)
         text = f"{called(job.name)}: {compose.headline(incident, job, stage)}" + (
             f"; lost: {lost}" if lost else ""
         )

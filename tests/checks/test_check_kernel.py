@@ -179,23 +179,57 @@ def mounted(machine: Any, folder: Path, line: str) -> Look:
     )
 
 
-@pytest.mark.parametrize("mapped", [False, True])
+def below(folder: Path, name: str, disk: Path) -> None:
+    (folder / "slaves").mkdir()
+    (folder / "slaves" / name).symlink_to(disk)
+
+
+@pytest.mark.parametrize(
+    "mounts",
+    [
+        "26 1 8:18 / / rw - ext4 /dev/sdb2 rw",
+        "26 1 253:0 / / rw - ext4 /dev/mapper/vg-root rw",
+        "26 1 9:1 / / rw - ext4 /dev/md0p1 rw",
+        "26 1 0:30 /@ / rw - btrfs /dev/sdb2 rw",
+        "26 1 0:30 /@ / rw - btrfs /dev/mapper/vg-root rw",
+        "26 1 8:1 / / rw - ext4 /dev/sda1 rw\n27 26 8:18 / /var rw - ext4 /dev/sdb2 rw",  # the kubelet's folder
+    ],
+)
 def test_the_disk_that_a_node_boots_from_is_its_own_on_usb_too(
-    machine: Any, tmp_path: Path, mapped: bool
+    machine: Any, tmp_path: Path, mounts: str
 ) -> None:
     attach(machine, "sdb", STICK)
-    attach(machine, "sdb2", f"{STICK}/sdb", "8:18")
-    if mapped:
-        volume = attach(machine, "dm-0", "virtual/block", "253:0")
-        (volume / "slaves").mkdir()
-        (volume / "slaves/sdb2").symlink_to(machine.sysfs / "class/block/sdb2")
-    own = "253:0 / / rw - ext4 /dev/mapper/vg-root rw" if mapped else "8:18 / / rw - ext4 /dev/sdb2 rw"
-    look = mounted(machine, tmp_path, f"26 1 {own}")
+    own = attach(machine, "sdb2", f"{STICK}/sdb", "8:18")
+    attach(machine, "sdc", STICK.replace("host8", "host9"))
+    volume = attach(machine, "dm-0", "virtual/block", "253:0")
+    below(volume, "sdb2", own)
+    (volume / "dm").mkdir()
+    (volume / "dm/name").write_text("vg-root\n")
+    below(attach(machine, "md0", "virtual/block"), "sdb2", own)
+    (attach(machine, "md0p1", "virtual/block/md0", "9:1") / "partition").write_text("1\n")
+    look = mounted(machine, tmp_path, mounts)
     kernel.check(look)
     mounted(machine, tmp_path, "")  # as a disk that dies is
-    machine.log(CORRUPT.format("sdb2"), FAILS.format("sdb", 1))
+    machine.log(CORRUPT.format("sdb2"), FAILS.format("sdb", 1), FAILS.format("sdc", 1))
     found = {finding.entity: (finding.code, finding.severity) for finding in kernel.check(later(look, 60.0))}
-    assert found == {"sdb2": ("fs-error", Severity.DEGRADED), "sdb": ("io-error", Severity.WARNING)}
+    assert found == {
+        "sdb2": ("fs-error", Severity.DEGRADED),
+        "sdb": ("io-error", Severity.WARNING),
+        "sdc": ("media-error", Severity.WARNING),
+    }
+
+
+def test_a_stick_that_has_the_name_of_the_nodes_own_disk_that_is_gone_is_a_stick(
+    machine: Any, tmp_path: Path
+) -> None:
+    own = attach(machine, "sdb", STICK, "8:16")
+    look = mounted(machine, tmp_path, "26 1 8:16 / / rw - ext4 /dev/sdb rw")
+    kernel.check(look)
+    own.unlink()
+    attach(machine, "sdb", STICK.replace("host8", "host9"))
+    machine.log(CORRUPT.format("sdb"))
+    (found,) = kernel.check(later(look, 60.0))
+    assert found.code == "media-error"
 
 
 def test_a_stick_that_is_mounted_elsewhere_is_a_stick(machine: Any, tmp_path: Path) -> None:

@@ -178,6 +178,20 @@ def test_the_second_look_is_of_the_same_agent(sample: Any, cards: Any) -> None:
     assert again.severity is Severity.FATAL
 
 
+def test_the_time_of_a_card_that_answers_nothing_does_not_run_on_while_it_is_not_listed(
+    sample: Any, cards: Any
+) -> None:
+    """As where its driver is loaded anew."""
+    sample()
+    cards.set(gpu1_error=999)
+    sample()
+    cards.set(devices=1)
+    sample()
+    cards.set(devices=2)
+    (found,) = sample().values()
+    assert found.severity is Severity.WARNING
+
+
 def test_a_card_that_gives_no_handle_for_another_reason_is_told(sample: Any, cards: Any) -> None:
     sample()
     cards.set(gpu1_error=8)  # NVML_ERROR_INSUFFICIENT_POWER

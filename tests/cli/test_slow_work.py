@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from sentinel.cli import slow_work
-from sentinel.cli.slow_work import SlowWork, Times
+from sentinel.cli.slow_work import Every, SlowWork, Times
 from tests.waits import eventually, turns
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -77,12 +77,11 @@ def test_what_could_not_be_done_is_tried_soon_and_what_raises_is_told(
         doing = Doing(does)
         slow.every("seldom", NEVER_S, doing.work)
         running = asyncio.create_task(slow.run())
-        await turns()
-        assert doing.count == 0
-        slow.soon("seldom")
         await eventually(lambda: doing.count == 3)
         await turns()
         assert doing.count == 3, "it was done: then as it was to be"
+        slow.soon("seldom")
+        await eventually(lambda: doing.count == 4)
         assert broke == (["seldom"] * 2 if raises else [])
         await ended(running)
 
@@ -117,6 +116,42 @@ def test_what_is_under_way_ends_with_it() -> None:
         await ended(running)
         await eventually(lambda: not doing.under_way)
         assert broke == []
+
+    go(story)
+
+
+def test_a_clock_that_was_set_back_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow_work, "LOOK_S", OFTEN_S)
+
+    async def story(slow: SlowWork, broke: list[str]) -> None:
+        doing = Doing()
+        slow.every("often", OFTEN_S, doing.work)
+        running = asyncio.create_task(slow.run())
+        await eventually(lambda: doing.count >= 1)
+        assert slow._scheduler is not None
+        ahead = datetime.now(UTC) + timedelta(days=400)  # as it was planned by a clock that was so far ahead
+        slow._scheduler.get_job("often").modify(next_run_time=ahead)
+        before = doing.count
+        await eventually(lambda: doing.count >= before + 2)
+        await ended(running)
+
+    go(story)
+
+
+def test_what_a_clock_that_was_set_ahead_has_missed_is_not_counted_through() -> None:
+    since, now = datetime(1970, 1, 1, tzinfo=UTC), datetime(2026, 11, 27, tzinfo=UTC)
+    for trigger in (Every(0.2), EVERY_DAY):
+        assert trigger.get_next_fire_time(since, now) > now
+
+
+def test_what_comes_late_is_done_all_the_same() -> None:
+    async def story(slow: SlowWork, broke: list[str]) -> None:
+        slow.every("often", OFTEN_S, Doing().work)
+        running = asyncio.create_task(slow.run())
+        await eventually(lambda: slow._scheduler)
+        assert slow._scheduler is not None
+        assert slow._scheduler.get_job("often").misfire_grace_time is None, "its own default is a second"
+        await ended(running)
 
     go(story)
 

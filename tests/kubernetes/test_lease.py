@@ -189,6 +189,29 @@ class Taking:
         )
 
 
+def test_who_lets_go_writes_down_what_it_noted_last_and_its_successor_sees_it(
+    nobody_leads: None, controller: str
+) -> None:
+    async def test() -> None:
+        async with await Client.connect(controller) as client:
+            notes: dict[str, str | None] = {"sentinel.dev/summary": "2026-11-26T08:00:00Z"}
+            first, second = Taking(client, "first", notes=lambda: notes), Taking(client, "second")
+            task = first.begin()
+            await eventually(lambda: first.election.leading, "nobody leads")
+            task.cancel()  # it renews no more
+            await asyncio.gather(task, return_exceptions=True)
+            notes["sentinel.dev/summary"] = "2026-11-27T08:00:00Z"
+            await first.election.release()
+            task = second.begin()
+            await eventually(lambda: second.election.leading, "nobody follows")
+            assert second.election.annotations["sentinel.dev/summary"] == "2026-11-27T08:00:00Z"
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await second.election.release()
+
+    run(test())
+
+
 def test_a_leader_stops_before_another_may_begin_when_the_api_hangs(
     nobody_leads: None, proxy: Proxy, behind_proxy: str, controller: str
 ) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+from collections.abc import Iterator
 from email.headerregistry import Address
 from pathlib import Path
 
@@ -24,13 +25,15 @@ from sentinel.core.fleet_model import (
     Say,
 )
 from sentinel.core.fleet_settings import Allowance, FenceHook, Limit
+from sentinel.core.now import Now
 from sentinel.effects import notify_nodes
+from sentinel.effects.notify import Waiting
 from sentinel.effects.notify_nodes import NodeNotifier
 from sentinel.fleet_mail import MailBook
 from sentinel.fleet_notes import Notes
 from sentinel.metrics import Metrics
 from sentinel.notify import sender
-from sentinel.notify.compose_many import nodes_digest
+from sentinel.notify.compose_many import nodes_digest, notice_request
 from sentinel.notify.compose_nodes import WORDS, Place, message_id, node_request
 from sentinel.notify.message import Renderer
 from sentinel.notify.text import stamp
@@ -56,13 +59,16 @@ class Told:
     def __init__(self, world: World, settings: Settings) -> None:
         self.world = world
         self.book = MailBook(lambda: None)
+        self.settings = settings
         self.notifier = NodeNotifier(
             settings, lambda: self.book.to_tell(world.records), self.record, lambda: PLACE, self.notices
         )
         self.notes = Notes(Metrics(), lambda text: None)
 
-    def notices(self) -> list[tuple[str, str, NodeMail]]:
-        return [(one.id, one.sentence, one.mail) for one in self.notes.waiting()]
+    def notices(self, now: Now) -> Iterator[Waiting]:
+        for one in self.notes.waiting():
+            request = notice_request(one.id, one.sentence, one.mail, self.settings, PLACE, now.wall_s)
+            yield Waiting(one.id, one.mail.stage, one.mail, request)
 
     def record(self, record: str, mail: NodeMail) -> None:
         if not self.notes.record(record, mail):

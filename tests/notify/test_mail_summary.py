@@ -6,12 +6,13 @@ from zoneinfo import ZoneInfo
 
 from msgspec import structs
 
-from sentinel.core.fleet_model import NodeMail, NodeQuarantine, OrderKind
+from sentinel.core.fleet_model import Brake, NodeMail, NodeQuarantine, OrderKind, Repair, State
 from sentinel.core.model import Incident, ProtectedJob, Stage
 from sentinel.core.now import Now
 from sentinel.effects.notify import Waiting
 from sentinel.effects.notify_nodes import NodeNotifier
 from sentinel.notify.compose import MailRequest
+from sentinel.notify.compose_nodes import MAX_NAMED
 from sentinel.notify.compose_summary import MAX_EVENTS, STAGE, Standing, Summary, summary_request
 from sentinel.notify.message import Renderer
 from sentinel.notify.webhook import message
@@ -106,10 +107,40 @@ def test_what_stands_what_happened_and_what_waits_for_a_person_is_told() -> None
 
 def test_what_only_a_person_can_give_back_is_named() -> None:
     record = the(isolated("gpu-7"))
-    needs = structs.replace(record.needs, repair=type(record.needs.repair)("person"))
+    needs = structs.replace(record.needs, repair=Repair.PERSON)
     request = of(structs.replace(CALM, records=[structs.replace(told(record, 1e6), needs=needs)]))
     assert request.advice == "Only a person gives back gpu-7: repair, then sentinel release NODE."
     assert request.story == (), "it was told before"
+
+
+def test_what_is_held_back_is_named_and_what_a_person_gives_back_only_while_it_is_out() -> None:
+    record = told(the(isolated("gpu-7")), 1e6)
+    needs = structs.replace(record.needs, repair=Repair.PERSON)
+    held = structs.replace(record, state=State.HELD, held_by=Brake.AT_A_TIME, needs=needs)
+    assert of(structs.replace(CALM, records=[held])).advice == (
+        "In service though they should not be: gpu-7; sentinel status says what holds it."
+    )
+
+
+def test_of_many_nodes_the_first_are_named_and_the_others_counted() -> None:
+    standing = [Standing("isolated", f"gpu-{number:02}", 0.0, "XID 79") for number in range(MAX_NAMED + 3)]
+    said = text(of(structs.replace(CALM, standing=standing)))
+    assert "isolated: gpu-11: XID 79 and: 3 more nodes jobs:" in said
+    assert "gpu-12" not in said
+
+
+def test_what_ended_after_it_was_due_is_told_as_it_was_then_and_by_the_next_as_it_ended() -> None:
+    """A summary may be sent late."""
+    late = ended(1, -1800.0, Stage.STARTED, Stage.RECOVERED)
+    late = (structs.replace(late[0], opened_wall_s=UNTIL_S - 600), late[1])
+    first = of(structs.replace(CALM, incidents=[late]))
+    (line,) = first.story
+    assert line.phase == "Recovering"
+    assert "recovered" not in line.sentence
+    assert "lost:" not in line.sentence
+    assert first.title == "All is well"
+    day = {"since_wall_s": UNTIL_S, "until_wall_s": UNTIL_S + 86_400.0}
+    assert of(structs.replace(CALM, incidents=[late], **day), UNTIL_S + 86_400.0).title == "1 job recovered"
 
 
 def test_what_was_told_before_or_by_nobody_is_left_out() -> None:
