@@ -45,6 +45,7 @@ COMMANDS = {
         "take away what Sentinel has left on nodes and jobs of a cluster",
     ),
     "validate": ("sentinel.cli.validate", "list every error of policies, settings and rule files"),
+    "explain": ("sentinel.cli.explain", "say why a job failed, from its logs and kernel logs alone"),
     "replay": ("sentinel.cli.replay", "run the same core over old logs"),
     "install-unit": ("sentinel.cli.unit", "resume jobs after a reboot with a systemd user unit"),
     "demo": ("sentinel.cli.demo", "train a small model, break it for real, watch it recover"),

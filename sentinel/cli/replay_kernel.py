@@ -223,7 +223,7 @@ def main(args: argparse.Namespace) -> int:
     replay = KernelReplay()
     notes: list[str] = []
     files = oldest_first(args.kernel)
-    bad = [f"{path}: {why}" for path in files if (why := _read(path, replay, notes))]
+    bad = [f"{path}: {why}" for path in files if (why := read(path, replay, notes))]
     if not replay.known and not replay.seen and not bad:
         forms = "dmesg, syslog, and what journalctl prints (short, json, export)"
         why = f"no line of a kernel log; read are {forms}" if replay.lines else "empty"
@@ -248,7 +248,7 @@ def main(args: argparse.Namespace) -> int:
     return 1 if bad else 0
 
 
-def _read(path: str, replay: KernelReplay, notes: list[str]) -> str:
+def read(path: str, replay: KernelReplay, notes: list[str]) -> str:
     """Replay one file; returns why it cannot be read, "" where it was."""
     before, known = replay.lines, replay.known
     try:
@@ -316,11 +316,11 @@ def as_text(answer: Answer) -> str:
     lines = [*head, "", *table(heads, rows, right=("TIMES",))]
     for fault in answer.faults:
         if fault.severity != Severity.INFO:
-            lines += ["", *_explained(fault)]
+            lines += ["", *explained(fault)]
     return "\n".join(lines) + "\n"
 
 
-def _explained(fault: Fault) -> Iterable[str]:
+def explained(fault: Fault) -> Iterable[str]:
     who = f" by pid {fault.pid}" if fault.pid is not None else ""
     who += f" ({fault.process})" if fault.process else ""
     who += f", {fault.job}" if fault.job else ""
