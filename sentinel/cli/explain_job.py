@@ -2,32 +2,54 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 
 from msgspec import Struct, structs
 
 from sentinel.cli.explain_read import Given, Skipped
-from sentinel.cli.replay import number as number_ranks
 from sentinel.cli.replay_exits import EXIT_RULES
 from sentinel.cli.replay_job import Replay
-from sentinel.cli.replay_kernel import Fault, KernelReplay, Seen, read
-from sentinel.cli.replay_open import oldest_first, open_log
+from sentinel.cli.replay_kernel import Fault, KernelReplay, read
+from sentinel.cli.replay_open import ROTATED, oldest_first, open_log
 from sentinel.cli.replay_paper import Foreseen
 from sentinel.cli.replay_read import LogError, OldLog, OldLogs
 from sentinel.cli.replay_show import Why
 from sentinel.core.health import Component, Finding, Severity
-from sentinel.core.model import Cause, IncidentKind, Restartable, Verdict
+from sentinel.core.model import IncidentKind, Restartable, Verdict
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
-from sentinel.core.reports import RankExit
+from sentinel.core.reports import LogMatch, RankExit
+from sentinel.core.triage_case import class_of_finding
 from sentinel.failures import failure_classes
 from sentinel.logs.kernel_file import unpacked
+from sentinel.logs.kernel_prefix import KernelLine
 from sentinel.logs.ruleset import RuleSet, load_ruleset
+from sentinel.notify.text import duration
 from sentinel.settings import Settings
 
-BEFORE_S, AFTER_S = 600.0, 60.0  # a fault in the kernel's log this near to a job's own has to do with it
-NEAR_S = 30.0  # before a rank's last line, or after it: that it used the card may be assumed
+AFTER_S = 5.0  # the end of a job's log: the kernel may be that late
+NEAR_S = 30.0  # before the end: a fault that is not fatal
+BOOT_S = 900.0  # after the end: the node that starts anew may have taken the job with it
+UNSTAMPED_S = 1.0
+ZONES_S = 14 * 3600.0  # at most between a clock and another time zone's
+MOST_EVENTS = 10_000
 MOST_LINES = 8
 PIECE_BYTES = 1 << 20
+# How a job ends whose card failed: what its log says may be that, and nothing else that it says. By failure class.
+BY_CARD = (
+    *(
+        "gpu-hardware",
+        "gpu-ecc",
+        "nvlink",
+        "illegal-access",
+        "cuda-library",
+        "cuda-library-init",
+        "gpu-exception",
+    ),
+    *("gpu-not-there", "nccl-timeout", "nccl-abort", "connection", "rank-exit", "aborted", "end-abort"),
+    *("exit-unknown", "unknown"),
+)
+NOT_SAID = "exit-unknown"
 _OF_RANK = re.compile(r"rank \d+: ")
 
 
@@ -60,30 +82,59 @@ class Explanation(Struct, frozen=True, kw_only=True):
     earlier: list[str]  # failures that it had lived through before
     notes: list[str]
 
+    @property
+    def quiet(self) -> bool:
+        return self.verdict is None and not self.iterations and not self.lines
+
+
+class Kernel(Struct, frozen=True, kw_only=True):
+    """The logs of one kernel, and the faults in them but for what is told for information alone."""
+
+    logs: list[str]
+    faults: list[Fault]
+
 
 class Answer(Struct, frozen=True, kw_only=True):
     version: int
-    jobs: list[Explanation]
-    faults: list[Fault]  # of the kernel logs, but for what is told for information alone
-    kernel_logs: list[str]
+    jobs: list[Explanation]  # what is explained first
+    kernels: list[Kernel]
     skipped: list[Skipped]
     notes: list[str]
 
     @property
     def known(self) -> bool:
-        told = any(one.verdict or one.iterations or one.lines for one in self.jobs)
-        return told or bool(self.kernel_logs)
+        return bool(self.kernels) or any(not one.quiet for one in self.jobs)
+
+
+class _Event(Struct, frozen=True):
+    """One time of a fault."""
+
+    finding: Finding
+    line: KernelLine
+
+
+class _Heard(KernelReplay):
+    """A kernel's logs, with each time of a fault."""
+
+    def __init__(self, paths: list[str]) -> None:
+        super().__init__()
+        self.paths = paths
+        self.events: list[_Event] = []
+        self.booted_wall_s: list[float] = []
+
+    def heard(self, finding: Finding, line: KernelLine) -> None:
+        if finding.severity is not Severity.INFO and not finding.over and len(self.events) < MOST_EVENTS:
+            self.events.append(_Event(finding, line))
+
+    def begins(self, line: KernelLine) -> None:
+        if line.wall_s is not None:
+            self.booted_wall_s.append(line.wall_s)
 
 
 def explained(found: Given, asked: Policy, settings: Settings, code: int | None) -> Answer:
     """Raises RuleError."""
-    kernel, notes, read_ones = KernelReplay(), list[str](), list[str]()
-    for path in oldest_first(found.kernel):
-        if why := read(path, kernel, notes):
-            found.skipped.append(Skipped(path, why))
-        else:
-            read_ones.append(path)
-    faults = [one for one in kernel.faults() if one.severity != Severity.INFO]
+    notes: list[str] = []
+    kernels = [kernel for paths in _kernels(found.kernel) if (kernel := _read(paths, found.skipped, notes))]
     jobs = []
     ruleset: RuleSet | None = None
     for logs in found.jobs:
@@ -91,69 +142,204 @@ def explained(found: Given, asked: Policy, settings: Settings, code: int | None)
             (*asked.log_rules, *EXIT_RULES), settings.rules_dir, None, asked.timing_formats
         )
         try:
-            jobs.append(_job(logs, ruleset, asked, kernel, read_ones, code))
+            jobs.append(_Job(logs, ruleset, asked).explained(kernels, code))
         except LogError as error:
-            found.skipped += [Skipped(logs[0].path, line) for line in str(error).splitlines()]
-    return Answer(
-        version=1, jobs=jobs, faults=faults, kernel_logs=read_ones, skipped=found.skipped, notes=notes
-    )
+            path = logs[0].path
+            found.skipped += [
+                Skipped(path, line.removeprefix(f"{path}: ")) for line in str(error).splitlines()
+            ]
+    jobs.sort(key=lambda job: (job.verdict is None, job.quiet))
+    told = [
+        Kernel(logs=one.paths, faults=[each for each in one.faults() if each.severity != Severity.INFO])
+        for one in kernels
+    ]
+    return Answer(version=2, jobs=jobs, kernels=told, skipped=found.skipped, notes=notes)
 
 
-def _job(
-    logs: list[OldLog],
-    ruleset: RuleSet,
-    asked: Policy,
-    kernel: KernelReplay,
-    kernel_logs: Sequence[str],
-    code: int | None,
-) -> Explanation:
-    notes: list[str] = []
-    number_ranks(logs, set(), notes)
-    if len(logs) == 1:
-        logs[0].rank = 0
-    old = OldLogs(logs, ruleset)
-    size = 1 if len(logs) == 1 else max(log.rank for log in logs) + 1
-    replay = Replay("job", asked, failure_classes(), size, old.start_s)
-    for told in old.told():
-        replay.take(told)
-    given: dict[int | None, RankExit] = {}
-    if code is not None:
-        given[None] = RankExit(rank=0, incarnation=1, at_s=0.0, code=code)
-    replay.finish(given)
-    stamped = bool(old.start_s) and not replay.unstamped
-    decision, earlier = _what_ended(replay)
-    verdict = decision.verdict if decision is not None else None
-    near: list[Seen] = []
-    if stamped:
-        near = _near(kernel, replay)
-        verdict, assumed = _with_findings(replay, verdict, [one.worst for one in near])
-        notes += assumed
-    elif kernel.seen and kernel_logs:
-        notes.append(
-            "its log bears no time stamps, so which of it and the kernel's log came first is not known"
+def _kernels(paths: Iterable[str]) -> list[list[str]]:
+    """The files that one log was rotated into are one kernel's, and each other file another's."""
+    families: dict[str, list[str]] = {}
+    for path in paths:
+        match = ROTATED.match(path)
+        families.setdefault(match["name"] if match else path, []).append(path)
+    return [oldest_first(own) for own in families.values()]
+
+
+def _read(paths: list[str], skipped: list[Skipped], notes: list[str]) -> _Heard | None:
+    kernel = _Heard([])
+    for path in paths:
+        if why := read(path, kernel, notes):
+            skipped.append(Skipped(path, why))
+        else:
+            kernel.paths.append(path)
+    return kernel if kernel.paths else None
+
+
+class _Job:
+    """One job's logs, read to their end."""
+
+    def __init__(self, logs: list[OldLog], ruleset: RuleSet, asked: Policy) -> None:
+        self.logs = logs
+        self._old = OldLogs(logs, ruleset)
+        self.replay = Replay(
+            "job", asked, failure_classes(), max(log.rank for log in logs) + 1, self._old.start_s
         )
-    blamed = verdict.entity if verdict is not None else ""
-    lines = sorted(
-        (*_merged(_of_rules(replay, logs, stamped)), *_of_kernel(near, kernel_logs)),
-        # Where a line of a program bears no time it may have come after what explains it.
-        key=lambda line: (not (blamed and line.what.startswith(blamed)), line.at_s or 0.0),
-    )
-    return Explanation(
-        logs=[log.path for log in logs],
-        ranks=replay.size,
-        iterations=sum(seen.iterations for seen in replay.ranks.values()),
-        last_step=replay.picture.timing.last_step,
-        start_s=replay.start_s if stamped else None,
-        end_s=replay.now_s if stamped else None,
-        sentence=_sentence(decision, verdict),
-        verdict=_why(verdict),
-        again="" if verdict is None else verdict.restart.value,
-        restart="" if verdict is None else _restart(verdict),
-        change="" if verdict is None else verdict.advice,
-        lines=lines[:MOST_LINES],
-        earlier=[f"{one.reason}: {one.sentence}" for one in earlier],
-        notes=notes,
-    )
+
+    def explained(self, kernels: Sequence[_Heard], code: int | None) -> Explanation:
+        """Raises LogError."""
+        replay = self.replay
+        for told in self._old.told():
+            replay.take(told)
+        before = replay.picture.job.failures
+        given: dict[int | None, RankExit] = {}
+        if code is not None:
+            given[None] = RankExit(rank=0, incarnation=1, at_s=0.0, code=code)
+        matches = list(replay.picture.matches)
+        replay.finish(given)
+        matches = list(replay.picture.matches) or matches
+        stamped = bool(self._old.start_s) and not replay.unstamped
+        decision, earlier = _what_ended(replay)
+        own = verdict = decision.verdict if decision is not None else None
+        notes = [
+            f"{log.path} is cut off; what could be unpacked was read" for log in self.logs if log.cut_off
+        ]
+        near: list[tuple[_Heard, _Event]] = []
+        if stamped:
+            near = [(kernel, event) for kernel in kernels for event in self._near(kernel)]
+            replay.picture.job = structs.replace(
+                replay.picture.job, failures=before
+            )  # this end is no past of it
+            verdict, assumed = self._with_findings(own, near, len(kernels))
+            notes += [*assumed, *self._of_clocks(kernels, near), *self._boots(kernels)]
+        elif any(kernel.events for kernel in kernels):
+            notes.append(
+                "its log bears no time stamps, so which of it and the kernel's log came first is not known"
+            )
+        blamed = "" if verdict is None else verdict.entity
+        lines = [*_merged(self._of_rules(matches, stamped)), *_of_kernel(near)]
+        lines.sort(key=lambda line: _order(line, lines, blamed))
+        why, change, restart, again = _words(verdict)
+        return Explanation(
+            logs=[log.path for log in self.logs],
+            ranks=replay.size,
+            iterations=sum(seen.iterations for seen in replay.ranks.values()),
+            last_step=replay.picture.timing.last_step,
+            start_s=replay.start_s if stamped else None,
+            end_s=replay.now_s if stamped else None,
+            sentence=_sentence(decision, verdict),
+            verdict=why,
+            again=again,
+            restart=restart,
+            change=change,
+            lines=[_numbered(line, last=bool(earlier)) for line in lines[:MOST_LINES]],
+            earlier=[f"{one.reason}: {one.sentence}" for one in earlier],
+            notes=notes,
+        )
+
+    # ------------------------------------------------------------ the kernel's word
+
+    def _near(self, kernel: _Heard) -> Iterator[_Event]:
+        """Faults while the job ran, on one clock with it; of one that comes again and again the last."""
+        newest: dict[object, _Event] = {}
+        for event in kernel.events:
+            at_s = event.line.wall_s
+            if at_s is not None and self.replay.start_s <= at_s <= self.replay.now_s + AFTER_S:
+                newest[event.finding.key] = event
+        yield from newest.values()
+
+    def _with_findings(
+        self, own: Verdict | None, near: Sequence[tuple[_Heard, _Event]], kernels: int
+    ) -> tuple[Verdict | None, list[str]]:
+        """The verdict when the kernel's word is heard too, and what had to be assumed for it."""
+        picture = self.replay.picture
+        if not near or not picture.failed_exits:
+            return own, []
+        rank = own.rank if own is not None and own.rank is not None else _first_lost(picture.failed_exits)
+        cards = [event.finding for _, event in near if self._may_be_of_rank(event, rank, own)]
+        if cards and kernels > 1:
+            return own, ["logs of several kernels: which rank ran on which of their nodes no log says"]
+        picture.findings = [event.finding for _, event in near]
+        card = max(cards, key=lambda one: one.severity.order, default=None)
+        if card is not None:
+            picture.entities[rank] = card.place
+        verdict = picture.verdict(Now(self.replay.now_s, self.replay.now_s))
+        if card is None or verdict.entity != card.place:
+            return verdict, []
+        return verdict, [f"that rank {rank} used {card.entity} is assumed: no log says which card it had"]
+
+    def _may_be_of_rank(self, event: _Event, rank: int, own: Verdict | None) -> bool:
+        """Of a card, bad enough, just before the end, which the job's log does not explain otherwise."""
+        finding, at_s = event.finding, event.line.wall_s or 0.0
+        if finding.component is not Component.GPU or not _blames_a_card(finding):
+            return False
+        if own is not None and own.failure not in BY_CARD:
+            return False
+        if finding.severity is Severity.FATAL:  # a rank that steps on did not use that card
+            last_s = self.replay.ranks[rank].last_at_s
+            return last_s is None or at_s >= last_s - 1.0 or not self.replay.ranks[rank].iterations
+        return at_s >= self.replay.now_s - NEAR_S
+
+    def _of_clocks(self, kernels: Sequence[_Heard], near: Sequence[tuple[_Heard, _Event]]) -> Iterator[str]:
+        """What could not be compared, where it would matter."""
+        known = {id(event) for _, event in near}
+        for kernel in kernels:
+            grave = [one for one in kernel.events if one.finding.severity.order >= Severity.DEGRADED.order]
+            if any(one.line.wall_s is None for one in grave):
+                yield (
+                    f"{kernel.paths[0]} tells the time since a boot alone: whether its faults came at the end is not "
+                    "known (dmesg -T tells)"
+                )
+            for one in grave:
+                off_s = abs((one.line.wall_s or self.replay.now_s) - self.replay.now_s)
+                zone = (
+                    off_s >= 1800.0 - NEAR_S and off_s <= ZONES_S and (off_s + NEAR_S) % 1800.0 <= 2 * NEAR_S
+                )
+                if id(one) not in known and zone:
+                    off = duration(round(off_s / 1800) * 1800)
+                    what = f"{one.finding.entity} {one.finding.code}"
+                    yield f"{what} is {off} off its end to the minute: is one clock another time zone's?"
+                    break
+
+    def _boots(self, kernels: Sequence[_Heard]) -> Iterator[str]:
+        for kernel in kernels:
+            for at_s in kernel.booted_wall_s:
+                if 0 <= at_s - self.replay.now_s <= BOOT_S:
+                    after = duration(at_s - self.replay.now_s)
+                    yield f"the node of {kernel.paths[0]} started anew {after} after its last line"
+                    break
+
+    def _of_rules(self, matches: Iterable[LogMatch], stamped: bool) -> Iterator[Line]:
+        """The first line of each class that a rule named since it ran last."""
+        seen: set[str] = set()
+        for match in matches:
+            last_s = self.replay.ranks[match.rank].last_at_s
+            lived = last_s is not None and match.at_s < last_s
+            if lived or match.failure in seen or match.failure not in failure_classes():
+                continue
+            seen.add(match.failure)
+            for log in [one for one in self.logs if one.rank == match.rank] or self.logs[:1]:
+                line = Line(
+                    at_s=match.at_s if stamped else None,
+                    stamped=match.stamp_wall_s is not None,
+                    path=log.path,
+                    number=None,
+                    what=match.failure,
+                    text=match.line,
+                )
+                if len(self.logs) == 1 or _number_of(log.path, _needle(match.line), last=False) is not None:
+                    yield line
+                    break
+
+
+def _blames_a_card(finding: Finding) -> bool:
+    """As in a job that runs (core/triage_gpu.py): bad enough, or what a failure class of cards claims."""
+    cls, _ = class_of_finding(finding, failure_classes())
+    claimed = finding.code in cls.codes and cls.restart is not Restartable.ONCE
+    return cls.role == "root" and (claimed or finding.severity.order >= Severity.DEGRADED.order)
+
+
+def _first_lost(exits: Iterable[RankExit]) -> int:
+    return min(exits, key=lambda gone: (gone.at_s, gone.rank)).rank
 
 
 def _what_ended(replay: Replay) -> tuple[Foreseen | None, list[Foreseen]]:
@@ -164,16 +350,25 @@ def _what_ended(replay: Replay) -> tuple[Foreseen | None, list[Foreseen]]:
     return last, [one for one in told if one is not last][-MOST_LINES:]
 
 
-def _why(verdict: Verdict | None) -> Why | None:
-    return (
-        None if verdict is None else Why(**{name: getattr(verdict, name) for name in Why.__struct_fields__})
-    )
+# ---------------------------------------------------------------- words
 
 
 def _sentence(decision: Foreseen | None, verdict: Verdict | None) -> str:
-    if verdict is not None:
-        return verdict.sentence
-    return "Its log tells of no failure." if decision is None else decision.sentence
+    if verdict is None:
+        return "Its log tells of no failure." if decision is None else decision.sentence
+    if verdict.failure == NOT_SAID:
+        return "Its log does not say why it ended; `--exit-code N` tells what it ended with."
+    return verdict.sentence
+
+
+def _words(verdict: Verdict | None) -> tuple[Why | None, str, str, str]:
+    """The verdict as it is shown, what to change, and whether to start it again: in words, and in one."""
+    if verdict is None:
+        return None, "", "", ""
+    why = Why(**{name: getattr(verdict, name) for name in Why.__struct_fields__})
+    if verdict.failure == NOT_SAID:
+        return why, "", "", ""
+    return why, verdict.advice, _restart(verdict), verdict.restart.value
 
 
 def _restart(verdict: Verdict) -> str:
@@ -186,105 +381,76 @@ def _restart(verdict: Verdict) -> str:
     return "yes"
 
 
-# ---------------------------------------------------------------- the kernel's word
-
-
-def _near(kernel: KernelReplay, replay: Replay) -> list[Seen]:
-    """Faults of the time in which the job ran and ended, on one clock with it."""
-    found = []
-    for seen in kernel.seen.values():
-        at_s = seen.first.wall_s
-        if at_s is None or seen.worst.severity is Severity.INFO:
-            continue
-        if replay.start_s - BEFORE_S <= at_s <= replay.now_s + AFTER_S:
-            found.append(seen)
-    return sorted(found, key=lambda seen: seen.first.wall_s or 0.0)
-
-
-def _with_findings(
-    replay: Replay, own: Verdict | None, findings: Sequence[Finding]
-) -> tuple[Verdict | None, list[str]]:
-    """The verdict when the kernel's word is heard too, and what had to be assumed for it."""
-    picture = replay.picture
-    if not findings or not picture.failed_exits:
-        return own, []
-    picture.findings = list(findings)
-    now = Now(replay.now_s, replay.now_s)
-    assumed: list[str] = []
-    card = next((one for one in findings if _may_be_of_rank(one, replay, own)), None)
-    if card is not None:
-        rank = (
-            min(picture.failed_exits, key=lambda gone: (gone.at_s, gone.rank)).rank
-            if own is None
-            else own.rank
-        )
-        if rank is not None:
-            picture.entities[rank] = card.place
-            assumed.append(f"that rank {rank} used {card.entity} is assumed: no log says which card it had")
-    verdict = picture.verdict(now)
-    return verdict, assumed if card is not None and verdict.entity == card.place else []
-
-
-def _may_be_of_rank(finding: Finding, replay: Replay, own: Verdict | None) -> bool:
-    """Of a card, bad enough, at the time of the end, and the job's log does not explain the end by the program."""
-    if finding.component is not Component.GPU or finding.severity.order < Severity.DEGRADED.order:
-        return False
-    if own is not None and (own.restart is Restartable.NO or own.cause is Cause.DATA):
-        return False
-    return abs(replay.now_s - finding.first_seen_wall_s) <= NEAR_S or finding.severity is Severity.FATAL
-
-
 # ---------------------------------------------------------------- lines
 
 
-def _of_rules(replay: Replay, logs: Sequence[OldLog], stamped: bool) -> Iterator[Line]:
-    """The first line of each failure class that a rule named."""
-    for seen in replay.rules.values():
-        if seen.failure not in failure_classes() or not seen.lines:
-            continue
-        log = next((one for one in logs if one.rank in seen.ranks[:1]), logs[0])
-        own = log.stamp_s(seen.lines[0].encode()) is not None
-        yield _line(log.path, seen.lines[0], seen.failure, seen.first_at_s if stamped else None, own=own)
+def _of_kernel(near: Iterable[tuple[_Heard, _Event]]) -> Iterator[Line]:
+    for kernel, event in near:
+        finding = event.finding
+        yield Line(
+            at_s=event.line.wall_s,
+            stamped=True,
+            path="\n".join(kernel.paths),
+            number=None,
+            what=f"{finding.entity} {finding.code}",
+            text=finding.evidence[0] if finding.evidence else event.line.text,
+        )
 
 
 def _merged(lines: Iterable[Line]) -> list[Line]:
     """Several rules may name one line."""
-    found: dict[tuple[str, int | None, str], Line] = {}
+    found: dict[tuple[str, str], Line] = {}
     for line in lines:
-        key = (line.path, line.number, line.text)
-        known = found.get(key)
-        found[key] = line if known is None else structs.replace(known, what=f"{known.what}, {line.what}")
+        known = found.get((line.path, line.text))
+        merged = line if known is None else structs.replace(known, what=f"{known.what}, {line.what}")
+        found[line.path, line.text] = merged
     return [*found.values()]
 
 
-def _of_kernel(near: Iterable[Seen], paths: Sequence[str]) -> Iterator[Line]:
-    for seen in near:
-        text = seen.worst.evidence[0] if seen.worst.evidence else seen.first.text
-        what = f"{seen.worst.entity} {seen.worst.code}"
-        found = [_line(path, text, what, seen.first.wall_s, own=True) for path in paths]
-        yield next((line for line in found if line.number is not None), found[0])
+def _order(line: Line, lines: Sequence[Line], blamed: str) -> float:
+    """A line of a program that bears no time of its own stands behind the line before it, and behind its cause."""
+    at_s = line.at_s or 0.0
+    if line.stamped:
+        return at_s
+    causes = [one.at_s or 0.0 for one in lines if blamed and one.stamped and one.what.startswith(blamed)]
+    return max((at_s, *causes)) + UNSTAMPED_S
 
 
-def _line(path: str, text: str, what: str, at_s: float | None, *, own: bool) -> Line:
-    needle = _OF_RANK.sub("", text.splitlines()[0] if text else "")[:200]
-    number = _number_of(path, needle.encode())
-    return Line(at_s=at_s, stamped=own, path=path, number=number, what=what, text=text)
+def _numbered(line: Line, *, last: bool) -> Line:
+    paths = line.path.split("\n")
+    for path in paths:
+        if (number := _number_of(path, _needle(line.text), last=last)) is not None:
+            return structs.replace(line, path=path, number=number)
+    return structs.replace(line, path=paths[0])
 
 
-def _number_of(path: str, needle: bytes) -> int | None:
-    """The first line of the file that holds it."""
-    if path == "-" or not needle.strip():
+def _needle(text: str) -> bytes:
+    return _OF_RANK.sub("", text.splitlines()[0] if text else "")[:200].strip().encode()
+
+
+@cache
+def _number_of(path: str, needle: bytes, *, last: bool) -> int | None:
+    """The first line of the file that ends with it, or its `last` one; else one that holds it."""
+    if path == "-" or not needle:
         return None
-    before, rest = 1, b""
+    found = held = None
+    before, rest = 0, b""
     try:
         with open_log(path) as file:
             stream = unpacked(file)
             while piece := stream.read(PIECE_BYTES):
-                piece = rest + piece
-                if (at := piece.find(needle)) >= 0:
-                    return before + piece.count(b"\n", 0, at)
-                cut = max(0, len(piece) - len(needle))
-                before, rest = before + piece.count(b"\n", 0, cut), piece[cut:]
+                lines = (rest + piece).split(b"\n")
+                rest = lines.pop()
+                for number, line in enumerate(lines, before + 1) if needle in piece or needle in rest else ():
+                    if needle in line:
+                        held = held or number
+                        if line.rstrip().endswith(needle) and (last or found is None):
+                            found = number
+                before += len(lines)
     except (OSError, EOFError):
         pass
-    return None
+    if needle in rest:
+        held = held or before + 1
+        if rest.rstrip().endswith(needle) and (last or found is None):
+            found = before + 1
+    return found or held

@@ -1,8 +1,12 @@
 """What `sentinel explain` was given: which of it is the log of a job, which a kernel log, and what is neither."""
 
+import contextlib
 import io
 import os
 import re
+import resource
+import stat
+import sys
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -10,24 +14,37 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from sentinel.cli.replay_open import NoLog, open_log
-from sentinel.cli.replay_read import LogError, OldLog, is_stream_of_rank, rank_of_name
+from sentinel.cli.replay_read import LogError, OldLog, is_stream_of_rank
 from sentinel.logs.kernel import KernelLog
 from sentinel.logs.kernel_file import NotALog, saved_lines, unpacked
 
 HEAD_BYTES = 1 << 16
 HEAD_LINES = 400
-MAX_FILES = 2000  # of a folder
+MAX_FILES = 2000  # of all folders together
+SPARE_FILES = 64  # descriptors that are for others
 MAX_DEPTH = 6
-# Of lines without a prefix so many must be known kernel messages: people paste what they saw.
-PASTED_SHARE = 0.3
 PREFIXED_SHARE = 0.5
+KNOWN_SHARE = 0.3  # of lines without a prefix: people paste what they saw
+CONTROL_SHARE = 0.1  # of bytes: more is no text
 EPOCH_S = 1e9  # no machine runs so long: UCX and others begin their lines with [1700000000.123456]
 # What dates a line as only kernel logs do: a syslog's tag, dmesg -T, dmesg --time-format iso, the journal's own forms.
 _KERNELS = re.compile(
-    rb"^(?:\S.{0,80} kernel: |(?:<\d{1,3}>)?\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] "
-    rb'|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]|__?[A-Z_]+=|.{0,4000}"(?:__REALTIME_TIMESTAMP|dmesg|pri)")',
+    rb"^(?:.{0,30}\d\d:\d\d:\d\d\S{0,20}(?: [A-Z]{3,5})? (?:\S{1,80} )?(?:kern\.\w+ )?kernel: "
+    rb"|<\d{1,3}>1 \S+ \S+ kernel |\d+,\d+,\d+,[^;\n]{1,20};"
+    rb"|(?:<\d{1,3}>)?\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] "
+    rb"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]|\d{9,11}\.\d+ \S+ kernel: "
+    rb'|_{0,2}[A-Z_]+=|.{0,4000}"(?:__REALTIME_TIMESTAMP|dmesg|fac)")',
     re.MULTILINE,
 )
+# Words of kernels, for logs that only tell the time since a boot and no fault that is known.
+_WORDS = re.compile(
+    rb"Linux version |NVRM|nvidia|usb \d|pci \d{4}:|ACPI|audit: |EXT4-fs|systemd\[1\]|mlx5|nvme|eth\d"
+    rb"|XFS \(|I/O error, dev|traps: |segfault at|mce: |cgroup|Call Trace|perf: |BUG: |WARNING: CPU"
+)
+_UPTIME = re.compile(rb"^(?:<\d{1,3}>)?\[ *\d+\.\d{6}\]", re.MULTILINE)
+# What names say that are the logs of ranks; a bare number may be that of a run, a Slurm job or a node.
+_RANK = re.compile(r"(?:rank|worker|task|proc)[-_. ]?(\d{1,4})(?!\d)(?=[^/]*$)", re.IGNORECASE)
+_STREAM = re.compile(r"\.(?:out|err)$")
 
 
 class Skipped(Struct, frozen=True):
@@ -36,7 +53,7 @@ class Skipped(Struct, frozen=True):
 
 
 class Given(Struct):
-    """`jobs`: the logs of each job, one a rank."""
+    """`jobs`: the logs of each job, with their ranks."""
 
     jobs: list[list[OldLog]]
     kernel: list[str]
@@ -46,45 +63,69 @@ class Given(Struct):
 def given(paths: Iterable[str]) -> Given:
     """Never raises for a file that cannot be read: it is skipped, and why is said."""
     found = Given([], [], [])
-    for path in paths:
-        if path != "-" and os.path.isdir(path):
-            logs: list[OldLog] = []
-            for one in _below(path, found.skipped):
-                _sort(one, logs, found)
-            found.jobs += _apart(logs)
-        else:
-            logs = []
-            _sort(path, logs, found)
-            found.jobs += [[log] for log in logs]
-    single = [logs[0] for logs in found.jobs if len(logs) == 1]
-    if len(single) == len(found.jobs):  # files that were named one by one
-        found.jobs = ranks(single) or found.jobs
+    logs: list[OldLog] = []
+    seen: set[tuple[int, int]] = set()
+    for path in _files(paths, found.skipped, _most_files()):
+        with contextlib.suppress(OSError):  # told where it is opened
+            known = os.stat(path) if path != "-" else None
+            if known is not None and (known.st_dev, known.st_ino) in seen:
+                continue
+            if known is not None:
+                seen.add((known.st_dev, known.st_ino))
+        _sort(path, logs, found)
+    found.jobs = _jobs(logs)
     return found
 
 
-def _below(folder: str, skipped: list[Skipped]) -> Iterator[str]:
-    """Its files in the order of their names; hidden ones are nobody's logs."""
+def _most_files() -> int:
+    """Each log is held open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return MAX_FILES if soft < 0 else max(1, min(MAX_FILES, soft - SPARE_FILES))
+
+
+def _files(paths: Iterable[str], skipped: list[Skipped], most: int) -> Iterator[str]:
+    """Those of folders in the order of their names; hidden ones are nobody's logs."""
     count = 0
-    for place, folders, files in os.walk(folder):
+    for path in paths:
+        for one in [path] if path == "-" or not os.path.isdir(path) else _below(path, skipped):
+            count += 1
+            if count > most:
+                skipped.append(Skipped(path, f"more than {most:,} files: those from {one} on were not read"))
+                return
+            yield one
+
+
+def _below(folder: str, skipped: list[Skipped]) -> Iterator[str]:
+    def refused(error: OSError) -> None:
+        skipped.append(Skipped(str(error.filename), error.strerror or str(error)))
+
+    for place, folders, files in os.walk(folder, onerror=refused):
         depth = os.path.relpath(place, folder).count(os.sep) + (place != folder)
         folders[:] = sorted(one for one in folders if not one.startswith(".")) if depth < MAX_DEPTH else []
         for name in sorted(files):
-            if name.startswith("."):
-                continue
-            count += 1
-            if count > MAX_FILES:
-                skipped.append(Skipped(folder, f"more than {MAX_FILES:,} files; the others were not read"))
-                return
-            yield os.path.join(place, name)
+            path = os.path.join(place, name)
+            with contextlib.suppress(OSError):
+                if not stat.S_ISREG(os.stat(path).st_mode):
+                    continue  # what never ends is no log
+            if not name.startswith("."):
+                yield path
+
+
+# ---------------------------------------------------------------- kernel or job
 
 
 def _sort(path: str, logs: list[OldLog], found: Given) -> None:
     try:
-        if path != "-" and _is_kernel_log(path):
+        if path != "-" and stat.S_ISFIFO(os.stat(path).st_mode):
+            raise NoLog("a pipe; give what it holds as standard input: … | sentinel explain -")
+        if _is_kernel_log(path):
             found.kernel.append(path)
             return
-        log = OldLog(path)
-    except (NoLog, NotALog, OSError, EOFError, zlib.error) as error:
+        log = OldLog(path, whole=False)
+    except (NoLog, NotALog, OSError, zlib.error) as error:
         found.skipped.append(Skipped(path, str(getattr(error, "strerror", None) or error)))
     except LogError as error:
         found.skipped.append(Skipped(path, str(error).removeprefix(f"{path}: ")))
@@ -95,39 +136,83 @@ def _sort(path: str, logs: list[OldLog], found: Given) -> None:
             logs.append(log)
 
 
+def _head(path: str) -> bytes:
+    """As much as can be unpacked."""
+    if path == "-":
+        return b"" if sys.stdin is None else sys.stdin.buffer.peek(HEAD_BYTES)[:HEAD_BYTES]  # type: ignore[union-attr]
+    head = b""
+    with open_log(path) as file:
+        stream = unpacked(file)
+        with contextlib.suppress(EOFError):
+            while len(head) < HEAD_BYTES and (piece := stream.read(1 << 10)):
+                head += piece
+    return head
+
+
 def _is_kernel_log(path: str) -> bool:
     """By its first lines. One that only bears a date may be anybody's, unless the date is in a form of dmesg's."""
-    with open_log(path) as file:
-        head = unpacked(file).read(HEAD_BYTES)
-    if b"\0" in head[:1024] or b"Traceback (most recent call last)" in head:
+    head = _head(path).replace(b"\0", b"")  # of a machine that lost its power; UTF-16 of PowerShell
+    control = sum(byte < 9 or 13 < byte < 27 for byte in head[:4096])
+    if control > CONTROL_SHARE * len(head[:4096]) or b"Traceback (most recent call last)" in head:
         return False
-    dated = _KERNELS.search(head) is not None
+    tagged = _KERNELS.search(head) is not None
+    worded = _UPTIME.search(head) is not None and _WORDS.search(head) is not None
     told = KernelLog()
     lines = prefixed = known = 0
     for saved in saved_lines(io.BytesIO(head), time.time()):
         line = saved.line
         lines += 1
-        uptime = line.uptime_s is not None and line.uptime_s < EPOCH_S
-        prefixed += line.prefixed and line.from_kernel and (uptime or (line.uptime_s is None and dated))
         known += line.from_kernel and told.take(line.text, line.uptime_s) is not None
+        uptime = line.uptime_s is not None and line.uptime_s < EPOCH_S
+        # A syslog has the lines of all programs; that it has the kernel's says the tag.
+        prefixed += line.prefixed and (tagged or (uptime and line.from_kernel and worded))
         if lines >= HEAD_LINES:
             break
-    return bool(lines) and (prefixed >= PREFIXED_SHARE * lines or known >= PASTED_SHARE * lines)
+    return bool(lines) and (prefixed >= PREFIXED_SHARE * lines or known >= KNOWN_SHARE * lines)
 
 
-def _apart(logs: list[OldLog]) -> list[list[OldLog]]:
-    """The logs of one folder: ranks of one job where their names say which, else each a job of its own."""
-    by_folder: dict[str, list[OldLog]] = {}
+# ---------------------------------------------------------------- which logs are one job's
+
+
+def _jobs(logs: list[OldLog]) -> list[list[OldLog]]:
+    """Ranks of one job where names of a folder differ in the rank alone; an .out and its .err; else each alone."""
+    groups: dict[tuple[str, str], list[OldLog]] = {}
     for log in logs:
-        folder = os.path.dirname(log.path)
-        # torchrun has a folder for each rank: ATTEMPT/RANK/stderr.log
-        of_job = os.path.dirname(folder) if is_stream_of_rank(log.path) else folder
-        by_folder.setdefault(of_job, []).append(log)
-    return [job for own in by_folder.values() for job in (ranks(own) or [[log] for log in own])]
+        groups.setdefault(_family(log.path), []).append(log)
+    jobs = []
+    for (_, name), own in groups.items():
+        if name and (ranked := _ranked(own)):
+            jobs.append(ranked)
+            continue
+        if len(own) == 2 and not name:
+            own[0].rank = own[1].rank = 0
+            jobs.append(own)
+            continue
+        for log in own:
+            log.rank = 0
+            jobs.append([log])
+    return jobs
 
 
-def ranks(logs: list[OldLog]) -> list[list[OldLog]]:
-    """As one job, where their names say which rank each is."""
-    told = [rank_of_name(log.path) for log in logs]
-    distinct = len(set(told)) == len(told) or all(is_stream_of_rank(log.path) for log in logs)
-    return [logs] if len(logs) > 1 and None not in told and distinct else []
+def _family(path: str) -> tuple[str, str]:
+    """What the logs of the ranks of one job have in common, and "" where the name tells no rank."""
+    folder, name = os.path.split(path)
+    if is_stream_of_rank(path):  # torchrun: ATTEMPT/RANK/stderr.log
+        return os.path.dirname(folder), "RANK/"
+    bare = name.removesuffix(".gz")
+    if match := _RANK.search(bare):
+        return folder, f"{bare[: match.start(1)]}RANK{bare[match.end(1) :]}"
+    return (os.path.join(folder, _STREAM.sub("", bare)), "") if _STREAM.search(bare) else (path, "")
+
+
+def _ranked(own: list[OldLog]) -> list[OldLog]:
+    """With their ranks; none where the numbers have too many gaps to be ranks."""
+    found = []
+    for log in own:
+        match = re.search(r"(?:^|/)(\d{1,5})/std(?:out|err)\.log", log.path) or _RANK.search(log.path)
+        if match is not None:
+            log.rank = int(match[1])
+            found.append(log)
+    numbers = {log.rank for log in found}
+    one_each = len(numbers) == len(found) or all(is_stream_of_rank(log.path) for log in found)
+    return found if len(numbers) > 1 and one_each and max(numbers) < 2 * len(numbers) else []

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from sentinel.cli.explain_job import Answer, Explanation, Line
+from sentinel.cli.explain_job import Answer, Explanation, Kernel, Line
 from sentinel.cli.replay_kernel import SHOWN_CHARS, explained
 from sentinel.cli.tables import pairs
 from sentinel.notify.text import count
@@ -13,6 +13,7 @@ from sentinel.web.words import duration, number, printable
 
 MOST_LOGS = 4
 MOST_SKIPPED = 10
+MOST_FAULTS = 8
 
 
 def as_json(answer: Answer) -> str:
@@ -20,20 +21,24 @@ def as_json(answer: Answer) -> str:
 
 
 def as_text(answer: Answer) -> str:
-    parts = [_job(job) for job in answer.jobs]
-    if answer.kernel_logs:
-        parts.append(_kernel(answer))
-    parts.append([*map(printable, answer.notes), *_skipped(answer)])
+    parts = [_job(job) for job in answer.jobs if not job.quiet]
+    parts += [_kernel(kernel) for kernel in answer.kernels]
+    quiet = [path for job in answer.jobs if job.quiet for path in job.logs]
+    last = [f"nothing is known in: {_named(quiet)}"] if quiet else []
+    parts.append([*last, *map(printable, answer.notes), *_skipped(answer)])
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def _named(paths: list[str]) -> str:
+    more = f" and {len(paths) - MOST_LOGS} more" if len(paths) > MOST_LOGS else ""
+    return printable(", ".join(paths[:MOST_LOGS])) + more
 
 
 def _job(job: Explanation) -> list[str]:
     ranks = "1 rank" if job.ranks == 1 else f"{job.ranks} ranks"
     steps = f", the last is step {number(job.last_step)}" if job.last_step is not None else ""
-    paths = printable(", ".join(job.logs[:MOST_LOGS]))
-    more = f" and {len(job.logs) - MOST_LOGS} more" if len(job.logs) > MOST_LOGS else ""
     span = "" if job.start_s is None or job.end_s is None else f", over {duration(job.end_s - job.start_s)}"
-    head = [f"{paths}{more}: {ranks}, {count(job.iterations, 'iteration')}{steps}{span}"]
+    head = [f"{_named(job.logs)}: {ranks}, {count(job.iterations, 'iteration')}{steps}{span}"]
     head += ["", printable(job.sentence)]
     rows: list[tuple[str, str]] = []
     if job.verdict is not None:
@@ -64,13 +69,14 @@ def _lines(found: list[Line]) -> Iterator[str]:
         yield printable(f"    {line.text.splitlines()[0][:SHOWN_CHARS] if line.text else ''}")
 
 
-def _kernel(answer: Answer) -> list[str]:
-    paths = printable(", ".join(answer.kernel_logs[:MOST_LOGS]))
-    if not answer.faults:
-        return [f"{paths}: no fault is known in it."]
-    lines = [f"{paths}: {count(len(answer.faults), 'distinct fault')}, the worst first"]
-    for fault in answer.faults:
+def _kernel(kernel: Kernel) -> list[str]:
+    if not kernel.faults:
+        return [f"{_named(kernel.logs)}: no fault is known in it."]
+    lines = [f"{_named(kernel.logs)}: {count(len(kernel.faults), 'distinct fault')}, the worst first"]
+    for fault in kernel.faults[:MOST_FAULTS]:
         lines += ["", *explained(fault)]
+    if (more := len(kernel.faults) - MOST_FAULTS) > 0:
+        lines += ["", f"and {count(more, 'more fault')}: sentinel replay --kernel tells all"]
     return lines
 
 

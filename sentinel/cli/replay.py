@@ -198,7 +198,7 @@ def _open(paths: list[str], named: list[tuple[int, str]]) -> "tuple[list[OldLog]
     if problems:
         raise LogError("\n".join(problems))
     notes += [f"{log.path}: empty" for log in empty]
-    number([log for log in logs if log.rank < 0], {log.rank for log in logs if log.rank >= 0}, notes)
+    _number([log for log in logs if log.rank < 0], {log.rank for log in logs if log.rank >= 0}, notes)
     if len(logs) == 1:
         logs[0].rank = 0
     else:
@@ -208,7 +208,7 @@ def _open(paths: list[str], named: list[tuple[int, str]]) -> "tuple[list[OldLog]
     return logs, notes
 
 
-def number(logs: "Sequence[OldLog]", taken: Collection[int], notes: list[str]) -> None:
+def _number(logs: "Sequence[OldLog]", taken: Collection[int], notes: list[str]) -> None:
     """Ranks by name where every name tells another one, else in the order given."""
     from sentinel.cli.replay_read import is_stream_of_rank, rank_of_name
 

@@ -100,6 +100,8 @@ class KernelReplay:
         line = saved.line
         self.lines += 1
         self.known += line.prefixed
+        if saved.boots:
+            self.begins(line)
         self._pass_to(line, saved.boots)
         if not line.from_kernel:
             self.unbelieved += 1
@@ -117,9 +119,16 @@ class KernelReplay:
             if known is not None and stands is None:
                 known.ended = known.ended or OVER
             return
+        self.heard(finding, line)
         self._note(stands or finding, finding.count, line, known)
         if finding.code in LATEST_WINS and finding.action == NOTHING:
             self._mark_ended(OVER)
+
+    def heard(self, finding: Finding, line: KernelLine) -> None:
+        """For who needs each time of a fault."""
+
+    def begins(self, line: KernelLine) -> None:
+        """For who needs the times of boots: `line` is the first of one."""
 
     def _note(self, finding: Finding, count: int, line: KernelLine, known: Seen | None) -> None:
         if known is None:

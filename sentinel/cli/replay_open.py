@@ -18,19 +18,17 @@ class NoLog(Exception):
     """Nothing can be read there; the message says why and what to do instead."""
 
 
-_ROTATED = re.compile(
-    r"^(?P<name>.*?)(?:\.(?P<number>\d{1,4})|-(?P<date>\d{6,}[-\d]*))?(?:\.gz)?$", re.DOTALL
-)
+ROTATED = re.compile(r"^(?P<name>.*?)(?:\.(?P<number>\d{1,4})|-(?P<date>\d{6,}[-\d]*))?(?:\.gz)?$", re.DOTALL)
 
 
 def oldest_first(paths: list[str]) -> list[str]:
     """Files that one log was rotated into, in the order of their lines; others in the order in which they are given."""
-    found = [_ROTATED.match(path) for path in paths]
+    found = [ROTATED.match(path) for path in paths]
     if len({match["name"] for match in found if match}) != 1 or len(set(paths)) != len(paths):
         return paths
 
     def age(path: str) -> tuple[bool, str, int]:
-        match = _ROTATED.match(path)
+        match = ROTATED.match(path)
         assert match is not None
         dated = match["date"] is not None
         return (not dated, match["date"] or "", -int(match["number"] or 0))

@@ -50,12 +50,14 @@ class Told(Struct, frozen=True, gc=False):
 
 
 class OldLog:
-    """One log, opened and looked at. Raises LogError."""
+    """One log, opened and looked at. Raises LogError. Not `whole`: a packed one may be cut off, and ends there."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, whole: bool = True) -> None:
         self.path = path
         self.read_bytes = 0  # after decompression
         self.rank = 0
+        self.cut_off = False
+        self._whole = whole
         self.wall_s = time.time()
         self.latest_s = self.wall_s + DAY_S  # a later stamp is no time of writing
         try:
@@ -82,7 +84,7 @@ class OldLog:
         if head[:2] == b"\x1f\x8b" and self.path != "-":
             self._file.seek(0)
             self._file = gzip.open(self._file, "rb")  # type: ignore[assignment]  # noqa: SIM115
-            return self._file.read(SNIFF_BYTES)
+            return self._read(SNIFF_BYTES)
         if head[:1] == b"\0" and self._file.seekable():  # a hole: its beginning was given back to the disk
             self._file.seek(os.lseek(self._file.fileno(), 0, os.SEEK_DATA))
             head = self._file.read(SNIFF_BYTES).lstrip(b"\0")
@@ -106,11 +108,20 @@ class OldLog:
             self.read_bytes += len(head[start : start + size_bytes])
             yield head[start : start + size_bytes]
         try:
-            while piece := self._file.read(size_bytes):
+            while piece := self._read(size_bytes):
                 self.read_bytes += len(piece)
                 yield piece
         except (OSError, EOFError) as error:  # EOFError: a compressed file that was cut off
             raise LogError(f"{self.path}: {getattr(error, 'strerror', None) or error}") from None
+
+    def _read(self, size_bytes: int) -> bytes:
+        if self._whole:
+            return self._file.read(size_bytes)
+        try:
+            return self._file.read1(size_bytes)  # type: ignore[attr-defined,no-any-return]
+        except EOFError:
+            self.cut_off = True
+            return b""
 
     def last_stamp_s(self, piece: bytes) -> float | None:
         lines = piece[-TAIL_BYTES:].split(b"\n")[1:]
@@ -251,7 +262,26 @@ class OldLogs:
         if len(self.logs) == 1:
             yield from self._one()
         else:
-            yield from heapq.merge(*map(self._of_rank, self.readers), key=lambda told: told.at_s)
+            yield from heapq.merge(*self._streams(), key=lambda told: told.at_s)
+
+    def _streams(self) -> Iterator[Iterator[Told]]:
+        """A stderr that bears no times, beside a stdout of the same rank that does, is told behind it."""
+        by_rank: dict[int, list[RankReader]] = {}
+        for reader in self.readers:
+            by_rank.setdefault(reader.rank, []).append(reader)
+        for own in by_rank.values():
+            stamped = [one for one in own if one.log.first_stamp_s is not None]
+            if stamped and len(stamped) < len(own):
+                yield self._behind(stamped[0], [one for one in own if one not in stamped])
+                yield from map(self._of_rank, stamped[1:])
+            else:
+                yield from map(self._of_rank, own)
+
+    def _behind(self, first: RankReader, others: Sequence[RankReader]) -> Iterator[Told]:
+        yield from self._of_rank(first)
+        for reader in others:
+            reader.at_s = max(reader.at_s, first.at_s)
+            yield from self._of_rank(reader)
 
     def _of_rank(self, reader: RankReader) -> Iterator[Told]:
         for piece in reader.log.pieces(READ_BYTES):

@@ -99,8 +99,9 @@ class JobPicture:
             self.norm_lost = self.norm_lost or match
             return
         self.matches.append(match)
-        if len(self.matches) > KEPT_MATCHES:
-            del self.matches[KEPT_MATCHES // 2]
+        most = max(KEPT_MATCHES, 2 * self.job.size)  # what each rank says of its end
+        if len(self.matches) > most:
+            del self.matches[most // 2]
 
     def _take_back_loss(self) -> None:
         """Of whatever rank: all have the same weights."""

@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 
-from sentinel.cli import main
+from sentinel.cli import explain_read, main
+from sentinel.logs.kernel_prefix import split_prefix
 from tests.cli.test_replay import WATCHDOG, megatron, steps
 from tests.cli.test_replay_kernel import FORMS, STORY
 
 LOGS = Path(__file__).parent.parent / "logs"
 ENDS = tomllib.loads((LOGS / "ends.toml").read_text())["end"]
-KERNEL_LINES = [row["text"] for row in tomllib.loads((LOGS / "kernel_lines.toml").read_text())["line"]]
+KERNEL_LINES = [
+    split_prefix(row["text"]).text for row in tomllib.loads((LOGS / "kernel_lines.toml").read_text())["line"]
+]
 OFF_THE_BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4142, name=python, GPU has fallen off the bus."
 CUDA = "RuntimeError: CUDA error: unspecified launch failure\n"
 TRACEBACK = f'Traceback (most recent call last):\n  File "train.py", line 88, in <module>\n{CUDA}'
@@ -33,6 +36,14 @@ def explain(capsys: pytest.CaptureFixture[str]) -> Explain:
         return answer
 
     return run
+
+
+def kernel_logs(answer: dict[str, Any]) -> list[str]:
+    return [path for kernel in answer["kernels"] for path in kernel["logs"]]
+
+
+def codes(answer: dict[str, Any]) -> list[str]:
+    return [fault["code"] for kernel in answer["kernels"] for fault in kernel["faults"]]
 
 
 def kernel_line(at: str, text: str) -> str:
@@ -68,7 +79,7 @@ def test_a_folder_is_one_story_the_kernels_line_first_then_what_it_did_to_the_jo
     assert (Path(then["path"]).name, then["number"], then["stamped"]) == ("rank-1.log", 13, False)
     assert then["what"] == "illegal-access, exception"
     assert job["notes"] == ["that rank 1 used GPU 0000:3b:00.0 is assumed: no log says which card it had"]
-    assert [fault["code"] for fault in answer["faults"]] == ["XID 79"]
+    assert codes(answer) == ["XID 79"]
     assert answer["skipped"] == []
 
 
@@ -78,22 +89,98 @@ def test_without_the_kernels_word_it_is_what_the_job_says(tmp_path: Path, explai
     assert job["restart"] == "once: if it comes again it is the program's own"
 
 
+PREEMPTED = (
+    "slurmstepd: error: *** JOB 4711 ON gpu-7 CANCELLED AT 2025-03-21T01:00:10 DUE TO PREEMPTION ***\n"
+)
+FULL = "Traceback (most recent call last):\nOSError: [Errno 28] No space left on device\n"
+IMPORT = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'apex'\n"
+HUB = (
+    "Traceback (most recent call last):\nrequests.exceptions.ConnectionError: HTTPSConnectionPool("
+    "host='api.wandb.ai', port=443): Max retries exceeded with url: /graphql\n"
+)
+
+
 @pytest.mark.parametrize(
     ("at", "end"),
     [
         ("00:20:00", TRACEBACK),  # long before
+        ("00:59:58", TRACEBACK),  # just before: the job began after it
+        ("01:00:05", TRACEBACK),  # the rank made iterations after it
+        ("01:00:15", TRACEBACK),  # after the end
         ("02:00:00", TRACEBACK),  # long after
-        ("01:00:08", "Traceback (most recent call last):\nModuleNotFoundError: No module named 'apex'\n"),
+        *(("01:00:08", end) for end in (PREEMPTED, FULL, IMPORT, HUB)),
     ],
 )
-def test_a_fault_of_another_time_or_beside_a_mistake_of_the_program_is_not_blamed(
+def test_a_fault_of_another_time_or_beside_an_end_that_no_card_makes_is_not_blamed(
     tmp_path: Path, explain: Explain, at: str, end: str
 ) -> None:
-    answer = explain(a_run(tmp_path / "run", kernel=kernel_line(at, OFF_THE_BUS), end=end))
+    folder = a_run(tmp_path / "run", kernel=kernel_line(at, OFF_THE_BUS), end=end)
+    answer = explain(folder)
     (job,) = answer["jobs"]
     assert job["verdict"]["cause"] != "gpu"
-    assert "GPU 0000:3b:00.0" not in json.dumps(job["notes"])
-    assert [fault["code"] for fault in answer["faults"]] == ["XID 79"], "it is told all the same"
+    assert "assumed" not in json.dumps(job["notes"])
+    assert codes(answer) == ["XID 79"], "it is told all the same"
+    (folder / "kern.log").unlink()
+    (alone,) = explain(folder)["jobs"]
+    assert alone["verdict"] == job["verdict"]
+
+
+@pytest.mark.parametrize(("code", "severity"), [(31, "warning"), (13, "warning"), (43, "warning")])
+def test_what_may_be_the_programs_own_changes_nothing_about_its_verdict(
+    tmp_path: Path, explain: Explain, code: int, severity: str
+) -> None:
+    text = f"NVRM: Xid (PCI:0000:3b:00): {code}, pid=4142, name=python, Ch 00000008"
+    answer = explain(a_run(tmp_path / "run", kernel=kernel_line("01:00:09", text)))
+    (job,) = answer["jobs"]
+    assert (job["verdict"]["failure"], job["again"]) == ("illegal-access", "once")
+    assert "before" not in job["verdict"]["confidence"], "its own end is no past of it"
+    assert [line["what"] for line in job["lines"]] == [
+        f"GPU 0000:3b:00.0 XID {code}",
+        "illegal-access, exception",
+    ]
+
+
+def test_a_fault_that_comes_again_counts_when_it_came_last(tmp_path: Path, explain: Explain) -> None:
+    before = kernel_line("01:00:01", OFF_THE_BUS).replace("2025-03-21", "2025-03-20")
+    folder = a_run(tmp_path / "run", kernel=before + kernel_line("01:00:08", OFF_THE_BUS))
+    (job,) = explain(folder)["jobs"]
+    assert job["verdict"]["cause"] == "gpu"
+    assert job["lines"][0]["at_s"] > job["start_s"]
+
+
+def test_of_logs_of_several_kernels_no_card_is_taken_for_a_ranks(tmp_path: Path, explain: Explain) -> None:
+    folder = a_run(tmp_path / "run")
+    (folder / "kern-gpu-8.log").write_text(kernel_line("01:00:07", OFF_THE_BUS).replace("gpu-7", "gpu-8"))
+    answer = explain(folder)
+    (job,) = answer["jobs"]
+    assert job["verdict"]["failure"] == "illegal-access"
+    assert job["notes"] == ["logs of several kernels: which rank ran on which of their nodes no log says"]
+    assert [kernel["logs"] for kernel in answer["kernels"]] == [
+        [str(folder / "kern-gpu-8.log")],
+        [str(folder / "kern.log")],
+    ]
+    (folder / "kern-gpu-8.log").rename(folder / "kern.log.1")  # of the same kernel, an older one
+    assert len(explain(folder)["kernels"]) == 1
+
+
+def test_what_cannot_be_put_on_one_clock_is_said(tmp_path: Path, explain: Explain) -> None:
+    folder = a_run(tmp_path / "run", kernel=f"[12345.678901] {OFF_THE_BUS}\n")
+    (job,) = explain(folder)["jobs"]
+    assert job["verdict"]["failure"] == "illegal-access"
+    assert "tells the time since a boot alone" in job["notes"][0]
+    (folder / "kern.log").write_text(kernel_line("03:00:08", OFF_THE_BUS))
+    (job,) = explain(folder)["jobs"]
+    assert job["notes"] == [
+        "GPU 0000:3b:00.0 XID 79 is 2 h off its end to the minute: is one clock another time zone's?"
+    ]
+
+
+def test_a_node_that_started_anew_after_the_last_line_is_told(tmp_path: Path, explain: Explain) -> None:
+    booted = kernel_line("01:01:00", "Linux version 6.8.0-45-generic")
+    folder = a_run(tmp_path / "run", kernel=kernel_line("00:50:00", "usb 1-1: new device") + booted, end="")
+    (job,) = explain(folder)["jobs"]
+    assert job["verdict"] is None
+    assert job["notes"] == [f"the node of {folder / 'kern.log'} started anew 52 s after its last line"]
 
 
 def test_a_log_without_times_and_a_kernel_log_are_not_put_on_one_clock(
@@ -106,7 +193,7 @@ def test_a_log_without_times_and_a_kernel_log_are_not_put_on_one_clock(
     assert job["verdict"]["failure"] == "illegal-access"
     assert [line["at_s"] for line in job["lines"]] == [None]
     assert "which of it and the kernel's log came first is not known" in job["notes"][0]
-    assert len(answer["faults"]) == 1
+    assert codes(answer) == ["XID 79"]
 
 
 def test_every_known_end_is_the_log_of_a_job_and_is_explained_as_everywhere(
@@ -117,7 +204,7 @@ def test_every_known_end_is_the_log_of_a_job_and_is_explained_as_everywhere(
     for name, end in ends.items():
         (tmp_path / name).write_text(end["log"].lstrip("\n"))
     answer = explain(tmp_path, "--exit-code", "1")
-    assert (answer["kernel_logs"], len(answer["jobs"])) == ([], len(ends))
+    assert (kernel_logs(answer), len(answer["jobs"])) == ([], len(ends))
     wrong = {}
     for job in answer["jobs"]:
         end = ends[Path(job["logs"][0]).name]
@@ -141,20 +228,23 @@ def test_every_known_kernel_line_is_a_kernel_log_in_each_form(tmp_path: Path, ex
             (tmp_path / f"{number}-of-{kind}.txt").write_text(form.format(line) + "\n")
     answer = explain(tmp_path)
     assert [job["logs"] for job in answer["jobs"]] == []
-    assert len(answer["kernel_logs"]) == len(KERNEL_LINES) * len(forms)
+    assert len(kernel_logs(answer)) == len(KERNEL_LINES) * len(forms)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_forms_of_saved_kernel_logs_are_known(form: str, tmp_path: Path, explain: Explain) -> None:
     path = tmp_path / "saved"
     path.write_text("".join(FORMS[form](*line) + "\n" for line in STORY))
-    assert explain(path)["kernel_logs"] == [str(path)]
+    assert kernel_logs(explain(path)) == [str(path)]
 
 
 @pytest.mark.parametrize(
     "text",
     [
         '{"msg": "step 1", "time": "2026-11-27T03:12:07Z", "level": "info"}\n' * 3,
+        '{"pri": "info", "msg": "step 1"}\n' * 3,
+        "[12.000001] step 1\n" * 3,
+        "2026-11-27T03:12:07Z INFO compiled a kernel: mm\n" * 3,
         "2026-11-27T03:12:07Z stdout F iteration 1\n" * 3,
         "2026-11-27 03:12:07,123 INFO step 1\n" * 3,
         "[1700000000.123456] [gpu-7:42:0]  ucp_context.c:1470 UCX  WARN  UCP version is incompatible\n" * 3,
@@ -165,32 +255,54 @@ def test_the_forms_of_saved_kernel_logs_are_known(form: str, tmp_path: Path, exp
 def test_what_only_bears_a_time_is_the_log_of_a_job(text: str, tmp_path: Path, explain: Explain) -> None:
     (tmp_path / "out").write_text(text + "\n")
     answer = explain(tmp_path / "out", code=0 if "elapsed time" in text else 1)
-    assert (answer["kernel_logs"], len(answer["jobs"])) == ([], 1)
+    assert (kernel_logs(answer), len(answer["jobs"])) == ([], 1)
 
 
-def test_files_whose_names_tell_ranks_are_one_job_and_others_are_jobs_of_their_own(
+@pytest.mark.parametrize(
+    ("names", "sizes"),
+    [
+        (("rank-0.log", "rank-1.log"), [2]),
+        (("llama-worker-0.txt", "llama-worker-1.txt", "llama-worker-2.txt"), [3]),
+        (("rank_1.log", "rank_3.log", "rank_2.log"), [4]),  # that of rank 0 is missing
+        (("a-rank-0.log", "a-rank-1.log", "b-rank-0.log", "b-rank-1.log"), [2, 2]),
+        (("rank-0.log", "rank-1.log", "launcher.log"), [1, 2]),
+        (("slurm-123.out", "slurm-124.out"), [1, 1]),
+        (("slurm-4815162_0.out", "slurm-4815162_1.out"), [1, 1]),
+        (("run-1.log", "run-2.log"), [1, 1]),
+        (("gpu-7.log", "gpu-8.log"), [1, 1]),
+        (("task-41.log", "task-977.log"), [1, 1]),
+        (("train.out", "train.err"), [1]),
+    ],
+)
+def test_which_logs_are_one_job(
+    names: tuple[str, ...], sizes: list[int], tmp_path: Path, explain: Explain
+) -> None:
+    for name in names:
+        (tmp_path / name).write_text(steps(1, 5, 3600))
+    assert sorted(job["ranks"] for job in explain(tmp_path)["jobs"]) == sizes
+    assert sorted(job["ranks"] for job in explain(*(tmp_path / name for name in names))["jobs"]) == sizes
+
+
+def test_torchruns_folders_are_the_ranks_of_one_job_and_its_stderr_needs_no_times(
     tmp_path: Path, explain: Explain
 ) -> None:
-    folder = a_run(tmp_path / "run", kernel="")
-    (job,) = explain(folder / "rank-0.log", folder / "rank-1.log")["jobs"]
-    assert job["ranks"] == 2
-    for name in ("train-a.out", "train-b.out"):
-        (tmp_path / name).write_text(steps(1, 5, 3600))
-    assert [one["ranks"] for one in explain(tmp_path / "train-a.out", tmp_path / "train-b.out")["jobs"]] == [
-        1,
-        1,
-    ]
-    assert sorted(one["ranks"] for one in explain(tmp_path)["jobs"]) == [1, 1, 2]
-
-
-def test_torchruns_folders_are_the_ranks_of_one_job(tmp_path: Path, explain: Explain) -> None:
     for rank in range(3):
         place = tmp_path / f"attempt_0/{rank}"
         place.mkdir(parents=True)
         (place / "stdout.log").write_text(steps(1, 5, 3600))
-        (place / "stderr.log").write_text(WATCHDOG.format(rank) if rank else "\n")
+        (place / "stderr.log").write_text(TRACEBACK if rank == 1 else "\n")
     (job,) = explain(tmp_path)["jobs"]
-    assert (job["ranks"], job["verdict"]["failure"]) == (3, "nccl-timeout")
+    assert (job["ranks"], job["verdict"]["rank"], job["again"]) == (3, 1, "once")
+    (line,) = job["lines"]
+    assert (line["path"], line["number"]) == (str(tmp_path / "attempt_0/1/stderr.log"), 3)
+
+
+def test_of_600_ranks_the_one_that_says_nothing_is_found(tmp_path: Path, explain: Explain) -> None:
+    for rank in range(600):
+        text = WATCHDOG.format(rank) if rank != 7 else "\n"
+        (tmp_path / f"rank-{rank}.log").write_text(steps(1, 2, 3600) + text)
+    (job,) = explain(tmp_path)["jobs"]
+    assert (job["ranks"], job["verdict"]["failure"], job["verdict"]["rank"]) == (600, "nccl-timeout", 7)
 
 
 def test_packed_logs_are_read_and_what_is_no_log_is_named(tmp_path: Path, explain: Explain) -> None:
@@ -200,6 +312,8 @@ def test_packed_logs_are_read_and_what_is_no_log_is_named(tmp_path: Path, explai
     (tmp_path / "empty.log").write_text("")
     (tmp_path / ".hidden.log").write_text(TRACEBACK)
     (tmp_path / "link.log").symlink_to("nowhere")
+    (tmp_path / "again.log.gz").symlink_to("rank-0.log.gz")  # told once
+    os.mkfifo(tmp_path / "pipe.log")
     answer = explain(tmp_path)
     (job,) = answer["jobs"]
     assert (job["verdict"]["failure"], job["lines"][0]["number"]) == ("illegal-access", 8)
@@ -212,10 +326,71 @@ def test_packed_logs_are_read_and_what_is_no_log_is_named(tmp_path: Path, explai
     }
 
 
+def test_of_a_packed_log_that_was_cut_off_what_there_is_counts(tmp_path: Path, explain: Explain) -> None:
+    packed = gzip.compress((steps(1, 2000, 3600) + TRACEBACK).encode(), 0)
+    (tmp_path / "train.log.gz").write_bytes(packed[: len(packed) // 2])
+    kernel = gzip.compress((kernel_line("01:00:08", OFF_THE_BUS) * 2000).encode(), 0)
+    (tmp_path / "kern.log.gz").write_bytes(kernel[: len(kernel) // 2])
+    answer = explain(tmp_path)
+    (job,) = answer["jobs"]
+    assert 100 < job["iterations"] < 2000
+    assert "train.log.gz is cut off; what could be unpacked was read" in job["notes"][0]
+    assert codes(answer) == ["XID 79"]
+
+
+def test_a_kernel_log_of_a_machine_that_lost_its_power_is_read(tmp_path: Path, explain: Explain) -> None:
+    (tmp_path / "kern.log").write_bytes(b"\0" * 4000 + kernel_line("01:00:08", OFF_THE_BUS).encode() * 3)
+    assert codes(explain(tmp_path)) == ["XID 79"]
+
+
+def test_a_syslog_of_all_programs_is_a_kernel_log(tmp_path: Path, explain: Explain) -> None:
+    other = "Mar 21 01:00:00 gpu-7 sshd[42]: Accepted publickey for anna\n" * 5
+    (tmp_path / "syslog").write_text(
+        other + f"Mar 21 01:00:08 gpu-7 kernel: [  12.5] {OFF_THE_BUS}\n" + other
+    )
+    answer = explain(tmp_path)
+    assert (answer["jobs"], codes(answer)) == ([], ["XID 79"])
+
+
+def test_a_pipe_is_not_waited_for_and_what_it_is_for_is_said(tmp_path: Path, explain: Explain) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (skipped,) = explain(tmp_path / "pipe", code=1)["skipped"]
+    assert skipped["why"] == "a pipe; give what it holds as standard input: … | sentinel explain -"
+
+
+def test_more_files_than_may_be_open_are_counted(
+    tmp_path: Path, explain: Explain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explain_read, "MAX_FILES", 3)
+    for number in "abcde":
+        (tmp_path / f"{number}.log").write_text(steps(1, 5, 3600))
+    answer = explain(tmp_path)
+    assert len(answer["jobs"]) == 3
+    (skipped,) = answer["skipped"]
+    assert skipped["why"] == f"more than 3 files: those from {tmp_path / 'd.log'} on were not read"
+
+
+def test_the_line_is_where_it_ends_and_not_where_it_is_quoted(tmp_path: Path, explain: Explain) -> None:
+    (tmp_path / "a.log").write_text(f"on_error='{CUDA.strip()}'\n" + steps(1, 5, 3600) + TRACEBACK)
+    (job,) = explain(tmp_path)["jobs"]
+    assert [line["number"] for line in job["lines"]] == [9]
+
+
+def test_an_end_that_no_line_tells_is_not_explained_by_what_a_policy_says(
+    tmp_path: Path, explain: Explain
+) -> None:
+    (tmp_path / "a.log").write_text(steps(1, 5, 3600) + "srun: Job step aborted: Waiting up to 32 seconds.\n")
+    (job,) = explain(tmp_path)["jobs"]
+    assert job["sentence"] == "Its log does not say why it ended; `--exit-code N` tells what it ended with."
+    assert (job["restart"], job["change"]) == ("", "")
+
+
 def test_nothing_that_is_known_is_said_and_ends_with_one(
     tmp_path: Path, explain: Explain, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "out").write_text("hello\n")
+    assert main(["explain", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().out == f"nothing is known in: {tmp_path / 'out'}\n"
     (job,) = explain(tmp_path / "out", code=1)["jobs"]
     assert (job["verdict"], job["sentence"]) == (None, "Its log tells of no failure.")
     assert explain(tmp_path / "gone", code=1)["skipped"] == [
@@ -235,7 +410,7 @@ def test_a_healthy_log_and_a_kernel_log_without_a_fault_say_so(
         "[    1.000000] Linux version 6.8.0\n[    2.000000] usb 1-1: new device\n"
     )
     answer = explain(tmp_path)
-    assert (answer["jobs"][0]["verdict"], answer["faults"]) == (None, [])
+    assert (answer["jobs"][0]["verdict"], codes(answer)) == (None, [])
     assert main(["explain", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "Its log tells of no failure." in text
@@ -270,10 +445,11 @@ def test_the_text_says_cause_restart_and_what_to_do_with_file_and_line(
         assert said in text, f"{said!r} not in\n{text}"
 
 
-def test_standard_input_is_the_log_of_a_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [steps(1, 5, 3600) + TRACEBACK, kernel_line("01:00:08", OFF_THE_BUS)])
+def test_standard_input_is_either(tmp_path: Path, text: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "sentinel", "explain", "-", "-o", "json"],
-        input=steps(1, 5, 3600) + TRACEBACK,
+        input=text,
         capture_output=True,
         text=True,
         check=False,
@@ -281,8 +457,12 @@ def test_standard_input_is_the_log_of_a_job(tmp_path: Path) -> None:
         env=os.environ | {"SENTINEL_STATE_DIR": str(tmp_path)},
     )
     assert done.returncode == 0, done.stderr
-    (job,) = json.loads(done.stdout)["jobs"]
-    assert (job["verdict"]["failure"], job["lines"][0]["number"]) == ("illegal-access", None)
+    answer = json.loads(done.stdout)
+    if "Traceback" in text:
+        (job,) = answer["jobs"]
+        assert (job["verdict"]["failure"], job["lines"][0]["number"]) == ("illegal-access", None)
+    else:
+        assert (answer["jobs"], codes(answer)) == ([], ["XID 79"])
 
 
 def test_what_the_job_had_lived_through_before_is_told_after_it(tmp_path: Path, explain: Explain) -> None:
