@@ -153,7 +153,7 @@ def explained(found: Given, asked: Policy, settings: Settings, code: int | None)
         Kernel(logs=one.paths, faults=[each for each in one.faults() if each.severity != Severity.INFO])
         for one in kernels
     ]
-    return Answer(version=2, jobs=jobs, kernels=told, skipped=found.skipped, notes=notes)
+    return Answer(version=1, jobs=jobs, kernels=told, skipped=found.skipped, notes=notes)
 
 
 def _kernels(paths: Iterable[str]) -> list[list[str]]:

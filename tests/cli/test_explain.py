@@ -125,9 +125,21 @@ def test_a_fault_of_another_time_or_beside_an_end_that_no_card_makes_is_not_blam
     assert alone["verdict"] == job["verdict"]
 
 
-@pytest.mark.parametrize(("code", "severity"), [(31, "warning"), (13, "warning"), (43, "warning")])
+@pytest.mark.parametrize(
+    ("code", "failure"),
+    [(79, "gpu-hardware"), (119, "gpu-hardware"), (48, "gpu-ecc"), (94, "gpu-ecc"), (74, "nvlink")],
+)
+def test_each_fault_of_a_card_is_named_as_in_a_job_that_runs(
+    tmp_path: Path, explain: Explain, code: int, failure: str
+) -> None:
+    text = f"NVRM: Xid (PCI:0000:3b:00): {code}, pid=4142, name=python, it failed"
+    (job,) = explain(a_run(tmp_path / "run", kernel=kernel_line("01:00:08", text)))["jobs"]
+    assert (job["verdict"]["failure"], job["verdict"]["entity"]) == (failure, "GPU 0000:3b:00.0")
+
+
+@pytest.mark.parametrize("code", [31, 13, 43])
 def test_what_may_be_the_programs_own_changes_nothing_about_its_verdict(
-    tmp_path: Path, explain: Explain, code: int, severity: str
+    tmp_path: Path, explain: Explain, code: int
 ) -> None:
     text = f"NVRM: Xid (PCI:0000:3b:00): {code}, pid=4142, name=python, Ch 00000008"
     answer = explain(a_run(tmp_path / "run", kernel=kernel_line("01:00:09", text)))
