@@ -1,6 +1,7 @@
 """What was given → why it ended: the core of `replay` over each job's logs, with what the kernel said at that time."""
 
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
@@ -119,11 +120,11 @@ class _Heard(KernelReplay):
     def __init__(self, paths: list[str]) -> None:
         super().__init__()
         self.paths = paths
-        self.events: list[_Event] = []
+        self.events: deque[_Event] = deque(maxlen=MOST_EVENTS)  # the newest
         self.booted_wall_s: list[float] = []
 
     def heard(self, finding: Finding, line: KernelLine) -> None:
-        if finding.severity is not Severity.INFO and not finding.over and len(self.events) < MOST_EVENTS:
+        if finding.severity is not Severity.INFO and not finding.over:
             self.events.append(_Event(finding, line))
 
     def begins(self, line: KernelLine) -> None:
@@ -206,18 +207,18 @@ class _Job:
         near: list[tuple[_Heard, _Event]] = []
         if stamped:
             near = [(kernel, event) for kernel in kernels for event in self._near(kernel)]
-            replay.picture.job = structs.replace(
-                replay.picture.job, failures=before
-            )  # this end is no past of it
+            # This end is no past of its own.
+            replay.picture.job = structs.replace(replay.picture.job, failures=before)
             verdict, assumed = self._with_findings(own, near, len(kernels))
             notes += [*assumed, *self._of_clocks(kernels, near), *self._boots(kernels)]
+            notes += self._unexplained(near) if verdict is None else []
         elif any(kernel.events for kernel in kernels):
             notes.append(
                 "its log bears no time stamps, so which of it and the kernel's log came first is not known"
             )
         blamed = "" if verdict is None else verdict.entity
-        lines = [*_merged(self._of_rules(matches, stamped)), *_of_kernel(near)]
-        lines.sort(key=lambda line: _order(line, lines, blamed))
+        found = [*_merged(self._of_rules(matches, stamped)), *_of_kernel(near)]
+        lines = sorted(found, key=lambda line: _order(line, found, blamed))
         why, change, restart, again = _words(verdict)
         return Explanation(
             logs=[log.path for log in self.logs],
@@ -307,6 +308,14 @@ class _Job:
                     after = duration(at_s - self.replay.now_s)
                     yield f"the node of {kernel.paths[0]} started anew {after} after its last line"
                     break
+
+    def _unexplained(self, near: Iterable[tuple[_Heard, _Event]]) -> Iterator[str]:
+        """A log that just stops: what may have stopped it."""
+        for _, event in near:
+            before_s = self.replay.now_s - (event.line.wall_s or 0.0)
+            if event.finding.severity is Severity.FATAL and before_s <= NEAR_S:
+                when = f"{duration(abs(before_s))} {'before' if before_s > 0 else 'after'} its last line"
+                yield f"{event.finding.entity} {event.finding.code} came {when}"
 
     def _of_rules(self, matches: Iterable[LogMatch], stamped: bool) -> Iterator[Line]:
         """The first line of each class that a rule named since it ran last."""

@@ -187,6 +187,14 @@ def test_what_cannot_be_put_on_one_clock_is_said(tmp_path: Path, explain: Explai
     ]
 
 
+def test_of_a_log_that_just_stops_it_is_told_what_may_have_stopped_it(
+    tmp_path: Path, explain: Explain
+) -> None:
+    (job,) = explain(a_run(tmp_path / "run", end=""))["jobs"]
+    assert job["verdict"] is None
+    assert job["notes"] == ["GPU 0000:3b:00.0 XID 79 came 0.5 s before its last line"]
+
+
 def test_a_node_that_started_anew_after_the_last_line_is_told(tmp_path: Path, explain: Explain) -> None:
     booted = kernel_line("01:01:00", "Linux version 6.8.0-45-generic")
     folder = a_run(tmp_path / "run", kernel=kernel_line("00:50:00", "usb 1-1: new device") + booted, end="")
