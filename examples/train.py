@@ -200,9 +200,12 @@ class Faults:
         self.control, self.rank, self.slow = control, rank, 1.0
 
     def look(self) -> None:
-        if self.control is None or not self.control.exists():
+        if self.control is None:
             return
-        words = self.control.read_text().split()
+        try:
+            words = self.control.read_text().split()
+        except FileNotFoundError:  # there is none, or the rank that it is for has just taken it
+            return
         if not words or int(words[0]) != self.rank:
             return
         self.control.unlink()

@@ -15,7 +15,7 @@ from tests.waits import eventually
 
 CATCHES = """
     import os, signal, sys, time
-    signal.signal(signal.SIGUSR1, lambda *_: print('saved by', os.getpid()))
+    signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'saved by %d%c' % (os.getpid(), 10)))
     print('ready')
     while True:
         signal.pause()
@@ -28,7 +28,7 @@ def load(queue):
         queue.put(os.getpid())
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGUSR1, lambda *_: print("saved by", os.getpid(), flush=True))
+    signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'saved by %d%c' % (os.getpid(), 10)))
     context = multiprocessing.get_context("fork")
     queue = context.Queue(maxsize=4)
     for _ in range(3):
@@ -44,7 +44,7 @@ if __name__ == "__main__":
 # Both catch the signal.
 WITH_A_CHILD = """
     import os, signal
-    signal.signal(signal.SIGUSR1, lambda *_: print('saved by', os.getpid()))
+    signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'saved by %d%c' % (os.getpid(), 10)))
     if os.fork():
         print('ready')
     while True:
@@ -284,7 +284,7 @@ async def test_a_launcher_below_a_launcher_is_no_rank(site: Site) -> None:
 # Programs that start others with numbers of their own, and are ranks themselves.
 EVALUATES = """
     import os, signal, subprocess, sys, time
-    signal.signal(signal.SIGUSR1, lambda *_: print('saved by', os.getpid()))
+    signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'saved by %d%c' % (os.getpid(), 10)))
     for rank in range(2):
         env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', MASTER_PORT='29501')
         subprocess.Popen([sys.executable, '-I', '-S', '-c', 'import time; time.sleep(600)'], env=env)
@@ -294,7 +294,7 @@ EVALUATES = """
 """
 NUMBERS_ITSELF = """
     import os, signal, subprocess, sys
-    signal.signal(signal.SIGUSR1, lambda *_: print('saved by', os.getpid()))
+    signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'saved by %d%c' % (os.getpid(), 10)))
     os.environ.update(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1', MASTER_PORT='12355')
     subprocess.Popen([sys.executable, '-I', '-S', '-c', 'import time; time.sleep(600)'])
     print('ready')
@@ -309,7 +309,7 @@ STARTS_THE_OTHERS = f"""
     import os, signal, subprocess, sys
     worker = {"import os, signal; os.fork() or signal.pause()" + chr(10) + textwrap.dedent(CATCHES)!r}
     sleep = 'import time; time.sleep(600)'
-    signal.signal(signal.SIGUSR1, lambda *_: print('saved by', os.getpid()))
+    signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'saved by %d%c' % (os.getpid(), 10)))
     os.fork() or signal.pause()
     os.environ.update(LOCAL_RANK='0', NODE_RANK=os.environ.get('NODE_RANK', '0'), MASTER_ADDR='127.0.0.1')
     subprocess.Popen([sys.executable, '-I', '-S', '-c', sleep])
