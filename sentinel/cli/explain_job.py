@@ -1,6 +1,7 @@
 """What was given → why it ended: the core of `replay` over each job's logs, with what the kernel said at that time."""
 
 import re
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
@@ -456,7 +457,7 @@ def _number_of(path: str, needle: bytes, *, last: bool) -> int | None:
                         if line.rstrip().endswith(needle) and (last or found is None):
                             found = number
                 before += len(lines)
-    except (OSError, EOFError):
+    except (OSError, EOFError, zlib.error):
         pass
     if needle in rest:
         held = held or before + 1

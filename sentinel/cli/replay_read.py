@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
@@ -67,7 +68,7 @@ class OldLog:
             self._head = self._first_bytes()
         except IsADirectoryError:
             raise LogError(f"{path}: a folder; name the logs in it") from None
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise LogError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
         if b"\0" in self._head:
             raise LogError(f"{path}: binary, not a log")
@@ -111,7 +112,7 @@ class OldLog:
             while piece := self._read(size_bytes):
                 self.read_bytes += len(piece)
                 yield piece
-        except (OSError, EOFError) as error:  # EOFError: a compressed file that was cut off
+        except (OSError, EOFError, zlib.error) as error:  # EOFError: a packed file that was cut off
             raise LogError(f"{self.path}: {getattr(error, 'strerror', None) or error}") from None
 
     def _read(self, size_bytes: int) -> bytes:

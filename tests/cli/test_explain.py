@@ -358,6 +358,17 @@ def test_of_a_packed_log_that_was_cut_off_what_there_is_counts(tmp_path: Path, e
     assert codes(answer) == ["XID 79"]
 
 
+def test_of_a_damaged_packed_log_it_is_said_what_is_wrong(
+    tmp_path: Path, explain: Explain, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed = gzip.compress(steps(1, 50, 3600).encode())
+    (tmp_path / "train.log.gz").write_bytes(packed[:10] + b"\xff" * 200)
+    (skipped,) = explain(tmp_path, code=1)["skipped"]
+    assert "invalid block type" in skipped["why"]
+    assert main(["replay", str(tmp_path / "train.log.gz")]) == 1
+    assert "train.log.gz: Error -3 while decompressing data: invalid block type" in capsys.readouterr().err
+
+
 def test_a_kernel_log_of_a_machine_that_lost_its_power_is_read(tmp_path: Path, explain: Explain) -> None:
     (tmp_path / "kern.log").write_bytes(b"\0" * 4000 + kernel_line("01:00:08", OFF_THE_BUS).encode() * 3)
     assert codes(explain(tmp_path)) == ["XID 79"]
