@@ -10,12 +10,14 @@ from typing import Any
 
 from msgspec import Struct
 
+WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
 
 class Summary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One mail a day to the administrators of a cluster."""
 
     at: str = ""  # "08:00"; "": none
-    days: tuple[str, ...] = ()  # of "mon" to "sun"; none: every day
+    days: tuple[str, ...] = ()  # of WEEKDAYS; none: every day
     timezone: str = "UTC"  # of the IANA database
 
 

@@ -48,7 +48,7 @@ from sentinel.transport.auth import Authenticator
 from sentinel.transport.certs import Certificates, Conflict, Keeper, Unusable
 from sentinel.transport.given_certs import GivenCertificates
 from sentinel.transport.limits import Limits
-from sentinel.transport.open_files import fitting, raise_limit
+from sentinel.transport.open_files import fitting, room_for
 from sentinel.transport.server import Server
 from sentinel.transport.wire import Alive, Arrived
 from sentinel.troubles import Troubles
@@ -143,7 +143,7 @@ class Controlling:
             lambda node: self._server.orders_changed(node),
         )
         place = Place(name=self._namespace, cluster=issuer)
-        files = raise_limit(Limits())
+        files = room_for(Limits())
         self._mail = NodeNotifier(
             self._settings,
             self._controller.to_tell,

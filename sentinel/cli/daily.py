@@ -20,6 +20,7 @@ from sentinel.notify.compose import MailRequest
 from sentinel.notify.compose_nodes import Place
 from sentinel.notify.compose_summary import STAGE, Standing, Summary, summary_request
 from sentinel.settings import Settings
+from sentinel.web.fleet_view import unheard
 
 log = structlog.get_logger(__name__)
 
@@ -154,6 +155,5 @@ def gathered(
 def _heard(parts: Parts) -> Iterator[str]:
     if parts.fleet.paused:
         yield f"Paused by {parts.fleet.paused}: new isolations and removals wait."
-    if unheard := parts.controller.nodes.unheard:
-        nodes = "1 node" if unheard == 1 else f"{unheard} nodes"
-        yield f"No agent of {nodes} has reported: of the health of these nothing is known."
+    if parts.controller.nodes.unheard:
+        yield unheard(parts.controller.nodes.unheard)

@@ -42,8 +42,8 @@ def _code(text: str) -> int:
 def main(args: argparse.Namespace) -> int:
     from sentinel.cli.explain_job import explained
     from sentinel.cli.explain_read import given
-    from sentinel.cli.explain_show import as_json, as_text
-    from sentinel.cli.tables import complain, put, put_json
+    from sentinel.cli.explain_show import as_text
+    from sentinel.cli.tables import complain, put, put_document
     from sentinel.config.client import ConfigProblem, load_in_child
     from sentinel.rules import RuleError
 
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
         print("\n".join(error.problems), file=sys.stderr)
         return CONFIG
     if args.output == "json":
-        put_json(as_json(answer))
+        put_document(answer)
     else:
         put(as_text(answer))
     return 0 if answer.known else NOTHING

@@ -2,7 +2,6 @@
 
 import re
 import zlib
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
@@ -11,20 +10,18 @@ from msgspec import Struct, structs
 from sentinel.cli.explain_read import Given, Skipped
 from sentinel.cli.replay_exits import EXIT_RULES
 from sentinel.cli.replay_job import Replay
-from sentinel.cli.replay_kernel import Fault, KernelReplay, read
+from sentinel.cli.replay_kernel import Event, Fault, KernelReplay, read
 from sentinel.cli.replay_open import ROTATED, oldest_first, open_log
 from sentinel.cli.replay_paper import Foreseen
 from sentinel.cli.replay_read import LogError, OldLog, OldLogs
 from sentinel.cli.replay_show import Why
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.model import IncidentKind, Restartable, Verdict
-from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import LogMatch, RankExit
 from sentinel.core.triage_case import class_of_finding
 from sentinel.failures import failure_classes
 from sentinel.logs.kernel_file import unpacked
-from sentinel.logs.kernel_prefix import KernelLine
 from sentinel.logs.ruleset import RuleSet, load_ruleset
 from sentinel.notify.text import duration
 from sentinel.settings import Settings
@@ -33,24 +30,10 @@ AFTER_S = 5.0  # the end of a job's log: the kernel may be that late
 NEAR_S = 30.0  # before the end: a fault that is not fatal
 BOOT_S = 900.0  # after the end: the node that starts anew may have taken the job with it
 UNSTAMPED_S = 1.0
+STAMPS_S = 1.0  # as exact are the times that logs bear
 ZONES_S = 14 * 3600.0  # at most between a clock and another time zone's
-MOST_EVENTS = 10_000
 MOST_LINES = 8
 PIECE_BYTES = 1 << 20
-# How a job ends whose card failed: what its log says may be that, and nothing else that it says. By failure class.
-BY_CARD = (
-    *(
-        "gpu-hardware",
-        "gpu-ecc",
-        "nvlink",
-        "illegal-access",
-        "cuda-library",
-        "cuda-library-init",
-        "gpu-exception",
-    ),
-    *("gpu-not-there", "nccl-timeout", "nccl-abort", "connection", "rank-exit", "aborted", "end-abort"),
-    *("exit-unknown", "unknown"),
-)
 NOT_SAID = "exit-unknown"
 _OF_RANK = re.compile(r"rank \d+: ")
 
@@ -108,29 +91,12 @@ class Answer(Struct, frozen=True, kw_only=True):
         return bool(self.kernels) or any(not one.quiet for one in self.jobs)
 
 
-class _Event(Struct, frozen=True):
-    """One time of a fault."""
-
-    finding: Finding
-    line: KernelLine
-
-
 class _Heard(KernelReplay):
-    """A kernel's logs, with each time of a fault."""
+    """A kernel, and the logs that it was heard in."""
 
-    def __init__(self, paths: list[str]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.paths = paths
-        self.events: deque[_Event] = deque(maxlen=MOST_EVENTS)  # the newest
-        self.booted_wall_s: list[float] = []
-
-    def heard(self, finding: Finding, line: KernelLine) -> None:
-        if finding.severity is not Severity.INFO and not finding.over:
-            self.events.append(_Event(finding, line))
-
-    def begins(self, line: KernelLine) -> None:
-        if line.wall_s is not None:
-            self.booted_wall_s.append(line.wall_s)
+        self.paths: list[str] = []
 
 
 def explained(found: Given, asked: Policy, settings: Settings, code: int | None) -> Answer:
@@ -168,12 +134,16 @@ def _kernels(paths: Iterable[str]) -> list[list[str]]:
 
 
 def _read(paths: list[str], skipped: list[Skipped], notes: list[str]) -> _Heard | None:
-    kernel = _Heard([])
+    kernel = _Heard()
     for path in paths:
-        if why := read(path, kernel, notes):
+        known = kernel.known
+        why = read(path, kernel, notes)
+        if why and kernel.known == known:
             skipped.append(Skipped(path, why))
-        else:
-            kernel.paths.append(path)
+            continue
+        kernel.paths.append(path)
+        if why:
+            notes.append(f"{path}: {why}; what stands before that was read")
     return kernel if kernel.paths else None
 
 
@@ -192,7 +162,6 @@ class _Job:
         replay = self.replay
         for told in self._old.told():
             replay.take(told)
-        before = replay.picture.job.failures
         given: dict[int | None, RankExit] = {}
         if code is not None:
             given[None] = RankExit(rank=0, incarnation=1, at_s=0.0, code=code)
@@ -205,11 +174,9 @@ class _Job:
         notes = [
             f"{log.path} is cut off; what could be unpacked was read" for log in self.logs if log.cut_off
         ]
-        near: list[tuple[_Heard, _Event]] = []
+        near: list[tuple[_Heard, Event]] = []
         if stamped:
             near = [(kernel, event) for kernel in kernels for event in self._near(kernel)]
-            # This end is no past of its own.
-            replay.picture.job = structs.replace(replay.picture.job, failures=before)
             verdict, assumed = self._with_findings(own, near, len(kernels))
             notes += [*assumed, *self._of_clocks(kernels, near), *self._boots(kernels)]
             notes += self._unexplained(near) if verdict is None else []
@@ -240,9 +207,9 @@ class _Job:
 
     # ------------------------------------------------------------ the kernel's word
 
-    def _near(self, kernel: _Heard) -> Iterator[_Event]:
+    def _near(self, kernel: _Heard) -> Iterator[Event]:
         """Faults while the job ran, on one clock with it; of one that comes again and again the last."""
-        newest: dict[object, _Event] = {}
+        newest: dict[object, Event] = {}
         for event in kernel.events:
             at_s = event.line.wall_s
             if at_s is not None and self.replay.start_s <= at_s <= self.replay.now_s + AFTER_S:
@@ -250,7 +217,7 @@ class _Job:
         yield from newest.values()
 
     def _with_findings(
-        self, own: Verdict | None, near: Sequence[tuple[_Heard, _Event]], kernels: int
+        self, own: Verdict | None, near: Sequence[tuple[_Heard, Event]], kernels: int
     ) -> tuple[Verdict | None, list[str]]:
         """The verdict when the kernel's word is heard too, and what had to be assumed for it."""
         picture = self.replay.picture
@@ -260,28 +227,26 @@ class _Job:
         cards = [event.finding for _, event in near if self._may_be_of_rank(event, rank, own)]
         if cards and kernels > 1:
             return own, ["logs of several kernels: which rank ran on which of their nodes no log says"]
-        picture.findings = [event.finding for _, event in near]
         card = max(cards, key=lambda one: one.severity.order, default=None)
-        if card is not None:
-            picture.entities[rank] = card.place
-        verdict = picture.verdict(Now(self.replay.now_s, self.replay.now_s))
+        findings = [event.finding for _, event in near]
+        verdict = self.replay.verdict_with(findings, {} if card is None else {rank: card.place})
         if card is None or verdict.entity != card.place:
             return verdict, []
         return verdict, [f"that rank {rank} used {card.entity} is assumed: no log says which card it had"]
 
-    def _may_be_of_rank(self, event: _Event, rank: int, own: Verdict | None) -> bool:
+    def _may_be_of_rank(self, event: Event, rank: int, own: Verdict | None) -> bool:
         """Of a card, bad enough, just before the end, which the job's log does not explain otherwise."""
         finding, at_s = event.finding, event.line.wall_s or 0.0
         if finding.component is not Component.GPU or not _blames_a_card(finding):
             return False
-        if own is not None and own.failure not in BY_CARD:
+        if own is not None and not failure_classes()[own.failure].by_card:
             return False
         if finding.severity is Severity.FATAL:  # a rank that steps on did not use that card
             last_s = self.replay.ranks[rank].last_at_s
-            return last_s is None or at_s >= last_s - 1.0 or not self.replay.ranks[rank].iterations
+            return last_s is None or at_s >= last_s - STAMPS_S or not self.replay.ranks[rank].iterations
         return at_s >= self.replay.now_s - NEAR_S
 
-    def _of_clocks(self, kernels: Sequence[_Heard], near: Sequence[tuple[_Heard, _Event]]) -> Iterator[str]:
+    def _of_clocks(self, kernels: Sequence[_Heard], near: Sequence[tuple[_Heard, Event]]) -> Iterator[str]:
         """What could not be compared, where it would matter."""
         known = {id(event) for _, event in near}
         for kernel in kernels:
@@ -310,7 +275,7 @@ class _Job:
                     yield f"the node of {kernel.paths[0]} started anew {after} after its last line"
                     break
 
-    def _unexplained(self, near: Iterable[tuple[_Heard, _Event]]) -> Iterator[str]:
+    def _unexplained(self, near: Iterable[tuple[_Heard, Event]]) -> Iterator[str]:
         """A log that just stops: what may have stopped it."""
         for _, event in near:
             before_s = self.replay.now_s - (event.line.wall_s or 0.0)
@@ -394,7 +359,7 @@ def _restart(verdict: Verdict) -> str:
 # ---------------------------------------------------------------- lines
 
 
-def _of_kernel(near: Iterable[tuple[_Heard, _Event]]) -> Iterator[Line]:
+def _of_kernel(near: Iterable[tuple[_Heard, Event]]) -> Iterator[Line]:
     for kernel, event in near:
         finding = event.finding
         yield Line(

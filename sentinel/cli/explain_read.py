@@ -4,7 +4,6 @@ import contextlib
 import io
 import os
 import re
-import resource
 import stat
 import sys
 import time
@@ -13,10 +12,12 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from sentinel.cli.replay_open import NoLog, open_log
-from sentinel.cli.replay_read import LogError, OldLog, is_stream_of_rank
+from sentinel.cli.rank_names import NAMED, in_order, is_stream_of_rank, one_each, rank_of_name, without_gaps
+from sentinel.cli.replay_open import NoLog, is_binary, open_log
+from sentinel.cli.replay_read import LogError, OldLog
 from sentinel.logs.kernel import KernelLog
 from sentinel.logs.kernel_file import NotALog, saved_lines, unpacked
+from sentinel.transport.open_files import raise_limit
 
 HEAD_BYTES = 1 << 16
 HEAD_LINES = 400
@@ -25,7 +26,6 @@ SPARE_FILES = 64  # descriptors that are for others
 MAX_DEPTH = 6
 PREFIXED_SHARE = 0.5
 KNOWN_SHARE = 0.3  # of lines without a prefix: people paste what they saw
-CONTROL_SHARE = 0.1  # of bytes: more is no text
 EPOCH_S = 1e9  # no machine runs so long: UCX and others begin their lines with [1700000000.123456]
 # What dates a line as only kernel logs do: a syslog's tag, dmesg -T, dmesg --time-format iso, the journal's own forms.
 _KERNELS = re.compile(
@@ -42,8 +42,6 @@ _WORDS = re.compile(
     rb"|XFS \(|I/O error, dev|traps: |segfault at|mce: |cgroup|Call Trace|perf: |BUG: |WARNING: CPU"
 )
 _UPTIME = re.compile(rb"^(?:<\d{1,3}>)?\[ *\d+\.\d{6}\]", re.MULTILINE)
-# What names say that are the logs of ranks; a bare number may be that of a run, a Slurm job or a node.
-_RANK = re.compile(r"(?:rank|worker|task|proc)[-_. ]?(\d{1,4})(?!\d)(?=[^/]*$)", re.IGNORECASE)
 _STREAM = re.compile(r"\.(?:out|err)$")
 
 
@@ -79,11 +77,7 @@ def given(paths: Iterable[str]) -> Given:
 
 def _most_files() -> int:
     """Each log is held open."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
-    return MAX_FILES if soft < 0 else max(1, min(MAX_FILES, soft - SPARE_FILES))
+    return max(1, min(MAX_FILES, raise_limit(MAX_FILES + SPARE_FILES) - SPARE_FILES))
 
 
 def _files(paths: Iterable[str], skipped: list[Skipped], most: int) -> Iterator[str]:
@@ -104,8 +98,12 @@ def _below(folder: str, skipped: list[Skipped]) -> Iterator[str]:
 
     for place, folders, files in os.walk(folder, onerror=refused):
         depth = os.path.relpath(place, folder).count(os.sep) + (place != folder)
-        folders[:] = sorted(one for one in folders if not one.startswith(".")) if depth < MAX_DEPTH else []
-        for name in sorted(files):
+        folders[:] = (
+            sorted((one for one in folders if not one.startswith(".")), key=in_order)
+            if depth < MAX_DEPTH
+            else []
+        )
+        for name in sorted(files, key=in_order):
             path = os.path.join(place, name)
             with contextlib.suppress(OSError):
                 if not stat.S_ISREG(os.stat(path).st_mode):
@@ -152,8 +150,7 @@ def _head(path: str) -> bytes:
 def _is_kernel_log(path: str) -> bool:
     """By its first lines. One that only bears a date may be anybody's, unless the date is in a form of dmesg's."""
     head = _head(path).replace(b"\0", b"")  # of a machine that lost its power; UTF-16 of PowerShell
-    control = sum(byte < 9 or 13 < byte < 27 for byte in head[:4096])
-    if control > CONTROL_SHARE * len(head[:4096]) or b"Traceback (most recent call last)" in head:
+    if is_binary(head) or b"Traceback (most recent call last)" in head:
         return False
     tagged = _KERNELS.search(head) is not None
     worded = _UPTIME.search(head) is not None and _WORDS.search(head) is not None
@@ -200,19 +197,18 @@ def _family(path: str) -> tuple[str, str]:
     if is_stream_of_rank(path):  # torchrun: ATTEMPT/RANK/stderr.log
         return os.path.dirname(folder), "RANK/"
     bare = name.removesuffix(".gz")
-    if match := _RANK.search(bare):
+    if match := NAMED.search(bare):
         return folder, f"{bare[: match.start(1)]}RANK{bare[match.end(1) :]}"
     return (os.path.join(folder, _STREAM.sub("", bare)), "") if _STREAM.search(bare) else (path, "")
 
 
 def _ranked(own: list[OldLog]) -> list[OldLog]:
     """With their ranks; none where the numbers have too many gaps to be ranks."""
-    found = []
-    for log in own:
-        match = re.search(r"(?:^|/)(\d{1,5})/std(?:out|err)\.log", log.path) or _RANK.search(log.path)
-        if match is not None:
-            log.rank = int(match[1])
-            found.append(log)
-    numbers = {log.rank for log in found}
-    one_each = len(numbers) == len(found) or all(is_stream_of_rank(log.path) for log in found)
-    return found if len(numbers) > 1 and one_each and max(numbers) < 2 * len(numbers) else []
+    ranks = [rank for log in own if (rank := rank_of_name(log.path)) is not None]
+    for log, rank in zip(own, ranks, strict=True):
+        log.rank = rank
+    return (
+        own
+        if len(set(ranks)) > 1 and one_each(ranks, [log.path for log in own]) and without_gaps(ranks)
+        else []
+    )

@@ -3,8 +3,6 @@
 import time
 from collections.abc import Iterator
 
-import msgspec
-
 from sentinel.cli.explain_job import Answer, Explanation, Kernel, Line
 from sentinel.cli.replay_kernel import SHOWN_CHARS, explained
 from sentinel.cli.tables import pairs
@@ -14,10 +12,6 @@ from sentinel.web.words import duration, number, printable
 MOST_LOGS = 4
 MOST_SKIPPED = 10
 MOST_FAULTS = 8
-
-
-def as_json(answer: Answer) -> str:
-    return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n"
 
 
 def as_text(answer: Answer) -> str:

@@ -7,7 +7,7 @@ from sentinel.cli.tables import pairs, table
 from sentinel.core.fleet_model import Brake
 from sentinel.core.fleet_words import BRAKES
 from sentinel.documents import time_of
-from sentinel.web.fleet_view import STATES, FleetView, LeaderView, Row
+from sentinel.web.fleet_view import STATES, FleetView, LeaderView, Row, unheard
 from sentinel.web.words import duration, printable, when
 
 MOST_ROWS = 30
@@ -47,9 +47,8 @@ def details(view: FleetView, node: str, now_wall_s: float) -> list[str]:
 
 def _head(view: FleetView) -> list[str]:
     lines = [led(view.leader)]
-    if view.leader and view.leader.leads and (unheard := view.leader.unheard):
-        nodes = "1 node" if unheard == 1 else f"{unheard} nodes"
-        lines.append(f"No agent of {nodes} has reported to it yet: of the health of these nothing is known.")
+    if view.leader and view.leader.leads and view.leader.unheard:
+        lines.append(unheard(view.leader.unheard))
     if view.paused:
         follows = (
             ""

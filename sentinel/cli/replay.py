@@ -81,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
     from sentinel.cli.replay_exits import EXIT_RULES
     from sentinel.cli.replay_job import Replay
     from sentinel.cli.replay_read import LogError, OldLogs
-    from sentinel.cli.tables import complain, put, put_json
+    from sentinel.cli.tables import complain, put, put_document
     from sentinel.config.client import ConfigProblem, load_in_child
     from sentinel.failures import failure_classes
     from sentinel.logs.ruleset import load_ruleset
@@ -121,11 +121,11 @@ def main(args: argparse.Namespace) -> int:
         for line in str(error).splitlines():
             complain(line)
         return 1
-    from sentinel.cli.replay_show import as_json, as_text, result_of
+    from sentinel.cli.replay_show import as_text, result_of
 
     result = result_of(replay, logs, source, asked, notes)
     if args.output == "json":
-        put_json(as_json(result))
+        put_document(result)
     else:
         put(as_text(result))
     took_s = time.monotonic() - began_s
@@ -210,16 +210,19 @@ def _open(paths: list[str], named: list[tuple[int, str]]) -> "tuple[list[OldLog]
 
 def _number(logs: "Sequence[OldLog]", taken: Collection[int], notes: list[str]) -> None:
     """Ranks by name where every name tells another one, else in the order given."""
-    from sentinel.cli.replay_read import is_stream_of_rank, rank_of_name
+    from sentinel.cli.rank_names import one_each, rank_of_name, without_gaps
 
-    told = [rank for log in logs if (rank := rank_of_name(log.path)) is not None]
-    several = len(logs) + len(taken) > 1
     paths = [log.path for log in logs]
-    distinct = len(set(told)) == len(logs) or all(map(is_stream_of_rank, paths))
-    if several and len(told) == len(logs) and distinct and not set(taken) & set(told):
-        for log, rank in zip(logs, told, strict=True):
-            log.rank = rank
-        return
+    for bare in (False, True):
+        told = [rank for path in paths if (rank := rank_of_name(path, bare=bare)) is not None]
+        known = [*taken, *told]
+        # Bare numbers may be those of runs, of Slurm's jobs or of nodes.
+        if len(told) < len(logs) or len(known) < 2 or (bare and not without_gaps(known)):
+            continue
+        if one_each(told, paths) and not set(taken) & set(told):
+            for log, rank in zip(logs, told, strict=True):
+                log.rank = rank
+            return
     free = iter(n for n in range(len(logs) + len(taken) + 1) if n not in taken)
     for log in logs:
         log.rank = next(free)

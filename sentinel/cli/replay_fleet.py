@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from sentinel.cli.tables import complain, put, put_json, table
+from sentinel.cli.tables import complain, put, put_document, table
 from sentinel.core.fleet_events import Decision
 from sentinel.core.fleet_recording import VERSION, Entry, Start
 from sentinel.core.fleet_replay import Replay, Replayed
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
     differs = sum(line.how != SAME for line in lines)
     if args.output == "json":
         answer = {"rounds": len(rounds), "differences": differs, "decisions": lines}
-        put_json(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
+        put_document(answer)
     else:
         put(_text(rounds, lines, differs, other=settings is not None))
     return 1 if differs and settings is None else 0

@@ -1,6 +1,6 @@
 """What Sentinel would have seen and decided: the same picture, policy, triage and recovery over told lines."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, structs
 
@@ -8,7 +8,8 @@ from sentinel.cli.replay_exits import TEARDOWN, exits_told
 from sentinel.cli.replay_paper import Foreseen, foresee
 from sentinel.cli.replay_read import Told
 from sentinel.core import policy
-from sentinel.core.model import JobState, ProtectedJob, Symptom
+from sentinel.core.health import Finding
+from sentinel.core.model import JobState, ProtectedJob, Symptom, Verdict
 from sentinel.core.now import Now
 from sentinel.core.performance import Histogram, RankTiming
 from sentinel.core.picture import JobPicture
@@ -89,6 +90,7 @@ class Replay:
         self._quiet_s = min(QUIET_S, (asked.hang.after_s or QUIET_S) / 2)
         self._told_exits: dict[int, RankExit] = {}
         self._seen: set[str] = set()
+        self._failures_before = job.failures  # the end
         self._begin(size)
 
     @property
@@ -351,6 +353,7 @@ class Replay:
         Returns where the exit status comes from: given, log, assumed or unknown.
         """
         self._report()
+        self._failures_before = self.picture.job.failures
         exits, source = self._ends(given)
         if exits:
             before = len(self.decisions)
@@ -358,6 +361,16 @@ class Replay:
             if len(self.decisions) > before:
                 self.ended = self.decisions[-1]
         return source
+
+    def verdict_with(self, findings: Sequence[Finding], cards: Mapping[int, str]) -> Verdict:
+        """After `finish`: what the verdict is where these were found on the machine, and ranks had these GPUs."""
+        picture = self.picture
+        picture.job = structs.replace(
+            picture.job, failures=self._failures_before
+        )  # this end is no past of its own
+        picture.findings = [*findings]
+        picture.entities |= cards
+        return picture.verdict(self._now)
 
     def _ends(self, given: Mapping[int | None, RankExit]) -> tuple[dict[int, RankExit], str]:
         if given:

@@ -8,8 +8,10 @@ own clock. Exit codes: 0 read, whether there were faults or not; 1 a file cannot
 import argparse
 import io
 import os
+import stat
 import time
 import zlib
+from collections import deque
 from collections.abc import Iterable
 
 import msgspec
@@ -20,7 +22,7 @@ from sentinel.checks.media import on_media
 from sentinel.checks.repeats import Key
 from sentinel.checks.xid import actions, catalogue, finding_of
 from sentinel.cli.replay_open import NoLog, oldest_first, open_log
-from sentinel.cli.tables import complain, put, put_json, table
+from sentinel.cli.tables import complain, put, put_document, table
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.now import Now
 from sentinel.logs.kernel import KernelLog
@@ -31,6 +33,8 @@ from sentinel.web.words import printable
 
 USAGE = 64
 MAX_FAULTS = 10_000  # distinct ones that are remembered
+MAX_EVENTS = 10_000
+OLDEST_S = 1e9  # of a file: archives that are made to be equal set its time to 1970 or so
 EXPIRE_EVERY_S = 600.0  # of the log's own time
 SHOWN_CHARS = 160
 
@@ -45,6 +49,13 @@ class Seen(Struct):
     last: KernelLine
     count: int = 0
     ended: str = ""
+
+
+class Event(Struct, frozen=True):
+    """One time of a fault."""
+
+    finding: Finding
+    line: KernelLine
 
 
 class Fault(Struct, frozen=True, kw_only=True):
@@ -88,6 +99,8 @@ class KernelReplay:
 
     def __init__(self) -> None:
         self.seen: dict[Key, Seen] = {}
+        self.events: deque[Event] = deque(maxlen=MAX_EVENTS)  # the newest
+        self.booted_wall_s: deque[float] = deque(maxlen=MAX_EVENTS)
         self.lines = self.known = self.unbelieved = self.not_shown = 0
         self.boots = 1
         self._told = KernelLog()
@@ -100,8 +113,8 @@ class KernelReplay:
         line = saved.line
         self.lines += 1
         self.known += line.prefixed
-        if saved.boots:
-            self.begins(line)
+        if saved.boots and line.wall_s is not None:
+            self.booted_wall_s.append(line.wall_s)
         self._pass_to(line, saved.boots)
         if not line.from_kernel:
             self.unbelieved += 1
@@ -119,16 +132,11 @@ class KernelReplay:
             if known is not None and stands is None:
                 known.ended = known.ended or OVER
             return
-        self.heard(finding, line)
+        if finding.severity is not Severity.INFO:
+            self.events.append(Event(finding, line))
         self._note(stands or finding, finding.count, line, known)
         if finding.code in LATEST_WINS and finding.action == NOTHING:
             self._mark_ended(OVER)
-
-    def heard(self, finding: Finding, line: KernelLine) -> None:
-        """For who needs each time of a fault."""
-
-    def begins(self, line: KernelLine) -> None:
-        """For who needs the times of boots: `line` is the first of one."""
 
     def _note(self, finding: Finding, count: int, line: KernelLine, known: Seen | None) -> None:
         if known is None:
@@ -251,7 +259,7 @@ def main(args: argparse.Namespace) -> int:
         notes=notes,
     )
     if args.output == "json":
-        put_json(as_json(answer))
+        put_document(answer)
     else:
         put(as_text(answer))
     return 1 if bad else 0
@@ -263,7 +271,7 @@ def read(path: str, replay: KernelReplay, notes: list[str]) -> str:
     try:
         with open_log(path) as file:
             binary = b"\0" in file.peek()
-            for saved in saved_lines(unpacked(file), time.time()):
+            for saved in saved_lines(unpacked(file), _written_s(file)):
                 replay.take(saved)
             if replay.lines == before:
                 notes.append(f"{path}: empty")
@@ -280,6 +288,13 @@ def read(path: str, replay: KernelReplay, notes: list[str]) -> str:
     return ""
 
 
+def _written_s(file: io.BufferedReader) -> float:
+    """No line of it is younger: Unix seconds, which tell the year of stamps that have none."""
+    known, now_s = os.fstat(file.fileno()), time.time()
+    plain = stat.S_ISREG(known.st_mode) and known.st_mtime > OLDEST_S
+    return min(known.st_mtime, now_s) if plain else now_s
+
+
 def _cut_off(file: io.BufferedReader) -> bool:
     """A plain file whose last line has no end: of `..., 79` may be left `..., 7`."""
     if not file.seekable():
@@ -291,11 +306,7 @@ def _cut_off(file: io.BufferedReader) -> bool:
     return file.read(1) != b"\n"
 
 
-# ---------------------------------------------------------------- for people and for programs
-
-
-def as_json(answer: Answer) -> str:
-    return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n"
+# ---------------------------------------------------------------- for people
 
 
 def as_text(answer: Answer) -> str:

@@ -11,6 +11,9 @@ import time
 from sentinel.cli.tables import complain
 
 NOTICE_S = 3.0  # a pipe into which nothing was written for so long is mentioned
+HEAD_BYTES = 4096
+CONTROL_SHARE = 0.1  # of bytes: more is no text
+STRANGE_SHARE = 0.3  # of what is no UTF-8: of packed data it is half, of a text in another code less
 GIVE_UP_S = 30.0  # and one with a name is given up: a fifo that nobody serves
 
 
@@ -34,6 +37,14 @@ def oldest_first(paths: list[str]) -> list[str]:
         return (not dated, match["date"] or "", -int(match["number"] or 0))
 
     return sorted(paths, key=age)
+
+
+def is_binary(head: bytes) -> bool:
+    """Text may hold runs of NUL (a machine lost its power) or one behind each character (UTF-16 of PowerShell)."""
+    text = head[:HEAD_BYTES].replace(b"\0", b"")
+    control = sum(byte < 9 or 13 < byte < 27 or byte == 127 for byte in text)
+    strange = text.decode("utf-8", "replace").count("\ufffd")
+    return control > CONTROL_SHARE * len(text) or strange > STRANGE_SHARE * len(text)
 
 
 def open_log(path: str, notice_s: float = NOTICE_S, give_up_s: float = GIVE_UP_S) -> io.BufferedReader:

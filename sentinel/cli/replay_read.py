@@ -12,6 +12,8 @@ from typing import BinaryIO
 
 from msgspec import Struct
 
+from sentinel.cli.rank_names import rank_of_name
+from sentinel.cli.replay_open import is_binary
 from sentinel.core.now import Now
 from sentinel.core.reports import Iteration, LogMatch
 from sentinel.logs.follow import FilePosition
@@ -21,6 +23,7 @@ from sentinel.logs.text import stamp_wall_s
 from sentinel.logs.writers import LABEL, MARK, apart
 
 SNIFF_BYTES = 1 << 16
+MOST_NULS = 1024  # times SNIFF_BYTES: of a hole that was copied
 MERGED_BYTES = 1 << 15  # of a log of several ranks at once: within one such piece only stamps tell the order
 TAIL_BYTES = 4096  # the last stamped line of a piece is looked for in so much of it
 MAX_RANKS = 4096  # as of `run --nproc`; a larger number at the beginning of a line is no rank
@@ -28,12 +31,6 @@ DAY_S = 86_400.0
 HALF_YEAR_S = 182 * DAY_S
 
 _CRI = re.compile(rb"\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:\d\d) std(?:out|err) [PF]\b")
-# How ranks are called in file names; the last is torchrun's --log-dir
-_NAMES = (
-    re.compile(r"(?:rank|worker|task|proc)[-_. ]?(\d{1,5})(?!.*\d{6})", re.I),
-    re.compile(r"(?:^|[-_.])(\d{1,4})\.(?:log|out|err|txt)(?:\.gz)?$"),
-)
-_FOLDER = re.compile(r"(?:^|/)(\d{1,5})/std(?:out|err)\.log(?:\.gz)?$")
 
 
 class LogError(Exception):
@@ -70,7 +67,7 @@ class OldLog:
             raise LogError(f"{path}: a folder; name the logs in it") from None
         except (OSError, EOFError, zlib.error) as error:
             raise LogError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-        if b"\0" in self._head:
+        if is_binary(self._head):
             raise LogError(f"{path}: binary, not a log")
         lines = [line for line in self._head.split(b"\n")[:-1] if line.strip()][:50]
         self.cri = bool(lines) and all(_CRI.match(line) for line in lines)
@@ -81,6 +78,12 @@ class OldLog:
             self.wall_s = min(self.wall_s, self.first_stamp_s + HALF_YEAR_S)
 
     def _first_bytes(self) -> bytes:
+        head = self._first_text()
+        if b"\0" not in head:
+            return head
+        return head.replace(b"\0", b"").removeprefix(b"\xff\xfe").removeprefix(b"\xfe\xff")
+
+    def _first_text(self) -> bytes:
         head = self._file.read(SNIFF_BYTES)
         if head[:2] == b"\x1f\x8b" and self.path != "-":
             self._file.seek(0)
@@ -88,7 +91,12 @@ class OldLog:
             return self._read(SNIFF_BYTES)
         if head[:1] == b"\0" and self._file.seekable():  # a hole: its beginning was given back to the disk
             self._file.seek(os.lseek(self._file.fileno(), 0, os.SEEK_DATA))
-            head = self._file.read(SNIFF_BYTES).lstrip(b"\0")
+            head = self._file.read(SNIFF_BYTES)
+            for _ in range(MOST_NULS):
+                if not head or head.strip(b"\0"):
+                    break
+                head = self._file.read(SNIFF_BYTES)
+            head = head.lstrip(b"\0")
             return head[head.find(b"\n") + 1 :]
         return head
 
@@ -111,7 +119,7 @@ class OldLog:
         try:
             while piece := self._read(size_bytes):
                 self.read_bytes += len(piece)
-                yield piece
+                yield piece.replace(b"\0", b"")
         except (OSError, EOFError, zlib.error) as error:  # EOFError: a packed file that was cut off
             raise LogError(f"{self.path}: {getattr(error, 'strerror', None) or error}") from None
 
@@ -127,20 +135,6 @@ class OldLog:
     def last_stamp_s(self, piece: bytes) -> float | None:
         lines = piece[-TAIL_BYTES:].split(b"\n")[1:]
         return next((s for line in reversed(lines) if (s := self.stamp_s(line)) is not None), None)
-
-
-def rank_of_name(path: str) -> int | None:
-    """The rank that a file name tells, such as rank-3.log, job-worker-3.txt or 3/stderr.log."""
-    if found := _FOLDER.search(path):
-        return int(found.group(1))
-    name = os.path.basename(path)
-    found = next((f for pattern in _NAMES if (f := pattern.search(name))), None)
-    return int(found.group(1)) if found else None
-
-
-def is_stream_of_rank(path: str) -> bool:
-    """One of torchrun's two logs of a rank, ATTEMPT/RANK/stdout.log and stderr.log."""
-    return _FOLDER.search(path) is not None
 
 
 class _Held:
@@ -295,7 +289,7 @@ class OldLogs:
     def _one(self) -> Iterator[Told]:
         """A log of one rank, until a line says that it is another's."""
         log = self.logs[0]
-        own = rank_of_name(log.path)
+        own = rank_of_name(log.path, bare=True)
         readers = {0: self._reader(log, 0)}
         self.readers = [readers[0]]
         rest = b""

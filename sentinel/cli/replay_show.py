@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 
-import msgspec
 from msgspec import Struct
 
 from sentinel.cli.replay_job import RankSeen, Replay, RuleSeen
@@ -203,10 +202,6 @@ def _times(rank: int | None, seen: Sequence[RankSeen], format: str = "", clock: 
         format=format,
         clock=clock,
     )
-
-
-def as_json(result: Result) -> str:
-    return msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
 
 
 # ---------------------------------------------------------------- for people

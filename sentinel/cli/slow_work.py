@@ -16,9 +16,10 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.base import BaseTrigger
 from msgspec import Struct
 
+from sentinel.settings import WEEKDAYS
+
 log = structlog.get_logger(__name__)
 
-WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 AGAIN_S = 30.0  # after it could not be done
 LOOK_S = 60.0  # whether a clock was set back
 JITTER = 0.1

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
+import msgspec
+
 from sentinel.web.words import printable, width
 
 GAP = "   "
@@ -50,6 +52,11 @@ def put_json(text: str) -> None:
 def _escaped(character: str) -> str:
     code = character.encode("utf-16-be").hex()
     return "".join(f"\\u{code[at : at + 4]}" for at in range(0, len(code), 4))
+
+
+def put_document(value: object) -> None:
+    """`put_json` of what msgspec encodes."""
+    put_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
 def silence_stdout() -> None:

@@ -25,7 +25,6 @@ YEAR_S = 366 * 86400.0
 PRECHECKS = ("gpu", "nic", "disk", "system", "kernel")  # components that have checks
 ACTIVITIES = (*ACTIVITY_LIMIT_S, "saved")
 UNCATCHABLE = ("SIGKILL", "SIGSTOP")
-WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 MAX_PATTERN = 1000
 _DURATION_SHAPE = r"([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+"
 _NAME_SHAPE = r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?"

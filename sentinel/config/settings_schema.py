@@ -4,7 +4,6 @@ from typing import Annotated, Literal
 
 from sentinel import settings
 from sentinel.config.kinds import (
-    WEEKDAYS,
     AbsolutePath,
     AbsolutePaths,
     Addresses,
@@ -47,8 +46,10 @@ Rate = Annotated[float, number(0, 1_000_000), Meaning("number above 0")]
 class SummarySpec(Section):
     core = settings.Summary
     at: TimeOfDay = required("at", "When it is sent.")
-    days: Annotated[tuple[Annotated[str, one_of(*WEEKDAYS)], ...], Meaning("list of mon to sun")] = written(
-        "days", "On which days; without it every day. The next after days without one tells of these too."
+    days: Annotated[tuple[Annotated[str, one_of(*settings.WEEKDAYS)], ...], Meaning("list of mon to sun")] = (
+        written(
+            "days", "On which days; without it every day. The next after days without one tells of these too."
+        )
     )
     timezone: Timezone = written("timezone", "Of the IANA database, such as Europe/Berlin; without it UTC.")
 

@@ -107,6 +107,7 @@ class FailureClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     follows: bool = (
         False  # where it comes again tells whether it follows the job or the place: core/triage_past.py
     )
+    by_card: bool = False  # a job whose card failed may end so, and its log need not say more
 
     @property
     def complains(self) -> bool:

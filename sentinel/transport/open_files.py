@@ -11,13 +11,17 @@ from sentinel.transport.limits import Limits
 OTHERS = 512
 
 
-def raise_limit(limits: Limits) -> int:
-    """As far as the hard limit lets this process, for all the connections of `limits` -> what is the limit now.
+def room_for(limits: Limits) -> int:
+    """`raise_limit` for all the connections of `limits`."""
+    return raise_limit(limits.connections + OTHERS)
+
+
+def raise_limit(wanted: int) -> int:
+    """To `wanted`, as far as the hard limit lets this process -> what is the limit now.
 
     containerd 2 gives a container 1024 and a hard limit of 524288 (`LimitNOFILE` of its unit).
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = limits.connections + OTHERS
     most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
     if soft == resource.RLIM_INFINITY or soft >= most:
         return wanted if soft == resource.RLIM_INFINITY else soft

@@ -18,6 +18,7 @@ from sentinel.web.fleet_view import (
     Page,
     Row,
     Standing,
+    unheard,
 )
 from sentinel.web.html import badge, banner, card, esc, link, sections, short, table, tiles
 from sentinel.web.page import STATE_CLASS, findings, job_sections
@@ -173,10 +174,7 @@ def _warnings(standing: Standing) -> list[tuple[str, str]]:
         )
     told += [("busy", note) for note in standing.notes[:MOST_TROUBLES]]
     if standing.leads and leader.unheard:
-        count = "1 node" if leader.unheard == 1 else f"{leader.unheard} nodes"
-        told.append(
-            ("busy", f"No agent of {count} has reported yet: of the health of these nothing is known.")
-        )
+        told.append(("busy", unheard(leader.unheard)))
     return told
 
 

@@ -55,6 +55,11 @@ class LeaderView(Struct, kw_only=True, omit_defaults=True):
     unheard: int = 0  # nodes of which no agent has told it anything
 
 
+def unheard(nodes: int) -> str:
+    which = "1 node" if nodes == 1 else f"{nodes} nodes"
+    return f"No agent of {which} has reported yet: of the health of these nothing is known."
+
+
 class FleetView(Struct, kw_only=True):
     leader: LeaderView | None = None  # None: no controller ever led
     paused: str = ""

@@ -268,7 +268,7 @@ def test_what_it_tells_is_what_the_page_shows() -> None:
     assert [one.state for one in made.standing] == ["unreachable", "held back", "isolated", "on hold"]
     assert made.notes[:2] == [
         "Paused by anna: an upgrade: new isolations and removals wait.",
-        "No agent of 3 nodes has reported: of the health of these nothing is known.",
+        "No agent of 3 nodes has reported yet: of the health of these nothing is known.",
     ]
     assert list(made.records) == list(world.records.values())
     assert made.incidents == [(incident, job)]

@@ -3,9 +3,12 @@
 import gzip
 import json
 import os
+import random
 import subprocess
 import sys
+import time
 import tomllib
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -374,6 +377,58 @@ def test_a_kernel_log_of_a_machine_that_lost_its_power_is_read(tmp_path: Path, e
     assert codes(explain(tmp_path)) == ["XID 79"]
 
 
+@pytest.mark.parametrize("before", [b"\0" * 4000, b"\0" * 200_000])
+@pytest.mark.parametrize("between", [b"", b"\0" * 3000])
+def test_a_log_of_a_job_whose_machine_lost_its_power_is_read(
+    tmp_path: Path, explain: Explain, before: bytes, between: bytes
+) -> None:
+    (tmp_path / "train.log").write_bytes(
+        before + b"rest of a line\n" + steps(1, 5, 3600).encode() + between + TRACEBACK.encode() + b"\0" * 900
+    )
+    (job,) = explain(tmp_path)["jobs"]
+    assert (job["iterations"], job["verdict"]["failure"]) == (5, "illegal-access")
+
+
+@pytest.mark.parametrize("code", ["utf-16", "gbk", "latin-1"])
+def test_a_log_in_another_code_is_text(tmp_path: Path, explain: Explain, code: str) -> None:
+    words = "größe übergeben\n" if code == "latin-1" else "训练 开始 epoch 1\n"
+    (tmp_path / "train.log").write_bytes((words + steps(1, 5, 3600) + TRACEBACK).encode(code))
+    (job,) = explain(tmp_path)["jobs"]
+    assert (job["iterations"], job["verdict"]["failure"]) == (5, "illegal-access")
+
+
+@pytest.mark.parametrize(
+    "share", [random.Random(7).randbytes(5000), bytes(range(256)) * 20], ids=["packed", "any"]
+)
+def test_packed_data_is_no_text(tmp_path: Path, explain: Explain, share: bytes) -> None:
+    (tmp_path / "shard-0").write_bytes(share)
+    (skipped,) = explain(tmp_path, code=1)["skipped"]
+    assert skipped["why"] == "binary, not a log"
+
+
+def test_of_a_kernel_log_that_breaks_off_what_stands_before_counts(tmp_path: Path, explain: Explain) -> None:
+    packing = zlib.compressobj(wbits=31)
+    lines = (kernel_line("01:00:08", OFF_THE_BUS) * 3000).encode()
+    whole = packing.compress(lines) + packing.flush(zlib.Z_FULL_FLUSH)
+    (tmp_path / "kern.log.gz").write_bytes(whole + b"\xff" * 5000)  # there is no such kind of block
+    answer = explain(tmp_path)
+    assert (codes(answer), answer["skipped"]) == (["XID 79"], [])
+    (note,) = answer["notes"]
+    assert note.startswith(f"{tmp_path / 'kern.log.gz'}: damaged: Error -3 while decompressing data: ")
+    assert note.endswith("; what stands before that was read")
+
+
+def test_a_copy_of_an_old_syslog_that_kept_its_time_is_on_one_clock_with_its_job(
+    tmp_path: Path, explain: Explain
+) -> None:
+    (tmp_path / "train.log").write_text(steps(1, 8, 3600) + TRACEBACK)
+    path = tmp_path / "messages"
+    path.write_text(f"Mar 21 01:00:08 gpu-7 kernel: [  12.5] {OFF_THE_BUS}\n")
+    os.utime(path, (time.time(), time.mktime((2025, 4, 2, 0, 0, 0, 0, 0, -1))))
+    (job,) = explain(tmp_path)["jobs"]
+    assert job["verdict"]["failure"] == "gpu-hardware"
+
+
 def test_a_syslog_of_all_programs_is_a_kernel_log(tmp_path: Path, explain: Explain) -> None:
     other = "Mar 21 01:00:00 gpu-7 sshd[42]: Accepted publickey for anna\n" * 5
     (tmp_path / "syslog").write_text(
@@ -399,6 +454,18 @@ def test_more_files_than_may_be_open_are_counted(
     assert len(answer["jobs"]) == 3
     (skipped,) = answer["skipped"]
     assert skipped["why"] == f"more than 3 files: those from {tmp_path / 'd.log'} on were not read"
+
+
+def test_of_more_ranks_than_may_be_open_the_first_are_read(
+    tmp_path: Path, explain: Explain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explain_read, "MAX_FILES", 11)
+    for rank in range(30):
+        (tmp_path / f"rank-{rank}.log").write_text(steps(1, 5, 3600) + (TRACEBACK if rank == 10 else ""))
+    answer = explain(tmp_path)
+    (job,) = answer["jobs"]
+    assert (job["ranks"], job["verdict"]["rank"]) == (11, 10)
+    assert f"those from {tmp_path / 'rank-11.log'} on were not read" in answer["skipped"][0]["why"]
 
 
 def test_the_line_is_where_it_ends_and_not_where_it_is_quoted(tmp_path: Path, explain: Explain) -> None:

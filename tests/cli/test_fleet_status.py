@@ -123,7 +123,7 @@ def test_each_state_has_its_word_and_its_place() -> None:
         (None, "", "No controller has led here"),
         (LeaderView(name="c-1", renewed_s=40.0), "", "No controller leads (c-1 did, last heard 40s ago)"),
         (LeaderView(name="c-1", leads=True, epoch=3), "", "c-1 leads (epoch 3, )."),
-        (LeaderView(name="c-1", leads=True, unheard=7), "", "No agent of 7 nodes has reported to it yet"),
+        (LeaderView(name="c-1", leads=True, unheard=7), "", "No agent of 7 nodes has reported yet"),
         (
             LeaderView(name="c-1", leads=True),
             "anna: x",

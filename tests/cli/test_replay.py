@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from sentinel.cli import main
+from sentinel.cli import main, replay
 
 HARDWARE = "this iteration hardware time is 2201.521 and e2e time is 3317.794921875 ms.\n"
 OOM = (
@@ -447,6 +447,32 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
         )
         peaks.append(int(done.stderr.split("VmHWM:")[1].split()[0]))
     assert peaks[1] - peaks[0] < 8_000  # kB, where the second log is 16 MB larger
+
+
+# ---------------------------------------------------------------- whose log it is
+
+
+@pytest.mark.parametrize(
+    ("names", "ranks"),
+    [
+        (["0.log", "1.log", "10.log", *(f"{n}.log" for n in range(2, 10))], [0, 1, 10, *range(2, 10)]),
+        (["job-1.out", "job-0.out"], [1, 0]),
+        (["worker-7.txt.gz", "worker-3.txt"], [7, 3]),  # said by name: others' logs are lost
+        (["slurm-4711.out", "slurm-4712.out"], [0, 1]),  # numbers of Slurm's jobs
+        (["node-17.log", "node-40.log"], [0, 1]),
+        (["1/stdout.log", "1/stderr.log", "0/stdout.log"], [1, 1, 0]),
+        (["rank-1.log", "rank-1.err"], [0, 1]),
+    ],
+)
+def test_ranks_are_told_by_names_that_can_be_those_of_ranks(
+    tmp_path: Path, names: list[str], ranks: list[int]
+) -> None:
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(HARDWARE)
+    logs, _ = replay._open([str(tmp_path / name) for name in names], [])
+    assert [log.rank for log in logs] == ranks
 
 
 # ---------------------------------------------------------------- bad input

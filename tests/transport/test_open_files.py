@@ -9,7 +9,7 @@ from sentinel.transport.limits import Limits
 from sentinel.transport.open_files import fitting, too_few
 
 RAISE = "from sentinel.transport.open_files import *; import resource; "
-RAISE += "print(raise_limit(Limits(connections={})), *resource.getrlimit(resource.RLIMIT_NOFILE))"
+RAISE += "print(room_for(Limits(connections={})), *resource.getrlimit(resource.RLIMIT_NOFILE))"
 
 
 @pytest.mark.parametrize(
