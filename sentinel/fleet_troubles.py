@@ -1,7 +1,8 @@
 """What the leader of the fleet cannot do, in sentences: of its works those that fail again and again."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+from sentinel.core.epochs import agent_of
 from sentinel.works import Failing
 
 NAMED = 3  # nodes; of the others the number is told
@@ -25,6 +26,30 @@ SENTENCES = {
 }
 # Without these it does not do its work, or not as it should.
 NOT_READY = ("take-over", "clock", "claim", "isolate", "save", "settle")
+
+
+def of_epochs(unbelieved: Mapping[str, int]) -> Mapping[str, str]:
+    """Where an epoch stands that no controller can have had -> a sentence; one that an agent told needs a person."""
+    told = [(where, epoch) for where, epoch in unbelieved.items() if where.startswith(agent_of(""))]
+    written = [one for one in unbelieved.items() if one not in told]
+    found = {}
+    if written:
+        found["epochs"] = (
+            f"{_with_epochs(written)}, which no controller can have had: it is not followed, and the next write there "
+            "takes it away"
+        )
+    if told:
+        found["epochs of agents"] = (
+            f"{_with_epochs(told)}, which no controller can have had, and obeys none below it: remove the file "
+            "controller/epoch from its state folder and restart it"
+        )
+    return found
+
+
+def _with_epochs(found: Sequence[tuple[str, int]]) -> str:
+    more = f" (and {len(found) - 1} more such)" if len(found) > 1 else ""
+    where, epoch = min(found)
+    return f"{where}{more} bears epoch {epoch}"
 
 
 def of_works(failing: Iterable[Failing]) -> Mapping[str, str]:

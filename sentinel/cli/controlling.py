@@ -28,8 +28,9 @@ from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.codes import FOLLOWED as CODES
 from sentinel.cluster.kubernetes.fleet import KubernetesFleet
 from sentinel.cluster.kubernetes.lease import UNHEARD, Election
+from sentinel.cluster.kubernetes.own_kinds import OwnKinds
 from sentinel.cluster.kubernetes.pause import PAUSED
-from sentinel.core.epochs import Epochs
+from sentinel.core.epochs import Epochs, agent_of
 from sentinel.core.fleet_fence import unreached
 from sentinel.core.fleet_isolate import standing
 from sentinel.core.fleet_model import Mode, NodeMail
@@ -60,6 +61,7 @@ AGENT = "sentinel-agent"  # the agents' service account
 LOOK_S = 0.5
 TROUBLES_S = 2.0
 BEGIN_AGAIN_S = 2.0
+KINDS_S = 30.0
 SERVICE_PAUSE_S = 1.0
 MAIL_S = 3.0  # at the end, for a mail that is on its way, and again for its record
 
@@ -189,6 +191,7 @@ class Controlling:
                 **self._daily.notes(),
             },
         )
+        self._kinds = OwnKinds(client)
         self._pages.parts = parts = Parts(
             self._fleet,
             self._controller,
@@ -199,6 +202,8 @@ class Controlling:
             self._jobs,
             PageOrders(client, self._fleet, self._namespace, lambda: self._election.leading),
             files,
+            self._epochs,
+            self._kinds,
         )
         self._daily = DailySummary(
             self._settings,
@@ -209,6 +214,7 @@ class Controlling:
             system_now,
         )
         self._slow.every("certificates", certificates.look_s, certificates.look)
+        self._slow.every("custom resources", KINDS_S, self._kinds.look)
         if self._daily.times is not None:
             self._slow.at("summary", self._daily.times, self._daily.look)
         self._say(f"serves agents on port {port}, as {address}; {_modes(allowed)}")
@@ -392,6 +398,7 @@ class Controlling:
         self._jobs.arrived(arrived)
 
     def _alive(self, alive: Alive) -> None:
+        self._epochs.forget(agent_of(alive.node))
         self._controller.nodes.alive(alive)
         self._jobs.alive(alive)
 
@@ -399,11 +406,7 @@ class Controlling:
         """An agent obeys no controller but one after this."""
         if not self._epochs.may_tell(node, system_now().mono_s):
             return
-        if not self._epochs.met(epoch, f"the agent of node {node}"):
-            self._say(
-                f"the agent of node {node} has served epoch {epoch}, which no controller can have had, and obeys none "
-                "below it: remove the file epoch from its state folder and restart it"
-            )
+        self._epochs.met(epoch, agent_of(node))  # one that is not believed is among the troubles
 
 
 def _modes(settings: FleetSettings) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 import structlog
 from msgspec import Struct
 
+from sentinel.cli import job_troubles
 from sentinel.cli.fleet_site import NOT_YET, FleetSite
 from sentinel.cli.leading_jobs import LeadingJobs
 from sentinel.cli.node_health import Health, LagMeter
@@ -14,11 +15,13 @@ from sentinel.cli.page_orders import PageOrders
 from sentinel.clock import Clock
 from sentinel.cluster.kubernetes.fleet import KubernetesFleet
 from sentinel.cluster.kubernetes.lease import Election
+from sentinel.cluster.kubernetes.own_kinds import OwnKinds
+from sentinel.core.epochs import Epochs
 from sentinel.effects.notify_nodes import NodeNotifier
 from sentinel.errors import PermanentError
 from sentinel.exposition import CONTENT_TYPE
 from sentinel.fleet_controller import FleetController
-from sentinel.fleet_troubles import NOT_READY
+from sentinel.fleet_troubles import NOT_READY, of_epochs
 from sentinel.metrics import Metrics
 from sentinel.transport.certs import Keeper
 from sentinel.transport.open_files import too_few
@@ -47,6 +50,8 @@ class Parts(Struct, frozen=True):
     jobs: LeadingJobs
     orders: PageOrders
     files: int  # that may be open at once
+    epochs: Epochs
+    kinds: OwnKinds
 
 
 class Pages:
@@ -160,12 +165,16 @@ class Pages:
         if self.parts is None:
             return {**self.waits_for}
         found = {text.partition(":")[0]: text for text in self.parts.fleet.problems}
+        if self.parts.kinds.problem:
+            found["custom resources"] = self.parts.kinds.problem
         election = self.parts.election
         if election.leading:
             troubles = self._of_leader()
             if self.parts.controller.turned_mono_s is None:
                 found["take-over"] = "it leads and has not read everything yet"
-            found |= {name: troubles[name] for name in NOT_READY if name in troubles}
+            found |= {
+                name: troubles[name] for name in (*NOT_READY, *job_troubles.NOT_READY) if name in troubles
+            }
         elif not election.leader.identity:
             found["leader"] = "nobody leads"
         return found
@@ -180,12 +189,14 @@ class Pages:
         found = {
             "open files": too_few(self.parts.server.limits, self.parts.files, len(self.parts.fleet.nodes())),
             "certificates": self.parts.certificates.trouble(),
+            **of_epochs(self.parts.epochs.unbelieved),
         }
         return {name: text for name, text in found.items() if text}
 
     def _of_leader(self) -> dict[str, str]:
-        leads = self.parts is not None and self.parts.election.leading
-        return self.parts.controller.troubles() if leads and self.parts is not None else {}
+        if self.parts is None or not self.parts.election.leading:
+            return {}
+        return {**self.parts.controller.troubles(), **self.parts.jobs.troubles()}
 
 
 def _told(problems: Iterable[str]) -> Answer:

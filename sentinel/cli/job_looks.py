@@ -44,7 +44,13 @@ class Tracked(Struct):
     again_mono_s: float = 0.0  # not looked at before
     due_mono_s: float = math.inf  # looked at then though nothing changed
     asks_for: int | None = None  # pods of ranks, as the object said at the last look
+    failures: int = 0  # of looks at it, since one that did not fail
+    problem: str = ""  # why the last one failed
     taken_mono_s: float | None = None  # when ranks were first seen taken away after another's success
+
+    def failed(self, why: str, again_mono_s: float) -> None:
+        self.failures, self.problem = self.failures + 1, why
+        self.changed, self.again_mono_s = True, again_mono_s
 
 
 class JobLooks:
@@ -101,6 +107,7 @@ class JobLooks:
     async def _taken_up(self, name: str, ref: JobRef, asked: Policy, seen: Look, read: Seen) -> bool:
         """Into the picture, with what an earlier leader recorded. False: it had ended before anybody looked."""
         controller = self._controller
+        await self._records.claim(name)
         known = self._records.job(name)
         now = system_now()
         if known is None or known.uid != ref.uid:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 
 import structlog
-from msgspec import Struct, structs
+from msgspec import structs
 
 from sentinel.cli import jobs_read
 from sentinel.cli.job_growth import JobGrowth
@@ -17,6 +17,7 @@ from sentinel.cli.job_looks import JobLooks, Tracked
 from sentinel.cli.job_nodes import JobNodes
 from sentinel.cli.job_past import JobPast
 from sentinel.cli.job_telling import JobTelling
+from sentinel.cli.job_troubles import of_jobs
 from sentinel.cli.jobs_on_nodes import JobsOnNodes
 from sentinel.clock import boot_id, system_now
 from sentinel.cluster.base import RankProcess
@@ -88,6 +89,7 @@ class LeadingJobs:
         self._telling: JobTelling
         self._mail: JobMail
         self._turned_mono_s = 0.0
+        self._unread = ""  # why the records of jobs cannot be read
         self._boot_id = boot_id()
         self._failures = failure_classes()
         self._agents = Agents(orders_changed)
@@ -172,7 +174,7 @@ class LeadingJobs:
             events=self._telling.lately(name),
             ranks=() if picture is None else rank_rows(picture, now, nodes),
             findings=() if picture is None else picture.findings,
-            degraded=[one for one in self._records.degraded if f" {name} " in one],
+            degraded=self._records.degraded(name),
             phase="" if picture is None else picture.timing.hang.phase(now),
             protector=Protector(pid=os.getpid(), loop_age_s=now.mono_s - self._turned_mono_s),
         )
@@ -212,7 +214,7 @@ class LeadingJobs:
         self.controller = controller = JobsController(
             self._cluster,
             self._records,
-            _Link(self),
+            self,
             self._failures,
             system_now,
             self._boot_id,
@@ -287,13 +289,24 @@ class LeadingJobs:
         if self.notifier is not None:
             self.notifier.measure(metrics)
 
+    def troubles(self) -> dict[str, str]:
+        """What it cannot do as leader, by a name that stays the same."""
+        unwritten = {} if self.controller is None else self._records.unwritten
+        return of_jobs(self._unread, self._tracked, unwritten)
+
     async def _loaded(self) -> None:
         while True:
             try:
-                return await self._records.load()
-            except TemporaryError as error:
+                await self._records.load()
+            except NotLeading:
+                raise
+            except (TemporaryError, PermanentError) as error:
                 log.warning("records_not_read", error=str(error))
-                await asyncio.sleep(min(error.delay_s, AGAIN_S))
+                self._unread = str(error)
+                await asyncio.sleep(min(getattr(error, "delay_s", AGAIN_S), AGAIN_S))
+            else:
+                self._unread = ""
+                return
 
     async def _turns(self, controller: JobsController) -> None:
         while True:
@@ -408,17 +421,18 @@ class LeadingJobs:
             async with self._looks:
                 if self._at is not None:
                     await self._at.look(name, tracked)
+            tracked.failures, tracked.problem = 0, ""
         except NotFound:
             if self._tracked.get(name) is tracked:
                 self._gone(name, "The job was deleted.")
         except (TemporaryError, PermanentError) as error:
             log.warning("job_not_read", job=name, error=str(error))
-            tracked.changed, tracked.again_mono_s = True, system_now().mono_s + LOOK_AGAIN_S
+            tracked.failed(str(error), system_now().mono_s + LOOK_AGAIN_S)
         except Exception as error:  # the named boundary of one job: the others go on
             log.exception("look_broke", job=name)
             self._metrics.exception("job")
             self._say(f"{name}: a look at it broke: {error!r}")
-            tracked.changed, tracked.again_mono_s = True, system_now().mono_s + LOOK_AGAIN_S
+            tracked.failed(repr(error), system_now().mono_s + LOOK_AGAIN_S)
         finally:
             tracked.look = None
 
@@ -478,18 +492,6 @@ class LeadingJobs:
     def _queued(self, name: str, waits: str) -> None:
         if self.controller is not None and name in self.controller.pictures:
             self.controller.start_waits(name, waits)
-
-
-class _Link(Struct, frozen=True):
-    """What the controller asks of agents, and what else is to be known when ranks run."""
-
-    jobs: LeadingJobs
-
-    async def drain(self, job: str) -> None:
-        await self.jobs.drain(job)
-
-    def follow(self, job: ProtectedJob, ranks: list[RankProcess]) -> None:
-        self.jobs.follow(job, ranks)
 
 
 def _name(job: Job) -> str:

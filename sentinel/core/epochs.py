@@ -6,6 +6,12 @@ NEAR = 1_000_000
 MAX_COUNT = 2**31 - 1  # of a Lease
 MAX_TOLD = 2_000_000_000  # what stands elsewhere leaves room to count on
 AGAIN_S = 3600.0
+MOST_UNBELIEVED = 1000
+
+
+def agent_of(node: str) -> str:
+    """Where it stands that an agent has told."""
+    return f"the agent of node {node}"
 
 
 def later(epoch: int, ours: int) -> bool:
@@ -19,15 +25,23 @@ class Epochs:
     def __init__(self) -> None:
         self.top = 0
         self.where = ""
+        self.unbelieved: dict[str, int] = {}  # where -> what stands there, which no leader can have had
         self._told_s: dict[str, float] = {}
 
     def met(self, epoch: int, where: str, most: int = MAX_TOLD) -> bool:
         """False: no leader can have had it, and it is not followed."""
         if epoch > min(self.top + NEAR, most):
+            if len(self.unbelieved) < MOST_UNBELIEVED:
+                self.unbelieved[where] = epoch
             return False
+        self.forget(where)
         if epoch > self.top:
             self.top, self.where = epoch, where
         return True
+
+    def forget(self, where: str) -> None:
+        """It is gone, or stands there no more."""
+        self.unbelieved.pop(where, None)
 
     def may_tell(self, node: str, now_s: float) -> bool:
         """Each node's agent is believed once an hour: a broken one cannot keep the cluster without a leader."""

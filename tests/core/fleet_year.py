@@ -67,6 +67,8 @@ class Year:
         self.asked: list[str] = []  # nodes that waited for a person's word
         self.standing: dict[str, Fault] = {}  # found, and not repaired yet
         self.returns: list[tuple[float, str]] = []
+        self.repairs_s: list[float] = []
+        self.wrong: list[str] = []  # nodes that were isolated and had no fault
         self.repaired = 0  # of those that came back
         self._left: set[str] = set()  # nodes that came back and were not repaired
         self.most_down = 0
@@ -147,12 +149,16 @@ class Year:
             world.picture, world.records, world.settings, world.now, {node} if node else ()
         )
         for decision in decisions:
-            record, effects = step(world.records.get(decision.record), decision.event, world.now, 1)
+            before = world.records.get(decision.record)
+            isolated = before is not None and before.isolating
+            record, effects = step(before, decision.event, world.now, 1)
             world.records[record.id] = record
             self.messages += sum(isinstance(effect, DoTell) for effect in effects)
             if record.held_by is Brake.COMMON_CAUSE:
                 self.asked.append(decision.node)
                 self._at(time_s + ANSWER_S, "is answered", record.cause[0])
+            if record.isolating and not isolated and decision.node not in self.standing:
+                self.wrong.append(decision.node)
             own = [one for one in world.records.values() if one.node == decision.node]
             if (wanted := write(world.node(decision.node), own)) is not None:
                 world.write(wanted)
@@ -162,7 +168,8 @@ class Year:
                 repair_s = self.chance.lognormvariate(
                     math.log(REPAIR_S), math.log(REPAIR_P90_S / REPAIR_S) / P90
                 )
-                self._at(time_s + min(repair_s, LONGEST_REPAIR_S), "is repaired", decision.node)
+                self.repairs_s.append(min(repair_s, LONGEST_REPAIR_S))
+                self._at(time_s + self.repairs_s[-1], "is repaired", decision.node)
         if any(fault.isolated_s is None for fault in self.standing.values()):
             settling_s = world.settings.network_settle_s
             self._at(time_s + (settling_s if decisions else LOOK_S), "look", "")

@@ -4,7 +4,17 @@ import pytest
 from msgspec import structs
 
 from sentinel.core.fleet_settings import Allowance, FleetSettings, Limit
-from tests.core.fleet_year import AGAIN, AGAIN_S, DAY_S, FAULT_EVERY_S, HOUR_S, TEST_NODES, Year
+from tests.core.fleet_year import (
+    AGAIN,
+    AGAIN_S,
+    DAY_S,
+    FAULT_EVERY_S,
+    HOUR_S,
+    REPAIR_P90_S,
+    REPAIR_S,
+    TEST_NODES,
+    Year,
+)
 
 DEFAULTS = FleetSettings()
 
@@ -34,6 +44,9 @@ def test_the_year_has_the_statistics_that_were_published() -> None:
         soon += bool(later) and later[0] - back_s < AGAIN_S
     assert soon / after == pytest.approx(AGAIN, abs=0.04)
     assert 0.03 < year.most_down / 400 < 0.0875
+    repairs_s = sorted(year.repairs_s)
+    assert repairs_s[len(repairs_s) // 2] == pytest.approx(REPAIR_S, rel=0.1)
+    assert repairs_s[len(repairs_s) * 9 // 10] == pytest.approx(REPAIR_P90_S, rel=0.15)
 
 
 @pytest.mark.parametrize(("nodes", "years"), [(16, 10), (100, 3), (400, 1), (1000, 1)])
@@ -41,6 +54,7 @@ def test_no_fault_waits_for_room_and_none_is_told_more_than_twice(nodes: int, ye
     year = a_year(nodes, days=365.0 * years)
     assert len(year.faults) > 200
     assert late(year) == 0
+    assert year.wrong == []
     assert year.messages <= 2 * len(year.faults)
     assert len(year.asked) <= years, "chance makes people be asked once in a year"
 
@@ -50,6 +64,7 @@ def test_a_planned_test_that_finds_many_at_once_passes_too(nodes: int) -> None:
     year = a_year(nodes, test=True)
     assert sum(fault.planned for fault in year.faults) > TEST_NODES / 2
     assert late(year) == 0
+    assert year.wrong == []
     assert year.messages <= 2 * len(year.faults)
 
 

@@ -167,15 +167,21 @@ EPOCH = 7
 @pytest.fixture
 def epoch(admin: "Api", controller_token: str) -> int:
     """A Lease that says that this epoch leads: without it the API server takes no write of the controller."""
+    lead_by(admin, controller_token, EPOCH)
+    return EPOCH
+
+
+def lead_by(admin: "Api", controller_token: str, epoch: int) -> None:
+    """The API server takes writes of this epoch when it returns."""
     from tests.rig.api import ApiError
     from tests.rig.processes import until
 
-    new_lease(admin, holderIdentity="test", leaseTransitions=EPOCH, leaseDurationSeconds=3600)
+    new_lease(admin, holderIdentity="test", leaseTransitions=epoch, leaseDurationSeconds=3600)
     us = admin.with_token(controller_token)
 
     def taken() -> bool:
         try:
-            us.call("POST", f"{QUARANTINES}?dryRun=All", quarantine("dry", EPOCH))
+            us.call("POST", f"{QUARANTINES}?dryRun=All", quarantine("dry", epoch))
         except ApiError as e:
             if e.status != 403:
                 raise
@@ -183,7 +189,6 @@ def epoch(admin: "Api", controller_token: str) -> int:
         return True
 
     until(taken, "the API server does not hear of the lease")
-    return EPOCH
 
 
 def quarantine(name: str, epoch: int) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from tests.kubernetes.flood import Hose
 from tests.kubernetes.local_fleet import AUDIENCE, Fleet, Page
 from tests.kubernetes.people import Person, bind
 from tests.kubernetes.proxy import Fault, Proxy
+from tests.kubernetes.test_seen import mail_to
+from tests.notify.mail_world import MailServer
 
 WIDE = {"atATime": {"atLeast": 100}, "perWindow": {"atLeast": 100}}
 
@@ -122,7 +124,7 @@ def test_what_the_api_server_does_not_write_of_one_node_holds_up_no_other_and_no
     fleet: Fleet, behind: Proxy
 ) -> None:
     """A request without an answer, a right that is missing, an error; the records of an earlier leader among them."""
-    fleet.settings["fleet"] = {"isolations": WIDE, "poolIsolations": WIDE}
+    fleet.settings |= {"listen": "127.0.0.1:0", "fleet": {"isolations": WIDE, "poolIsolations": WIDE}}
     earlier = fleet.controller("earlier")
     earlier.said("leads, epoch")
     for name in ("wr-403", "wr-500", "wr-hang"):
@@ -142,6 +144,13 @@ def test_what_the_api_server_does_not_write_of_one_node_holds_up_no_other_and_no
     leader = fleet.controller("later")
     leader.said("leads, epoch")
     hanging, other = fleet.agent("wr-new", leader), fleet.agent("wr-other", leader)
+    unclaimed = (
+        "nothing is decided about wr-hang, for what an earlier leader may still write there cannot be fenced"
+    )
+    fleet.until(lambda: f"in trouble for 20 s: {unclaimed}" in leader.err)
+    status, missing = Page(leader).get("/readyz")
+    assert (status, unclaimed in missing) == (503, True)
+    assert (Page(leader).number("effect_failures_total", effect="claim", kind="temporary") or 0) >= 3
     hanging.machine.log(XID_79)
     fleet.until(lambda: any("PATCH /api/v1/nodes/wr-new" in seen for seen in behind.seen))
     other.machine.log(XID_79)
@@ -158,6 +167,33 @@ def test_what_the_api_server_does_not_write_of_one_node_holds_up_no_other_and_no
     fleet.admin.patch("/api/v1/nodes/wr-hang", {"spec": {"unschedulable": False}})
     fleet.until(lambda: fleet.records("wr-hang")[0]["state"] == "overridden")
     assert "Traceback" not in leader.err
+
+
+@pytest.mark.parametrize("answer", [422, 403, 500])
+def test_that_a_node_is_out_of_service_is_said_when_it_is_recorded(
+    fleet: Fleet, behind: Proxy, answer: int
+) -> None:
+    with MailServer() as server:
+        fleet.settings |= {"mail": mail_to(server.port)}
+        fleet.goes_through(behind)
+        leader = fleet.controller(f"recorded-{answer}")
+        leader.said("leads, epoch")
+        name = f"rec-{answer}"
+        agent = fleet.agent(name, leader)
+        refused = Fault(method="POST", path="/quarantines", times=10_000, answer=answer)
+        behind.faults = [refused]
+        agent.machine.log(XID_79)
+        fleet.until(
+            lambda: f"in trouble for 20 s: {name} cannot be taken out of service, for that" in leader.err
+        )
+        claimed = "was taken out of service"
+        assert (fleet.records(name), fleet.isolated(name), server.mails) == ([], False, [])
+        assert claimed not in leader.err
+        events = "/apis/events.k8s.io/v1/events"
+        assert not [one for one in fleet.admin.items(events) if claimed in one.get("note", "")]
+        behind.faults = []
+        fleet.until(lambda: fleet.isolated(name) and f"Node {name} {claimed}" in leader.err)
+        fleet.until(lambda: len(server.mails) == 1)
 
 
 @pytest.mark.parametrize("away", ["/openid/v1/jwks", "/tokenreviews"])

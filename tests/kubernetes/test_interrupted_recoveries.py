@@ -1,6 +1,7 @@
 """What comes in the middle of a recovery: more faults, an API server that is away, the leader's end, other policies."""
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -370,6 +371,32 @@ def test_a_pod_that_its_kind_replaced_before_anybody_looked_is_a_lost_rank_of_al
     assert site.phases() == WHOLE
     assert not before & {pod["metadata"]["uid"] for pod in site.pods()}
     assert spent(site) == (1, 0)
+
+
+def test_a_record_that_cannot_be_claimed_keeps_a_new_leader_from_no_other_job_and_is_told(
+    site: World,
+) -> None:
+    running(site, 1, **RESTARTS)
+    first = site.space
+    site.space = site.plane.namespace()
+    running(site, 1, **RESTARTS)
+    site.leader.kill()
+    behind = Fault(method="PATCH", path=f"/{first}/protectedjobs/", times=1 << 30, answer=503)
+    site.proxy.faults.append(behind)
+    site.lead()
+    site.kwok.end_pod(site.space, names(site.pods())[0], 1)
+    site.until(in_phase(site, "Recovered"))
+    site.close()
+    site.space = first
+    lost = site.pods()[0]["metadata"]
+    site.kwok.end_pod(first, lost["name"], 1)
+    told = f"nothing is decided about {first}/job.batch/train: an earlier leader may still write its record: PATCH"
+    site.until(lambda: f"in trouble for 20 s: {told}" in site.leader.err)
+    assert site.incidents() == []
+    behind.times = 0
+    site.until(in_phase(site, "Recovered"))
+    site.until(lambda: re.search(rf"over after \d+ s: {re.escape(told)}", site.leader.err))
+    assert Page(site.leader).get("/readyz") == (200, "ok\n")
 
 
 def test_a_job_that_cannot_leave_a_bad_node_says_so_and_leaves_it_when_there_is_room(site: World) -> None:

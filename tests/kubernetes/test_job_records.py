@@ -27,7 +27,7 @@ from sentinel.core.model import (
 )
 from sentinel.core.policy_model import Policy
 from sentinel.errors import TemporaryError
-from tests.kubernetes.conftest import run
+from tests.kubernetes.conftest import lead_by, run
 from tests.kubernetes.proxy import Fault, Proxy
 from tests.waits import eventually
 
@@ -122,7 +122,7 @@ def test_an_incident_that_was_not_copied_before_the_leader_died_is_copied_by_the
     async def story(records: JobRecords, client: Client) -> None:
         proxy.faults.append(Fault(method="POST", path="/incidents", times=1000, answer=503))
         records.save(jobs=[job], incidents=[an_incident(job)])
-        await eventually(lambda: records.degraded, "the write did not fail")
+        await eventually(lambda: records.unwritten, "the write did not fail")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(records.written(job.name), 0.2)
 
@@ -131,8 +131,7 @@ def test_an_incident_that_was_not_copied_before_the_leader_died_is_copied_by_the
     proxy.faults.clear()
 
     async def next_one(records: JobRecords, client: Client) -> None:
-        await records.written(job.name)
-        assert admin.find(path) is not None
+        await eventually(lambda: admin.find(path) is not None, "it is not copied")
 
     with_records(behind_proxy, epoch, next_one)
 
@@ -234,24 +233,78 @@ def test_a_new_leader_claims_each_record_that_lives_many_at_a_time(
         forget(job)
 
     async def story() -> None:
-        async with await Client.connect(behind_proxy) as client:
-            records = JobRecords(client, lambda: epoch, Epochs(), lambda event: None)
-            proxy.faults.append(Fault(method="PATCH", path=path(live[0]), times=1, hold=True))
-            loading = asyncio.create_task(records.load())
+        proxy.faults.append(Fault(method="PATCH", path=path(live[0]), times=1, hold=True))
+        async with await Client.connect(behind_proxy) as client, running(client, epoch) as records:
             await eventually(
                 lambda: len(epochs(*live[1:])) == 2, "the others wait for one that is not answered"
             )
             proxy.release()
-            await loading
-            assert epochs(*live) == {str(epoch)}
-            forget(live[1])
-            proxy.faults[:] = [Fault(method="PATCH", path=path(live[1]), times=1000, answer=503)]
-            with pytest.raises(TemporaryError):  # a predecessor may write yet to what is not claimed
-                await records.load()
-            proxy.faults[:] = [Fault(method="PATCH", path=path(live[1]), times=1000, answer=422)]
-            await records.load()  # what takes no epoch takes no write of a predecessor either
+            await eventually(lambda: epochs(*live) == {str(epoch)}, "not all of them are claimed")
             assert {job.name for job in live} <= {job.name for job in records.jobs()}
         assert epochs(ended) == {"1"}
+
+    run(story())
+
+
+def test_what_an_earlier_leader_wrote_until_the_claim_counts_and_nothing_later(
+    controller: str, controller_token: str, epoch: int, admin: "Api", proxy: Proxy, behind_proxy: str
+) -> None:
+    job = a_job()
+    path = PROTECTED_JOBS.path("default", f"{job.name.rpartition('/')[2]}.pytorchjob.kubeflow.org")
+
+    async def story() -> None:
+        async with (
+            await Client.connect(controller) as own,
+            running(own, epoch) as earlier,
+            await Client.connect(behind_proxy) as client,
+        ):
+            earlier.save(jobs=[job])
+            await earlier.written(job.name)
+            records = JobRecords(client, lambda: epoch + 1, Epochs(), lambda event: None)
+            await records.load()
+            earlier.save(jobs=[replace(job, used_job=1)], incidents=[an_incident(job)])
+            await earlier.written(job.name)
+            lead_by(admin, controller_token, epoch + 1)
+            with pytest.raises(TemporaryError, match="an earlier leader may still write its record"):
+                await records.claim(job.name)
+            proxy.faults[:] = [Fault(method="PATCH", path=path, times=1, answer=503)]
+            with pytest.raises(TemporaryError):
+                await records.claim(job.name)
+            await records.claim(job.name)
+            found = records.job(job.name)
+            assert found is not None
+            assert (found.used_job, records.last(job.name)) == (1, an_incident(job))
+            earlier.save(jobs=[replace(job, used_job=7)])
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(earlier.written(job.name), 1.0)
+            assert spec(admin, "protectedjobs", path.rpartition("/")[2])["usedJob"] == 1  # type: ignore[index]
+
+    try:
+        run(story())
+    finally:
+        admin.delete(path)  # the leaders of other tests are of an earlier epoch
+
+
+def test_a_record_that_takes_no_epoch_keeps_nobody_from_deciding(
+    controller: str, controller_token: str, epoch: int, admin: "Api", proxy: Proxy, behind_proxy: str
+) -> None:
+    job = a_job()
+    path = PROTECTED_JOBS.path("default", f"{job.name.rpartition('/')[2]}.pytorchjob.kubeflow.org")
+
+    async def before(records: JobRecords, client: Client) -> None:
+        records.save(jobs=[job])
+        await records.written(job.name)
+
+    with_records(controller, epoch, before)
+    lead_by(admin, controller_token, epoch + 1)
+
+    async def story() -> None:
+        proxy.faults[:] = [Fault(method="PATCH", path=path, times=1000, answer=422)]
+        async with await Client.connect(behind_proxy) as client:
+            records = JobRecords(client, lambda: epoch + 1, Epochs(), lambda event: None)
+            await records.load()
+            await records.claim(job.name)
+            assert records.job(job.name) == job
 
     run(story())
 

@@ -197,7 +197,7 @@ def test_jobs_and_incidents_say_how_they_are(controller: str, epoch: int, admin:
         records.save(jobs=[done], incidents=[an_incident(job, phase=Phase.RECOVERED)])
         await eventually(lambda: conditions(admin, of_it)["Ended"]["status"] == "True")
         await eventually(lambda: conditions(admin, of_its)["Recovered"]["status"] == "True")
-        assert not records.degraded
+        assert not records.unwritten
 
     with_records(controller, epoch, story)
 
@@ -214,7 +214,7 @@ def test_no_save_waits_for_a_status_and_it_is_tried_again_also_by_the_next_leade
             records.save(jobs=[replace(job, incarnation=number)])
             await records.written(job.name)
         assert not conditions(admin, path)
-        assert not records.degraded, "the record is there"
+        assert not records.unwritten, "the record is there"
         assert sum(one.endswith("/status") for one in proxy.seen) == 1, "a server that refuses is left alone"
         monkeypatch.setattr(job_records, "SHOW_AGAIN_S", 0.05)
         async with running(client, epoch) as later:
@@ -241,6 +241,6 @@ def test_a_save_is_not_behind_a_status_that_is_not_answered(
         await records.written(job.name)
         proxy.release()
         await eventually(lambda: conditions(admin, path).get("Ended", {}).get("status") == "True")
-        assert not records.degraded
+        assert not records.unwritten
 
     with_records(behind_proxy, epoch, story)

@@ -14,7 +14,8 @@ from sentinel.cluster.kubernetes.events import PER_OBJECT
 from sentinel.web.page import MOST_FINDINGS
 from tests.chaos.fleet_nodes import XID_48, SimNode
 from tests.e2e.agent_node import XID_79
-from tests.kubernetes.conftest import LEADER, NAMESPACE, run
+from tests.e2e.box import Running
+from tests.kubernetes.conftest import LEADER, NAMESPACE, install, run
 from tests.kubernetes.flood import EACH, REPORTS, Flood
 from tests.kubernetes.local_fleet import AUDIENCE, Fleet, Page
 from tests.kubernetes.people import Person, bind
@@ -152,6 +153,70 @@ def test_what_keeps_a_leader_from_its_work_is_said_measured_and_said_to_be_over(
         over = text.partition(": ")[2]
         fleet.until(lambda over=over: re.search(rf"over after \d+ s: {re.escape(over)}", leader.err))
     fleet.until(lambda: page.get("/readyz") == (200, "ok\n"))
+
+
+def over(leader: Running, told: str) -> bool:
+    return re.search(rf"over after \d+ s: {re.escape(told)}", leader.err) is not None
+
+
+def test_custom_resources_that_are_not_installed_or_not_any_more_are_told_by_leader_and_standby(
+    fleet: Fleet,
+) -> None:
+    leader = fleet.controller("kinds-one")
+    leader.said("leads, epoch")
+    standby = fleet.controller("kinds-two")
+    kinds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    told = (
+        "jobpolicies.sentinel.dev, incidents.sentinel.dev are not installed: no job is protected, no job is "
+        "recovered; `kubectl apply -f deploy/crds` installs them"
+    )
+    try:
+        for name in ("jobpolicies", "incidents"):
+            fleet.admin.delete(f"{kinds}/{name}.sentinel.dev")
+        for one in (leader, standby):
+            fleet.until(lambda one=one: f"in trouble for 20 s: {told}" in one.err)  # type: ignore[misc]
+            assert Page(one).get("/readyz") == (503, f"{told}\n")
+            fleet.until(lambda one=one: Page(one).number("watch_synced", kind="jobpolicies") == 0)  # type: ignore[misc]
+    finally:
+        install(fleet.plane)
+    for one in (leader, standby):
+        fleet.until(lambda one=one: over(one, told))  # type: ignore[misc]
+        fleet.until(lambda one=one: Page(one).get("/readyz") == (200, "ok\n"))  # type: ignore[misc]
+        fleet.until(lambda one=one: Page(one).number("watch_synced", kind="jobpolicies") == 1)  # type: ignore[misc]
+
+
+def test_an_epoch_that_no_controller_can_have_had_is_told_until_it_is_gone(fleet: Fleet) -> None:
+    leader = fleet.controller("epochs")
+    leader.said("leads, epoch")
+    page = Page(leader)
+    node = fleet.agent("ep-a", leader)
+    node.machine.log(XID_79)
+    fleet.until(lambda: fleet.isolated("ep-a"))
+    fleet.plane.node("ep-b")
+    note = {"metadata": {"annotations": {"sentinel.dev/epoch": "999999999"}}}
+    fleet.admin.patch("/api/v1/nodes/ep-b", note)
+    told = (
+        "nodes ep-b bears epoch 999999999, which no controller can have had: it is not followed, and the next write "
+        "there takes it away"
+    )
+    fleet.until(lambda: f"in trouble for 20 s: {told}" in leader.err)
+    assert page.number("degraded_modes") == 1
+    assert page.get("/readyz") == (200, "ok\n"), "it does its work"
+    fleet.admin.delete("/api/v1/nodes/ep-b")
+    fleet.until(lambda: over(leader, told))
+    fleet.until(lambda: page.number("degraded_modes") == 0)
+
+    # What an agent of another cluster, or one with a broken disk, has served.
+    fleet.plane.node("ep-c")
+    broken = fleet.agent_on("ep-c", leader)
+    (broken.folder / "controller").mkdir(parents=True)
+    (broken.folder / "controller" / "epoch").write_text("999999999\n")
+    fleet.started(broken)
+    asked = (
+        "the agent of node ep-c bears epoch 999999999, which no controller can have had, and obeys none below it: "
+        "remove the file controller/epoch from its state folder and restart it"
+    )
+    fleet.until(lambda: f"in trouble for 20 s: {asked}" in leader.err)
 
 
 # ---------------------------------------------------------------- mail

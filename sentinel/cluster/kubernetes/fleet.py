@@ -34,7 +34,7 @@ from sentinel.cluster.kubernetes.record_conditions import of_quarantine
 from sentinel.cluster.kubernetes.record_index import RecordIndex
 from sentinel.cluster.kubernetes.reflector import Change, Pace, Reflector
 from sentinel.cluster.kubernetes.store import Store, as_new
-from sentinel.core.epochs import Epochs
+from sentinel.core.epochs import Epochs, agent_of
 from sentinel.core.fleet_conditions import OWN
 from sentinel.core.fleet_events import DoEvent
 from sentinel.core.fleet_marks import MarkWrite
@@ -281,6 +281,9 @@ class KubernetesFleet:
                 self._seen_mono_s[name] = self._clock().mono_s
             newest = self._newest(name) or one
             nodes.meet(self._epochs, newest.metadata, "nodes")
+            if change.after is None:
+                nodes.forget(self._epochs, name, "nodes")
+                self._epochs.forget(agent_of(name))
             self._orders.observe(Place(NODES, name, name), newest.metadata, gone=change.after is None)
             self._changed(name)
 

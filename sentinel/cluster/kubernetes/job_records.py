@@ -6,7 +6,7 @@ two are never seen apart. The Incident that people read is written after it.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 from msgspec import structs
@@ -25,6 +25,7 @@ log = structlog.get_logger(__name__)
 
 LONGEST_PAUSE_S = 30.0
 CLAIMS_AT_ONCE = 16
+CLAIM_AGAIN_S = 10.0
 WRITES_AT_ONCE = (
     16  # half of the client's connections: however many jobs change at once, cordons go past them
 )
@@ -51,6 +52,7 @@ class _Book:
 
     def __init__(self) -> None:
         self.job: ProtectedJob | None = None
+        self.claimed = True  # no earlier leader can write of it
         self.newest: Incident | None = None
         self.copies: dict[str, Incident] = {}  # incidents whose own object is behind
         self.unshown: dict[str, Incident] = {}  # incidents whose status may lag
@@ -106,24 +108,60 @@ class JobRecords:
         """What earlier leaders left. An Incident that is behind its job's record is written again."""
         for incident in await self._incidents.load():
             self._known.setdefault(incident.job, {})[incident.id] = incident
-        found = await self._jobs.load()
-        live = [stored for stored in found if not stored.state.final]  # of others nothing is decided any more
-        for start in range(0, len(live), CLAIMS_AT_ONCE):
-            claims = map(self._jobs.claim, live[start : start + CLAIMS_AT_ONCE])
-            for error in await asyncio.gather(*claims, return_exceptions=True):
-                if error is not None:
-                    raise error
-        for stored in found:
-            book = self._books[stored.name] = _Book()
-            book.job, book.newest = _plain(stored), stored.incident
-            self._to_show(stored.name)
-            if (newest := stored.incident) is not None:
-                book.unshown[newest.id] = newest
-                known = self._known.setdefault(stored.name, {})
-                if known.get(newest.id) != newest:
-                    known[newest.id] = newest
-                    book.copies[newest.id] = newest
-                    self._note(stored.name, book)
+        for stored in await self._jobs.load():
+            self._read(stored)
+
+    def _read(self, stored: StoredJob) -> None:
+        book = self._books[stored.name] = _Book()
+        book.job, book.newest, book.claimed = _plain(stored), stored.incident, False
+        if stored.state.final:  # nothing is decided about it any more
+            self._ours(stored.name, book)
+
+    def _ours(self, name: str, book: _Book) -> None:
+        """Nobody else writes it: what its last writer left undone is done."""
+        book.claimed = True
+        self._to_show(name)
+        if (newest := book.newest) is not None:
+            book.unshown[newest.id] = newest
+            known = self._known.setdefault(name, {})
+            if known.get(newest.id) != newest:
+                known[newest.id] = newest
+                book.copies[newest.id] = newest
+                self._note(name, book)
+
+    async def claim(self, job: str) -> None:
+        """Before anything is decided about a job that an earlier leader recorded, and may still write of.
+
+        What it wrote last is known then. Raises TemporaryError, NotLeading.
+        """
+        book = self._books.get(job)
+        if book is None or book.job is None or book.claimed:
+            return
+        try:
+            now = await self._jobs.claim(_stored(book.job, book.newest))
+        except NotFound:  # somebody deleted it
+            now = None
+        except TemporaryError as error:
+            self._on_failure()
+            text = f"an earlier leader may still write its record: {error}"
+            raise TemporaryError(text, error.delay_s) from error
+        if self._books.get(job) is not book:  # another look was faster
+            return
+        if now is None:
+            self.forget(job)
+        else:
+            book.job, book.newest = _plain(now), now.incident
+            self._ours(job, book)
+
+    async def _claim_rest(self) -> None:
+        """Also what no policy asks for any more, so that what its last writer left undone is done."""
+        while rest := [name for name, book in self._books.items() if not book.claimed]:
+            for start in range(0, len(rest), CLAIMS_AT_ONCE):
+                claims = map(self.claim, rest[start : start + CLAIMS_AT_ONCE])
+                for error in await asyncio.gather(*claims, return_exceptions=True):
+                    if error is not None and not isinstance(error, TemporaryError):
+                        raise error
+            await asyncio.sleep(CLAIM_AGAIN_S)
 
     # ------------------------------------------------------------ Records
 
@@ -196,14 +234,14 @@ class JobRecords:
         """The cluster keeps them: `kubectl describe`."""
         return []
 
+    def degraded(self, job: str) -> list[str]:
+        book = self._books.get(job)
+        return [f"Its record is not written: {book.problem}"] if book is not None and book.problem else []
+
     @property
-    def degraded(self) -> tuple[str, ...]:
-        """What is not written yet, and why."""
-        return tuple(
-            f"The record of {name} is not written: {book.problem}"
-            for name, book in self._books.items()
-            if book.problem
-        )
+    def unwritten(self) -> Mapping[str, str]:
+        """Job -> why what was decided about it is not written yet."""
+        return {name: book.problem for name, book in self._books.items() if book.problem}
 
     # ------------------------------------------------------------ writing
 
@@ -216,6 +254,7 @@ class JobRecords:
         """Write what is noted, until cancelled or until another one leads (NotLeading)."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._show_all(), name="status of records")
+            group.create_task(self._claim_rest(), name="claims of records")
             while True:
                 await self._wake.wait()
                 self._wake.clear()

@@ -33,7 +33,7 @@ from sentinel.cluster.kubernetes.errors import (
     Unavailable,
     of_status,
 )
-from sentinel.cluster.kubernetes.objects import HasMeta
+from sentinel.cluster.kubernetes.objects import GROUP, HasMeta
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.metrics import Metrics
 
@@ -169,7 +169,7 @@ class Reflector(Generic[T]):
         metrics.watch(
             self.resource.plural,
             age_s=self.age_s,
-            synced=self.synced,
+            synced=self.synced and not (self.state is State.ABSENT and self.resource.group == GROUP),
             objects=len(self.objects),
             lists=self.lists,
             breaks=self.breaks,

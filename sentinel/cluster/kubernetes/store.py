@@ -29,6 +29,7 @@ from sentinel.cluster.kubernetes.nodes import (
     EPOCH,
     Operation,
     epoch_of,
+    forget,
     meet,
     not_older,
     preconditions,
@@ -160,8 +161,9 @@ class Store(Generic[R]):
         if (place := self._where(record)) in self._unsure:
             await self.refresh(place)
 
-    async def claim(self, record: R) -> None:
-        """A new leader's first write to a record that its predecessor may still write to: only the epoch.
+    async def claim(self, record: R) -> R | None:
+        """A new leader's first write to a record that its predecessor may still write to: only the epoch. Returns the
+        record as it is now; None where it is gone or cannot be read.
 
         Whatever was decided on the record as it was before is refused from then on. An object that takes no epoch, and
         so no write of a predecessor either, or that may not be written keeps nobody from leading. Else the same errors
@@ -170,7 +172,7 @@ class Store(Generic[R]):
         place = self._where(record)
         known = self._known.get(place)
         if known is None or epoch_of(known.metadata) == self._epoch():
-            return
+            return self.records.get(place)
         operations = self._head(known)
         try:
             self._take(await self._client.patch(self._path(place), operations, Custom, how=JSON_PATCH))
@@ -179,6 +181,7 @@ class Store(Generic[R]):
         except (Conflict, NotFound, Unanswered):
             await self.refresh(place)
             raise
+        return self.records.get(place)
 
     async def show(self, record: R, says: Sequence[conditions.Says], wall_s: float) -> None:
         """Say these in the status of a record that is saved. Raises Conflict, NotFound (what it is now is known),
@@ -291,6 +294,7 @@ class Store(Generic[R]):
         return found
 
     def _forget(self, place: tuple[str, str]) -> None:
+        forget(self._epochs, place[1], self._resource.plural)
         self._put(place, None)
         for kept in (self._known, self._specs, self.unreadable):
             kept.pop(place, None)

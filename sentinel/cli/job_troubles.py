@@ -1,0 +1,30 @@
+"""What the leader of the jobs cannot do, in sentences."""
+
+from collections.abc import Mapping
+
+from sentinel.cli.job_looks import Tracked
+
+NAMED = 3  # jobs; of the others the number is told
+TRIES = 3  # what fails less often in a row is tried again, and nobody need know
+NOT_READY = ("jobs",)  # without these it does not do its work
+
+
+def of_jobs(unread: str, tracked: Mapping[str, Tracked], unwritten: Mapping[str, str]) -> dict[str, str]:
+    """By a name that stays the same. `unread`: why no record can be read; `unwritten`: job -> why its own is not
+    written."""
+    if unread:
+        return {"jobs": f"no job is looked after, for their records cannot be read: {unread}"}
+    found = {}
+    if failing := {name: one.problem for name, one in tracked.items() if one.failures >= TRIES}:
+        found["job looks"] = _sentence("nothing is decided about {jobs}", failing)
+    if unwritten:
+        text = "what was decided about {jobs} cannot be written, and waits"
+        found["job records"] = _sentence(text, unwritten)
+    return found
+
+
+def _sentence(text: str, problems: Mapping[str, str]) -> str:
+    jobs = ", ".join(sorted(problems)[:NAMED])
+    if (more := len(problems) - NAMED) > 0:
+        jobs += f" and {more} more {'job' if more == 1 else 'jobs'}"
+    return f"{text.format(jobs=jobs)}: {problems[min(problems)]}"
