@@ -14,6 +14,7 @@ from tests.kubernetes.proxy import Proxy
 from tests.rig.fixtures import shared
 
 if TYPE_CHECKING:
+    from tests.kubernetes.kubelets import Kubelets
     from tests.kubernetes.local_fleet import Fleet
     from tests.rig.api import Api
     from tests.rig.control_plane import ControlPlane
@@ -116,6 +117,15 @@ def fleet(plane: "ControlPlane", tmp_path: Path) -> "Iterator[Fleet]":
     box = Box(tmp_path / "box")
     yield Fleet(plane, box, tmp_path)
     box.close()
+
+
+@pytest.fixture
+def kubelets(fleet: "Fleet") -> "Iterator[Kubelets]":
+    from tests.kubernetes.kubelets import Kubelets
+
+    made = Kubelets(fleet.admin)
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from sentinel.cli.replay_fleet import entries
 from sentinel.core.fleet_replay import Replay
 from tests.e2e.agent_node import XID_79
-from tests.kubernetes.conftest import NAMESPACE, protect_all, with_job
+from tests.kubernetes.conftest import NAMESPACE, NODE_LEASES, protect_all, rank, with_job
 from tests.kubernetes.flood import Hose
+from tests.kubernetes.kubelets import Kubelets
 from tests.kubernetes.local_fleet import AUDIENCE, Fleet, Page
 from tests.kubernetes.people import Person, bind
 from tests.kubernetes.proxy import Fault, Proxy
@@ -400,6 +402,51 @@ def test_pods_of_a_silent_node_go_when_the_fencing_program_has_powered_it_off_an
     rounds = list(Replay().run(entries([str(fleet.folder / "fencing" / "recording")])))
     assert all(each.decided == each.recorded for each in rounds)
     assert sum(one.reason.value == "Fencing" for each in rounds for one in each.decided) == 2
+
+
+def test_pods_of_a_silent_node_go_on_the_word_of_their_policy_when_its_time_is_over_and_not_before(
+    fleet: Fleet, kubelets: Kubelets
+) -> None:
+    """Two jobs, of which one has time left; a pod of a job that is gone stays in any case."""
+    after_s = 45
+    soon, later = fleet.plane.namespace("soon"), fleet.plane.namespace("later")
+    for namespace, time in ((soon, f"{after_s}s"), (later, "24h")):
+        policy = protect_all(namespace)
+        policy["spec"]["lostNode"] = {"forceAfter": time}
+        fleet.admin.create(policy)
+    fleet.settings["fleet"] = {"lease": "20s", "agentSilent": "30s"}
+    controller = fleet.controller("word")
+    controller.said("leads, epoch")
+    fleet.plane.node("fleet-w")
+    agent = fleet.started(fleet.agent_on("fleet-w", controller))
+    for namespace in (soon, later):
+        with_job(fleet.plane, "llama-0", namespace, "fleet-w")
+    fleet.admin.create(rank("nobodys", soon, "fleet-w"))
+    kubelets.renewed = {"fleet-w"}
+    fleet.until(lambda: kubelets.renewals > 2 and fleet.unheard() == 0)
+    agent.kill()
+    kubelets.renewed = set()
+
+    def told() -> list[str]:
+        return [line["reason"] for one in fleet.records("fleet-w") for line in one["story"]]
+
+    def pods(namespace: str) -> set[str]:
+        return {one["metadata"]["name"] for one in fleet.admin.items(f"/api/v1/namespaces/{namespace}/pods")}
+
+    fleet.until(lambda: "Unfenced" in told())
+    assert told()[-1] == "Unfenced", "it is silent, and its time is not over"
+    assert pods(soon) == {"llama-0", "nobodys"}
+    fleet.until(lambda: pods(soon) == {"nobodys"})
+    assert pods(later) == {"llama-0"}
+    (record,) = fleet.records("fleet-w")
+    assert (record["state"], told()[-1]) == ("active", "RemovedByForce")
+    (removal,) = record["removals"]
+    assert removal["proof"] == "policy"
+    assert [pod.split("/")[:2] for pod in removal["pods"]] == [[soon, "llama-0"]]
+    assert "policy of their job says so" in record["sentence"]
+    heard = fleet.admin.get(f"{NODE_LEASES}/fleet-w")["spec"]["renewTime"]
+    silent = datetime.fromisoformat(removal["at"]) - datetime.fromisoformat(heard)
+    assert silent.total_seconds() >= after_s
 
 
 def test_with_few_open_files_the_api_server_is_reached_and_too_many_nodes_are_told_of(fleet: Fleet) -> None:

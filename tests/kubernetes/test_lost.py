@@ -3,9 +3,6 @@
 import asyncio
 import email
 import email.policy
-from collections.abc import Iterator
-
-import pytest
 
 from tests.kubernetes.conftest import NAMESPACE, protect_all, with_job
 from tests.kubernetes.kubelets import Kubelets
@@ -16,13 +13,6 @@ from tests.kubernetes.test_machines import Machines, reasons
 LOST = 4
 WELL = 13  # more than a quarter of all would not be judged
 SILENCES = {"lease": "20s", "agentSilent": "30s"}
-
-
-@pytest.fixture
-def kubelets(fleet: Fleet) -> Iterator[Kubelets]:
-    made = Kubelets(fleet.admin)
-    yield made
-    made.close()
 
 
 def test_a_lost_rack_is_one_message_and_that_it_is_back_another(fleet: Fleet, kubelets: Kubelets) -> None:
