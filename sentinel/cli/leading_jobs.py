@@ -465,7 +465,7 @@ class LeadingJobs:
 
     def _may(self, job: ProtectedJob, decision: policy.Open) -> str:
         if self._fleet.paused:
-            return f"Sentinel is paused {self._fleet.paused}."
+            return f"Sentinel is paused: {self._fleet.paused}."
         if decision.kind is not IncidentKind.CHOSEN or self.controller is None:
             return ""
         pools = {name: self._pool(name) for name in self.controller.pictures}

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sentinel.core.health import Severity
 from sentinel.transport.api_server import answers
 from tests.e2e.box import Box, Running
-from tests.kubernetes.conftest import install
+from tests.kubernetes.conftest import LEADER, NAMESPACE, PAUSE, install
 from tests.kubernetes.jobs_site import CHECKPOINT, CUSTOM, NODES, Agents, JobSite
 from tests.kubernetes.local_fleet import Page
 from tests.kubernetes.people import Person, bind
 from tests.rig.fixtures import shared
 from tests.rig.operators.flow import template
+from tests.samples import lost_gpu
 
 if TYPE_CHECKING:
     from tests.rig.api import Object
@@ -368,3 +370,65 @@ def test_a_job_that_steps_waits_for_the_brake_on_stops_and_says_so_and_moves_whe
     site.until(lambda: not any(site.taints(node) for node in drained))
     agents.close()
     end(second)
+
+
+def paused(site: JobSite) -> None:
+    """As a person does it with kubectl; the leader goes by it when this returns."""
+    meta = {"name": PAUSE.rpartition("/")[2], "namespace": NAMESPACE}
+    site.admin.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta})
+    site.until(lambda: "sentinel.dev/paused" in site.admin.get(LEADER)["metadata"].get("annotations", {}))
+
+
+def test_a_lost_rank_stops_no_other_while_sentinel_is_paused_and_is_recovered_from_after_it(
+    site: JobSite,
+) -> None:
+    controller = led(site)
+    site.protect(restart={"maxRestarts": 2})
+    path = site.create(gang(2))
+    site.until(site.state("running"))
+    paused(site)
+    lost, other = site.pods()
+    site.kwok.end_pod(site.space, lost["metadata"]["name"], 1)
+    site.until(lambda: site.record().get("reason") == "HeldBack")
+    assert "Not acted on yet: Sentinel is paused: a person." in site.record()["sentence"]
+    assert site.record()["state"] == "running"
+    site.until(lambda: len(site.pods()) == 2)  # the Job itself has made another one by now
+    assert site.record()["reason"] == "HeldBack"
+    assert not site.incidents()
+    assert other["metadata"]["uid"] in uids(site.pods())
+    assert site.admin.get(path)["spec"].get("suspend", False) is False
+
+    site.admin.delete(PAUSE)
+    site.until(lambda: site.phases()[-1:] == ["Recovered"])
+    assert site.phases() == ["Stopping", "Prechecking", "Starting", "Verifying", "Recovered"]
+    assert len(site.incidents()) == 1
+    assert not {lost["metadata"]["uid"], other["metadata"]["uid"]} & uids(site.pods())
+    assert site.record()["reason"] != "HeldBack"
+    end(controller)
+
+
+def test_a_job_stays_on_a_node_that_goes_bad_while_sentinel_is_paused_and_leaves_it_after_that(
+    site: JobSite,
+) -> None:
+    controller = led(site)
+    agents = Agents(site, controller)
+    site.protect(resume={"maxResumes": 5, "gracefulStop": "1s", "checkpoint": CHECKPOINT})
+    path = site.create(gang(2))
+    site.until(site.state("running"))
+    paused(site)
+    before = uids(site.pods())
+    bad = site.pods()[0]["spec"]["nodeName"]
+    agents.find(bad, lost_gpu(check="gpus", event=False, severity=Severity.DEGRADED))
+    site.until(lambda: site.record().get("reason") == "HeldBack")
+    assert "Not acted on yet: Sentinel is paused: a person." in site.record()["sentence"]
+    assert not site.incidents()
+    assert uids(site.pods()) == before
+    assert site.admin.get(path)["spec"].get("suspend", False) is False
+
+    site.admin.delete(PAUSE)
+    site.until(lambda: site.phases()[-1:] == ["Recovered"])
+    assert len(site.incidents()) == 1
+    assert "saved checkpoint" in site.incident()["save"]["provedBy"]
+    assert bad not in {pod["spec"]["nodeName"] for pod in site.pods()}
+    agents.close()
+    end(controller)

@@ -213,6 +213,63 @@ def test_pause_stops_what_is_new_and_releases_go_on(fleet: People) -> None:
     assert "Traceback" not in controller.err
 
 
+def test_pause_keeps_the_pods_of_a_dead_node_and_the_fencing_program_waiting(fleet: People) -> None:
+    namespace = fleet.plane.namespace("paused")
+    fleet.admin.create(protect_all(namespace))
+    off, program = fleet.folder / "off", fleet.folder / "fence-node"
+    program.write_text(f"#!/bin/sh\necho $1 >> {off}\n")
+    program.chmod(0o755)
+    room = {"perWindow": {"atLeast": 100}}
+    fleet.settings["fleet"] = {
+        "fence": {"command": [str(program)], "after": "1s"},
+        "removals": room,
+        "poolRemovals": room,
+        "lease": "20s",
+        "agentSilent": "30s",
+        "togetherShare": 1,
+    }
+    controller = fleet.controller("one")
+    controller.said("leads, epoch")
+    anna = fleet.person("anna")
+    assert anna.says("pause", "--why", "the switch is changed").returncode == 0
+    dead, silent = names = ("ord-p1", "ord-p2")
+    for name in names:
+        fleet.plane.node(name)
+        with_job(fleet.plane, f"on-{name}", namespace, name)
+    taint = {"key": "node.kubernetes.io/out-of-service", "value": "off", "effect": "NoSchedule"}
+    fleet.admin.patch(f"/api/v1/nodes/{dead}", {"spec": {"taints": [taint]}})
+
+    def told(name: str) -> list[str]:
+        return [line["reason"] for one in fleet.records(name) for line in one["story"]]
+
+    def pods() -> set[str]:
+        return {one["metadata"]["name"] for one in fleet.admin.items(f"/api/v1/namespaces/{namespace}/pods")}
+
+    fleet.until(lambda: [told(name) for name in names] == [["Unreachable", "RemovalBraked"]] * 2)
+    for name in names:
+        (record,) = fleet.records(name)
+        assert (record["state"], record["heldBy"], record.get("removals")) == ("active", "paused", None)
+        assert f"1 pod on node {name} stays for now: Sentinel is paused." in record["sentence"]
+    # What a person orders is followed meanwhile.
+    fleet.plane.node("ord-p3")
+    assert anna.says("hold", "ord-p3").returncode == 0
+    fleet.until(lambda: fleet.isolated("ord-p3"))
+    assert anna.says("release", "ord-p3").returncode == 0
+    fleet.until(lambda: not fleet.taints("ord-p3"))
+    assert pods() == {f"on-{name}" for name in names}
+    assert not off.exists()
+    assert "Fencing" not in told(silent)
+
+    assert anna.says("pause", "--off").returncode == 0
+    fleet.until(lambda: not pods())
+    assert off.read_text() == f"{silent}\n"
+    assert [one["removals"][0]["proof"] for name in names for one in fleet.records(name)] == [
+        "out-of-service-taint",
+        "fenced",
+    ]
+    assert "Traceback" not in controller.err
+
+
 def test_one_pool_and_one_namespace_are_only_observed(fleet: People) -> None:
     fleet.settings["fleet"] = {
         "observePools": ["trial"],

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.e2e.box import Box
-from tests.kubernetes.conftest import LEADER, NAMESPACE, PAUSE
+from tests.kubernetes.conftest import PAUSE
 from tests.kubernetes.jobs_site import CHECKPOINT, CUSTOM, Agents, JobSite
-from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, names, plane
+from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, names, paused, plane
 
 if TYPE_CHECKING:
     from tests.rig.api import Object
@@ -81,10 +81,6 @@ def loses(site: JobSite, node: str) -> None:
 def sizes(site: JobSite) -> tuple[int, int]:
     record = site.record()
     return record["size"], record["originalSize"]
-
-
-def lease_says(site: JobSite, name: str) -> bool:
-    return name in site.admin.get(LEADER)["metadata"].get("annotations", {})
 
 
 def spent(site: JobSite) -> tuple[int, int]:
@@ -168,13 +164,7 @@ def test_a_job_that_was_created_suspended_is_started_when_there_is_room_and_only
 def test_an_elastic_job_starts_smaller_and_falls_back_where_more_does_not_come_up(site: JobSite) -> None:
     site.protect(**elastic(1))
     blocker = site.block()
-    pause = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "sentinel-pause", "namespace": NAMESPACE},
-    }
-    site.admin.create(pause)
-    site.until(lambda: lease_says(site, "sentinel.dev/paused"))
+    paused(site)
     path = site.create(suspended(3))
     site.until(lambda: site.record().get("reason") == "HeldBack")
     assert "paused" in site.record()["sentence"]
