@@ -53,3 +53,10 @@ def test_a_node_is_kept_without_the_conditions_that_nobody_looks_at() -> None:
     assert [condition.type for condition in found.status.conditions] == ["Own"]
     assert found.status.conditions[0] == one.status.conditions[1]
     assert (found.metadata, found.spec) == (one.metadata, one.spec)
+
+
+def test_of_what_others_write_on_a_node_the_name_is_kept_and_of_what_sentinel_is_asked_there_all() -> None:
+    notes = {"sentinel.dev/hold": "a new card", "example.com/config": "x" * 9000}
+    one = read(Node, {"metadata": {"name": "gpu-7", "annotations": notes}})
+    assert isinstance(one, Node)
+    assert kept.node(())(one).metadata.annotations == {**notes, "example.com/config": ""}

@@ -1,12 +1,15 @@
 """The nodes as the leading controller sees and writes them, while its watches are behind."""
 
 import asyncio
+import json
 import secrets
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from msgspec.structs import replace
+from msgspec import Struct
+from msgspec.structs import astuple, replace
 
 from sentinel.clock import system_now
 from sentinel.cluster.kubernetes.client import Client
@@ -20,7 +23,7 @@ from sentinel.core.fleet_model import Kind, Needs, NodeMark, NodeQuarantine, Sta
 from sentinel.core.fleet_settings import FleetSettings
 from sentinel.core.protection import Judged
 from sentinel.errors import TemporaryError
-from tests.kubernetes.conftest import EPOCH, NAMESPACE, run
+from tests.kubernetes.conftest import EPOCH, NAMESPACE, NODES, rank, run
 from tests.kubernetes.proxy import Fault, Proxy
 from tests.waits import eventually
 
@@ -216,5 +219,76 @@ def test_versions_that_are_no_numbers_are_taken_as_the_watch_tells_them(
         node = fleet.node(name)
         assert node is not None
         assert node.resource_version == "1-abc"
+
+    followed(behind_proxy, name, test)
+
+
+def deep_bytes(one: object) -> int:
+    """With all that hangs on it, also what it shares with others."""
+    parts: Sequence[object] = ()
+    if isinstance(one, Struct):
+        parts = astuple(one)
+    elif isinstance(one, dict):
+        parts = [*one, *one.values()]
+    elif isinstance(one, (list, tuple)):
+        parts = one
+    return sys.getsizeof(one) + sum(map(deep_bytes, parts))
+
+
+def fatten_node(admin: "Api", name: str) -> dict[str, Any]:
+    """As a node of a real cluster is after a year; its annotations."""
+    notes = {f"example.com/config-{number}": f"{number:064d}" * 256 for number in range(4)}
+    notes["weave.works/kured-reboot-in-progress"] = "2026-11-28T00:00:00Z"
+    admin.patch(f"{NODES}/{name}", {"metadata": {"annotations": notes}})
+    images = [{"names": [f"registry/image-{number}@sha256:{number:064d}"]} for number in range(200)]
+    told = {"status": "False", "reason": "Well", "message": "it is well " * 20}
+    conditions = [{"type": f"Example{number}", **told} for number in range(20)]
+    admin.patch(f"{NODES}/{name}/status", {"status": {"images": images, "conditions": conditions}})
+    return notes
+
+
+def pods(admin: "Api", namespace: str, node: str) -> tuple[str, str]:
+    """The names of a lean and of a fat one with the same resources."""
+    for name in ("lean", "fatt"):
+        pod = rank(name, namespace, node)
+        (container,) = pod["spec"]["containers"]
+        container["resources"] = {"limits": {"nvidia.com/gpu": "8"}}
+        if name == "fatt":
+            container["image"] = "registry/" + "a" * 200
+            container["env"] = [{"name": f"NAME_{number}", "value": "x" * 200} for number in range(200)]
+            container["args"] = [f"--option-{number}={number:064d}" for number in range(200)]
+            pod["spec"]["volumes"] = [{"name": f"volume-{number}", "emptyDir": {}} for number in range(50)]
+            pod["metadata"]["annotations"] = {"example.com/config": "x" * 50_000}
+        admin.create(pod)
+    return "lean", "fatt"
+
+
+def test_of_a_fat_node_and_a_fat_pod_hardly_more_is_kept_than_of_lean_ones(
+    installed: "ControlPlane", name: str, behind_proxy: str, admin: "Api", epoch: int
+) -> None:
+    fat = f"{name[:-1]}x"  # as long a name
+    installed.node(fat)
+    notes = fatten_node(admin, fat)
+    namespace = installed.namespace("fat")
+    lean_pod, fat_pod = pods(admin, namespace, name)
+    for path in (f"{NODES}/{fat}", f"/api/v1/namespaces/{namespace}/pods/{fat_pod}"):
+        assert len(json.dumps(admin.get(path))) > 60_000
+        assert admin.get(path)["metadata"]["managedFields"]
+
+    async def test(fleet: KubernetesFleet, changed: list[str]) -> None:
+        kept = fleet.pods.followed.objects
+        await eventually(lambda: fleet.node(fat) and f"{namespace}/{fat_pod}" in kept, "they are not seen")
+        more = deep_bytes(fleet.nodes()[fat]) - deep_bytes(fleet.nodes()[name])
+        assert more < 2048, f"{more} bytes, of which the names of annotations are some"
+        more = deep_bytes(kept[f"{namespace}/{fat_pod}"]) - deep_bytes(kept[f"{namespace}/{lean_pod}"])
+        assert more < 256
+        # What is needed of it is there, and what is not kept stays as it is on the node.
+        found = fleet.node(fat)
+        assert found is not None
+        assert found.claims == ("kured",)
+        await fleet.mark(isolation(fleet, fat))
+        shown = (await asyncio.to_thread(admin.get, f"{NODES}/{fat}"))["metadata"]["annotations"]
+        assert {**shown, **notes} == shown
+        assert shown["sentinel.dev/epoch"] == str(EPOCH)
 
     followed(behind_proxy, name, test)

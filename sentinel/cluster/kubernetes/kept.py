@@ -10,22 +10,28 @@ from sys import intern
 import msgspec
 from msgspec import structs
 
+from sentinel.cluster.kubernetes.objects import GROUP, Labels, Node, Owner, Pod
 from sentinel.cluster.kubernetes.objects import Container as PodContainer
-from sentinel.cluster.kubernetes.objects import Labels, Node, Owner, Pod
 
 ALIKE = 4096  # different ones that are remembered; of what comes after them a pod has its own copy
+OURS = f"{GROUP}/"  # begins the names of annotations whose values are read
 
 _containers = msgspec.msgpack.Decoder(tuple[PodContainer, ...])
 
 
 def node(types: Container[str]) -> Callable[[Node], Node]:
-    """With only the conditions of these types."""
+    """With only the conditions of these types. Of annotations of others, which are large, only the names: those are
+    claims, and that there are any must be known to who writes one."""
 
     def kept(one: Node) -> Node:
         status = structs.replace(
             one.status, conditions=tuple(told for told in one.status.conditions if told.type in types)
         )
-        meta = structs.replace(one.metadata, labels=_interned(one.metadata.labels))
+        notes = {
+            intern(key): value if key.startswith(OURS) else ""
+            for key, value in one.metadata.annotations.items()
+        }
+        meta = structs.replace(one.metadata, labels=_interned(one.metadata.labels), annotations=notes)
         return structs.replace(one, metadata=meta, status=status)
 
     return kept
