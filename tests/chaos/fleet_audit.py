@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from sentinel.cluster.kubernetes.objects import Custom
-from sentinel.core.fleet_model import EndedBy, Kind, Mode, NodeQuarantine, Proof, State
+from sentinel.core.fleet_model import EndedBy, Kind, Mode, NodeQuarantine, Proof, Removal, State
 from sentinel.core.fleet_record import MAX_STORY
 from sentinel.documents import from_document
 from tests.kubernetes.conftest import NODES, QUARANTINES
@@ -25,7 +25,7 @@ PODS = "/api/v1/pods"
 
 @dataclass(frozen=True)
 class Limits:
-    """The brakes as the settings of the run say them, for isolations for findings."""
+    """The brakes as the settings of the run say them, for isolations for findings where nothing else is said."""
 
     at_a_time: int = 9
     pool_at_a_time: int = 6
@@ -33,6 +33,8 @@ class Limits:
     pool_per_window: int = 8
     window_s: float = 5.0
     disks: int = 3
+    removals: int = 2  # nodes whose pods go by force within the window: fewer than fall silent at once
+    pool_removals: int = 1
     keep_s: float = 60.0  # of ended records: the longest window that reads them
 
     def times(self, more: float) -> "Limits":
@@ -74,8 +76,11 @@ class Audit:
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
     stories: dict[str, list[str]] = field(default_factory=dict)  # of each record and node: its writes
     isolations: int = 0
+    removals: int = 0
+    braked: int = 0  # removals that a brake held back
     seen: int = 0  # writes
     _acts: dict[str, tuple[float, str]] = field(default_factory=dict)  # record -> when it was isolated, pool
+    _removed: dict[str, tuple[float, str]] = field(default_factory=dict)  # the same of its newest removal
     _writes: list[Write] = field(default_factory=list)
     _versions: dict[str, tuple[int, int, Any]] = field(
         default_factory=dict
@@ -214,6 +219,9 @@ class Audit:
         for removal in record.removals[len(known) :]:  # the proof of an earlier one may be gone by now
             if removal.proof is Proof.POLICY or record.node not in self.proofs:
                 self._wrong(f"{record.node}: pods are removed without a proof: {removal}", write.name)
+            self._counted(write, record, removal)
+        if record.kind is Kind.SILENCE and record.held_by and not (before is not None and before.held_by):
+            self.braked += 1
 
     def _gone(self, write: Write, record: NodeQuarantine) -> None:
         self.records.pop(write.name, None)
@@ -269,6 +277,23 @@ class Audit:
             self._wrong(f"{len(recent)} isolations within {limits.window_s:g} s", write.name)
         if recent.count(record.pool) > limits.pool_per_window:
             self._wrong(f"{recent.count(record.pool)} in pool {record.pool!r} within the window", write.name)
+
+    def _counted(self, write: Write, record: NodeQuarantine, removal: Removal) -> None:
+        """All removals of one silence within the window are one."""
+        self.removals += 1
+        at_s, limits = removal.at_wall_s, self.limits
+        if not -0.5 <= write.at_s - at_s <= 30.0:
+            self._wrong(f"{write.name} says that pods went at another time than they did", write.name)
+        self._removed[record.id] = (at_s, record.pool)
+        recent = {
+            id: pool for id, (then_s, pool) in self._removed.items() if 0 <= at_s - then_s < limits.window_s
+        }
+        told = sorted(line for id in recent for line in self.stories[id])
+        own = sum(pool == record.pool for pool in recent.values())
+        if len(recent) > limits.removals:
+            self._wrong(f"pods of {len(recent)} nodes removed within {limits.window_s:g} s", write.name, told)
+        if own > limits.pool_removals:
+            self._wrong(f"pods of {own} nodes of pool {record.pool!r} removed within it", write.name, told)
 
     # ------------------------------------------------------------ at rest
 

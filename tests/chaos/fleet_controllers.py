@@ -22,13 +22,16 @@ def settings(folder: Path, limits: Limits) -> Path:
         limited = {key: {"atLeast": count, "share": 0.0001} for key, count in counts.items()}
         return {**limited, "window": f"{limits.window_s:g}s"}
 
+    def removals(per_window: int) -> dict[str, Any]:
+        return {"perWindow": {"atLeast": per_window, "share": 0}, "window": f"{limits.window_s:g}s"}
+
     fleet = {
         "isolations": allowance(limits.at_a_time, limits.per_window),
         "poolIsolations": allowance(limits.pool_at_a_time, limits.pool_per_window),
         "disks": allowance(limits.disks, 100),
         "poolDisks": allowance(limits.disks, 100),
-        "removals": {"perWindow": {"atLeast": 1000, "share": 0.5}},
-        "poolRemovals": {"perWindow": {"atLeast": 1000, "share": 0.5}},
+        "removals": removals(limits.removals),
+        "poolRemovals": removals(limits.pool_removals),
         "causeNodes": 100_000,  # its faults are many and of few kinds
         "releaseAfter": "1s",
         "diskReleaseAfter": "1s",

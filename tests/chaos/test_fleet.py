@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 INCIDENTS = int(os.environ.get("CHAOS_INCIDENTS") or 200)
 SIZE = int(os.environ.get("CHAOS_NODES") or LEAST_NODES)
-LANE = 2  # of them fall silent, which takes long, beside all others
+LANE = 4  # of them fall silent, which takes long, beside all others; two are of one pool
 AT_ONCE = (SIZE * 12 // 38, SIZE * 24 // 38)  # nodes that break in one episode
 SPELL_S = (0.5, 3.0)  # for which the weather is bad
 ALL_TELL = 0.7  # of the episodes: where some agents only say that they live, each return takes 10 s
@@ -180,25 +180,33 @@ class Chaos:
     # ------------------------------------------------------------ the lane of the silent
 
     async def silences(self) -> None:
-        """One after the other, beside everything else: nodes that are not heard any more."""
+        """One after the other, beside everything else: nodes that are not heard any more, all of them at once."""
+        fates = ["fenced"] * LANE  # more of them at once than brakes let go
         while True:
-            for node in self.lane:
-                await self.silence(node, self.rng.choice(["returns", "fenced", "rebooted"]))
+            await self.silence(fates)
+            fates = [self.rng.choice(["returns", "fenced", "rebooted"]) for _ in self.lane]
 
-    async def silence(self, node: SimNode, how: str) -> None:
+    async def silence(self, fates: list[str]) -> None:
         world = self.world
-        pod = await world.pod(node)
-        world.note(f"{node.name} falls silent, then {how}")
-        node.silent = True
-        await node.stop()
+        pods = [await world.pod(node) for node in self.lane]
+        for node, how in zip(self.lane, fates, strict=True):
+            world.note(f"{node.name} falls silent, then {how}")
+            node.silent = True
+            await node.stop()
         self.unjudged_s = time.monotonic()
-        await world.until(
-            lambda: any(one.reason in ("Unreachable", "Unfenced") for one in self.open(node)),
-            lambda: f"{node.name}: nobody says that it is not heard",
-            SILENT_S,
-        )
+        for node in self.lane:
+            await world.until(
+                lambda node=node: any(one.reason in ("Unreachable", "Unfenced") for one in self.open(node)),
+                lambda node=node: f"{node.name}: nobody says that it is not heard",
+                SILENT_S,
+            )
         self.unjudged_s = None
-        assert pod in world.audit.pods, "a pod of a node that may live was removed"
+        assert set(pods) <= world.audit.pods.keys(), "a pod of a node that may live was removed"
+        await asyncio.gather(*map(self.fate, self.lane, pods, fates))
+
+    async def fate(self, node: SimNode, pod: str, how: str) -> None:
+        """What becomes of a silent node in the end."""
+        world = self.world
         self.incidents += 1
         self.count[f"silent, {how}"] += 1
         if how == "fenced":
@@ -256,6 +264,8 @@ def test_whatever_breaks_around_them_nodes_leave_and_come_back_by_the_rules(
         with capsys.disabled():
             took_s = time.monotonic() - begun
             print(f"\nCHAOS_SEED={seed}: {chaos.incidents} incidents in {took_s:.0f} s: {dict(chaos.count)}")
-            print(f"{world.audit.seen} writes looked at, {world.audit.isolations} isolations")
+            audit = world.audit
+            print(f"{audit.seen} writes looked at, {audit.isolations} isolations", end=", ")
+            print(f"pods of {audit.removals} nodes removed by force, {audit.braked} times held back")
 
     asyncio.run(story())
