@@ -14,7 +14,7 @@ from sentinel.cluster.kubernetes.job_cluster import JobCluster
 from sentinel.cluster.kubernetes.job_io import JobRef
 from sentinel.cluster.kubernetes.job_records import JobRecords
 from sentinel.core.job_look import Look
-from sentinel.core.job_state import KUEUE, Seen
+from sentinel.core.job_state import KUEUE, Seen, Standing, let_run_by
 from sentinel.core.job_stop import over
 from sentinel.core.model import Incident, IncidentKind, JobState, Phase, ProtectedJob, Symptom
 from sentinel.core.now import Now
@@ -170,6 +170,8 @@ class JobLooks:
                 return True
         elif incident.phase is Phase.PRECHECKING:
             ordered = incident.verdict.symptom in (Symptom.RETRY, Symptom.FIRST_START)
+            if _resumed(read, now, incident) and await self._let_run(name, tracked, read, incident):
+                return True
             if seen.withdrawn and not ordered and not seen.asks_for_start:
                 controller.withdrawn(name, "Stopped", seen.withdrawn)
                 return False
@@ -177,6 +179,21 @@ class JobLooks:
             if size is not None and size not in (job.size, tracked.asks_for) and tracked.asks_for is not None:
                 controller.rescaled(name, size)
         return False
+
+    async def _let_run(self, name: str, tracked: Tracked, read: Seen, incident: Incident) -> bool:
+        """Somebody else lets it run, while nothing that Sentinel does is under way: it is left to them, and no
+        recovery of it is left to stop it again."""
+        ours = await self._cluster.let_run(name)
+        picture = self._controller.pictures.get(name)
+        open_ = None if picture is None else picture.incident
+        if not ours or open_ is None:
+            return False
+        if (open_.id, open_.phase, open_.incarnation) != (incident.id, incident.phase, incident.incarnation):
+            return False  # Sentinel itself has started it meanwhile
+        sentence = f"It was started by {let_run_by(read)}, while Sentinel's recovery of it waited. It is left to run."
+        self._controller.withdrawn(name, "ResumedByOthers", sentence)
+        tracked.due_mono_s = 0.0  # looked at as one that waits for its pods
+        return True
 
     async def _judge_waiting(self, name: str, tracked: Tracked, seen: Look, read: Seen) -> bool:
         controller = self._controller
@@ -295,6 +312,14 @@ def _rebased(job: ProtectedJob, now: Now, boot: str) -> ProtectedJob:
         return structs.replace(job, boot_id=boot)
     started_s = now.mono_s - max(0.0, now.wall_s - job.started_wall_s)
     return structs.replace(job, boot_id=boot, started_mono_s=started_s)
+
+
+def _resumed(read: Seen, now: Standing, incident: Incident) -> bool:
+    """Does it run again, though it was stopped and nobody has asked for its start yet? One that a person has tried
+    again need not have been stopped before."""
+    if now.stopped or now.over or not read.row.holds:
+        return False
+    return bool(now.mark) or incident.verdict.symptom is not Symptom.RETRY
 
 
 def _may_succeed(tracked: Tracked, exits: Sequence[RankExit]) -> bool:

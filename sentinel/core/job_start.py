@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from sentinel.core.job_change import avoid_in, changeable, keep_off, set_size, started
 from sentinel.core.job_kinds import KeepOff, Means, Resize
-from sentinel.core.job_paths import Json, annotate, controller, copied, read, table, text, write
+from sentinel.core.job_paths import Json, annotate, annotation, controller, copied, read, table, text, write
 from sentinel.core.job_ranks import ended_early
 from sentinel.core.job_resume import NOTHING, annotate_pods, write_map
 from sentinel.core.job_sizes import never_changes
@@ -20,6 +20,7 @@ from sentinel.core.job_state import (
     chosen_last,
     claimed,
     groups_of,
+    in_line,
     keeps_off,
     kept_off,
     living,
@@ -44,6 +45,15 @@ from sentinel.core.job_writes import (
 )
 
 NO_LABELS: Mapping[str, str] = {}
+
+
+def begin(
+    seen: Seen, size: int, hosts: Sequence[str], told: Mapping[str, str], last: Sequence[str]
+) -> Plan | Refusal:
+    """`start`, or where it was let go already and its queue starts it, what its pods are to be."""
+    if in_line(seen):
+        return keep_off_nodes(seen, hosts, told=told, last=last)
+    return start(seen, size=size, hosts=hosts, last=last, told=told)
 
 
 def start(
@@ -179,10 +189,13 @@ def _children_changed(
 
 
 def settle(seen: Seen) -> Plan:
-    """Once it runs: a mark that is left over would make a later stop of somebody else look like Sentinel's."""
+    """Once it runs: a mark that is left over would make a later stop of somebody else look like Sentinel's, and what
+    its owner asked of Sentinel before its start would be taken for asked again."""
     draft = copied(seen.job)
     if not standing(seen).stopped:
         annotate(draft, STOPPED, "")
+        if annotation(seen.job, ASKS_FOR_START) == "true":
+            annotate(draft, ASKS_FOR_START, STARTED)
     return Plan(writes=tuple(patch(seen.job, draft, seen.row.plural)), sentence="It runs already.")
 
 

@@ -345,6 +345,13 @@ def _stopped_by(seen: Seen, queue: str) -> str:
     return SENTINEL if mark_of(seen) else _writer(seen.job, seen.row.suspend)
 
 
+def let_run_by(seen: Seen) -> str:
+    """Who has let a job run that was stopped: a field manager, or "somebody"."""
+    queued = bool(queue_of(seen)) and seen.workload is not None
+    by = _writer(seen.workload or {}, "spec.active") if queued else _writer(seen.job, seen.row.suspend)
+    return by or "somebody"
+
+
 def _writer(obj: Json, path: str) -> str:
     """The field manager that wrote the field last; "" where the server does not say."""
     fields = ".".join(f"f:{name}" for name in path.split("."))

@@ -6,15 +6,46 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from sentinel.cli.job_looks import JobLooks, Tracked
 from sentinel.core.job_look import Place, look
 from sentinel.core.job_state import Seen
-from sentinel.core.model import JobState, ProtectedJob
+from sentinel.core.model import IncidentKind, JobState, Phase, ProtectedJob, Symptom
 from sentinel.core.policy_model import Policy
+from tests.core.recovery_events import incident, verdict
 from tests.core.test_job_look import job, pod, row
 
 NAME = "ns/job.batch/train"
+
+
+class Cluster:
+    def __init__(self, seen: Seen, places: dict[int, Place]) -> None:
+        self.seen, self.places = seen, places
+
+    async def read(self, name: str) -> Seen:
+        return self.seen
+
+    async def ask_for_whom(self, name: str, read: Seen) -> None:
+        """Nobody was preempted."""
+
+    async def waits_for(self, name: str) -> str:
+        return ""
+
+    def look(self, name: str, read: Seen, size: int, asked: Policy) -> Any:
+        return look(read, self.places, size, {}, asked, {})
+
+    def nodes(self, name: str) -> dict[int, str]:
+        return {rank: place.node for rank, place in self.places.items()}
+
+
+def looked_at(cluster: Any, controller: Any) -> Tracked:
+    records: Any = None
+    ref: Any = None
+    looks = JobLooks(controller, cluster, records, "boot", lambda *_: Policy(), lambda uid: "")
+    tracked = Tracked(ref=ref, policy=Policy(), due_mono_s=1.0)
+    asyncio.run(looks.look(NAME, tracked))
+    return tracked
 
 
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.ERROR])
@@ -30,24 +61,57 @@ def test_a_job_that_runs_or_has_ended_is_looked_at_only_when_something_happens(s
         policy_is=lambda name, policy: None,
     )
     places = {rank: Place(f"pod-{rank}", f"node-{rank}") for rank in range(2)}
-
-    class Cluster:
-        async def read(self, name: str) -> Seen:
-            return seen
-
-        async def ask_for_whom(self, name: str, read: Seen) -> None:
-            """Nobody was preempted."""
-
-        def look(self, name: str, read: Seen, size: int, asked: Policy) -> Any:
-            return look(read, places, size, {}, asked, {})
-
-        def nodes(self, name: str) -> dict[int, str]:
-            return {rank: place.node for rank, place in places.items()}
-
-    cluster: Any = Cluster()
-    records: Any = None
-    ref: Any = None
-    looks = JobLooks(controller, cluster, records, "boot", lambda *_: Policy(), lambda uid: "")
-    tracked = Tracked(ref=ref, policy=Policy(), due_mono_s=1.0)
-    asyncio.run(looks.look(NAME, tracked))
+    tracked = looked_at(Cluster(seen, places), controller)
     assert tracked.due_mono_s == math.inf
+
+
+RESUMED = {"sentinel.dev/stopped": f"{NAME}:4"}
+
+
+@pytest.mark.parametrize(
+    ("symptom", "notes", "meanwhile", "theirs"),
+    [
+        pytest.param(Symptom.RANK_LOST, RESUMED, {}, True, id="with Sentinel's mark"),
+        pytest.param(Symptom.RANK_LOST, {}, {}, True, id="written anew, without the mark"),
+        pytest.param(Symptom.FIRST_START, {}, {}, True, id="before its first start"),
+        pytest.param(Symptom.RETRY, RESUMED, {}, True, id="before another try"),
+        pytest.param(Symptom.RETRY, {}, {}, False, id="another try of one that was not stopped"),
+        pytest.param(
+            Symptom.RANK_LOST,
+            RESUMED,
+            {"phase": Phase.STARTING, "incarnation": 5},
+            False,
+            id="Sentinel has started it meanwhile",
+        ),
+    ],
+)
+def test_a_job_that_runs_again_while_its_recovery_waits_is_theirs_who_started_it(
+    symptom: Symptom, notes: dict[str, str], meanwhile: dict[str, Any], theirs: bool
+) -> None:
+    asked = job()
+    asked["metadata"]["annotations"] = notes
+    waits = incident(IncidentKind.FORCED, verdict=verdict(symptom), phase=Phase.PRECHECKING)
+    picture = SimpleNamespace(
+        job=ProtectedJob(name=NAME, policy=Policy(), state=JobState.QUEUED, size=2), incident=waits, exits={}
+    )
+    over: list[str] = []
+
+    def withdrawn(name: str, reason: str, sentence: str) -> None:
+        over.append(reason)
+        picture.incident = None
+
+    controller: Any = SimpleNamespace(
+        pictures={NAME: picture},
+        runs=lambda name: False,
+        policy_is=lambda name, policy: None,
+        withdrawn=withdrawn,
+        waits=lambda *said: None,
+    )
+
+    class Resumed(Cluster):
+        async def let_run(self, name: str) -> bool:
+            picture.incident = structs.replace(waits, **meanwhile)
+            return True
+
+    looked_at(Resumed(Seen(row=row(), job=asked, kueue=False), {}), controller)
+    assert over == (["ResumedByOthers"] if theirs else [])

@@ -219,6 +219,12 @@ def test_a_job_that_a_person_started_again_only_loses_the_mark() -> None:
     assert only.body == {"metadata": {"annotations": {"sentinel.dev/stopped": None}}}
 
 
+def test_a_job_that_a_person_started_before_sentinel_did_asks_for_no_start_any_more() -> None:
+    one = seen(PYTORCH, metadata__annotations={"sentinel.dev/precheck": "true"})
+    (only,) = writes(settle(one))
+    assert only.body == {"metadata": {"annotations": {"sentinel.dev/precheck": "started"}}}
+
+
 def test_a_job_that_is_stopped_keeps_the_mark_of_its_stop() -> None:
     one = seen(PYTORCH)
     stopped = gone(applied(one, stop(one, "lab.train-0001")))

@@ -15,6 +15,7 @@ from sentinel.core.events import (
     DoStop,
     Effect,
     Event,
+    JobGone,
     PrecheckRefused,
     StopEnded,
     StopWaits,
@@ -414,6 +415,24 @@ def test_each_stage_is_mailed_at_most_once_and_a_sent_one_is_not_asked_for_again
 
 def first(*events: Event) -> Incident:
     return begun(IncidentKind.FORCED, *events, verdict=ev.verdict(Symptom.FIRST_START))
+
+
+def test_a_recovery_that_others_make_needless_while_it_waits_stops_and_starts_nothing_and_costs_nothing() -> (
+    None
+):
+    waits = begun(IncidentKind.FORCED, ev.STOPPED, ev.REFUSED)
+    over, effects = run(waits, JobGone("ResumedByOthers", "It was started by kubectl-patch."))
+    assert (over.phase, over.reason, over.incarnation) == (
+        Phase.CANCELLED,
+        "ResumedByOthers",
+        waits.incarnation,
+    )
+    assert [mail.stage for mail in over.mails] == [Stage.STARTED]
+    assert all(isinstance(effect, DoMail) for effect in effects)
+    job = ev.a_job()
+    after = books.settle(job, waits, over, NOW)
+    assert (after.used, after.used_free, after.failures) == (job.used, job.used_free, job.failures)
+    assert not after.state.final
 
 
 def test_a_first_start_waits_longer_than_a_recovery_and_asks_less_often() -> None:

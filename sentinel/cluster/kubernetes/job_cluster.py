@@ -187,7 +187,7 @@ class JobCluster(KnownJobs):
             seen = await self._patiently(
                 lambda: self._decided(
                     known,
-                    lambda seen: _begun(
+                    lambda seen: job_start.begin(
                         seen, size, self._hosts(seen, excluded), told(env), self._last(seen, excluded)
                     ),
                 )
@@ -210,6 +210,13 @@ class JobCluster(KnownJobs):
         await self._patiently(lambda: self._decided(known, job_start.settle))
         self._rooms.kept(job)
         return self._took(known, seen)
+
+    async def let_run(self, job: str) -> bool:
+        """Does it run by somebody else's doing, though Sentinel had stopped it? Then it is theirs, without a mark."""
+        runs = not standing(await self._decided(self._known(job), job_start.settle)).stopped
+        if runs:
+            self._rooms.kept(job)
+        return runs
 
     async def _ends_well(self, job: str, known: Known) -> None:
         """Returns at once where the job has failed. One that succeeds is no start that was refused: the look at it
@@ -474,14 +481,6 @@ def _asked_about(job: ProtectedJob) -> Collection[str]:
 
 def _some(found: Collection[str]) -> str:
     return ", ".join(sorted(found)[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
-
-
-def _begun(
-    seen: Seen, size: int, hosts: Sequence[str], told: Mapping[str, str], last: Sequence[str]
-) -> Plan | Refusal:
-    if in_line(seen):  # it was let go already: its queue starts it
-        return job_start.keep_off_nodes(seen, hosts, told=told, last=last)
-    return job_start.start(seen, size=size, hosts=hosts, last=last, told=told)
 
 
 def _never_stops(seen: Seen, mark: str) -> Refusal | None:
