@@ -83,6 +83,10 @@ class JobsController(Controller):
             started_mono_s=now.mono_s,
             started_wall_s=now.wall_s,
         )
+        if picture.incident is not None:  # goes on with these ranks, and with no other size than this one
+            size_is = {"size": size, "from_size": size} if size != picture.job.size else {}
+            picture.incident = structs.replace(picture.incident, incarnation=job.incarnation, **size_is)
+            self._records.save(incidents=[picture.incident])
         self._save_job(picture, job)
         picture.begin_incarnation(now)
         self._runs_with(picture, ranks)
@@ -169,7 +173,7 @@ class JobsController(Controller):
         self._event(self.pictures[name].job, found, sentence, warning=found != "PrecheckPassed")
 
     def rescaled(self, name: str, size: int) -> None:
-        """Others changed what it asks for while it waits for its start."""
+        """Others changed what it asks for before its start."""
         self._fed(name, Rescaled(size, f"The job asks for {size} pods of ranks now."))
 
     def start_waits(self, name: str, waits: str) -> None:

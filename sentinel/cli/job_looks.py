@@ -153,12 +153,14 @@ class JobLooks:
         self, name: str, tracked: Tracked, seen: Look, read: Seen, incident: Incident
     ) -> bool:
         controller = self._controller
-        job, now = controller.pictures[name].job, seen.standing
+        now = seen.standing
         stopping = incident.phase is Phase.STOPPING and not self._cluster.refuses(name)
         # Who ends its pods may say so only afterwards: it is looked at once more when they are gone.
         taken = incident.phase is Phase.STARTING and seen.withdrawn and now.stopped_by != KUEUE
         tracked.due_mono_s = system_now().mono_s + STOPS_S if stopping or taken else math.inf
         if incident.kind is not IncidentKind.FORCED:
+            if incident.phase is Phase.STOPPING and incident.kind is IncidentKind.CHOSEN:
+                self._may_be_rescaled(name, tracked, now.size, incident)
             return False
         if incident.phase is Phase.STOPPING and not stopping:
             # One that was told to stop by now goes down, whatever still runs of it.
@@ -175,10 +177,16 @@ class JobLooks:
             if seen.withdrawn and not ordered and not seen.asks_for_start:
                 controller.withdrawn(name, "Stopped", seen.withdrawn)
                 return False
-            size = now.size  # where it is not what Sentinel gave it, somebody else has changed it just now
-            if size is not None and size not in (job.size, tracked.asks_for) and tracked.asks_for is not None:
-                controller.rescaled(name, size)
+            self._may_be_rescaled(name, tracked, now.size, incident)
+        elif incident.phase is Phase.STOPPING:
+            self._may_be_rescaled(name, tracked, now.size, incident)
         return False
+
+    def _may_be_rescaled(self, name: str, tracked: Tracked, size: int | None, incident: Incident) -> None:
+        """Where it asks for another size than Sentinel gave it, and than at the last look, somebody else wants that."""
+        before = incident.from_size if tracked.asks_for is None else tracked.asks_for
+        if size is not None and size not in (self._controller.pictures[name].job.size, before):
+            self._controller.rescaled(name, size)
 
     async def _let_run(self, name: str, tracked: Tracked, read: Seen, incident: Incident) -> bool:
         """Somebody else lets it run, while nothing that Sentinel does is under way: it is left to them, and no

@@ -45,6 +45,7 @@ TRANSITIONS: dict[tuple[Phase, type], tuple[Handler, tuple[Phase, ...]]] = {
     ),
     (P.STOPPING, events.StopStuck): (handlers.stop_stuck, (P.FAILED, P.ENDED)),
     (P.STOPPING, events.StopWaits): (handlers.stop_waits, (P.STOPPING,)),
+    (P.STOPPING, events.Rescaled): (handlers.rescaled_stopping, (P.STOPPING,)),
     (P.STOPPING, events.DeadlinePassed): (handlers.stop_late, (P.STOPPING, P.FAILED)),
     (P.STOPPING, events.EndRequested): (handlers.end_stopping, (P.STOPPING,)),
     (P.STARTING, events.RanksStarted): (handlers.ranks_started, (P.VERIFYING, P.RECOVERED)),

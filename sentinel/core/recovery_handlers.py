@@ -107,6 +107,14 @@ def rescaled(incident: Incident, event: Rescaled, now: Now, terms: Terms) -> Res
     return structs.replace(incident, deadline_mono_s=deadline), (DoPrecheck(now.mono_s),)
 
 
+def rescaled_stopping(incident: Incident, event: Rescaled, now: Now, terms: Terms) -> Result:
+    """The stop goes on; what starts after it has this size."""
+    began_s, deadline_s = incident.phase_mono_s, incident.deadline_mono_s
+    incident = structs.replace(incident, size=event.size, from_size=event.size)
+    incident = enter(incident, Phase.STOPPING, now, "Rescaled", event.sentence)
+    return structs.replace(incident, phase_mono_s=began_s, deadline_mono_s=deadline_s), ()
+
+
 def precheck_late(incident: Incident, event: DeadlinePassed, now: Now, terms: Terms) -> Result:
     if incident.kind == IncidentKind.CHOSEN:
         sentence = "Not moved: the pre-check did not end in its time."

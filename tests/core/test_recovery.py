@@ -477,3 +477,12 @@ def test_a_job_that_waits_is_started_with_the_size_that_others_gave_it_meanwhile
     assert effects == [DoPrecheck(NOW.mono_s)]
     job = books.settle(ev.a_job(size=2, original_size=4), waits, other, NOW)
     assert (job.size, job.original_size) == (3, 3)
+
+
+def test_a_job_that_others_scale_while_it_is_stopped_starts_with_that_size_and_its_stop_goes_on() -> None:
+    stops = begun(IncidentKind.FORCED)
+    other, effects = run(stops, ev.RESCALED)
+    assert (other.phase, other.size, other.from_size, effects) == (Phase.STOPPING, 3, 3, [])
+    assert (other.deadline_mono_s, other.phase_mono_s) == (stops.deadline_mono_s, stops.phase_mono_s)
+    job = books.settle(ev.a_job(size=2, original_size=4), stops, other, NOW)
+    assert (job.size, job.original_size) == (3, 3)

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import pytest
+
 from tests.kubernetes.jobs_site import JobSite
 from tests.kubernetes.test_interrupted_recoveries import (
     RESTARTS,
     World,
     in_phase,
+    reasons,
     running,
     site,
     stages,
@@ -14,7 +17,7 @@ from tests.kubernetes.test_interrupted_recoveries import (
     world,
 )
 from tests.kubernetes.test_leading_jobs import kwok, names, plane, uids
-from tests.kubernetes.test_sized_jobs import cordon, spent, suspended
+from tests.kubernetes.test_sized_jobs import cordon, elastic, quota, sizes, spent, suspended
 
 __all__ = ["kwok", "plane", "site", "world"]
 
@@ -25,10 +28,15 @@ def suspends(site: JobSite, path: str, on: bool) -> None:
     site.admin.patch(path, {"spec": {"suspend": on}})
 
 
+def uncordon_all(site: JobSite) -> None:
+    for node in site.admin.items("/api/v1/nodes", labelSelector="rig=train"):
+        cordon(site, node["metadata"]["name"], on=False)
+
+
 def waits_for_room(site: World, count: int = 2, **spec: Any) -> str:
     """A job of the last two nodes lost a rank and its node: Sentinel has stopped it, and looks for room; its path."""
     site.block()
-    path = running(site, count, **RESTARTS, **spec)
+    path = running(site, count, **(spec or RESTARTS))
     lost = site.pods()[0]
     cordon(site, lost["spec"]["nodeName"])
     vanishes(site, lost)
@@ -40,7 +48,7 @@ def waits_for_room(site: World, count: int = 2, **spec: Any) -> str:
 def test_a_job_that_a_person_resumes_while_it_waits_for_room_is_left_to_run_and_costs_nothing(
     site: World,
 ) -> None:
-    path = waits_for_room(site, **SHORT_WAIT)
+    path = waits_for_room(site, **RESTARTS, **SHORT_WAIT)
     suspends(site, path, False)
     site.until(in_phase(site, "Cancelled"))
     incident = site.incident()
@@ -52,8 +60,7 @@ def test_a_job_that_a_person_resumes_while_it_waits_for_room_is_left_to_run_and_
     # There is room for one of its pods: it waits for the other like any job that its people started.
     site.until(lambda: "Not all of its 2 pods run yet" in site.record()["sentence"])
     assert (site.record()["state"], site.admin.get(path)["spec"]["suspend"]) == ("queued", False)
-    for node in site.admin.items("/api/v1/nodes", labelSelector="rig=train"):
-        cordon(site, node["metadata"]["name"], on=False)
+    uncordon_all(site)
     site.until(site.state("running"))
     assert site.record()["incarnation"] == 2
     assert len(site.incidents()) == 1
@@ -71,8 +78,7 @@ def test_who_suspends_a_job_again_that_he_had_resumed_is_known_to_have_done_so(s
     path = waits_for_room(site)
     suspends(site, path, False)
     site.until(in_phase(site, "Cancelled"))
-    for node in site.admin.items("/api/v1/nodes", labelSelector="rig=train"):
-        cordon(site, node["metadata"]["name"], on=False)
+    uncordon_all(site)
     site.until(site.state("running"))
     suspends(site, path, True)
     site.until(site.state("queued"))
@@ -91,7 +97,93 @@ def test_a_first_start_that_a_person_makes_himself_while_it_waits_is_over(site: 
     for blocker in blockers:
         site.admin.delete(blocker, gracePeriodSeconds=0)
     site.until(site.state("running"))
-    suspends(site, path, True)
-    site.until(site.state("queued"))
-    assert len(site.incidents()) == 1, "who suspends it later starts it himself"
-    assert "not by Sentinel" in site.record()["sentence"]
+    asked = site.admin.get(path)["metadata"]["annotations"]["sentinel.dev/precheck"]
+    assert asked == "started", "who suspends it later starts it himself"
+
+
+def scales(site: JobSite, path: str, count: int) -> None:
+    site.admin.patch(path, {"spec": {"parallelism": count, "completions": count}})
+
+
+def asks_for(site: JobSite, path: str) -> int:
+    return int(site.admin.get(path)["spec"]["parallelism"])
+
+
+def came_back_with(site: World, path: str, count: int) -> None:
+    """At the cost of one restart, whatever was changed on the way."""
+    site.until(in_phase(site, "Recovered"))
+    site.until(lambda: sizes(site) == (count, count))
+    assert (asks_for(site, path), len(site.pods()), len(site.incidents())) == (count, count, 1)
+    assert (spent(site), sorted(stages(site))) == ((1, 0), ["recovered", "started"])
+    site.finish()
+    site.until(site.state("succeeded"))
+
+
+def test_a_job_that_a_person_makes_smaller_while_it_waits_for_room_starts_where_that_fits(
+    site: World,
+) -> None:
+    path = waits_for_room(site)
+    scales(site, path, 1)
+    came_back_with(site, path, 1)
+    assert "Rescaled" in reasons(site)
+
+
+def test_a_job_that_a_person_scales_while_its_ranks_stop_starts_with_that_size(site: World) -> None:
+    path = running(site, **elastic(1))
+    site.kwok.daemon.freeze()
+    vanishes(site, site.pods()[0])
+    site.until(lambda: in_phase(site, "Stopping")() and site.admin.get(path)["spec"]["suspend"])
+    scales(site, path, 3)
+    site.until(lambda: "Rescaled" in reasons(site))
+    assert in_phase(site, "Stopping")()
+    site.kwok.daemon.thaw()
+    came_back_with(site, path, 3)
+
+
+def test_a_job_that_a_person_scales_while_nobody_leads_starts_with_that_size(site: World) -> None:
+    path = waits_for_room(site, **elastic(2))
+    site.leader.kill()
+    scales(site, path, 3)
+    site.lead()
+    site.until(lambda: "Rescaled" in reasons(site))
+    site.admin.delete(f"/api/v1/namespaces/{site.space}/pods/blocker", gracePeriodSeconds=0)
+    uncordon_all(site)
+    came_back_with(site, path, 3)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_job_that_a_person_scales_while_its_ranks_start_comes_up_with_that_size(
+    site: World, count: int
+) -> None:
+    path = starts_in_part(site)
+    scales(site, path, count)
+    site.admin.delete(f"/api/v1/namespaces/{site.space}/resourcequotas/few")
+    came_back_with(site, path, count)
+
+
+def starts_in_part(site: World, **spec: Any) -> str:
+    """Of a job of two that recovers one pod is up, and the other may not be made; its path."""
+    path = running(site, **(spec or RESTARTS))
+    site.kwok.daemon.freeze()
+    vanishes(site, site.pods()[0])
+    site.until(in_phase(site, "Stopping"))
+    quota(site, 1)
+    site.kwok.daemon.thaw()
+    site.until(lambda: in_phase(site, "Starting")() and len(site.pods()) == 1)
+    return path
+
+
+def test_a_rank_that_is_lost_after_a_person_scaled_a_job_that_starts_is_a_fault_of_the_same_incident(
+    site: World,
+) -> None:
+    path = starts_in_part(site, **RESTARTS, verifyAfter="10m")
+    scales(site, path, 3)
+    site.admin.delete(f"/api/v1/namespaces/{site.space}/resourcequotas/few")
+    site.until(lambda: in_phase(site, "Verifying")() and sizes(site) == (3, 3))
+    site.kwok.end_pod(site.space, names(site.pods())[2], 1)
+    site.until(lambda: site.phases().count("Verifying") == 2)
+    site.protect(**RESTARTS)
+    site.until(in_phase(site, "Recovered"))
+    assert "FaultAgain" in reasons(site)
+    assert (len(site.incidents()), sizes(site), len(site.pods())) == (1, (3, 3), 3)
+    assert spent(site) == (2, 0)
