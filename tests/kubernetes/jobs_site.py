@@ -15,7 +15,7 @@ import msgspec
 from sentinel.core.health import Finding
 from tests.e2e.box import Box, Running
 from tests.kubernetes.conftest import NAMESPACE
-from tests.kubernetes.light_agents import FOUND, RANKS
+from tests.kubernetes.light_agents import FOUND, RANKS, SAVES, SIGNALLED, Saves
 from tests.kubernetes.light_agents import Ranks as Told
 from tests.kubernetes.local_fleet import AUDIENCE, Fleet
 from tests.rig.operators.flow import template
@@ -189,13 +189,24 @@ class Agents:
             return
         self._write(node, RANKS, ranks)
 
+    def never_save(self) -> None:
+        """Ranks on all nodes take the signal, and are never done."""
+        for folder in self.folder.iterdir():
+            self._write(folder.name, SAVES, Saves(line=""))
+
+    def signalled(self, node: str) -> bool:
+        """Were ranks there told to save, since `hush`?"""
+        return (self.folder / node / SIGNALLED).exists()
+
     def hush(self) -> None:
         """What was written last may not have been told yet: it would be told of the next job that comes there."""
         for folder in self.folder.iterdir():
             self.find(folder.name, None)
             self.ranks(folder.name, None)
+            for name in (SAVES, SIGNALLED):
+                (folder / name).unlink(missing_ok=True)
 
-    def _write(self, node: str, name: str, what: Finding | Told) -> None:
+    def _write(self, node: str, name: str, what: Finding | Told | Saves) -> None:
         path = self.folder / node / name
         written = path.with_suffix(".new")
         written.write_bytes(msgspec.json.encode(what))

@@ -1,9 +1,11 @@
-"""Agents of fake nodes in one process: the real client, and no checks. Their ranks catch every signal, and save at it.
+"""Agents of fake nodes in one process: the real client, and no checks. Their ranks catch every signal, and by default
+save at it.
 
     python -m tests.kubernetes.light_agents CONTROLLERS BUNDLE FOLDER
 
 FOLDER has one folder for each node, in which its token lies; the spools come beside them. A file `found.json` there is
-what a check of that node finds, `ranks.json` (Ranks) what the logs of ranks there say: told each time it is written.
+what a check of that node finds, `ranks.json` (Ranks) what the logs of ranks there say: told each time it is written,
+`saves.json` (Saves) how ranks there save. `signalled` is made when they were told to.
 """
 
 import asyncio
@@ -25,6 +27,8 @@ from sentinel.transport.wire import Orders
 EVERY_S = 5.0
 FOUND = "found.json"
 RANKS = "ranks.json"
+SAVES = "saves.json"
+SIGNALLED = "signalled"
 RANKS_S = 0.5  # between two looks at it
 STEP_MS = 1000.0
 
@@ -40,12 +44,21 @@ class Ranks(msgspec.Struct):
     code: int | None = None
 
 
-def answered(id: str, ask: Ask) -> tuple[Answer, tuple[LogMatch, ...]]:
+class Saves(msgspec.Struct):
+    """`line`: what they print when they have saved; "": they never do."""
+
+    line: str = "saved checkpoint at step 7"
+
+
+def answered(id: str, ask: Ask, folder: Path) -> tuple[Answer, tuple[LogMatch, ...]]:
     ranks = tuple(pod.rank for pod in ask.pods)
     if ask.what is What.HANDLERS:
         return Answer(order=id, capable=dict.fromkeys(ranks, True)), ()
     if ask.what is not What.SIGNAL:
         return Answer(order=id), ()
+    file = folder / SAVES
+    saves = msgspec.json.decode(file.read_bytes(), type=Saves) if file.exists() else Saves()
+    (folder / SIGNALLED).touch()
     now_s = system_now().mono_s
     saved = tuple(
         LogMatch(
@@ -54,10 +67,11 @@ def answered(id: str, ask: Ask) -> tuple[Answer, tuple[LogMatch, ...]]:
             rank=rank,
             incarnation=ask.incarnation,
             at_s=now_s,
-            line="saved checkpoint at step 7",
+            line=saves.line,
             job=ask.job,
         )
         for rank in ranks
+        if saves.line
     )
     return Answer(order=id, sent=ranks), saved
 
@@ -122,7 +136,7 @@ async def agent(folder: Path, controllers: str, bundle: str) -> None:
         for order in orders.items:
             if order.kind == ASK and order.id not in done:
                 done.add(order.id)
-                send(*answered(order.id, msgspec.msgpack.decode(order.body, type=Ask)))
+                send(*answered(order.id, msgspec.msgpack.decode(order.body, type=Ask), folder))
 
     def send(answer: Answer | None = None, saved: tuple[LogMatch, ...] = ()) -> None:
         now = system_now()
