@@ -113,7 +113,9 @@ class JobsController(Controller):
         now, job, incident = self._clock(), picture.job, picture.incident
         if incident is not None and incident.kind is IncidentKind.FORCED and incident.phase in _DOWN:
             told_to_save = incident.save is not None and incident.save.ranks
-            if not told_to_save and picture.ended_by_save() is None:
+            # What led to it is known by its first step: a start that was tried since began an incarnation anew.
+            after_save = incident.steps[0].reason == policy.ENDED_BY_SAVE
+            if not told_to_save and not after_save and picture.ended_by_save() is None:
                 self._cancel(picture, "JobFinished", sentence)
                 self._finish(picture, policy.Finish("Succeeded", sentence, JobState.SUCCEEDED, 0))
             return

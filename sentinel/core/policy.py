@@ -33,6 +33,7 @@ from sentinel.core.timing import TimingSignal
 DAY_S = 86_400.0
 MOVES_FOR_PERFORMANCE = 2  # in 24 h
 UNTOLD_STEPS = 20  # iterations without a step number after which the loss is told without one
+ENDED_BY_SAVE = "EndedBySave"  # reason of the recovery of ranks that a signal to save has ended
 
 
 # ---------------------------------------------------------------- decisions
@@ -261,7 +262,7 @@ def _resumes_after_save(saved: Incident) -> Decision:
     sentence = f"The ranks ended after the save signal of {saved.id}, not because the training was done."
     verdict = structs.replace(saved.verdict, sentence=f"{sentence} {saved.verdict.sentence}")
     return Open(
-        "EndedBySave", sentence, IncidentKind.FORCED, verdict, size=saved.size, excluded=saved.excluded
+        ENDED_BY_SAVE, sentence, IncidentKind.FORCED, verdict, size=saved.size, excluded=saved.excluded
     )
 
 

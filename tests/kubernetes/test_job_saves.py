@@ -9,7 +9,7 @@ import pytest
 from sentinel.core.health import Severity
 from tests.e2e.box import Box
 from tests.kubernetes.jobs_site import CHECKPOINT, Agents
-from tests.kubernetes.test_interrupted_recoveries import WHOLE, reasons, running, stages
+from tests.kubernetes.test_interrupted_recoveries import WHOLE, in_phase, reasons, running, stages
 from tests.kubernetes.test_job_faults import World, node_of, site
 from tests.kubernetes.test_leading_jobs import end, kwok, led, plane
 from tests.kubernetes.test_sized_jobs import spent
@@ -94,3 +94,69 @@ def test_the_time_of_a_job_that_runs_is_what_its_policy_says_now(site: World) ->
     site.until(site.state("expired"))
     site.until(lambda: site.phases() == ["Saving", "Stopping", "Ended"])
     assert "has run for its 5 s (maxDuration)" in site.incident()["sentence"]
+
+
+def test_a_job_that_moves_is_kept_running_where_its_save_never_ends_and_says_so_once(site: World) -> None:
+    site.agents.never_save()
+    path = running(site, **saves(timeout="2s"))
+    before = {pod["metadata"]["uid"] for pod in site.pods()}
+    goes_bad(site)
+    site.until(in_phase(site, "KeptRunning"))
+    incident = site.incident()
+    assert (incident["reason"], site.phases()) == ("SaveUnproved", ["Prechecking", "Saving", "KeptRunning"])
+    assert incident["sentence"].startswith("The save was not proved within 2 s")
+    assert (saved(site).get("provedBy", ""), saved(site)["ranks"]) == ("", [0, 1])
+    assert (site.record()["state"], site.record().get("checkpoint")) == ("running", None)
+    assert {pod["metadata"]["uid"] for pod in site.pods()} == before
+    assert not site.admin.get(path)["spec"].get("suspend", False)
+    assert (spent(site), sorted(stages(site))) == ((0, 0), ["notice", "started"])
+
+
+def test_a_job_that_names_no_proof_moves_after_the_time_for_its_save_and_the_record_says_so(
+    site: World,
+) -> None:
+    site.agents.never_save()
+    running(site, 1, **saves(timeout="2s", proof=None))
+    bad = goes_bad(site)
+    site.until(in_phase(site, "Recovered"))
+    assert site.phases() == MOVED
+    assert any("nothing proved it" in step["sentence"] for step in site.incident()["steps"])
+    assert (saved(site).get("provedBy", ""), saved(site)["ranks"]) == ("", [0])
+    assert site.record().get("checkpoint") is None
+    assert node_of(site.pods()[0]) != bad
+    assert (spent(site), stages(site)) == ((1, 0), ["started", "recovered"])
+
+
+def test_a_job_whose_ranks_end_at_the_signal_to_save_has_not_succeeded(site: World) -> None:
+    """Its kind says so, and starts it no more: a person is told."""
+    site.agents.never_save()
+    running(site)
+    site.protect(**saves(timeout="10m"))
+    site.until(lambda: site.record()["policy"].get("resume"))
+    bad = goes_bad(site)
+    site.until(lambda: in_phase(site, "Saving")() and site.agents.signalled(bad))
+    site.finish()
+    site.until(site.state("error", "succeeded"))
+    assert site.record()["state"] == "error"
+    site.until(in_phase(site, "Failed"))
+    assert "ended by themselves after the signal" in str(site.incident()["steps"])
+    assert "has succeeded" in site.incident()["sentence"]
+    assert saved(site)["ranks"] == [0, 1]
+    assert stages(site)[-1] == "gave-up"
+
+
+def test_a_job_whose_ranks_end_after_a_save_that_was_given_up_has_not_succeeded(site: World) -> None:
+    site.agents.never_save()
+    asked = saves(timeout="2s")
+    asked["resume"]["gracefulStop"] = "10m"  # for as long as this the signal may still end them
+    running(site, **asked)
+    goes_bad(site)
+    site.until(in_phase(site, "KeptRunning"))
+    site.finish()
+    site.until(site.state("error", "succeeded"))
+    assert site.record()["state"] == "error"
+    site.until(in_phase(site, "Failed"))
+    incident = site.incidents()[-1]
+    assert incident["steps"][0]["reason"] == "EndedBySave"
+    assert "after the save signal of" in incident["verdict"]["sentence"]
+    assert stages(site) == ["started", "gave-up"]
