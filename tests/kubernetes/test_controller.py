@@ -129,7 +129,7 @@ def test_what_the_api_server_does_not_write_of_one_node_holds_up_no_other_and_no
     fleet.settings |= {"listen": "127.0.0.1:0", "fleet": {"isolations": WIDE, "poolIsolations": WIDE}}
     earlier = fleet.controller("earlier")
     earlier.said("leads, epoch")
-    for name in ("wr-403", "wr-500", "wr-hang"):
+    for name in ("wr-403", "wr-500", "wr-503", "wr-hang"):
         fleet.agent(name, earlier).machine.log(XID_79)
         fleet.until(lambda name=name: fleet.isolated(name))  # type: ignore[misc]
     os.kill(earlier.pid, signal.SIGKILL)
@@ -138,6 +138,7 @@ def test_what_the_api_server_does_not_write_of_one_node_holds_up_no_other_and_no
         Fault(method="PATCH", path="/nodes/wr-403", times=10_000, answer=403),
         Fault(method="PATCH", path="/quarantines/wr-403-0001", times=10_000, answer=403),
         Fault(method="PATCH", path="/quarantines/wr-500-0001", times=3, answer=500),
+        Fault(method="PATCH", path="/quarantines/wr-503-0001", times=10_000, answer=503),
         Fault(method="PATCH", path="/quarantines/wr-hang-0001", times=10_000, hang=True),
         Fault(method="PATCH", path="/nodes/wr-hang", times=10_000, hang=True),
         Fault(method="PATCH", path="/nodes/wr-new", times=10_000, hang=True),
@@ -147,7 +148,7 @@ def test_what_the_api_server_does_not_write_of_one_node_holds_up_no_other_and_no
     leader.said("leads, epoch")
     hanging, other = fleet.agent("wr-new", leader), fleet.agent("wr-other", leader)
     unclaimed = (
-        "nothing is decided about wr-hang, for what an earlier leader may still write there cannot be fenced"
+        "nothing is decided about wr-503, for what an earlier leader may still write there cannot be fenced"
     )
     fleet.until(lambda: f"in trouble for 20 s: {unclaimed}" in leader.err)
     status, missing = Page(leader).get("/readyz")
@@ -191,8 +192,10 @@ def test_that_a_node_is_out_of_service_is_said_when_it_is_recorded(
         claimed = "was taken out of service"
         assert (fleet.records(name), fleet.isolated(name), server.mails) == ([], False, [])
         assert claimed not in leader.err
-        events = "/apis/events.k8s.io/v1/events"
-        assert not [one for one in fleet.admin.items(events) if claimed in one.get("note", "")]
+        events = fleet.admin.items("/apis/events.k8s.io/v1/events")
+        assert not [
+            one for one in events if one["regarding"]["name"] == name and claimed in one.get("note", "")
+        ]
         behind.faults = []
         fleet.until(lambda: fleet.isolated(name) and f"Node {name} {claimed}" in leader.err)
         fleet.until(lambda: len(server.mails) == 1)
