@@ -87,6 +87,7 @@ class JobsController(Controller):
             size_is = {"size": size, "from_size": size} if size != picture.job.size else {}
             picture.incident = structs.replace(picture.incident, incarnation=job.incarnation, **size_is)
             self._records.save(incidents=[picture.incident])
+            self.mail.keep(picture.incident)
         self._save_job(picture, job)
         picture.begin_incarnation(now)
         self._runs_with(picture, ranks)

@@ -189,14 +189,14 @@ class Pages:
         found = {
             "open files": too_few(self.parts.server.limits, self.parts.files, len(self.parts.fleet.nodes())),
             "certificates": self.parts.certificates.trouble(),
-            **of_epochs(self.parts.epochs.unbelieved),
         }
         return {name: text for name, text in found.items() if text}
 
     def _of_leader(self) -> dict[str, str]:
         if self.parts is None or not self.parts.election.leading:
             return {}
-        return {**self.parts.controller.troubles(), **self.parts.jobs.troubles()}
+        epochs = of_epochs(self.parts.epochs.unbelieved)
+        return {**self.parts.controller.troubles(), **self.parts.jobs.troubles(), **epochs}
 
 
 def _told(problems: Iterable[str]) -> Answer:

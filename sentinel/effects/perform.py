@@ -29,7 +29,7 @@ from sentinel.core.events import (
     StopStuck,
     StopWaits,
 )
-from sentinel.core.model import Incident, IncidentKind, ProtectedJob, SaveResult, Symptom
+from sentinel.core.model import Incident, IncidentKind, Phase, ProtectedJob, SaveResult, Symptom
 from sentinel.core.picture import JobPicture
 from sentinel.core.reports import LogMatch
 from sentinel.effects.save import ProofWatch, SaveOutcome, save
@@ -123,7 +123,7 @@ class Performer:
             event = _broken(effect, error)
         current = picture.incident
         newest = self._effects.get(picture.job.name) is asyncio.current_task()
-        if current is None or current.id != incident.id or current.phase != incident.phase or not newest:
+        if current is None or not newest or not _answers(incident, current):
             log.info("outcome_too_late", job=picture.job.name, effect=kind)
             return
         if event is not None and recovery.accepts(current, event):
@@ -240,6 +240,13 @@ class Performer:
 def _no_checkpoint() -> SaveOutcome:
     text = "the policy names no checkpoint signal"
     return SaveOutcome(SaveResult(skipped=text), False, f"Not saved: {text}.")
+
+
+def _answers(asked: Incident, current: Incident) -> bool:
+    """Is what an effect of the one brings an answer to the other? Room for another size than people want now is not."""
+    if (current.id, current.phase) != (asked.id, asked.phase):
+        return False
+    return asked.phase is not Phase.PRECHECKING or current.from_size == asked.from_size
 
 
 def _broken(effect: Effect, error: Exception) -> Event | None:

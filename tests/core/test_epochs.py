@@ -25,6 +25,16 @@ def test_what_no_leader_can_have_counted_to_is_not_believed() -> None:
     assert epochs.top == 5
 
 
+def test_where_what_is_not_believed_stands_is_known_until_it_is_gone() -> None:
+    epochs = Epochs()
+    for where in ("nodes n1", "nodes n2"):
+        assert not epochs.met(2 * NEAR, where)
+    assert epochs.unbelieved == {"nodes n1": 2 * NEAR, "nodes n2": 2 * NEAR}
+    assert epochs.met(3, "nodes n1")
+    epochs.forget("nodes n2")
+    assert epochs.unbelieved == {}
+
+
 def test_however_often_the_most_is_told_a_lease_can_count_on() -> None:
     epochs = Epochs()
     while epochs.met(epochs.top + NEAR, "the agent of node n1"):

@@ -282,7 +282,7 @@ class KubernetesFleet:
             newest = self._newest(name) or one
             nodes.meet(self._epochs, newest.metadata, "nodes")
             if change.after is None:
-                nodes.forget(self._epochs, name, "nodes")
+                nodes.forget(self._epochs, "", name, "nodes")
                 self._epochs.forget(agent_of(name))
             self._orders.observe(Place(NODES, name, name), newest.metadata, gone=change.after is None)
             self._changed(name)

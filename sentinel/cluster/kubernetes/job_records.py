@@ -13,7 +13,7 @@ from msgspec import structs
 
 from sentinel.clock import Clock, system_now
 from sentinel.cluster.kubernetes.client import Client
-from sentinel.cluster.kubernetes.errors import AlreadyExists, Conflict, NotFound, NotLeading
+from sentinel.cluster.kubernetes.errors import AlreadyExists, Conflict, Forbidden, NotFound, NotLeading
 from sentinel.cluster.kubernetes.objects import INCIDENTS, PROTECTED_JOBS, Custom
 from sentinel.cluster.kubernetes.record_conditions import of_incident, of_job
 from sentinel.cluster.kubernetes.store import Store
@@ -141,11 +141,11 @@ class JobRecords:
             now = await self._jobs.claim(_stored(book.job, book.newest))
         except NotFound:  # somebody deleted it
             now = None
-        except TemporaryError as error:
+        except (TemporaryError, Forbidden) as error:
             self._on_failure()
             text = f"an earlier leader may still write its record: {error}"
-            raise TemporaryError(text, error.delay_s) from error
-        if self._books.get(job) is not book:  # another look was faster
+            raise TemporaryError(text, getattr(error, "delay_s", 1.0)) from error
+        if self._books.get(job) is not book or book.claimed:  # another claim was faster
             return
         if now is None:
             self.forget(job)

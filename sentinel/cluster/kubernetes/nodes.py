@@ -118,14 +118,19 @@ async def _patch(client: Client, node: Node, changes: list[Operation], epoch: in
 
 def meet(epochs: Epochs, meta: FullMeta, kind: str) -> None:
     """Note whose epoch an object bears. One that is not believed is overwritten with the next write."""
-    epoch, where = epoch_of(meta), f"{kind} {meta.name}"
+    epoch, where = epoch_of(meta), _where(meta.namespace, meta.name, kind)
     before = epochs.unbelieved.get(where)
     if not epochs.met(epoch, where) and before != epoch:
         log.warning("epoch_not_believed", kind=kind, name=meta.name, epoch=epoch, known=epochs.top)
 
 
-def forget(epochs: Epochs, name: str, kind: str) -> None:
-    epochs.forget(f"{kind} {name}")
+def forget(epochs: Epochs, namespace: str, name: str, kind: str) -> None:
+    """It is gone."""
+    epochs.forget(_where(namespace, name, kind))
+
+
+def _where(namespace: str, name: str, kind: str) -> str:
+    return f"{kind} {namespace}/{name}" if namespace else f"{kind} {name}"
 
 
 def not_older(meta: FullMeta, epoch: int) -> None:

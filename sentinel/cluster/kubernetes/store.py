@@ -104,6 +104,8 @@ class Store(Generic[R]):
             self._put(place, None)
         self._known, self._specs, self.unreadable = {}, {}, {}
         self._unsure.clear()
+        for where in [one for one in self._epochs.unbelieved if one.startswith(f"{self._resource.plural} ")]:
+            self._epochs.forget(where)  # it may be gone since an earlier leadership
         for one in known.values():
             self._take(one)
         return list(self.records.values())
@@ -294,7 +296,7 @@ class Store(Generic[R]):
         return found
 
     def _forget(self, place: tuple[str, str]) -> None:
-        forget(self._epochs, place[1], self._resource.plural)
+        forget(self._epochs, *place, self._resource.plural)
         self._put(place, None)
         for kept in (self._known, self._specs, self.unreadable):
             kept.pop(place, None)
