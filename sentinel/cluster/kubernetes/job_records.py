@@ -53,6 +53,7 @@ class _Book:
     def __init__(self) -> None:
         self.job: ProtectedJob | None = None
         self.claimed = True  # no earlier leader can write of it
+        self.claiming = asyncio.Lock()  # a claim beside another would be refused
         self.newest: Incident | None = None
         self.copies: dict[str, Incident] = {}  # incidents whose own object is behind
         self.unshown: dict[str, Incident] = {}  # incidents whose status may lag
@@ -135,7 +136,12 @@ class JobRecords:
         What it wrote last is known then. Raises TemporaryError, NotLeading.
         """
         book = self._books.get(job)
-        if book is None or book.job is None or book.claimed:
+        if book is not None:
+            async with book.claiming:
+                await self._claim(job, book)
+
+    async def _claim(self, job: str, book: _Book) -> None:
+        if book.job is None or book.claimed:
             return
         try:
             now = await self._jobs.claim(_stored(book.job, book.newest))
@@ -145,7 +151,7 @@ class JobRecords:
             self._on_failure()
             text = f"an earlier leader may still write its record: {error}"
             raise TemporaryError(text, getattr(error, "delay_s", 1.0)) from error
-        if self._books.get(job) is not book or book.claimed:  # another claim was faster
+        if self._books.get(job) is not book:  # forgotten meanwhile
             return
         if now is None:
             self.forget(job)
