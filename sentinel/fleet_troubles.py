@@ -2,11 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from sentinel.core.epochs import agent_of
+from sentinel.core.epochs import AGENT, Where
+from sentinel.troubles import TRIES, several
 from sentinel.works import Failing
-
-NAMED = 3  # nodes; of the others the number is told
-TRIES = 3  # what fails less often in a row is tried again, and nobody need know
 
 # effect -> what it means for these nodes that it fails
 SENTENCES = {
@@ -28,10 +26,10 @@ SENTENCES = {
 NOT_READY = ("take-over", "clock", "claim", "isolate", "save", "settle")
 
 
-def of_epochs(unbelieved: Mapping[str, int]) -> Mapping[str, str]:
+def of_epochs(unbelieved: Mapping[Where, int]) -> Mapping[str, str]:
     """Where an epoch stands that no controller can have had -> a sentence; one that an agent told needs a person."""
-    told = [(where, epoch) for where, epoch in unbelieved.items() if where.startswith(agent_of(""))]
-    written = [one for one in unbelieved.items() if one not in told]
+    told = [(str(where), epoch) for where, epoch in unbelieved.items() if where.kind == AGENT]
+    written = [(str(where), epoch) for where, epoch in unbelieved.items() if where.kind != AGENT]
     found = {}
     if written:
         found["epochs"] = (
@@ -62,7 +60,5 @@ def of_works(failing: Iterable[Failing]) -> Mapping[str, str]:
 
 
 def _sentence(effect: str, failing: list[Failing]) -> str:
-    nodes = ", ".join(one.key for one in failing[:NAMED])
-    if (more := len(failing) - NAMED) > 0:
-        nodes += f" and {more} more {'node' if more == 1 else 'nodes'}"
+    nodes = several([one.key for one in failing], "node")
     return f"{SENTENCES[effect].format(nodes=nodes)}: {failing[0].error}"

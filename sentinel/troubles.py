@@ -1,11 +1,20 @@
 """What keeps a controller from its work, told to people: once when it has stood for a while, once when it is over."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from sentinel.clock import Clock
 
 STANDS_S = 20.0  # what is over sooner mended itself: a watch that broke, a leader that begins
 MOST = 20  # lines that stand at once: more say nothing more
+NAMED = 3  # nodes or jobs of one trouble; of the others the number is told
+TRIES = 3  # what fails less often in a row is tried again, and nobody need know
+
+
+def several(names: Sequence[str], noun: str) -> str:
+    """`n1, n2, n3 and 4 more nodes`."""
+    text = ", ".join(names[:NAMED])
+    more = len(names) - NAMED
+    return text if more <= 0 else f"{text} and {more} more {noun}{'' if more == 1 else 's'}"
 
 
 class Troubles:

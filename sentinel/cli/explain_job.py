@@ -136,9 +136,9 @@ def _kernels(paths: Iterable[str]) -> list[list[str]]:
 def _read(paths: list[str], skipped: list[Skipped], notes: list[str]) -> _Heard | None:
     kernel = _Heard()
     for path in paths:
-        known = kernel.known
+        before = kernel.known, len(kernel.seen)
         why = read(path, kernel, notes)
-        if why and kernel.known == known:
+        if why and (kernel.known, len(kernel.seen)) == before:
             skipped.append(Skipped(path, why))
             continue
         kernel.paths.append(path)
@@ -239,7 +239,8 @@ class _Job:
         finding, at_s = event.finding, event.line.wall_s or 0.0
         if finding.component is not Component.GPU or not _blames_a_card(finding):
             return False
-        if own is not None and not failure_classes()[own.failure].by_card:
+        failure = None if own is None else failure_classes().get(own.failure)
+        if failure is not None and not failure.by_card:
             return False
         if finding.severity is Severity.FATAL:  # a rank that steps on did not use that card
             last_s = self.replay.ranks[rank].last_at_s

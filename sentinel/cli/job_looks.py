@@ -32,6 +32,7 @@ STOPS_S = 5.0  # a job that is being stopped is looked at again after so long
 # A kind that a rank's success makes succeed ends the others first and says so afterwards: the Job controller of
 # Kubernetes 1.34 deletes them (syncJob, deleteActivePods) before it writes SuccessCriteriaMet.
 MAY_SUCCEED_S = 30.0
+AGAIN_S, MOST_AGAIN_S = 2.0, 10.0  # after a look that failed; doubled with each that fails
 
 
 class Tracked(Struct):
@@ -48,9 +49,10 @@ class Tracked(Struct):
     problem: str = ""  # why the last one failed
     taken_mono_s: float | None = None  # when ranks were first seen taken away after another's success
 
-    def failed(self, why: str, again_mono_s: float) -> None:
+    def failed(self, why: str, now_mono_s: float) -> None:
+        again_s = min(AGAIN_S * 2 ** min(self.failures, 10), MOST_AGAIN_S)
         self.failures, self.problem = self.failures + 1, why
-        self.changed, self.again_mono_s = True, again_mono_s
+        self.changed, self.again_mono_s = True, now_mono_s + again_s
 
 
 class JobLooks:

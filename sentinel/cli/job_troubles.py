@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 
 from sentinel.cli.job_looks import Tracked
+from sentinel.troubles import TRIES, several
 
-NAMED = 3  # jobs; of the others the number is told
-TRIES = 3  # what fails less often in a row is tried again, and nobody need know
 NOT_READY = ("jobs",)  # without these it does not do its work
 
 
@@ -24,7 +23,4 @@ def of_jobs(unread: str, tracked: Mapping[str, Tracked], unwritten: Mapping[str,
 
 
 def _sentence(text: str, problems: Mapping[str, str]) -> str:
-    jobs = ", ".join(sorted(problems)[:NAMED])
-    if (more := len(problems) - NAMED) > 0:
-        jobs += f" and {more} more {'job' if more == 1 else 'jobs'}"
-    return f"{text.format(jobs=jobs)}: {problems[min(problems)]}"
+    return f"{text.format(jobs=several(sorted(problems), 'job'))}: {problems[min(problems)]}"

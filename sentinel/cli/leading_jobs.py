@@ -59,7 +59,6 @@ TURN_S = 0.5
 ROUND_S = 2.0  # between two rounds about all jobs, at least; what happens to one is decided on at once
 JOBS_PER_S = 400  # of thousands so many
 LOOKS = 16  # at jobs, under way together
-LOOK_AGAIN_S = 2.0
 AGAIN_S = 2.0
 
 
@@ -427,12 +426,12 @@ class LeadingJobs:
                 self._gone(name, "The job was deleted.")
         except (TemporaryError, PermanentError) as error:
             log.warning("job_not_read", job=name, error=str(error))
-            tracked.failed(str(error), system_now().mono_s + LOOK_AGAIN_S)
+            tracked.failed(str(error), system_now().mono_s)
         except Exception as error:  # the named boundary of one job: the others go on
             log.exception("look_broke", job=name)
             self._metrics.exception("job")
             self._say(f"{name}: a look at it broke: {error!r}")
-            tracked.failed(repr(error), system_now().mono_s + LOOK_AGAIN_S)
+            tracked.failed(repr(error), system_now().mono_s)
         finally:
             tracked.look = None
 

@@ -1,5 +1,7 @@
 """Epochs: each leader's number, above those of all before it; by it late writes of earlier ones are refused. Pure."""
 
+from msgspec import Struct
+
 # What is above a known epoch by more is no leader's: a take-over each 10 s, which is the Lease's time, would need 115
 # days for it. A person wrote it, or a disk lost it.
 NEAR = 1_000_000
@@ -9,9 +11,24 @@ AGAIN_S = 3600.0
 MOST_UNBELIEVED = 1000
 
 
-def agent_of(node: str) -> str:
-    """Where it stands that an agent has told."""
-    return f"the agent of node {node}"
+LEASE, AGENT = "the Lease", "the agent of node"
+
+
+class Where(Struct, frozen=True):
+    """Where an epoch stands. `kind`: a resource's plural, LEASE, or AGENT, which has told it."""
+
+    kind: str
+    name: str = ""
+    namespace: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(
+            filter(None, (self.kind, f"{self.namespace}/{self.name}" if self.namespace else self.name))
+        )
+
+
+def agent_of(node: str) -> Where:
+    return Where(AGENT, node)
 
 
 def later(epoch: int, ours: int) -> bool:
@@ -24,11 +41,11 @@ class Epochs:
 
     def __init__(self) -> None:
         self.top = 0
-        self.where = ""
-        self.unbelieved: dict[str, int] = {}  # where -> what stands there, which no leader can have had
+        self.where: Where | None = None
+        self.unbelieved: dict[Where, int] = {}  # what stands there, which no leader can have had
         self._told_s: dict[str, float] = {}
 
-    def met(self, epoch: int, where: str, most: int = MAX_TOLD) -> bool:
+    def met(self, epoch: int, where: Where, most: int = MAX_TOLD) -> bool:
         """False: no leader can have had it, and it is not followed."""
         if epoch > min(self.top + NEAR, most):
             if len(self.unbelieved) < MOST_UNBELIEVED:
@@ -39,7 +56,7 @@ class Epochs:
             self.top, self.where = epoch, where
         return True
 
-    def forget(self, where: str) -> None:
+    def forget(self, where: Where) -> None:
         """It is gone, or stands there no more."""
         self.unbelieved.pop(where, None)
 

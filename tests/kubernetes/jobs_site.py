@@ -30,6 +30,9 @@ REPO = Path(__file__).parents[2]
 CUSTOM = "/apis/sentinel.dev/v1alpha1"
 CHECKPOINT = {"signal": "SIGUSR1", "timeout": "30s", "proof": {"logPattern": "saved checkpoint"}}
 
+_MANY = {"perWindow": {"atLeast": 100, "share": 0}}
+UNBRAKED = {"stops": _MANY, "poolStops": _MANY}  # of stops of jobs that step, which count from all records
+
 
 def policy(space: str, **spec: Any) -> "Object":
     """For every job of a namespace, with the shortest times."""

@@ -1,6 +1,8 @@
 """Whose a fault is, over all jobs of a cluster: that of a job, or that of a node."""
 
+import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,19 +33,27 @@ class World(JobSite):
     agents: Agents
 
 
-@pytest.fixture(scope="module")
-def world(plane: "ControlPlane", kwok: "Kwok", tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """One controller and its agents for all tests of the file."""
-    folder = tmp_path_factory.mktemp("world")
+@contextlib.contextmanager
+def lasting(
+    plane: "ControlPlane", kwok: "Kwok", folder: Path, fleet: "Object | None" = None
+) -> Iterator[World]:
+    """One controller and its agents. `fleet`: its settings for the fleet."""
     box = Box(folder / "box")
     made = World(plane, kwok, box, folder)
-    made.settings = {"listen": "127.0.0.1:0"}
+    made.settings = {"listen": "127.0.0.1:0", "fleet": fleet or {}}
     made.controller = led(made)
     made.agents = Agents(made, made.controller)
     yield made
     end(made.controller)
     made.agents.close()
     box.close()
+
+
+@pytest.fixture(scope="module")
+def world(plane: "ControlPlane", kwok: "Kwok", tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """For all tests of the file."""
+    with lasting(plane, kwok, tmp_path_factory.mktemp("world")) as made:
+        yield made
 
 
 @pytest.fixture

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sentinel.core.health import Severity
-from tests.e2e.box import Box
-from tests.kubernetes.jobs_site import CHECKPOINT, Agents
+from tests.kubernetes.jobs_site import CHECKPOINT, UNBRAKED
 from tests.kubernetes.test_interrupted_recoveries import WHOLE, in_phase, reasons, running, stages
-from tests.kubernetes.test_job_faults import World, node_of, site
-from tests.kubernetes.test_leading_jobs import end, kwok, led, plane
+from tests.kubernetes.test_job_faults import World, lasting, node_of, site
+from tests.kubernetes.test_leading_jobs import kwok, plane
 from tests.kubernetes.test_sized_jobs import spent
 from tests.samples import lost_gpu
 
@@ -22,23 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = ["kwok", "plane", "site"]
 
-MANY = {"perWindow": {"atLeast": 100, "share": 0}}
 MOVED = ["Prechecking", "Saving", *WHOLE[:1], *WHOLE[2:]]
 
 
 @pytest.fixture(scope="module")
 def world(plane: "ControlPlane", kwok: "Kwok", tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """One controller and its agents for all tests of the file, without a brake on stops."""
-    folder = tmp_path_factory.mktemp("world")
-    box = Box(folder / "box")
-    made = World(plane, kwok, box, folder)
-    made.settings = {"listen": "127.0.0.1:0", "fleet": {"stops": MANY, "poolStops": MANY}}
-    made.controller = led(made)
-    made.agents = Agents(made, made.controller)
-    yield made
-    end(made.controller)
-    made.agents.close()
-    box.close()
+    """For all tests of the file."""
+    with lasting(plane, kwok, tmp_path_factory.mktemp("world"), UNBRAKED) as made:
+        yield made
 
 
 def saves(**checkpoint: Any) -> dict[str, Any]:

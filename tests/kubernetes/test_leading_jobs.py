@@ -13,7 +13,7 @@ from sentinel.core.health import Severity
 from sentinel.transport.api_server import answers
 from tests.e2e.box import Box, Running
 from tests.kubernetes.conftest import LEADER, NAMESPACE, PAUSE, install
-from tests.kubernetes.jobs_site import CHECKPOINT, CUSTOM, NODES, Agents, JobSite
+from tests.kubernetes.jobs_site import CHECKPOINT, CUSTOM, NODES, UNBRAKED, Agents, JobSite
 from tests.kubernetes.local_fleet import Page
 from tests.kubernetes.people import Person, bind
 from tests.rig.fixtures import shared
@@ -410,6 +410,7 @@ def test_a_lost_rank_stops_no_other_while_sentinel_is_paused_and_is_recovered_fr
 def test_a_job_stays_on_a_node_that_goes_bad_while_sentinel_is_paused_and_leaves_it_after_that(
     site: JobSite,
 ) -> None:
+    site.settings["fleet"] = UNBRAKED
     controller = led(site)
     agents = Agents(site, controller)
     site.protect(resume={"maxResumes": 5, "gracefulStop": "1s", "checkpoint": CHECKPOINT})

@@ -20,7 +20,7 @@ from sentinel.clock import system_now
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import NotLeading
 from sentinel.cluster.kubernetes.lease import LONGEST_S, Election, Pace
-from sentinel.core.epochs import Epochs
+from sentinel.core.epochs import Epochs, Where, agent_of
 from tests.kubernetes.conftest import LEADER, QUARANTINES, new_lease, run
 from tests.kubernetes.proxy import Fault, Proxy
 from tests.waits import eventually
@@ -263,7 +263,7 @@ def test_the_epoch_never_goes_back_not_even_when_a_person_deletes_the_lease(
     async def test() -> None:
         async with await Client.connect(controller) as client:
             one = Taking(client, "one", address="https://one:8443")
-            one.epochs.met(41, "a record")
+            one.epochs.met(41, Where("quarantines", "n1-1"))
             task = one.begin()
             await eventually(lambda: one.election.leading, "nobody leads")
             assert one.election.epoch() == 42
@@ -293,7 +293,7 @@ def test_who_meets_a_later_epoch_leads_no_more_and_then_above_it(
                 Fault(method="PATCH", path="leases", hold=True, when_come=lambda: come.append(""))
             ]
             await eventually(lambda: come, "it is not renewed")
-            one.epochs.met(7, "the agent of node n1")
+            one.epochs.met(7, agent_of("n1"))
             assert not one.election.leading
             with pytest.raises(NotLeading):
                 one.election.epoch()

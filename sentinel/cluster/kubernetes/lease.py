@@ -20,7 +20,7 @@ from sentinel.clock import Clock, system_now
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import AlreadyExists, Conflict, NotFound, NotLeading
 from sentinel.cluster.kubernetes.objects import LEASES, Lease
-from sentinel.core.epochs import MAX_COUNT, Epochs
+from sentinel.core.epochs import LEASE, MAX_COUNT, Epochs, Where
 from sentinel.documents import time_text
 from sentinel.errors import PermanentError, TemporaryError
 
@@ -177,7 +177,7 @@ class Election:
     def _look(self, lease: Lease) -> None:
         spec = lease.spec
         epoch = spec.lease_transitions or 0
-        self._epochs.met(epoch, "the Lease", MAX_COUNT)
+        self._epochs.met(epoch, Where(LEASE), MAX_COUNT)
         self._note((lease.metadata.uid, spec.holder_identity, spec.renew_time, spec.lease_transitions))
         self.annotations = lease.metadata.annotations
         address = self.annotations.get(ADDRESS, "")

@@ -15,7 +15,7 @@ import structlog
 from sentinel.cluster.kubernetes.client import JSON_PATCH, Client
 from sentinel.cluster.kubernetes.errors import Conflict, NotFound, NotLeading
 from sentinel.cluster.kubernetes.objects import NODES, PODS, FullMeta, Node, Pod
-from sentinel.core.epochs import Epochs, later
+from sentinel.core.epochs import Epochs, Where, later
 from sentinel.core.fleet_marks import MarkWrite
 from sentinel.core.fleet_model import QUARANTINE_TAINT, NodeCondition
 from sentinel.documents import time_text
@@ -118,7 +118,7 @@ async def _patch(client: Client, node: Node, changes: list[Operation], epoch: in
 
 def meet(epochs: Epochs, meta: FullMeta, kind: str) -> None:
     """Note whose epoch an object bears. One that is not believed is overwritten with the next write."""
-    epoch, where = epoch_of(meta), _where(meta.namespace, meta.name, kind)
+    epoch, where = epoch_of(meta), Where(kind, meta.name, meta.namespace)
     before = epochs.unbelieved.get(where)
     if not epochs.met(epoch, where) and before != epoch:
         log.warning("epoch_not_believed", kind=kind, name=meta.name, epoch=epoch, known=epochs.top)
@@ -126,11 +126,7 @@ def meet(epochs: Epochs, meta: FullMeta, kind: str) -> None:
 
 def forget(epochs: Epochs, namespace: str, name: str, kind: str) -> None:
     """It is gone."""
-    epochs.forget(_where(namespace, name, kind))
-
-
-def _where(namespace: str, name: str, kind: str) -> str:
-    return f"{kind} {namespace}/{name}" if namespace else f"{kind} {name}"
+    epochs.forget(Where(kind, name, namespace))
 
 
 def not_older(meta: FullMeta, epoch: int) -> None:

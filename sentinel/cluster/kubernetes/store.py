@@ -104,7 +104,7 @@ class Store(Generic[R]):
             self._put(place, None)
         self._known, self._specs, self.unreadable = {}, {}, {}
         self._unsure.clear()
-        for where in [one for one in self._epochs.unbelieved if one.startswith(f"{self._resource.plural} ")]:
+        for where in [one for one in self._epochs.unbelieved if one.kind == self._resource.plural]:
             self._epochs.forget(where)  # it may be gone since an earlier leadership
         for one in known.values():
             self._take(one)
