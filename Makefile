@@ -1,6 +1,6 @@
 # The two commands of the README: `make demo` and `make test`. Both install what they need first.
 
-.PHONY: demo test test-busy test-operators test-trainers chaos explore cluster as-root image lint bench screenshots setup test-setup lock clean
+.PHONY: demo test test-busy test-operators test-trainers chaos explore cluster as-root image lint generated bench screenshots setup test-setup lock clean
 .DEFAULT_GOAL := demo
 MAKEFLAGS += --no-print-directory
 export PYTHONDONTWRITEBYTECODE :=  # tests start thousands of Pythons: each module is compiled once
@@ -52,6 +52,10 @@ lint: setup
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
+
+# Every file that is made of tables and code: pages, dashboards, custom resources, chart. Commit what it changed.
+generated: test-setup
+	@.venv/bin/python -m scripts.generated
 
 # Measurements against their goals; exits 1 on a miss. `make bench only=startup`, `make bench quick=1`.
 bench: test-setup

@@ -381,7 +381,7 @@ def test_every_public_constant_of_the_module_is_in_the_table() -> None:
 
 
 def test_the_documentation_says_what_is_declared(repo: Path) -> None:
-    """Make it again with: python -m sentinel.metrics > docs/metrics.md"""
+    """Made by: make generated"""
     assert (repo / "docs" / "metrics.md").read_text("utf-8") == markdown()
 
 

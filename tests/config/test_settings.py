@@ -449,7 +449,7 @@ def test_the_client_imports_no_schema_library(repo: Path) -> None:
 
 def test_the_reference_in_the_docs_is_that_of_the_code(repo: Path) -> None:
     written = (repo / "docs" / "policy.md").read_text()
-    assert written == reference(), "run: python -m sentinel.config.reference docs/policy.md"
+    assert written == reference(), "run: make generated"
 
 
 NAMES = {"name": "name", "keep_log_bytes": "keepBytes", "recording_bytes": "recording"}

@@ -14,7 +14,7 @@ from sentinel.core.fleet_settings import Allowance, FleetSettings, Limit
 
 def test_the_generated_part_is_that_of_the_table(repo: Path) -> None:
     text = (repo / "docs/fleet.md").read_text("utf-8")
-    assert text == renewed(text), "run: python -m sentinel.cli.fleet_docs docs/fleet.md"
+    assert text == renewed(text), "run: make generated"
 
 
 def test_every_row_is_in_the_table_with_its_meaning_and_every_state_in_the_diagram() -> None:

@@ -12,7 +12,7 @@ from sentinel.job_kinds import job_table
 
 def test_the_generated_part_is_that_of_the_table(repo: Path) -> None:
     text = (repo / "docs/job-kinds.md").read_text("utf-8")
-    assert text == renewed(text), "run: python -m sentinel.cli.job_kinds_docs docs/job-kinds.md"
+    assert text == renewed(text), "run: make generated"
 
 
 def test_every_kind_every_trap_and_every_reason_is_on_the_page(repo: Path) -> None:

@@ -13,7 +13,7 @@ from sentinel.core.recovery import TRANSITIONS
 
 def test_the_generated_part_is_that_of_the_table(repo: Path) -> None:
     text = (repo / "docs/recovery.md").read_text("utf-8")
-    assert text == renewed(text), "run: python -m sentinel.cli.recovery_docs docs/recovery.md"
+    assert text == renewed(text), "run: make generated"
 
 
 def test_every_row_is_in_the_table_and_every_phase_in_the_diagram() -> None:

@@ -67,7 +67,7 @@ def pod(objects: "list[Object]", part: str) -> "Object":
 
 
 def test_what_is_generated_is_that_of_today() -> None:
-    """Make it again with: python -m scripts.chart"""
+    """Made by: make generated"""
     kept = {
         str(path.relative_to(chart.CHART)): path.read_text()
         for path in (*(chart.CHART / "crds").rglob("*"), *(chart.CHART / "files").rglob("*"))
@@ -79,7 +79,7 @@ def test_what_is_generated_is_that_of_today() -> None:
 
 @pytest.mark.parametrize("name", chart.MANIFESTS)
 def test_a_plain_manifest_is_what_helm_makes(name: str) -> None:
-    """Make it again with: python -m scripts.chart"""
+    """Made by: make generated"""
     template, *options = chart.MANIFESTS[name]
     assert (chart.DEPLOY / name).read_text() == chart.rendered(template, *options)
 

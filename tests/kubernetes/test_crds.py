@@ -12,7 +12,7 @@ REPO = Path(__file__).parents[2]
 
 
 def test_the_files_are_those_of_the_code() -> None:
-    """Make them again with: python -m sentinel.config.crds deploy/crds"""
+    """Made by: make generated"""
     rendered = crds.rendered()
     assert {path.name for path in (REPO / "deploy/crds").iterdir()} == set(rendered)
     for name, text in rendered.items():

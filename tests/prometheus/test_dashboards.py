@@ -30,7 +30,7 @@ def expressions(document: dict[str, Any]) -> list[str]:
 
 
 def test_the_files_are_what_the_code_makes() -> None:
-    """Make them again with: python scripts/dashboards.py"""
+    """Made by: make generated"""
     made = script("dashboards").texts()
     assert {path.name for path in FILES} == made.keys()
     for path in FILES:

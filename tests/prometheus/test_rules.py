@@ -45,7 +45,7 @@ def test_promtool_reads_the_rules() -> None:
 
 
 def test_the_prometheusrule_holds_the_same_rules() -> None:
-    """Make it again with: python scripts/prometheusrule.py > rules/prometheus/prometheusrule.yaml"""
+    """Made by: make generated"""
     assert (RULES / "prometheusrule.yaml").read_text("utf-8") == script("prometheusrule").document()
 
 
