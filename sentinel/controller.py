@@ -313,9 +313,9 @@ class Controller:
         now = self._clock()
         self.turned_mono_s = now.mono_s
         for name in tuple(self.pictures if only is None else only):
-            picture = self.pictures.get(name)
-            if picture is None:
+            if (picture := self.pictures.get(name)) is None:
                 continue
+            picture.note(now)
             for _ in range(4):  # one decision may make room for the next; never for ever
                 decision = self._allowed(picture, policy.decide(picture, now))
                 self._metrics.decision(decision.reason)

@@ -260,6 +260,7 @@ class Replay:
     # ------------------------------------------------------------ deciding
 
     def _decide(self) -> None:
+        self.picture.note(self._now)
         for _ in range(4):  # as the controller does
             decision = policy.decide(self.picture, self._now)
             if not isinstance(decision, policy.Open):
@@ -327,6 +328,7 @@ class Replay:
             picture.alive.discard(gone.rank)
             if gone.ok:
                 picture.timing.hang.exited.add(gone.rank)
+        picture.note(self._now)
         decision = policy.decide(picture, self._now)
         if isinstance(decision, policy.Open):
             self._foresee(decision)

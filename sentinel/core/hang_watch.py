@@ -67,7 +67,7 @@ class HangWatch:
         self.prints = False  # a log went on for a while
         self._sign_line = ""  # the newest of those lines that a person may know it by
         self._announced_s = 0.0  # when a line last announced or ended a pause
-        self._was_suspended = False
+        self._suspended = False
         self._woke_s = 0.0  # when it went on after it was suspended
         self.failures: Sequence[Failure] = ()  # of the job, the newest last
 
@@ -81,7 +81,7 @@ class HangWatch:
         self._activities.reset()
         self.liveness.reset()
         self.sign_s = self._announced_s = self._woke_s = 0.0
-        self._was_suspended = False
+        self._suspended = False
         self.prints = False
         self._sign_line = ""
         self.relaunches.reset()
@@ -255,17 +255,20 @@ class HangWatch:
         """When a rank that has ended made an iteration for the last time."""
         return max((r.last_at_s or 0.0 for r in self._ranks.values() if r.rank in self.exited), default=0.0)
 
-    def signal(self, now: Now) -> TimingSignal | None:
-        suspended = self._suspended()
-        if self._was_suspended and not suspended:  # it has its whole time again
+    def note(self, now: Now) -> None:
+        """Before anything is decided: is it suspended, or was until now? Then it has its whole time again."""
+        suspended = self._halts()
+        if self._suspended and not suspended:
             self._woke_s = now.mono_s
             if self.looks is not None:
                 self.looks.reset()
-        self._was_suspended = suspended
+        self._suspended = suspended
+
+    def signal(self, now: Now) -> TimingSignal | None:
         found = self._signal(now)
         if found is None:
             return None
-        if suspended:
+        if self._suspended:
             late = now.mono_s >= self._told_in_doubt_s()
             return structs.replace(found, key="suspended", doubt=SUSPENDED) if late else None
         silence = self._silence() if self._looks_help() else None
@@ -295,7 +298,7 @@ class HangWatch:
         states = self.liveness.states
         return HALTED in self.workers.states(ranks) or any(states.get(rank) == HALTED for rank in ranks)
 
-    def _suspended(self) -> bool:
+    def _halts(self) -> bool:
         """A signal has stopped all of its processes, as a scheduler or a person does who will let them go on. One
         alone, for which others wait, is no such thing; and who names a time means that too."""
         alive = self._alive()
@@ -458,7 +461,7 @@ class HangWatch:
             ends = [max(end, veto_s) for end in ends]
         if (look_s := self.look_at_s()) is not None:
             ends.append(look_s)
-        if self._suspended():
+        if self._suspended:
             ends.append(self._told_in_doubt_s())
         return min((end for end in ends if end > now.mono_s), default=None)
 

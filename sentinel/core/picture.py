@@ -82,6 +82,12 @@ class JobPicture:
         self.timing.hang.failures = self.job.failures
         self.timing.start(self.job.incarnation, self.job.size, now)
 
+    def note(self, now: Now) -> None:
+        """Before anything is decided: what has to be remembered of how the job stands now."""
+        self.timing.hang.note(self.known(now))
+        if not self.was_fast and self.incident is None and self.timing.judged:
+            self.was_fast = not self.timing.slow
+
     def keep_refused(self, incident: Incident, at_mono_s: float) -> None:
         """Where it ended as a move that was refused."""
         if refused(incident):

@@ -306,8 +306,6 @@ def _decide_running(picture: JobPicture, now: Now) -> Decision:
     """The ranks are alive: signals of timing first, then findings, then growth."""
     outcome: Decision = Nothing("Healthy", "The job runs and nothing speaks against it.")
     signals = picture.timing.signals(picture.known(now))
-    if picture.timing.judged and not any(signal.symptom == Symptom.SLOW for signal in signals):
-        picture.was_fast = True
     for signal in signals:
         decision = _decide_signal(picture, signal, now)
         if not isinstance(decision, Nothing):

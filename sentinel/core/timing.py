@@ -226,6 +226,11 @@ class JobTiming:
         kept = [signal for signal in found if signal is not None]
         return kept
 
+    @property
+    def slow(self) -> bool:
+        """Is a threshold of the policy exceeded?"""
+        return self._slow() is not None or self._grown() is not None
+
     def _frozen(self) -> tuple[str, ...]:
         return (
             (f"moves for performance are off: {self.performance_frozen}",) if self.performance_frozen else ()

@@ -49,6 +49,7 @@ def empty(timing: JobTiming, rank: int, incarnation: int = 1, caught_up: bool = 
 
 
 def hang(timing: JobTiming, at_s: float) -> TimingSignal | None:
+    timing.hang.note(Now(at_s, 0))
     return next((s for s in timing.signals(Now(at_s, 0)) if s.symptom is Symptom.HANG), None)
 
 
