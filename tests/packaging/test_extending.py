@@ -1,4 +1,4 @@
-"""docs/extending.md names files, commands and words that are there, and its example of a check works."""
+"""What docs/extending.md and docs/architecture.md name is there, and the example of a check works."""
 
 import re
 from pathlib import Path
@@ -27,6 +27,14 @@ def test_each_file_that_the_page_names_is_there(page: str, repo: Path) -> None:
     assert [one for one in sorted(named - examples) if not (repo / one).exists()] == []
     for one in examples:
         assert list(repo.glob(one.replace("NAME", "*"))), one
+
+
+def test_each_file_on_the_walks_through_the_code_is_there(repo: Path) -> None:
+    text = (repo / "docs/architecture.md").read_text("utf-8")
+    walks = text.partition("## Two walks through the code\n")[2].partition("\n## ")[0]
+    named = re.findall(r"`([\w/]+\.py)`", walks)
+    assert len(named) > 30
+    assert [one for one in named if not (repo / "sentinel" / one).exists()] == []
 
 
 def test_each_command_of_the_page_is_one_of_the_makefile(page: str, repo: Path) -> None:
