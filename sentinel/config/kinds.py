@@ -22,7 +22,7 @@ from sentinel.job_kinds import job_table
 from sentinel.rules import counter_limits, data_dir, load_rows
 
 YEAR_S = 366 * 86400.0
-PRECHECKS = ("gpu", "nic", "disk", "system", "kernel")  # components that have checks
+PRECHECKS = ("gpu", "nic", "disk", "system", "kernel", "runtime")  # components that have checks
 ACTIVITIES = (*ACTIVITY_LIMIT_S, "saved")
 UNCATCHABLE = ("SIGKILL", "SIGSTOP")
 MAX_PATTERN = 1000

@@ -39,7 +39,7 @@ class Restart(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Precheck(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    checks: tuple[str, ...] = ("gpu", "disk", "system")  # components
+    checks: tuple[str, ...] = ("gpu", "disk", "system", "runtime")  # components
     wait_s: float = 12 * 3600.0  # how long a start waits for room or repair before it gives up: over a night
 
 

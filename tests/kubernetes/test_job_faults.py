@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sentinel.core.health import Severity
+from sentinel.checks.base import Source
+from sentinel.core.health import Component, Severity
 from tests.e2e.box import Box, Running
 from tests.kubernetes.jobs_site import CUSTOM, Agents, JobSite
 from tests.kubernetes.light_agents import Ranks
@@ -147,6 +148,32 @@ def test_what_recurs_on_another_node_is_the_jobs_and_costs_the_job(site: World) 
     record = site.record()
     assert (record["usedInfrastructure"], record["usedJob"]) == (1, 1)
     assert record.get("excluded", []) == []
+
+
+def test_a_restart_keeps_off_nodes_whose_container_runtime_is_not_well(site: World) -> None:
+    site.protect(restart={"maxRestarts": 3})
+    path = site.create(gang(1))
+    site.until(site.state("running"))
+    (pod,) = site.pods()
+    bad = next(
+        node["metadata"]["name"]
+        for node in site.admin.items("/api/v1/nodes", labelSelector="rig=train")
+        if node["metadata"]["name"] != node_of(pod)
+    )
+    down = Source("services", Component.RUNTIME)
+    site.agents.find(
+        bad,
+        down.finding(
+            "service containerd", "service-down", Severity.DEGRADED, "CHECK_SERVICE", "It does not run"
+        ),
+    )
+    page = Page(site.controller)
+    site.until(lambda: any(n for (name, _), n in page.numbers().items() if name == FINDINGS))
+    dies(site, pod)
+    site.until(lambda: site.phases()[-1:] == ["Recovered"])
+    assert bad in site.admin.get(path)["metadata"]["annotations"]["sentinel.dev/kept-off"].split(",")
+    (again,) = site.pods()
+    assert node_of(again) != bad
 
 
 def test_what_two_jobs_meet_on_one_node_is_the_nodes_and_the_second_leaves_it(site: World) -> None:
