@@ -59,6 +59,10 @@ class FuseStub:
         os.close(self._ends)
         self._fd = -1
 
+    def held(self, opcode: int) -> bool:
+        """Does somebody wait for the answer to it?"""
+        return any(waiting == opcode for _, waiting in self._waiting)
+
     def release(self) -> None:
         """Answer what was held, and all that comes."""
         self.hold.clear()

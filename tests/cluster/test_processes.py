@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +20,13 @@ from sentinel.cluster.local.processes import (
     open_pidfd,
     parse_stat,
     read_proc,
+    runs_no_more,
     scan,
     send_signal,
 )
+from tests.checks.fuse_stub import STATFS, FuseStub
+from tests.gate.rights import needs_root
+from tests.waits import until
 
 # proc(5): fields of /proc/PID/stat; the name may hold anything, here what would end it too early.
 STAT = (
@@ -101,3 +106,30 @@ def test_descendants_are_found_at_any_depth_without_their_root() -> None:
 def test_a_scan_finds_us(sleeper: subprocess.Popen[bytes]) -> None:
     table = scan()
     assert table[sleeper.pid].ppid == os.getpid()
+
+
+@pytest.fixture
+@needs_root
+def server(tmp_path: Path) -> Iterator[FuseStub]:
+    point = tmp_path / "nfs"
+    point.mkdir()
+    with FuseStub(point) as stub:
+        yield stub
+
+
+def test_a_process_that_was_killed_while_it_is_stuck_in_the_kernel_is_there_and_runs_no_more(
+    server: FuseStub,
+) -> None:
+    server.hold = {STATFS}
+    asks = f"import os; os.statvfs({str(server.point)!r})"
+    process = subprocess.Popen([sys.executable, "-c", asks])
+    try:
+        until(lambda: server.held(STATFS))
+        assert not runs_no_more(process.pid)
+        process.kill()
+        until(lambda: runs_no_more(process.pid))
+        assert process.poll() is None, "it is not gone"
+    finally:
+        server.release()
+        process.wait()
+    assert not runs_no_more(process.pid), "of one that is gone nothing is pending"

@@ -232,7 +232,7 @@ class JobCluster(KnownJobs):
         if sentence and sentence != waited.told:
             waited.told = sentence
             self.tell(job, "StartWaits", sentence)
-        if hopeless and waited.hopelessly():
+        if waited.hopelessly(hopeless):
             raise TemporaryError(sentence)
 
     # ------------------------------------------------------------ stopping

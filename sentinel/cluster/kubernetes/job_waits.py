@@ -1,6 +1,6 @@
 """How long a job's pods are waited for, to end and to run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 from msgspec import Struct
@@ -43,21 +43,25 @@ class Left(Struct):
 class Waited:
     """How long a start waits for its pods already."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.told = ""
-        self._asked_s = monotonic()
+        self._clock = clock
+        self._asked_s = clock()
         self._hopeless_since_s: float | None = None
 
     def long_enough(self) -> bool:
         """To ask why, now."""
-        now_s = monotonic()
+        now_s = self._clock()
         if now_s - self._asked_s < WHY_AFTER_S:
             return False
         self._asked_s = now_s
         return True
 
-    def hopelessly(self) -> bool:
-        """For so long that it is no passing trouble of a registry or a node."""
-        now_s = monotonic()
+    def hopelessly(self, hopeless: bool) -> bool:
+        """Without a break for so long that it is no passing trouble of a registry or a node?"""
+        now_s = self._clock()
+        if not hopeless:
+            self._hopeless_since_s = None
+            return False
         self._hopeless_since_s = now_s if self._hopeless_since_s is None else self._hopeless_since_s
         return now_s - self._hopeless_since_s >= HOPELESS_S
