@@ -3,11 +3,14 @@
 import json
 import os
 import signal
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.chaos import hasty as hasty_program
 from tests.chaos.fleet_audit import Limits
-from tests.e2e.box import Box, Running
+from tests.e2e.box import SENTINEL, Box, Running
 from tests.kubernetes.conftest import NAMESPACE, kubeconfig
 from tests.kubernetes.proxy import Proxy
 from tests.rig.processes import free_port
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from tests.rig.control_plane import ControlPlane
 
 
-def settings(folder: Path, limits: Limits) -> Path:
+def settings(folder: Path, limits: Limits, more: Mapping[str, Any]) -> Path:
     def allowance(at_a_time: int, per_window: int) -> dict[str, Any]:
         counts = {"atATime": at_a_time, "perWindow": per_window}
         limited = {key: {"atLeast": count, "share": 0.0001} for key, count in counts.items()}
@@ -39,6 +42,7 @@ def settings(folder: Path, limits: Limits) -> Path:
         "repeatWindow": f"{limits.keep_s:g}s",
         "lease": "20s",
         "agentSilent": "30s",
+        **more,
     }
     head = {"apiVersion": "sentinel.dev/v1alpha1", "kind": "Settings", "listen": ""}
     path = folder / f"{folder.name}.yaml"
@@ -49,23 +53,35 @@ def settings(folder: Path, limits: Limits) -> Path:
 class Controller:
     """One of the two: its own way to the API server, the same name and port after each restart."""
 
-    def __init__(self, plane: "ControlPlane", box: Box, folder: Path, name: str, limits: Limits) -> None:
+    def __init__(
+        self,
+        plane: "ControlPlane",
+        box: Box,
+        folder: Path,
+        name: str,
+        limits: Limits,
+        fleet: Mapping[str, Any] | None = None,
+        *,
+        hasty: bool = False,
+    ) -> None:
+        """`fleet`: more of its settings. `hasty`: it calls nodes silent after hasty.SILENT_S."""
         folder.mkdir()
         self.name, self.box = name, box
         self.proxy = Proxy(plane.url, plane.identities.ca)
         token = plane.token(NAMESPACE, "sentinel-controller", seconds=86400)
         self.port = free_port()
         self.words = [
+            *((sys.executable, hasty_program.__file__) if hasty else (SENTINEL,)),
             "controller",
             *("--kubeconfig", str(kubeconfig(folder / "kubeconfig", self.proxy.url, token))),
-            *("--agents", f"127.0.0.1:{self.port}", "--settings", str(settings(folder, limits))),
+            *("--agents", f"127.0.0.1:{self.port}", "--settings", str(settings(folder, limits, fleet or {}))),
         ]
         self.runs: Running | None = None
         self.frozen = False
 
     def start(self) -> None:
         self.box.env |= {"POD_NAME": self.name, "POD_IP": "127.0.0.1"}
-        self.runs = self.box.start(*self.words)
+        self.runs = self.box.start_words(*self.words)
 
     def kill(self) -> None:
         assert self.runs is not None

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +39,27 @@ LAG_S = 25.0  # of the status of a record: after one that could not be written t
 class World:
     """Everything that the test does goes through here, so that the audit knows who wrote what."""
 
-    def __init__(self, plane: "ControlPlane", folder: Path, rng: random.Random, nodes: int) -> None:
+    def __init__(
+        self,
+        plane: "ControlPlane",
+        folder: Path,
+        rng: random.Random,
+        nodes: int,
+        fleet: Mapping[str, Any] | None = None,
+        *,
+        hasty: bool = False,
+    ) -> None:
+        """`fleet`: more of the controllers' settings. `hasty`: nodes are silent after seconds."""
         self.plane, self.rng, self.folder = plane, rng, folder
         self.limits = Limits().times(max(1.0, nodes / LEAST_NODES))
         self.audit = Audit(plane.admin, self.limits)
         self.audit.was_faulty = self._was_faulty
         self.box = Box(folder / "box")
         self.controllers = [
-            Controller(plane, self.box, folder / name, name, self.limits) for name in ("one", "two")
+            Controller(plane, self.box, folder / name, name, self.limits, fleet, hasty=hasty)
+            for name in ("one", "two")
         ]
+        self.renew_s = 1.0 if hasty else 4.0  # between a kubelet's renewals
         self.addresses = tuple(f"127.0.0.1:{one.port}" for one in self.controllers)
         self.bundle = folder / "ca.crt"
         self.nodes = {
@@ -127,7 +139,7 @@ class World:
             for node in list(self.nodes.values()):
                 if node.uid and not node.silent:
                     await self._renew(node.name)
-            await asyncio.sleep(4.0)
+            await asyncio.sleep(self.renew_s)
 
     async def _renew(self, name: str) -> None:
         text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + f".{int(time.time() % 1 * 1e6):06d}Z"

@@ -14,10 +14,11 @@ HOP = {"transfer-encoding", "connection", "content-length", "host"}
 
 @dataclass
 class Fault:
-    """What happens to the next `times` requests whose method and path contain these."""
+    """What happens to the next `times` requests whose method, path and body contain these."""
 
     method: str = ""
     path: str = ""
+    says: bytes = b""  # of their bodies
     times: int = 1
     answer: int = 0  # this status instead of the server's own
     body: str = ""
@@ -32,10 +33,11 @@ class Fault:
     when_come: Callable[[], None] | None = None
     when_passed: Callable[[], None] | None = None
 
-    def fits(self, request: web.Request) -> bool:
+    def fits(self, request: web.Request, body: bytes) -> bool:
         watch = request.query.get("watch") == "1"
         method = "WATCH" if watch else request.method
-        return self.times > 0 and self.method in ("", method) and self.path in request.path_qs
+        there = self.path in request.path_qs and self.says in body
+        return self.times > 0 and self.method in ("", method) and there
 
 
 class Proxy:
@@ -114,7 +116,8 @@ class Proxy:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         self.seen.append(f"{request.method} {request.path_qs}")
-        fault = next((one for one in self.faults if one.fits(request)), None)
+        body = await request.read()
+        fault = next((one for one in self.faults if one.fits(request, body)), None)
         if fault is None:
             watch = request.query.get("watch") == "1"
             fault = self.weather("WATCH" if watch else request.method, request.path_qs)
@@ -140,7 +143,6 @@ class Proxy:
                     content_type="application/json",
                 )
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP}
-        body = await request.read()
         if fault is not None and fault.repeat:
             async with self._session.request(
                 request.method, self._upstream + request.path_qs, headers=headers, data=body or None
