@@ -235,6 +235,15 @@ class Cluster:
         found = re.search(r'^sentinel_round_seconds_count{scope="all"} (\S+)$', self.admin.get(page), re.M)
         return float(found[1]) if found else 0.0
 
+    def mails(self) -> float:
+        """How many the controllers that run now have sent, or want to, as their metrics say."""
+        count = 0.0
+        for pod in self.sentinel.pods("controller"):
+            page = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}:9810/proxy/metrics"
+            told = re.findall(r"^sentinel_mails_(?:sent_total|waiting)\S* (\S+)$", self.admin.get(page), re.M)
+            count += sum(map(float, told))
+        return count
+
     def leader_node(self) -> str:
         pods = {pod["metadata"]["name"]: pod for pod in self.sentinel.pods("controller")}
         return str(self.until(lambda: pods.get(self.leader()))["spec"]["nodeName"])
