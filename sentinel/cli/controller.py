@@ -13,6 +13,9 @@ say = Said("sentinel controller")
 # Python looks for cycles among all objects every few seconds with its own numbers (700, 10, 10), which takes half a
 # second with ten thousand connections. What is left to it here are the transports of connections that have ended: 3 KiB
 # each, at most a hundred thousand of them between two full collections. A look at 25 000 young objects takes 25 ms.
+# Nothing is frozen (gc.freeze) after the first sync: of a full collection 10 000 nodes and 2 000 jobs are 50 ms and
+# modules 25 ms, and connections, 55 us each, nearly all the rest. These end in cycles, as pictures of jobs do, and
+# what is frozen then is never given back.
 COLLECT = (5_000, 5, 80)
 
 

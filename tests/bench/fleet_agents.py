@@ -9,6 +9,8 @@ anew. Orders on stdin, one a line, each answered by one:
     grow N          connect up to N agents           -> up N SECONDS
     fault A B       agents A to B - 1 report a card that is lost, all at once -> sent N WALL
     hurt A B        the same, told with their next full report only -> hurt N
+    acks N          N agents report something urgent, one after the other -> acks MS,MS,...
+    rush            all connections end and all agents come again in one moment -> rush SECONDS
     once            wait until each agent has reported once more -> once SECONDS
     back            wait until every agent is heard by a leader since then -> back SECONDS
 """
@@ -35,6 +37,7 @@ from tests.waits import eventually
 
 CONNECT_PER_S = 400.0
 LET_IN_S = 30.0
+URGENT_EVERY_S = 0.03
 E2E_MS, STEPS = 3317.794921875, 3  # of an iteration, and how many of them between two reports
 BACK_S = 300.0
 
@@ -215,6 +218,33 @@ class Crowd:
             member.hurt()
         return f"hurt {last - first}"
 
+    async def acks(self, count: int) -> str:
+        """From the report to its acknowledgement, each."""
+        took_ms = []
+        while len(took_ms) < count:
+            await asyncio.sleep(URGENT_EVERY_S)
+            if (agent := random.choice(self.members).agent) is None:
+                continue
+            begun_s = time.monotonic()
+            await agent.progress(0.0)
+            took_ms.append((time.monotonic() - begun_s) * 1000)
+        return "acks " + ",".join(f"{one:.3f}" for one in took_ms)
+
+    async def rush(self) -> str:
+        """Until the full report of each was taken."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for member in self.members:
+            if member.agent is not None:
+                member.agent.transport.abort()
+                member.agent = None
+        began_s = time.monotonic()
+        await asyncio.gather(*(member.connected() for member in self.members))
+        took_s = time.monotonic() - began_s
+        self.tasks = [asyncio.create_task(member.live(self.every_s)) for member in self.members]
+        return f"rush {took_s:.2f}"
+
     async def once(self) -> str:
         began_s, before = time.monotonic(), [member.reports for member in self.members]
         await eventually(
@@ -248,6 +278,8 @@ class Crowd:
                 "grow": self.grow,
                 "fault": self.fault,
                 "hurt": self.hurt,
+                "acks": self.acks,
+                "rush": self.rush,
                 "once": self.once,
                 "mark": self.mark,
                 "back": self.back,

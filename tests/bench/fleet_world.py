@@ -14,6 +14,7 @@ from typing import IO, Any
 import jwt
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from tests.bench import fleet_slices
 from tests.bench.fleet_bulk import Bulk, node_name
 from tests.bench.harness import cpu_seconds, process_tree, pss_bytes, wait_until
 from tests.kubernetes.conftest import NAMESPACE, kubeconfig, manifests
@@ -30,7 +31,10 @@ WITHIN_S = 120.0
 
 
 class Controller:
-    def __init__(self, world: "World", name: str, *, agent_silent: str = "1m") -> None:
+    def __init__(
+        self, world: "World", name: str, *, agent_silent: str = "1m", looked_at: bool = False
+    ) -> None:
+        """`looked_at`: `begin_look` and `look` work."""
         self.port = free_port()
         folder = world.rig.folder / name
         folder.mkdir()
@@ -44,16 +48,19 @@ class Controller:
         head = {"apiVersion": "sentinel.dev/v1alpha1", "kind": "Settings", "listen": "127.0.0.1:0"}
         document = {**head, "stateDir": str(folder), "fleet": fleet}
         (folder / "settings.yaml").write_text(json.dumps(document))
+        self._slices = folder / "slices"
+        looks = ("-m", "tests.bench.fleet_slices", str(self._slices)) if looked_at else ()
         self._daemon: Daemon = world.rig.daemon(
             name,
             *world.python,
+            *looks,
             "-m",
             "sentinel",
             "controller",
             f"--kubeconfig={world.kubeconfig}",
             f"--agents=127.0.0.1:{self.port}",
             f"--settings={folder}/settings.yaml",
-            env={"POD_NAME": name, "POD_IP": "127.0.0.1"},
+            env={"POD_NAME": name, "POD_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)},
         )
         self.wait("serves agents on port")
 
@@ -73,6 +80,16 @@ class Controller:
 
     def memory_bytes(self) -> int:
         return pss_bytes(process_tree(self.pid))
+
+    def begin_look(self) -> None:
+        """At how long its event loop is held."""
+        fleet_slices.turn(self.pid)
+
+    def look(self) -> fleet_slices.Looked:
+        """Since it began."""
+        fleet_slices.turn(self.pid)
+        wait_until(self._slices.exists, WITHIN_S, "what was seen of the event loop")
+        return fleet_slices.Looked(self._slices)
 
     def kill(self) -> None:
         self._daemon.kill()
@@ -98,7 +115,9 @@ class Crowd:
     ) -> None:
         """`tokens`: of each agent its node and its token. `ports`: of the controllers."""
         rows = rig.folder / f"tokens-{uuid.uuid4().hex}"
-        rows.write_text("".join(f"{node} {token}\n" for node, token in tokens))
+        told = [f"{node} {token}\n" for node, token in tokens]
+        self.size = len(told)
+        rows.write_text("".join(told))
         words = [",".join(map(str, ports)), bundle, rows, every_s, how]
         self._log = open(rig.logs / "agents.log", "ab")  # noqa: SIM115 - closed with the crowd
         self.process = subprocess.Popen(
