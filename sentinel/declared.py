@@ -259,6 +259,22 @@ AGENTS_CLOCK = _gauge(
     "agents_clock_offset_seconds",
     "By how much the nodes' clocks are ahead of the leader's: the median of the agents heard within the last minute.",
 )
+# Of the queue in which the leader writes to nodes and records: what waits there is decided and not done yet.
+WORKS = _gauge(
+    "works",
+    "Writes of the leader to nodes and their records; state is waiting, running, or resting after a failure.",
+    "effect",
+    "state",
+)
+WORKS_FAILING = _gauge(
+    "works_failing", "Of these writes, those that failed when last tried and are still wanted.", "effect"
+)
+WORKS_OLDEST = _gauge(
+    "works_oldest_seconds",
+    "For how long the oldest of these writes has been in its state; 0: there is none.",
+    "effect",
+    "state",
+)
 ROUND_TIME = _histogram(
     "round_seconds",
     "Rounds of the leader, from looking to the last write; scope is all nodes or those that changed.",

@@ -152,7 +152,10 @@ class FleetController:
     def measure(self) -> None:
         """For a scrape of the leader. Whoever scrapes more often gets what was counted a moment ago."""
         now = self._clock()
-        if now.mono_s - self._measured_mono_s >= WHOLE_S and self.turned_mono_s is not None:
+        if self.turned_mono_s is None:
+            return
+        fleet_numbers.measure_works(self._metrics, self._works)
+        if now.mono_s - self._measured_mono_s >= WHOLE_S:
             self._measured_mono_s = now.mono_s
             picture = FleetPicture(nodes=self.nodes.pictures)
             records = self._cluster.records

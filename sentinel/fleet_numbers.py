@@ -12,6 +12,8 @@ from sentinel.core.fleet_silence import hearing
 from sentinel.core.health import Severity
 from sentinel.core.now import Now
 from sentinel.metrics import Metrics
+from sentinel.works import STATES as WORK_STATES
+from sentinel.works import Works
 
 FLEET = (
     declared.NODES,
@@ -26,6 +28,14 @@ FLEET = (
     declared.BRAKE_HELD,
     declared.UNJUDGED,
     declared.AGENTS_CLOCK,
+    declared.WORKS,
+    declared.WORKS_FAILING,
+    declared.WORKS_OLDEST,
+)
+# What the leader does to nodes and their records, each node's one after the other.
+EFFECTS = (
+    *("isolate", "save", "settle", "claim", "show", "condition", "remove", "fence"),
+    *("order", "answer", "mail-record", "record-status", "prune"),
 )
 WHYS = ("incomplete", "leases-new", "mass-silence")
 IN_SERVICE, NOT_HEARD = "in-service", "not-heard"
@@ -56,6 +66,20 @@ def measure(
     metrics.replace(declared.QUARANTINES, every | kept)
     metrics.replace(declared.NETWORK_INCIDENTS, {(): len(fleet.incidents(records, settings, now))})
     _brakes(metrics, picture, records, settings, now)
+
+
+def measure_works(metrics: Metrics, works: Works) -> None:
+    """How full the queue of writes is. Each scrape counts anew: it fills and empties within seconds."""
+    counts = {(effect, state): 0 for effect in EFFECTS for state in WORK_STATES}
+    oldest_s = dict.fromkeys(counts, 0.0)
+    for one in works.standing():
+        key = (one.effect, one.state)
+        counts[key] = counts.get(key, 0) + 1
+        oldest_s[key] = max(oldest_s.get(key, 0.0), one.for_s)
+    failing = Counter((one.effect,) for one in works.failing)
+    metrics.replace(declared.WORKS, counts)
+    metrics.replace(declared.WORKS_OLDEST, oldest_s)
+    metrics.replace(declared.WORKS_FAILING, {(effect,): 0 for effect in EFFECTS} | failing)
 
 
 def unjudged(

@@ -20,6 +20,7 @@ REST_S, MAX_REST_S = 0.5, 30.0
 REMEMBERED = 10_000  # failures
 FAILS_S = 2 * MAX_REST_S  # what was not tried again for so long is wanted no more
 MAX_ERROR = 300  # characters
+STATES = WAITING, RUNNING, RESTING = "waiting", "running", "resting"
 
 # key, effect, what it failed of
 Ended = Callable[[str, str, Exception | None], None]
@@ -35,11 +36,20 @@ class Failing(Struct, frozen=True):
     at_s: float
 
 
+class Standing(Struct, frozen=True):
+    """A work as it stands: `state` is one of STATES, for `for_s` now."""
+
+    effect: str
+    state: str
+    for_s: float
+
+
 class _Work(Struct):
     key: str
     effect: str
     make: Callable[[], Awaitable[None]]
     urgent: bool
+    since_s: float  # it waits, or is under way; by the loop's clock
     task: asyncio.Task[None] | None = None
 
 
@@ -58,7 +68,7 @@ class Works:
         self._room = asyncio.Event()  # nothing urgent waits
         self._room.set()
         self._failures: dict[tuple[str, str], Failing] = {}
-        self._rests: dict[tuple[str, str], asyncio.TimerHandle] = {}
+        self._rests: dict[tuple[str, str], tuple[asyncio.TimerHandle, float]] = {}  # since when
 
     @property
     def keys(self) -> Set[str]:
@@ -88,6 +98,14 @@ class Works:
         now_s = asyncio.get_running_loop().time()
         return (one for one in self._failures.values() if now_s - one.at_s < FAILS_S)
 
+    def standing(self) -> Iterator[Standing]:
+        """All that wait, are under way or rest. What rests is what failed, and is not asked for before its time."""
+        now_s = asyncio.get_running_loop().time()
+        for work in self._works.values():
+            yield Standing(work.effect, WAITING if work.task is None else RUNNING, now_s - work.since_s)
+        for (_, effect), (_, since_s) in self._rests.items():
+            yield Standing(effect, RESTING, now_s - since_s)
+
     def may(self, key: str, effect: str) -> bool:
         return key not in self._works and (key, effect) not in self._rests
 
@@ -104,7 +122,8 @@ class Works:
         on with what has just ended."""
         if not self.may(key, effect):
             return False
-        work = _Work(key, effect, make, urgent and (key, effect) not in self._failures)
+        since_s = asyncio.get_running_loop().time()
+        work = _Work(key, effect, make, urgent and (key, effect) not in self._failures, since_s)
         self._works[key] = work
         queue = self._urgent if work.urgent else self._later
         (queue.appendleft if next else queue.append)(work)
@@ -126,7 +145,8 @@ class Works:
         if number > 1:
             rest_s = max(rest_s, min(MAX_REST_S, REST_S * 2.0 ** min(number - 2, 10)))
         if rest_s > 0.0:
-            self._rests[key, effect] = loop.call_later(rest_s, self._rest_over, key, effect)
+            timer = loop.call_later(rest_s, self._rest_over, key, effect)
+            self._rests[key, effect] = (timer, loop.time())
 
     async def stop(self) -> None:
         """Nothing goes on after this; what was under way is cancelled and has ended."""
@@ -134,7 +154,7 @@ class Works:
         for queue in (self._urgent, self._later):
             queue.clear()
         self._room.set()
-        for timer in self._rests.values():
+        for timer, _ in self._rests.values():
             timer.cancel()
         self._works.clear()
         self._rests.clear()
@@ -159,6 +179,7 @@ class Works:
             else:
                 return
             self._running += 1
+            work.since_s = asyncio.get_running_loop().time()
             work.task = asyncio.create_task(self._do(work), name=f"{work.effect} {work.key}")
 
     async def _do(self, work: _Work) -> None:

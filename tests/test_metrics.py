@@ -221,7 +221,7 @@ def every_call(metrics: Metrics) -> None:
         (0.02, "round_seconds_sum", {"scope": "all"}),
         (1, "fence_calls_total", {"outcome": "timed-out"}),
         (40, "nodes", {"state": "state"}),
-        (53, "events_written_total", {}),
+        (56, "events_written_total", {}),
         (1, "degraded_modes", {}),
         (1, "exceptions_total", {"place": "effect"}),
     ],

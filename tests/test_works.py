@@ -233,6 +233,40 @@ def test_nothing_goes_on_after_a_stop_and_all_may_begin_anew() -> None:
     tried(test)
 
 
+def test_it_is_told_what_waits_is_under_way_or_rests_and_for_how_long() -> None:
+    async def test(one: Tried) -> None:
+        def standing() -> list[tuple[str, str]]:
+            return sorted((found.effect, found.state) for found in one.works.standing())
+
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        for number in range(LATER_AT_ONCE):
+            one.go(f"n{number}", hangs=True)
+        one.go("waits", "show")
+        one.go("fails", "isolate", urgent=True, of=AWAY)
+        one.go("rests", "isolate", urgent=True, of=PermanentError("403", "Forbidden"))
+        await eventually(lambda: len(one.ended) == 2)
+        running = [("save", "running")] * LATER_AT_ONCE
+        assert standing() == [("isolate", "resting"), *running, ("show", "waiting")]
+        early = {found.state: found.for_s for found in one.works.standing()}
+        at_s = loop.time()
+        await eventually(lambda: loop.time() > at_s + 0.05)
+        late = {found.state: found.for_s for found in one.works.standing()}
+        assert all(early[state] + 0.05 <= for_s <= loop.time() - began_s for state, for_s in late.items())
+        at_s = loop.time()
+        for number in range(LATER_AT_ONCE):
+            one.on(f"n{number}")
+        one.time_passes()
+        await eventually(lambda: not one.works.keys)
+        assert standing() == []
+        one.go("waited", hangs=True)
+        await turns()
+        (found,) = one.works.standing()
+        assert 0.0 <= found.for_s <= loop.time() - at_s, "no time of an earlier work counts"
+
+    tried(test)
+
+
 def test_failures_are_remembered_of_so_many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(works, "REMEMBERED", 3)
 

@@ -65,6 +65,25 @@ def itself() -> Json:
                 unit="s",
             ),
             series(
+                "Writes to nodes and records",
+                [
+                    ('sum by (state) (sentinel_works{state!="resting"})', "{{state}}"),
+                    ("sum(sentinel_works_failing)", "failing"),
+                ],
+                "What the leader has decided and not done yet, and what failed when last tried.",
+            ),
+            series(
+                "Oldest of these writes",
+                [
+                    (
+                        'max by (effect, state) (sentinel_works_oldest_seconds{state!="resting"})',
+                        "{{effect}} {{state}}",
+                    )
+                ],
+                "Running for long: the API server does not answer. Waiting for long: too much is to be written.",
+                unit="s",
+            ),
+            series(
                 "Reports of agents",
                 [(f"sum by (outcome) (rate(sentinel_transport_reports_total{rate}))", "{{outcome}}")],
                 "Per second.",

@@ -155,6 +155,48 @@ def test_what_keeps_a_leader_from_its_work_is_said_measured_and_said_to_be_over(
     fleet.until(lambda: page.get("/readyz") == (200, "ok\n"))
 
 
+def test_what_waits_to_be_written_is_told_by_who_leads_alone(fleet: Fleet, behind: Proxy) -> None:
+    standby = fleet.kubeconfig
+    fleet.goes_through(behind)
+    leader = fleet.controller("queue-one")
+    leader.said("leads, epoch")
+    fleet.kubeconfig = standby
+    two = Page(fleet.controller("queue-two"))
+    one = Page(leader)
+    fleet.until(lambda: one.number("works", effect="show", state="running") == 0)
+    behind.faults = [Fault(method="PATCH", path="/nodes/queue-a", times=10_000, hold=True)]
+    fleet.agent("queue-a", leader).machine.log(XID_79)
+
+    def of_node(page: Page, name: str, **labels: str) -> dict[str, float]:
+        """By effect, without those of which there is nothing."""
+        wanted = {*labels.items()}
+        return {
+            dict(told)["effect"]: found
+            for (metric, told), found in page.numbers().items()
+            if metric == f"sentinel_{name}" and wanted <= {*told} and found
+        }
+
+    def held_s() -> float:
+        return max(of_node(one, "works_oldest_seconds", state="running").values(), default=0.0)
+
+    fleet.until(lambda: held_s() > 1.0)
+    assert of_node(one, "works", state="running")
+    assert of_node(one, "works_failing") == {}
+
+    behind.faults = [Fault(method="PATCH", path="/nodes/queue-a", times=10_000, answer=500)]
+    behind.release()
+    fleet.until(lambda: of_node(one, "works_failing"))
+    fleet.until(lambda: of_node(one, "works", state="resting"))
+    assert not any(name.startswith("sentinel_works") for name, _ in two.numbers()), "it stands by"
+
+    behind.faults += [Fault(path=LEADER, times=10_000, answer=500)]
+    leader.said("leads no more")
+    assert not any(name.startswith("sentinel_works") for name, _ in one.numbers())
+    fleet.until(lambda: two.number("works", effect="isolate", state="waiting") == 0)
+    fleet.until(lambda: fleet.isolated("queue-a"))
+    fleet.until(lambda: not of_node(two, "works_failing"))
+
+
 def over(leader: Running, told: str) -> bool:
     return re.search(rf"over after \d+ s: {re.escape(told)}", leader.err) is not None
 
