@@ -394,6 +394,7 @@ class Controller:
         step = picture.timing.last_step if picture.timing.steps_told else None
         if step is not None and job.incarnation == picture.job.incarnation:
             job = structs.replace(job, last_step=step, best_step=max(step, job.best_step or 0))
+        job = picture.with_end(job, self._clock())
         held = picture.job, picture.incident, dict(self._quarantines)
         started_new = job.incarnation != picture.job.incarnation
         picture.job = job
@@ -446,7 +447,7 @@ class Controller:
     # ------------------------------------------------------------ records
 
     def _save_job(self, picture: JobPicture, job: ProtectedJob) -> None:
-        picture.job = job
+        picture.job = job = picture.with_end(job, self._clock())
         self._records.save(jobs=[job])
         self._metrics.records_saved(1)
 

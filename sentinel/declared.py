@@ -11,6 +11,7 @@ from msgspec import Struct
 MAX_SERIES = 128
 MAX_FINDINGS = 200  # series of `sentinel_finding`; `sentinel_findings` counts all
 MAX_NODES = 1000  # series of what names single nodes to a leader of ten thousand
+MAX_POOLS = 100  # of nodes that have series of their own, the largest; more are one pool, "other"
 MAX_JOBS = 5000  # that have series of their own; `sentinel_jobs` counts all
 OTHER = "other"
 
@@ -26,15 +27,15 @@ class Declaration(Struct, frozen=True, kw_only=True, eq=False):
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
-    most: int = MAX_SERIES  # series of a counter or histogram; what is more is counted as OTHER
+    most: int = MAX_SERIES  # series, where nothing else bounds them; what is more is counted as OTHER
 
 
 def _counter(name: str, text: str, *labels: str, most: int = MAX_SERIES) -> Declaration:
     return Declaration(name=f"sentinel_{name}", kind="counter", help=text, labels=labels, most=most)
 
 
-def _gauge(name: str, text: str, *labels: str) -> Declaration:
-    return Declaration(name=f"sentinel_{name}", kind="gauge", help=text, labels=labels)
+def _gauge(name: str, text: str, *labels: str, most: int = MAX_SERIES) -> Declaration:
+    return Declaration(name=f"sentinel_{name}", kind="gauge", help=text, labels=labels, most=most)
 
 
 def _histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...] = _SECONDS) -> Declaration:
@@ -134,6 +135,30 @@ BLAMED = _counter(
     "node",
     most=1000,
 )
+# Gauges, since they go down as records go: the same from each leader of a cluster, where its counters begin anew.
+KEPT_INCIDENTS = _gauge("kept_incidents", "Incidents of which the cluster keeps records.", "symptom", "cause")
+KEPT_RESTARTS = _gauge("kept_restarts", "Starts by recoveries, from the kept records.", "cause")
+KEPT_RECOVERIES = _gauge(
+    "kept_recoveries", "Kept incidents after which the job made iterations again.", "cause"
+)
+KEPT_LOST_STEPS = _gauge("kept_lost_steps", "Iterations that these repeated.", "cause")
+KEPT_LOST_TIME = _gauge(
+    "kept_lost_seconds", "Time of these without progress, from the fault to the first new iteration.", "cause"
+)
+KEPT_LOST_GPU_TIME = _gauge(
+    "kept_lost_gpu_seconds", "The same, multiplied by the job's GPUs.", "cause", "owner", most=1000
+)
+KEPT_BLAMED = _gauge(
+    "kept_node_lost_gpu_seconds",
+    "GPU time lost to what one node is to blame for, from the kept records.",
+    "node",
+    most=1000,
+)
+KEPT_JOB_TIME = _gauge(
+    "kept_job_gpu_seconds",
+    "Time of all jobs with a kept record, ended ones too, times GPUs; time is productive, or wall since first seen.",
+    "time",
+)
 FINDINGS = _gauge("findings", "Health findings that stand now.", "component", "severity")
 CHECK_TIME = _histogram(
     "check_duration_seconds", "How long a health check took.", "check", buckets=_CHECK_SECONDS
@@ -216,6 +241,7 @@ LEADERSHIPS = _counter("leaderships_total", "Times that this controller began to
 NODES = _gauge(
     "nodes",
     "Nodes by their worst state: isolated, held-back, unreachable, agent-silent, observed, not-heard, in-service.",
+    "pool",
     "state",
 )
 FLEET_FINDINGS = _gauge(
@@ -225,15 +251,19 @@ NODE_FINDING = _gauge(
     "node_finding",
     "1 for what is degraded or fatal on a node, the worst first, at most 1000.",
     "node",
+    "pool",
     "component",
     "severity",
     "code",
 )
-NODE_GPUS = _gauge("gpus", "GPUs that the kubelets offer, by the worst state of their nodes.", "state")
+NODE_GPUS = _gauge(
+    "gpus", "GPUs that the kubelets offer, by the worst state of their nodes.", "pool", "state"
+)
 QUARANTINE = _gauge(
     "quarantine_since_timestamp_seconds",
     "Since when a node has an open record, the newest 1000; state is active, or held (back by a brake).",
     "node",
+    "pool",
     "kind",
     "state",
     "mode",

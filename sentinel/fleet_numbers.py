@@ -57,7 +57,7 @@ def measure(
     _findings(metrics, picture, plain)
     held = sorted((one for one in records.values() if one.state.open), key=lambda one: -one.since_wall_s)
     open_ones: dict[tuple[str, ...], float] = {
-        (one.node, one.kind.value, one.state.value, one.mode.value, one.reason): one.since_wall_s
+        (one.node, one.pool, one.kind.value, one.state.value, one.mode.value, one.reason): one.since_wall_s
         for one in held[: declared.MAX_NODES]
     }
     metrics.show(declared.QUARANTINE, open_ones)
@@ -110,10 +110,11 @@ def _findings(metrics: Metrics, picture: FleetPicture, plain: Set[str]) -> None:
     counts: Counter[tuple[str, str, str]] = Counter()
     bad = []
     for name in picture.nodes.keys() - plain:
+        pool = picture.nodes[name].pool
         for one in picture.nodes[name].findings:
             counts[one.component.value, one.severity.value, one.code] += 1
             if one.severity.order >= Severity.DEGRADED.order:
-                key = (name, one.component.value, one.severity.value, one.code)
+                key = (name, pool, one.component.value, one.severity.value, one.code)
                 bad.append((-one.severity.order, key))
     metrics.replace(declared.FLEET_FINDINGS, counts)
     bad.sort()
@@ -127,13 +128,17 @@ def _nodes(metrics: Metrics, picture: FleetPicture, records: Mapping[str, NodeQu
     for record in records.values():
         if record.state.open and record.node in picture.nodes:
             worst[record.node] = min(worst.get(record.node, IN_SERVICE), _state(record), key=STATES.index)
-    counts = Counter(worst.values())
-    counts[IN_SERVICE] += len(picture.nodes) - len(worst)
-    metrics.replace(declared.NODES, {(state,): counts[state] for state in STATES})
-    gpus = dict.fromkeys(STATES, 0)
+    sizes = fleet_brakes.sizes(picture) or {"": 0}
+    largest = sorted(sizes, key=lambda pool: (-sizes[pool], pool))[: declared.MAX_POOLS]
+    told = {pool: pool if pool in largest else declared.OTHER for pool in sizes}
+    nodes: dict[tuple[str, ...], float] = {(pool, state): 0.0 for pool in told.values() for state in STATES}
+    gpus = dict(nodes)
     for name, node in picture.nodes.items():
-        gpus[worst.get(name, IN_SERVICE)] += node.gpus
-    metrics.replace(declared.NODE_GPUS, {(state,): count for state, count in gpus.items()})
+        key = told[node.pool], worst.get(name, IN_SERVICE)
+        nodes[key] += 1
+        gpus[key] += node.gpus
+    metrics.show(declared.NODES, nodes)
+    metrics.show(declared.NODE_GPUS, gpus)
 
 
 def _state(record: NodeQuarantine) -> str:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from msgspec import structs
 
-from sentinel import declared
+from sentinel import declared, job_costs
 from sentinel.clock import Clock
 from sentinel.core.budget import restarts_left
 from sentinel.core.model import Cause, Incident, Phase, ProtectedJob, Symptom
 from sentinel.core.now import Now
 from sentinel.core.picture import JobPicture
 from sentinel.core.policy_model import Policy
+from sentinel.job_costs import Costs
 from sentinel.metrics import NOBODY, JobNumbers, Metrics
 from sentinel.slices import in_slices
 
@@ -92,10 +93,13 @@ class JobMeter:
         incidents: Callable[[str], Iterable[Incident]],
         held: Callable[[], int],
         clock: Clock,
+        recorded: Callable[[], Iterable[ProtectedJob]] = tuple,
     ) -> None:
-        """`names`: the protected jobs. `held`: how many of them a brake holds back."""
+        """`names`: the protected jobs. `held`: how many of them a brake holds back. `recorded`: all that have a record,
+        the latest version of each."""
         self._metrics, self._names, self._pictures = metrics, names, pictures
         self._incidents, self._held, self._clock = incidents, held, clock
+        self._recorded = recorded
         self._shown: set[str] = set()
 
     async def run(self) -> None:
@@ -106,6 +110,7 @@ class JobMeter:
         finally:
             for name in self._shown:
                 self._metrics.job_gone(name)
+            job_costs.forget(self._metrics)
             self._metrics.replace(declared.JOBS, {})
             self._metrics.replace(declared.JOBS_RECOVERING, {})
             self._metrics.replace(declared.JOBS_HELD, {})
@@ -124,3 +129,12 @@ class JobMeter:
         open_ones = [name for name in names if name in self._pictures and self._pictures[name].incident]
         self._metrics.replace(declared.JOBS_RECOVERING, {(): len(open_ones)})
         self._metrics.replace(declared.JOBS_HELD, {(): self._held()})
+        await self._costs()
+
+    async def _costs(self) -> None:
+        costs = Costs()
+        async for job in in_slices(list(self._recorded()), lambda: self._clock().mono_s):
+            picture = self._pictures.get(job.name)
+            now_job, gpus = (job, None) if picture is None else (picture.job, picture.gpus)
+            costs.add(now_job, owner_of(now_job.policy), gpus, self._incidents(job.name), self._clock())
+        costs.show(self._metrics)

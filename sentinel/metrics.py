@@ -338,14 +338,14 @@ class Metrics:
     def replace(self, declaration: Declaration, series: Mapping[K, float]) -> None:
         """All series of a counter or gauge, by their labels: what is not in `series` goes.
 
-        Of more than MAX_SERIES the largest stay, and the rest is one series of `other`.
+        Of more than it may have the largest stay, and the rest is one series of `other`.
         """
-        first = list(series.items())
-        if len(first) > MAX_SERIES:
+        first, most = list(series.items()), declaration.most
+        if len(first) > most:
             first.sort(key=lambda one: -one[1])
-        shown = {key_of(key): float(value) for key, value in first[:MAX_SERIES]}
-        if len(first) > MAX_SERIES:
-            shown[(OTHER,) * len(declaration.labels)] = float(sum(value for _, value in first[MAX_SERIES:]))
+        shown = {key_of(key): float(value) for key, value in first[:most]}
+        if len(first) > most:
+            shown[(OTHER,) * len(declaration.labels)] = float(sum(value for _, value in first[most:]))
         self._families[declaration].replace(shown)
 
     def show(self, declaration: Declaration, series: Mapping[Key, float]) -> None:

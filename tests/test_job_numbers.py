@@ -119,7 +119,8 @@ def test_series_end_with_the_job_and_with_the_leadership_and_others_have_their_t
 
     async def story() -> None:
         turned = 0
-        meter = JobMeter(metrics, lambda: protected, pictures, lambda job: [], lambda: 7, clock)
+        jobs = [one.job for one in pictures.values()]
+        meter = JobMeter(metrics, lambda: protected, pictures, lambda job: [], lambda: 7, clock, lambda: jobs)
 
         async def others() -> None:
             nonlocal turned
@@ -134,6 +135,7 @@ def test_series_end_with_the_job_and_with_the_leadership_and_others_have_their_t
         assert names_in(metrics) == protected
         assert b"sentinel_jobs_held_back 7" in metrics.render()
         assert b'sentinel_jobs{state="running"} 40' in metrics.render()
+        assert b"sentinel_kept_incidents{" in metrics.render()
         protected.remove("ns/job.batch/3")
         await meter.count()
         assert names_in(metrics) == protected
@@ -144,5 +146,6 @@ def test_series_end_with_the_job_and_with_the_leadership_and_others_have_their_t
         assert names_in(metrics) == set()
         assert b"sentinel_jobs{" not in metrics.render()
         assert b"sentinel_jobs_held_back" not in metrics.render()
+        assert b"sentinel_kept_" not in metrics.render()
 
     asyncio.run(story())

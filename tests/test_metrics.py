@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
-from sentinel import declared, fleet_numbers, measures
+from sentinel import declared, fleet_numbers, job_costs, measures
 from sentinel.checks.base import Measure
 from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
 from sentinel.core.model import Budget, Cause, JobState, Lost, Symptom
@@ -35,6 +35,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 # What is counted elsewhere, and told as a whole.
 REPLACED = (
     *fleet_numbers.FLEET,
+    *job_costs.ALL,
     declared.POLICY_FAILURES,
     declared.EVENTS_WRITTEN,
     declared.EVENTS_DROPPED,
@@ -220,8 +221,8 @@ def every_call(metrics: Metrics) -> None:
         (1, "leaderships_total", {}),
         (0.02, "round_seconds_sum", {"scope": "all"}),
         (1, "fence_calls_total", {"outcome": "timed-out"}),
-        (40, "nodes", {"state": "state"}),
-        (56, "events_written_total", {}),
+        (40, "nodes", {"pool": "pool", "state": "state"}),
+        (64, "events_written_total", {}),
         (1, "degraded_modes", {}),
         (1, "exceptions_total", {"place": "effect"}),
     ],

@@ -1,23 +1,23 @@
 """What faults cost: by cause, owner and node."""
 
 from boards.grafana import Json, dashboard, row_link, series, stat, table, variable
-from boards.words import ETTR, OWNER, mean_of
+from boards.words import ETTR, OWNER, kept, mean_within
 
 
 def cost() -> Json:
-    def mean(name: str, by: str) -> str:
-        return f"sum by ({by}) (sentinel_{name}_sum) / clamp_min(sum by ({by}) (sentinel_{name}_count), 1)"
-
-    lost = f"sentinel_lost_gpu_seconds_total{{{OWNER}}}"
+    # Sums are told by the records: counters begin anew with each leader, and increases lose what was counted between
+    # a leader's last scrape and its death. How long things took stands in no record: of that, means of a time.
+    lost = kept("lost_gpu_seconds", "cause, owner", OWNER)
+    recoveries = kept("recoveries", "cause")
     to_job, to_node = row_link("job", "job_name", "job_name"), row_link("node", "node", "node")
     return dashboard(
         "cost",
-        "What faults cost, how fast they are repaired, and where most is lost. Counters begin with each leader.",
+        "What faults cost, how fast they are repaired, and where most is lost. Sums are of all records that are kept.",
         [
             stat(
                 "ETTR of all jobs",
                 "sentinel:job_ettr:ratio",
-                "Productive time of all time, weighted by GPUs.",
+                "Productive time of all time, weighted by GPUs, of running jobs and of those that have ended.",
                 unit="percentunit",
                 steps=ETTR,
                 empty="no protected job has run yet",
@@ -29,22 +29,23 @@ def cost() -> Json:
                 unit="h",
                 empty="no fault has cost anything yet",
             ),
-            stat("Incidents", "sum(sentinel_incidents_total)", "Of all jobs."),
+            stat("Incidents", f"sum({kept('incidents', 'symptom, cause')})", "Of all jobs."),
             stat(
                 "Fault to incident",
-                mean_of("time_to_detect_seconds"),
-                "Mean.",
+                mean_within("time_to_detect_seconds", "$__range"),
+                "Mean of the time that is shown.",
                 unit="s",
+                empty="no fault in this time",
             ),
             stat(
                 "Fault to new iteration",
-                mean_of("time_to_recover_seconds"),
+                f"sum({kept('lost_seconds', 'cause')}) / clamp_min(sum({recoveries}), 1)",
                 "Mean.",
                 unit="s",
             ),
             stat(
                 "Iterations repeated",
-                "sum(sentinel_lost_steps_total)",
+                f"sum({kept('lost_steps', 'cause')})",
                 "Since the last checkpoint before each fault.",
             ),
             series(
@@ -65,7 +66,7 @@ def cost() -> Json:
             ),
             table(
                 "GPU-hours lost by node",
-                "sum by (node) (sentinel_node_lost_gpu_seconds_total) / 3600",
+                f"{kept('node_lost_gpu_seconds', 'node')} / 3600",
                 "Nodes that were to blame.",
                 value="GPU-hours",
                 unit="h",
@@ -74,7 +75,7 @@ def cost() -> Json:
             ),
             table(
                 "Jobs by ETTR",
-                "min by (job_name) (sentinel_job_ettr_ratio)",
+                "min by (cluster, job_name) (sentinel_job_ettr_ratio)",
                 "Which jobs lose the most of their time.",
                 value="ETTR",
                 unit="percentunit",
@@ -84,37 +85,40 @@ def cost() -> Json:
             ),
             series(
                 "Incidents by symptom",
-                [("sum by (symptom) (sentinel_incidents_total)", "{{symptom}}")],
+                [(f"sum by (symptom) ({kept('incidents', 'symptom, cause')})", "{{symptom}}")],
                 "What happens at all.",
             ),
             series(
                 "Restarts by cause",
-                [("sum by (cause) (sentinel_restarts_total)", "{{cause}}")],
+                [(f"sum by (cause) ({kept('restarts', 'cause')})", "{{cause}}")],
                 "By recoveries.",
             ),
             series(
                 "Time to detect",
-                [(mean("time_to_detect_seconds", "symptom"), "{{symptom}}")],
-                "Mean, from a fault's first trace to its incident.",
+                [(mean_within("time_to_detect_seconds", "1h", "symptom"), "{{symptom}}")],
+                "Mean of an hour, from a fault's first trace to its incident.",
                 unit="s",
+                empty="no fault in this time",
             ),
             series(
                 "Time to recover",
-                [(mean("time_to_recover_seconds", "cause"), "{{cause}}")],
-                "Mean, from the fault to the first new iteration.",
+                [(mean_within("time_to_recover_seconds", "1h", "cause"), "{{cause}}")],
+                "Mean of an hour, from the fault to the first new iteration.",
                 unit="s",
+                empty="no fault in this time",
             ),
             series(
                 "What a recovery spends its time on",
                 [
                     (
-                        mean_of(f"time_to_{step}_seconds"),
+                        mean_within(f"time_to_{step}_seconds", "1h"),
                         step,
                     )
                     for step in ("stop", "start")
                 ],
-                "Means. The rest is waiting for room and for the program itself.",
+                "Means of an hour. The rest is waiting for room and for the program itself.",
                 unit="s",
+                empty="no recovery in this time",
             ),
             series(
                 "Time lost",
@@ -124,5 +128,5 @@ def cost() -> Json:
                 empty="no fault has cost anything yet",
             ),
         ],
-        [variable("owner", "Owner", "label_values(sentinel_lost_gpu_seconds_total, owner)", many=True)],
+        [variable("owner", "Owner", "sentinel_kept_lost_gpu_seconds", many=True)],
     )

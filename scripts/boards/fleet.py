@@ -1,7 +1,7 @@
 """What is wrong now, where, since when, and what it costs in capacity."""
 
-from boards.grafana import GREEN, RED, YELLOW, Json, dashboard, row_link, series, stat, table
-from boards.words import NONE_BAD, NONE_GOOD, SHARE_LOST
+from boards.grafana import GREEN, RED, YELLOW, Json, dashboard, row_link, series, stat, table, variable
+from boards.words import NONE_BAD, NONE_GOOD, POOL, SHARE_LOST
 
 
 def fleet() -> Json:
@@ -12,44 +12,46 @@ def fleet() -> Json:
         [
             stat(
                 "Nodes in service",
-                'sum(sentinel:nodes:max{state="in-service"})',
+                f'sum(sentinel:nodes:max{{state="in-service",{POOL}}})',
                 "Nothing is known against them.",
                 steps=((None, GREEN),),
             ),
             stat(
                 "Nodes isolated",
-                'sum(sentinel:nodes:max{state="isolated"})',
+                f'sum(sentinel:nodes:max{{state="isolated",{POOL}}})',
                 "Out of service: see why in the table.",
                 steps=NONE_GOOD,
             ),
             stat(
                 "Held in by a brake",
-                "sum(max by (brake) (sentinel_brake_held_back))",
-                "Nodes with faults that stay in service: too many are out.",
+                "sum(max by (cluster, brake) (sentinel_brake_held_back))",
+                "Nodes of all pools with faults that stay in service: too many are out.",
                 steps=NONE_BAD,
             ),
             stat(
                 "Nodes silent",
-                'sum(sentinel:nodes:max{state=~"unreachable|agent-silent|not-heard"})',
+                f'sum(sentinel:nodes:max{{state=~"unreachable|agent-silent|not-heard",{POOL}}})',
                 "Unreachable, or their agent is not heard.",
                 steps=NONE_BAD,
             ),
             stat(
                 "GPUs out of service",
-                "sentinel:gpus_out_of_service:ratio",
+                f'sum(sentinel:gpus:max{{state=~"isolated|unreachable",{POOL}}}) '
+                f"/ (sum(sentinel:gpus:max{{{POOL}}}) > 0)",
                 "Of all that kubelets offer; red is where the alert is.",
                 unit="percentunit",
                 steps=SHARE_LOST,
             ),
             stat(
                 "Jobs that recover now",
-                "max(sentinel_jobs_recovering)",
+                "sum(max by (cluster) (sentinel_jobs_recovering))",
                 "With an open incident.",
                 steps=NONE_GOOD,
             ),
             table(
                 "Out of service, and why",
-                "time() - max by (node, kind, state, reason) (sentinel_quarantine_since_timestamp_seconds)",
+                "time() - max by (cluster, node, pool, kind, state, reason) "
+                f"(sentinel_quarantine_since_timestamp_seconds{{{POOL}}})",
                 "Open records of nodes; `held`: a brake keeps the node in service.",
                 value="for",
                 unit="s",
@@ -59,7 +61,7 @@ def fleet() -> Json:
             ),
             table(
                 "What is wrong, and where",
-                "max by (node, component, severity, code) (sentinel_node_finding)",
+                f"max by (cluster, node, pool, component, severity, code) (sentinel_node_finding{{{POOL}}})",
                 "Degraded and fatal findings, the worst 1000.",
                 value="stands",
                 links=[to_node],
@@ -67,13 +69,13 @@ def fleet() -> Json:
             ),
             series(
                 "Nodes by state",
-                [("sentinel:nodes:max", "{{state}}")],
+                [(f"sum by (state) (sentinel:nodes:max{{{POOL}}})", "{{state}}")],
                 "The trend of what is out.",
                 stack=True,
             ),
             series(
                 "GPUs by state of their node",
-                [("sentinel:gpus:max", "{{state}}")],
+                [(f"sum by (state) (sentinel:gpus:max{{{POOL}}})", "{{state}}")],
                 "The capacity that is lost, and what is left.",
                 stack=True,
             ),
@@ -81,23 +83,24 @@ def fleet() -> Json:
                 "Findings on all nodes",
                 [
                     (
-                        "max by (component, severity, code) (sentinel_fleet_findings)",
+                        "sum by (component, severity, code) "
+                        "(max by (cluster, component, severity, code) (sentinel_fleet_findings))",
                         "{{severity}} {{component}} {{code}}",
                     )
                 ],
-                "What the fleet suffers from.",
+                "What the fleet suffers from, in all pools.",
                 empty="nothing was found",
             ),
             series(
                 "Brakes",
                 [
                     (
-                        "max by (brake, window, pool) (sentinel_brake_used)",
-                        "{{brake}} {{window}} {{pool}} used",
+                        f"max by (cluster, brake, window, pool) (sentinel_brake_used{{{POOL}}})",
+                        "{{brake}} {{window}} {{pool}} used {{cluster}}",
                     ),
                     (
-                        "max by (brake, window, pool) (sentinel_brake_limit)",
-                        "{{brake}} {{window}} {{pool}} limit",
+                        f"max by (cluster, brake, window, pool) (sentinel_brake_limit{{{POOL}}})",
+                        "{{brake}} {{window}} {{pool}} limit {{cluster}}",
                     ),
                 ],
                 "How near each is to holding something back.",
@@ -108,10 +111,15 @@ def fleet() -> Json:
                 "Since the controllers began; `off` is what it is for.",
                 empty="fleet.fence names no program",
             ),
-            series("Jobs by state", [("sentinel:jobs:max", "{{state}}")], "Protected jobs.", stack=True),
+            series(
+                "Jobs by state",
+                [("sum by (state) (sentinel:jobs:max)", "{{state}}")],
+                "Protected jobs.",
+                stack=True,
+            ),
             table(
                 "Jobs by what is left of them",
-                "min by (job_name) (sentinel_job_restarts_left)",
+                "min by (cluster, job_name) (sentinel_job_restarts_left)",
                 "Restarts left; 0: the next fault ends the job.",
                 value="restarts left",
                 steps=((None, RED), (1, YELLOW), (2, GREEN)),
@@ -119,4 +127,5 @@ def fleet() -> Json:
                 empty="no job is protected yet",
             ),
         ],
+        [variable("pool", "Pool", "sentinel_nodes", many=True)],
     )

@@ -1,5 +1,6 @@
 """Grafana's dashboard model, as far as the dashboards use it: panels that place themselves, variables, links."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,8 @@ WIDE = 24
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 GREEN, YELLOW, RED, BLUE = "green", "yellow", "red", "blue"
 Steps = Sequence[tuple[float | None, str]]  # from this value on; None: from the least
+CLUSTER = 'cluster=~"$cluster"'
+SELECTOR = re.compile(r"\b((?:sentinel[_:]|DCGM_FI_|node_infiniband_)[\w:]+)(?:\{(.*?)\})?")
 NOTHING = "none"  # what a panel says that should not be empty
 PLAIN: Steps = ((None, BLUE),)
 NAMES = {
@@ -23,12 +26,19 @@ def uid(name: str) -> str:
     return f"sentinel-{name}"
 
 
+def scoped(expr: str) -> str:
+    """Of the chosen clusters: no query can forget it. Series without that label are of all."""
+    return SELECTOR.sub(
+        lambda one: f"{one[1]}{{{one[2]},{CLUSTER}}}" if one[2] else f"{one[1]}{{{CLUSTER}}}", expr
+    )
+
+
 def query(expr: str, legend: str = "", *, now: bool = False, table: bool = False) -> Json:
     """What a panel shows as it is `now` is asked for one instant: asked over time it would show the last value that
     there was, hours after the end of what told it."""
     kind: Json = {"instant": now or table, "range": not (now or table)}
     kind |= {"format": "table"} if table else {}
-    return {"expr": expr, "legendFormat": legend, "editorMode": "code", "datasource": SOURCE, **kind}
+    return {"expr": scoped(expr), "legendFormat": legend, "editorMode": "code", "datasource": SOURCE, **kind}
 
 
 def _field(unit: str, steps: Steps, links: Sequence[Json] = (), **more: Any) -> Json:
@@ -167,8 +177,12 @@ def table(
     )
 
 
-def variable(name: str, label: str, values: str, *, many: bool = False) -> Json:
-    """Filled by label_values()."""
+def variable(name: str, label: str, of: str, *, many: bool = False) -> Json:
+    """Its values: those of the label `name` of the metric `of`."""
+    return _variable(name, label, f"label_values({scoped(of)}, {name})", many)
+
+
+def _variable(name: str, label: str, values: str, many: bool) -> Json:
     return {
         "type": "query",
         "name": name,
@@ -189,7 +203,8 @@ def variable(name: str, label: str, values: str, *, many: bool = False) -> Json:
 
 def row_link(to: str, variable_name: str, column: str) -> Json:
     chosen = f"var-{variable_name}=${{__data.fields.{column}}}"
-    url = f"/d/{uid(to)}?{chosen}&${{datasource:queryparam}}&${{__url_time_range}}"
+    kept = "&".join(f"${{{one}:queryparam}}" for one in ("datasource", "cluster"))
+    url = f"/d/{uid(to)}?{chosen}&{kept}&${{__url_time_range}}"
     return {"title": NAMES[to], "url": url, "targetBlank": False}
 
 
@@ -200,7 +215,7 @@ def annotation(name: str, expr: str, color: str, title: str) -> Json:
         "hide": False,
         "iconColor": color,
         "datasource": SOURCE,
-        "expr": expr,
+        "expr": scoped(expr),
         "titleFormat": title,
     }
 
@@ -229,6 +244,8 @@ def dashboard(
         "query": "prometheus",
         "refresh": 1,
     }
+    # Every process tells its build. Where no scrape gives a label `cluster`, "All" is all there is, and matches.
+    cluster = _variable("cluster", "Cluster", "label_values(sentinel_build_info, cluster)", many=True)
     links = [
         {
             "type": "link",
@@ -239,7 +256,7 @@ def dashboard(
             "tags": [],
             "asDropdown": False,
             "targetBlank": False,
-            "includeVars": False,
+            "includeVars": True,  # what the other one has no variable for, it leaves out
             "keepTime": True,
         }
         for other, title in NAMES.items()
@@ -257,7 +274,7 @@ def dashboard(
         "refresh": "30s",
         "time": {"from": "now-6h", "to": "now"},
         "links": links,
-        "templating": {"list": [source, *variables]},
+        "templating": {"list": [source, cluster, *variables]},
         "annotations": {"list": list(annotations)},
         "panels": placed,
     }

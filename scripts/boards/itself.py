@@ -10,10 +10,15 @@ def itself() -> Json:
         "itself",
         "Is Sentinel well: who leads, what it decides and does, what fails, and what it costs.",
         [
-            stat("Leaders", "sum(sentinel_leading)", "One leads.", steps=((None, RED), (1, GREEN), (2, RED))),
+            stat(
+                "Leaders",
+                "sum by (cluster) (sentinel_leading)",
+                "One leads.",
+                steps=((None, RED), (1, GREEN), (2, RED)),
+            ),
             stat(
                 "Controllers",
-                "count(sentinel_leading)",
+                "count by (cluster) (sentinel_leading)",
                 "With one that stands by.",
                 steps=((None, RED), (1, YELLOW), (2, GREEN)),
             ),
@@ -24,7 +29,7 @@ def itself() -> Json:
                 "The mail server does not take them.",
                 steps=((None, GREEN), (1, YELLOW), (20, RED)),
             ),
-            stat("Agents", "max(sentinel_transport_agents)", "That report to the leader."),
+            stat("Agents", "sum(max by (cluster) (sentinel_transport_agents))", "That report to the leader."),
             stat(
                 "Event loop held up",
                 "max(sentinel_event_loop_lag_seconds)",
@@ -118,14 +123,14 @@ def itself() -> Json:
             series(
                 "Leadership",
                 [
-                    ("sentinel_leading", "{{instance}} leads"),
-                    ("sentinel_lease_left_seconds", "{{instance}} s left"),
+                    ("sentinel_leading", "{{cluster}} {{instance}} leads"),
+                    ("sentinel_lease_left_seconds", "{{cluster}} {{instance}} s left"),
                 ],
                 "A lease that is renewed late comes near 0.",
             ),
             series(
                 "Age of what is followed",
-                [("sentinel_watch_age_seconds", "{{instance}} {{kind}}")],
+                [("sentinel_watch_age_seconds", "{{cluster}} {{instance}} {{kind}}")],
                 "Since the API server last said anything.",
                 unit="s",
             ),

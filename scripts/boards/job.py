@@ -8,7 +8,7 @@ INCIDENTS = annotation(
 )
 PHASES = annotation(
     "Recovery",
-    f"count by (phase, cause) (sentinel_job_phase_since_timestamp_seconds{{{JOB}}})",
+    f"count by (cluster, phase, cause) (sentinel_job_phase_since_timestamp_seconds{{{JOB}}})",
     YELLOW,
     "{{phase}}: {{cause}}",
 )
@@ -23,20 +23,20 @@ def job() -> Json:
         [
             stat(
                 "State",
-                f"max by (state) (sentinel_job_state{{{JOB}}})",
+                f"max by (cluster, state) (sentinel_job_state{{{JOB}}})",
                 "As its record says.",
                 wide=4,
                 empty="no such job is protected",
             ),
             stat(
                 "Iteration",
-                f"max(sentinel_job_iteration{{{JOB}}})",
+                f"max by (cluster) (sentinel_job_iteration{{{JOB}}})",
                 "The newest that a rank has printed.",
                 empty="it prints no iterations",
             ),
             stat(
                 "Since the last one",
-                f"time() - max(sentinel_job_last_iteration_timestamp_seconds{{{JOB}}})",
+                f"time() - max by (cluster) (sentinel_job_last_iteration_timestamp_seconds{{{JOB}}})",
                 "Red: an hour, where the alert is.",
                 unit="s",
                 steps=((None, GREEN), (300, YELLOW), (3600, RED)),
@@ -44,7 +44,7 @@ def job() -> Json:
             ),
             stat(
                 "ETTR",
-                f"max(sentinel_job_ettr_ratio{{{JOB}}})",
+                f"max by (cluster) (sentinel_job_ettr_ratio{{{JOB}}})",
                 "Productive time of all time since it was first seen.",
                 unit="percentunit",
                 steps=ETTR,
@@ -52,28 +52,34 @@ def job() -> Json:
             ),
             stat(
                 "Restarts left",
-                f"max(sentinel_job_restarts_left{{{JOB}}})",
+                f"max by (cluster) (sentinel_job_restarts_left{{{JOB}}})",
                 "0: its next fault ends it.",
                 steps=((None, RED), (1, YELLOW), (2, GREEN)),
                 empty="no such job is protected",
             ),
             stat(
                 "Incidents",
-                f"max(sentinel_job_incidents_total{{{JOB}}})",
+                f"max by (cluster) (sentinel_job_incidents_total{{{JOB}}})",
                 "Since it was first seen.",
                 empty="no such job is protected",
             ),
             series(
                 "Iterations",
-                [(f"max(sentinel_job_iteration{{{JOB}}})", "job")],
+                [(f"max by (cluster) (sentinel_job_iteration{{{JOB}}})", "job {{cluster}}")],
                 "Flat: it stands still. A step down: what is repeated.",
                 empty="it prints no iterations",
             ),
             series(
                 "Time of an iteration",
                 [
-                    (f"max(sentinel_job_step_time_seconds{{{JOB}}})", "end to end, median of ranks"),
-                    (f"max(sentinel_job_hardware_time_seconds{{{JOB}}})", "hardware, slowest rank"),
+                    (
+                        f"max by (cluster) (sentinel_job_step_time_seconds{{{JOB}}})",
+                        "end to end, median of ranks {{cluster}}",
+                    ),
+                    (
+                        f"max by (cluster) (sentinel_job_hardware_time_seconds{{{JOB}}})",
+                        "hardware, slowest rank {{cluster}}",
+                    ),
                 ],
                 "What is between them is waiting: for data, for the host.",
                 unit="s",
@@ -84,7 +90,7 @@ def job() -> Json:
                 [
                     (
                         f"{rank} / (rate(sentinel_rank_iterations_total{{{JOB}}}{rate}) > 0)",
-                        "rank {{rank}}",
+                        "rank {{rank}} {{cluster}}",
                     )
                 ],
                 "From the agents. One above the others: a straggler.",
@@ -96,7 +102,7 @@ def job() -> Json:
                 [
                     (
                         f"rate(sentinel_rank_hardware_seconds_total{{{JOB}}}{rate}) / ({rank} > 0)",
-                        "rank {{rank}}",
+                        "rank {{rank}} {{cluster}}",
                     )
                 ],
                 "Hardware time of end-to-end time. Low: starved of data; one above the others: its hardware is slow.",
@@ -105,13 +111,18 @@ def job() -> Json:
             ),
             series(
                 "Restarts by cause",
-                [(f"max by (cause) (sentinel_job_restarts_total{{{JOB}}})", "{{cause}}")],
+                [
+                    (
+                        f"max by (cluster, cause) (sentinel_job_restarts_total{{{JOB}}})",
+                        "{{cause}} {{cluster}}",
+                    )
+                ],
                 "Starts by recoveries, from its records.",
                 empty="it was never started again",
             ),
             series(
                 "Restarts left",
-                [(f"max(sentinel_job_restarts_left{{{JOB}}})", "restarts")],
+                [(f"max by (cluster) (sentinel_job_restarts_left{{{JOB}}})", "restarts {{cluster}}")],
                 "Its budget.",
                 steps=((None, RED), (1, GREEN)),
                 empty="no such job is protected",
@@ -119,8 +130,14 @@ def job() -> Json:
             series(
                 "Productive time",
                 [
-                    (f"max(sentinel_job_productive_seconds{{{JOB}}})", "productive"),
-                    (f"max(sentinel_job_wall_seconds{{{JOB}}})", "since first seen"),
+                    (
+                        f"max by (cluster) (sentinel_job_productive_seconds{{{JOB}}})",
+                        "productive {{cluster}}",
+                    ),
+                    (
+                        f"max by (cluster) (sentinel_job_wall_seconds{{{JOB}}})",
+                        "since first seen {{cluster}}",
+                    ),
                 ],
                 "What is between them is lost.",
                 unit="s",
@@ -128,7 +145,7 @@ def job() -> Json:
             ),
             table(
                 "Whose it is",
-                f"max by (job_namespace, job_kind, owner, policy) (sentinel_job_info{{{JOB}}})",
+                f"max by (cluster, job_namespace, job_kind, owner, policy) (sentinel_job_info{{{JOB}}})",
                 "Its owner is the first address that its mails go to.",
                 value="is",
                 empty="no such job is protected",
@@ -136,13 +153,13 @@ def job() -> Json:
             series(
                 "GPUs and ranks",
                 [
-                    (f"max(sentinel_job_gpus{{{JOB}}})", "GPUs"),
-                    (f"max(sentinel_job_ranks{{{JOB}}})", "ranks"),
+                    (f"max by (cluster) (sentinel_job_gpus{{{JOB}}})", "GPUs {{cluster}}"),
+                    (f"max by (cluster) (sentinel_job_ranks{{{JOB}}})", "ranks {{cluster}}"),
                 ],
                 "An elastic job changes its size.",
                 empty="no such job is protected",
             ),
         ],
-        [variable("job_name", "Job", "label_values(sentinel_job_info, job_name)")],
+        [variable("job_name", "Job", "sentinel_job_info")],
         [INCIDENTS, PHASES],
     )

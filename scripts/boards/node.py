@@ -15,7 +15,7 @@ def node() -> Json:
         [
             stat(
                 "Out of service for",
-                'time() - max(sentinel_quarantine_since_timestamp_seconds{node="$node",state="active",'
+                'time() - max by (cluster) (sentinel_quarantine_since_timestamp_seconds{node="$node",state="active",'
                 'mode="enforce",kind!="silence"})',
                 "By Sentinel; why stands below.",
                 unit="s",
@@ -24,25 +24,25 @@ def node() -> Json:
             ),
             stat(
                 "Agent",
-                'max(sentinel_agent_info{node="$node"})',
+                'max by (cluster) (sentinel_agent_info{node="$node"})',
                 "1: its agent is scraped.",
                 steps=((None, RED), (1, GREEN)),
             ),
             stat(
                 "Agent has a controller",
-                f"max(sentinel_controller_connected {ON_NODE})",
+                f"max by (cluster) (sentinel_controller_connected {ON_NODE})",
                 "0: what it finds is not acted on.",
                 steps=((None, RED), (1, GREEN)),
             ),
             stat(
                 "Findings",
-                f'sum(sentinel_findings{{severity!="info"}} {ON_NODE})',
+                f'sum by (cluster) (sentinel_findings{{severity!="info"}} {ON_NODE})',
                 "That stand now, worse than a note.",
                 steps=NONE_GOOD,
             ),
             stat(
                 "Hottest GPU",
-                f"max({gpu('DCGM_FI_DEV_GPU_TEMP')})",
+                f"max by (cluster) ({gpu('DCGM_FI_DEV_GPU_TEMP')})",
                 "Red: where data-centre GPUs slow down.",
                 unit="celsius",
                 steps=((None, GREEN), (80, YELLOW), (87, RED)),
@@ -50,14 +50,14 @@ def node() -> Json:
             ),
             stat(
                 "GPU time lost to it",
-                'sum(sentinel_node_lost_gpu_seconds_total{node="$node"})',
-                "By jobs that it is to blame for, since the leader began.",
+                'max by (cluster) (sentinel_kept_node_lost_gpu_seconds{node="$node"})',
+                "By jobs that it is to blame for, in all kept records.",
                 unit="s",
                 empty="no job lost time to it",
             ),
             table(
                 "What is wrong with it",
-                f"max by (component, entity, code, severity, action) (sentinel_finding {ON_NODE})",
+                f"max by (cluster, component, entity, code, severity, action) (sentinel_finding {ON_NODE})",
                 "With NVIDIA's action, or Sentinel's.",
                 value="stands",
                 empty="nothing is wrong with it",
@@ -67,7 +67,7 @@ def node() -> Json:
                 [
                     (
                         'time() - sentinel_quarantine_since_timestamp_seconds{node="$node"}',
-                        "{{kind}} {{state}} {{reason}}",
+                        "{{kind}} {{state}} {{reason}} {{cluster}}",
                     )
                 ],
                 "For how long; `held`: a brake kept it in.",
@@ -78,8 +78,8 @@ def node() -> Json:
                 "Findings over time",
                 [
                     (
-                        'max by (component, severity, code) (sentinel_node_finding{node="$node"})',
-                        "{{severity}} {{component}} {{code}}",
+                        'max by (cluster, component, severity, code) (sentinel_node_finding{node="$node"})',
+                        "{{severity}} {{component}} {{code}} {{cluster}}",
                     )
                 ],
                 "Degraded and fatal ones, as the controller knows them.",
@@ -87,7 +87,7 @@ def node() -> Json:
             ),
             series(
                 "GPU temperature",
-                [(gpu("DCGM_FI_DEV_GPU_TEMP"), "GPU {{gpu}}")],
+                [(gpu("DCGM_FI_DEV_GPU_TEMP"), "GPU {{gpu}} {{cluster}}")],
                 "One above the others: its cooling.",
                 unit="celsius",
                 steps=((None, GREEN), (87, RED)),
@@ -95,21 +95,21 @@ def node() -> Json:
             ),
             series(
                 "GPU utilization",
-                [(gpu("DCGM_FI_DEV_GPU_UTIL"), "GPU {{gpu}}")],
+                [(gpu("DCGM_FI_DEV_GPU_UTIL"), "GPU {{gpu}} {{cluster}}")],
                 "Time in which a kernel ran.",
                 unit="percent",
                 empty="no GPU is seen there",
             ),
             series(
                 "GPU clock",
-                [(gpu("DCGM_FI_DEV_SM_CLOCK"), "GPU {{gpu}}")],
+                [(gpu("DCGM_FI_DEV_SM_CLOCK"), "GPU {{gpu}} {{cluster}}")],
                 "In MHz. One below the others: it is slowed down.",
                 unit="rotmhz",
                 empty="no GPU is seen there",
             ),
             series(
                 "GPU power",
-                [(gpu("DCGM_FI_DEV_POWER_USAGE"), "GPU {{gpu}}")],
+                [(gpu("DCGM_FI_DEV_POWER_USAGE"), "GPU {{gpu}} {{cluster}}")],
                 "Near its limit is where it should be.",
                 unit="watt",
                 empty="no GPU is seen there",
@@ -117,8 +117,8 @@ def node() -> Json:
             series(
                 "GPU memory errors",
                 [
-                    (gpu("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL"), "GPU {{gpu}} corrected"),
-                    (gpu("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"), "GPU {{gpu}} uncorrected"),
+                    (gpu("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL"), "GPU {{gpu}} corrected {{cluster}}"),
+                    (gpu("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"), "GPU {{gpu}} uncorrected {{cluster}}"),
                 ],
                 "Since the driver was loaded.",
                 empty="no GPU is seen there",
@@ -128,11 +128,11 @@ def node() -> Json:
                 [
                     (
                         f"rate(node_infiniband_port_data_received_bytes_total{rate}) {ON_NODE}",
-                        "{{device}}/{{port}} in",
+                        "{{device}}/{{port}} in {{cluster}}",
                     ),
                     (
                         f"rate(node_infiniband_port_data_transmitted_bytes_total{rate}) {ON_NODE}",
-                        "{{device}}/{{port}} out",
+                        "{{device}}/{{port}} out {{cluster}}",
                     ),
                 ],
                 "Ports of a rail should look alike.",
@@ -141,7 +141,7 @@ def node() -> Json:
             ),
             series(
                 "Ports up",
-                [(f"node_infiniband_state_id {ON_NODE}", "{{device}}/{{port}}")],
+                [(f"node_infiniband_state_id {ON_NODE}", "{{device}}/{{port}} {{cluster}}")],
                 "4 is active.",
                 steps=((None, RED), (4, GREEN)),
                 empty="no InfiniBand port is seen there",
@@ -149,8 +149,14 @@ def node() -> Json:
             series(
                 "Link errors",
                 [
-                    (f"rate(node_infiniband_symbol_error_total{rate}) {ON_NODE}", "{{device}} symbols"),
-                    (f"rate(node_infiniband_link_downed_total{rate}) {ON_NODE}", "{{device}} down"),
+                    (
+                        f"rate(node_infiniband_symbol_error_total{rate}) {ON_NODE}",
+                        "{{device}} symbols {{cluster}}",
+                    ),
+                    (
+                        f"rate(node_infiniband_link_downed_total{rate}) {ON_NODE}",
+                        "{{device}} down {{cluster}}",
+                    ),
                 ],
                 "Per second. Cables and transceivers.",
                 empty="no InfiniBand port is seen there",
@@ -159,13 +165,15 @@ def node() -> Json:
                 "Time of its checks, 95 %",
                 [
                     (
-                        p95("check", f"rate(sentinel_check_duration_seconds_bucket{rate}) {ON_NODE}"),
-                        "{{check}}",
+                        p95(
+                            "cluster, check", f"rate(sentinel_check_duration_seconds_bucket{rate}) {ON_NODE}"
+                        ),
+                        "{{check}} {{cluster}}",
                     )
                 ],
                 "A check that gets slow tells of a driver in trouble.",
                 unit="s",
             ),
         ],
-        [variable("node", "Node", "label_values(sentinel_agent_info, node)")],
+        [variable("node", "Node", "sentinel_agent_info")],
     )

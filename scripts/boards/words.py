@@ -7,13 +7,22 @@ NONE_GOOD = ((None, GREEN), (1, YELLOW))
 SHARE_LOST = ((None, GREEN), (0.02, YELLOW), (0.1, RED))  # the alert SentinelCapacityLost stands at 0.1
 ETTR = ((None, RED), (0.9, YELLOW), (0.97, GREEN))
 JOB = 'job_name="$job_name"'
-ON_NODE = 'and on (instance) sentinel_agent_info{node="$node"}'
+ON_NODE = 'and on (cluster, instance) sentinel_agent_info{node="$node"}'
+POOL = 'pool=~"$pool"'
 OWNER = 'owner=~"$owner"'
 
 
-def mean_of(name: str) -> str:
-    """0 where nothing was observed yet."""
-    return f"sum(sentinel_{name}_sum) / clamp_min(sum(sentinel_{name}_count), 1)"
+def kept(name: str, by: str, only: str = "") -> str:
+    """Of the records: each leader tells the same, and for minutes one that is dead is told beside the new one."""
+    labels = f"{{{only}}}" if only else ""
+    return f"max by (cluster, {by}) (sentinel_kept_{name}{labels})"
+
+
+def mean_within(name: str, window: str, by: str = "") -> str:
+    """Of what was observed in this time: with each leader the counters begin anew, at 0."""
+    head = f"sum by ({by})" if by else "sum"
+    took, count = (f"{head} (increase(sentinel_{name}_{part}[{window}]))" for part in ("sum", "count"))
+    return f"{took} / ({count} > 0)"
 
 
 def p95(by: str, buckets: str) -> str:

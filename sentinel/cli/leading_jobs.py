@@ -281,6 +281,7 @@ class LeadingJobs:
             self._records.incidents,
             lambda: controller.held_back,
             system_now,
+            self._records.jobs,
         )
 
     def measure(self, metrics: Metrics) -> None:

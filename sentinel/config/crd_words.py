@@ -61,6 +61,8 @@ _JOB_WORDS = {
     "excluded": "Nodes and GPUs that its ranks must not use.",
     "incidents": "How many incidents were opened.",
     "exitCode": "How it ended.",
+    "ended": "When it ended.",
+    "endedGpus": "GPUs that it kept busy until then.",
     "holdUntil": "It failed, and is kept until then for a look inside.",
     "bootId": "The boot to which its monotonic times belong.",
     "placed": "Where its ranks run, for the next leader.",

@@ -42,7 +42,7 @@ class Look(Struct, frozen=True, kw_only=True):
     ended: tuple[tuple[int, PodEnd], ...]  # by rank: since the incarnation began
     replaced: bool  # every rank runs, some of them not in the pods that are known
     renewed: bool  # none of them in a pod that is known: its operator has started all of them again
-    gpus: int  # that its pods ask for
+    gpus: int  # that its pods ask for; one that failed and was replaced counts no more
     labels: Mapping[str, str]
     notes: Mapping[str, str]  # annotations
     remarks: Mapping[str, str]  # reason -> what of its policy does not hold for it
@@ -60,7 +60,8 @@ def look(
     when they were seen last. `events`: by uid, of pods whose end only these explain."""
     now = standing(seen)
     by_uid = {text(pod, "metadata.uid"): pod for pod in seen.pods}
-    found = {one.rank: one for one in ranks(seen) if one.rank is not None}
+    known = ranks(seen)
+    found = {one.rank: one for one in known if one.rank is not None}
     up = all_up(seen, now.size or size)
     ended = []
     for rank, place in sorted(places.items()):
@@ -84,7 +85,7 @@ def look(
         ended=tuple(ended),
         replaced=up and bool(places) and other,
         renewed=up and bool(places) and other and not stays,
-        gpus=round(sum(requests(pod).get(gpu, 0.0) for pod in seen.pods for gpu in GPUS)),
+        gpus=round(sum(requests(by_uid[one.uid]).get(gpu, 0.0) for one in known for gpu in GPUS)),
         labels=table(seen.job, "metadata.labels"),
         notes=table(seen.job, "metadata.annotations"),
         remarks=remarks(seen, asked),

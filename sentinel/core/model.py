@@ -197,6 +197,8 @@ class ProtectedJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     excluded: tuple[str, ...] = ()  # entities that its ranks must not use
     incidents: int = 0  # how many were opened: numbers the next one
     exit_code: int | None = None
+    ended_wall_s: float | None = None
+    ended_gpus: int = 0  # that it kept busy then
     hold_until_wall_s: float | None = None  # a job that failed is kept until then for a look inside
     boot_id: str = ""
     placed: Placed | None = None  # on Kubernetes

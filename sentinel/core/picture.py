@@ -121,6 +121,14 @@ class JobPicture:
         timing = self.timing.ranks.get(rank)
         return self.waits_for_logs and timing is not None and not timing.caught_up and not timing.log_problem
 
+    def with_end(self, job: ProtectedJob, now: Now) -> ProtectedJob:
+        """Where it has ended, when, and with how many GPUs: nothing but its record tells it later."""
+        if not job.state.final:
+            return structs.replace(job, ended_wall_s=None, ended_gpus=0) if job.ended_wall_s else job
+        if job.ended_wall_s is not None:
+            return job
+        return structs.replace(job, ended_wall_s=now.wall_s, ended_gpus=self.gpus)
+
     @property
     def gpus(self) -> int:
         """That the job keeps busy."""

@@ -67,6 +67,10 @@ def test_all_run_and_nothing_has_happened() -> None:
     assert found.labels == {"team": "nlp"}
 
 
+def test_a_pod_that_failed_and_was_replaced_keeps_no_gpu_busy() -> None:
+    assert seen_by(pod(0), pod(1), pod(1, "before", "Failed", "terminated")).gpus == 16
+
+
 def test_a_container_that_ended_a_pod_that_is_gone_and_one_that_the_kubelet_started_again_are_ends() -> None:
     (ended,) = seen_by(pod(0, phase="Failed", state="terminated"), pod(1)).ended
     assert (ended[0], ended[1].code) == (0, 1)

@@ -160,7 +160,7 @@ def _numbers_are_those_of_the_records(site: JobSite, page: Page) -> None:
     who = {"owner": "owner@example.com", "policy": "all", "job_namespace": namespace, "job_kind": kind}
     assert page.number("job_info", job_name=job, **who) == 1
     assert page.number("job_phase_since_timestamp_seconds", job_name=job) is None
-    assert page.number("gpus", state="not-heard") == 24
+    assert page.number("gpus", pool="", state="not-heard") == 24
     assert page.number("mails_waiting", about="jobs") is not None
 
 

@@ -84,7 +84,7 @@ def test_people_hold_release_and_pause_with_the_rights_that_the_cluster_gives_th
     first = site.controller("first")
     page = Page(first)
     node = site.agent("gpu-1", first)
-    site.until(lambda: page.number("nodes", state="in-service") == 1)
+    site.until(lambda: page.number("nodes", pool="", state="in-service") == 1)
     node.machine.log(XID_79)
     site.until(lambda: site.isolated("gpu-1"))
 
@@ -168,7 +168,7 @@ def test_a_standby_shows_what_the_records_say_and_names_the_leader(site: Fleet, 
     first = site.controller("first")
     page = Page(first)
     site.agent("gpu-2", first)
-    site.until(lambda: page.number("nodes", state="in-service") == 1)
+    site.until(lambda: page.number("nodes", pool="", state="in-service") == 1)
     browser.open(f"{page.url}/nodes/gpu-2")
     sign_in(browser, operator)
     browser.until("document.body.classList.contains('signed')")

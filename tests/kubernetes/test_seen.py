@@ -40,9 +40,9 @@ def test_the_numbers_of_the_leader_are_those_of_the_records_and_the_standby_lead
     one, two = Page(leader), Page(standby)
     node = fleet.agent("seen-a", leader, standby)
     fleet.plane.node("seen-b")
-    fleet.until(lambda: one.number("nodes", state="not-heard") == 1)
+    fleet.until(lambda: one.number("nodes", pool="", state="not-heard") == 1)
     node.machine.log(XID_79)
-    fleet.until(lambda: one.number("nodes", state="isolated") == 1)
+    fleet.until(lambda: one.number("nodes", pool="", state="isolated") == 1)
 
     numbers = one.numbers()
 
@@ -72,14 +72,14 @@ def test_the_numbers_of_the_leader_are_those_of_the_records_and_the_standby_lead
 
     assert two.number("leading") == 0
     fleet.until(lambda: two.number("leader_epoch") == record["epoch"])
-    assert two.number("nodes", state="isolated") is None
+    assert two.number("nodes", pool="", state="isolated") is None
     assert two.number("leaderships_total") == 0
     fleet.until(lambda: two.get("/readyz") == (200, "ok\n"))
     assert two.get("/healthz") == one.get("/healthz") == one.get("/readyz") == (200, "ok\n")
 
     os.kill(leader.pid, signal.SIGKILL)
     standby.said("leads, epoch")
-    fleet.until(lambda: two.number("nodes", state="isolated") == 1)
+    fleet.until(lambda: two.number("nodes", pool="", state="isolated") == 1)
     assert two.number("leading") == 1
     assert two.number("leader_epoch") == record["epoch"] + 1
     fleet.admin.patch("/api/v1/nodes/seen-a", {"spec": {"unschedulable": False}})
@@ -460,7 +460,7 @@ def test_ten_thousand_hostile_findings_in_a_minute_reach_everybody_once_and_in_f
         page = Page(leader)
         for name in names:
             fleet.plane.node(name)
-        fleet.until(lambda: page.number("nodes", state="not-heard") == FLOODED)
+        fleet.until(lambda: page.number("nodes", pool="", state="not-heard") == FLOODED)
         tokens = {
             name: fleet.plane.node_token(NAMESPACE, "sentinel-agent", name, audience=AUDIENCE)
             for name in names

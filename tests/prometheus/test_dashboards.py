@@ -122,11 +122,32 @@ def test_the_docs_send_everybody_to_panels_that_are_seen_without_scrolling() -> 
 def test_links_lead_to_dashboards_and_variables_that_are_there() -> None:
     documents = {read(path)["uid"]: read(path) for path in FILES}
     for document in documents.values():
-        found = re.findall(r"/d/([\w-]+)(?:\?var-(\w+)=)?", json.dumps(document))
+        assert all(one["includeVars"] and one["keepTime"] for one in document["links"])
+        text = json.dumps(document)
+        assert (
+            text.count("${cluster:queryparam}")
+            == text.count("${datasource:queryparam}")
+            == text.count("?var-")
+        )
+        found = re.findall(r"/d/([\w-]+)(?:\?var-(\w+)=)?", text)
         assert {to for to, _ in found} >= documents.keys() - {document["uid"]}
         for to, name in found:
             known = {one["name"] for one in documents[to]["templating"]["list"]}
             assert not name or name in known, (document["uid"], to, name)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_query_is_of_the_chosen_clusters_which_are_all_where_no_scrape_names_them(path: Path) -> None:
+    document = read(path)
+    variables = {one["name"]: one for one in document["templating"]["list"]}
+    cluster = variables["cluster"]
+    assert (cluster["multi"], cluster["includeAll"], cluster["allValue"]) == (True, True, ".*")
+    assert cluster["query"] == "label_values(sentinel_build_info, cluster)"
+    assert cluster["current"]["value"] == "$__all"
+    others = [one["query"] for one in variables.values() if one["type"] == "query" and one is not cluster]
+    for expr in [*expressions(document), *others]:
+        for rest in re.split(r"(?:sentinel[_:]|DCGM_|node_infiniband_)[\w:]+", expr)[1:]:
+            assert re.match(r'\{[^}]*cluster=~"\$cluster"\}', rest), expr
 
 
 def test_queries_ask_for_what_is_measured_and_make_no_number_up() -> None:

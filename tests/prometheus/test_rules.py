@@ -352,14 +352,68 @@ def test_each_alert_fires_for_its_fault_alone(tmp_path: Path, part: int) -> None
     run(tmp_path, [case(name, HEALTHY | FAULTS[name].series, {name: FAULTS[name]}) for name in names])
 
 
+def of_cluster(name: str, series: Series) -> Series:
+    """As a scrape of that cluster names them."""
+    return {one.replace("{", f'{{cluster="{name}",', 1): values for one, values in series.items()}
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_of_two_clusters_that_one_prometheus_watches_each_is_judged_by_itself(
+    tmp_path: Path, part: int
+) -> None:
+    """The one is well and has nodes, jobs and instances of the same names; whatever is wrong is the other one's."""
+    cases = []
+    for name in sorted(FAULTS)[part::3]:
+        fault = FAULTS[name]
+        both = of_cluster("a", HEALTHY) | of_cluster("b", HEALTHY | fault.series)
+        mine = fault._replace(labels={**fault.labels, "cluster": "b"})
+        cases.append(case(name, both, {name: mine}))
+    run(tmp_path, cases)
+
+
+def test_a_cluster_is_told_that_is_not_heard_of_any_more_while_another_one_goes_on(tmp_path: Path) -> None:
+    gone = {one: values.replace("x3000", "x1900") + " stale" for one, values in HEALTHY.items()}
+    fault = FAULTS["SentinelNobodyLeads"]
+    both = of_cluster("a", HEALTHY) | of_cluster("b", gone)
+    run(
+        tmp_path,
+        [
+            case("one", both, {"SentinelNobodyLeads": fault._replace(labels={"cluster": "b"})}),
+            case("all", gone, {"SentinelNobodyLeads": fault}),
+        ],
+    )
+
+
+def test_recording_rules_mix_no_clusters(tmp_path: Path) -> None:
+    def lost(gpus: int) -> Series:
+        return HEALTHY | {f'sentinel_gpus{{{LEADER},state="isolated"}}': f"{gpus}x3000"}
+
+    def told(samples: dict[str, float]) -> list[dict[str, Any]]:
+        return [{"labels": labels, "value": value} for labels, value in samples.items()]
+
+    tests = case("recording", of_cluster("a", lost(196)) | of_cluster("b", lost(0)), {})
+    tests["alert_rule_test"] = []
+    wanted: dict[str, dict[str, float]] = {
+        "sentinel:gpus_out_of_service:ratio": {
+            'sentinel:gpus_out_of_service:ratio{cluster="a"}': 0.2,
+            'sentinel:gpus_out_of_service:ratio{cluster="b"}': 0.0,
+        },
+        'sum by (cluster) (sentinel:nodes:max{state="isolated"})': {
+            '{cluster="a"}': 2,
+            '{cluster="b"}': 2,
+        },
+    }
+    tests["promql_expr_test"] = [
+        {"expr": expr, "eval_time": f"{WHEN_M}m", "exp_samples": told(samples)}
+        for expr, samples in wanted.items()
+    ]
+    run(tmp_path, [tests])
+
+
 def test_recording_rules_say_what_they_are_called(tmp_path: Path) -> None:
     productive = {
-        f'sentinel_job_productive_seconds{{{LEADER},job_name="{JOB}"}}': "90x3000",
-        f'sentinel_job_wall_seconds{{{LEADER},job_name="{JOB}"}}': "100x3000",
-        f'sentinel_job_gpus{{{LEADER},job_name="{JOB}"}}': "8x3000",
-        f'sentinel_job_productive_seconds{{{LEADER},job_name="b"}}': "10x3000",
-        f'sentinel_job_wall_seconds{{{LEADER},job_name="b"}}': "100x3000",
-        f'sentinel_job_gpus{{{LEADER},job_name="b"}}': "24x3000",
+        f'sentinel_kept_job_gpu_seconds{{{LEADER},time="productive"}}': "960x3000",
+        f'sentinel_kept_job_gpu_seconds{{{LEADER},time="wall"}}': "3200x3000",
         f'sentinel_lost_gpu_seconds_total{{{LEADER},cause="gpu",owner="ann"}}': "0+60x3000",
         f'sentinel_incidents_total{{{LEADER},symptom="hang",cause="gpu"}}': "0+1x3000",
         f'sentinel_jobs{{{LEADER},state="running"}}': "2x3000",

@@ -29,6 +29,7 @@ from tests.waits import until
 
 NOTHING = "none"  # what a panel says that has no reason to be empty
 OWNER = "owner@example.com"
+ALL = dict.fromkeys(("cluster", "owner", "pool"), ".*")
 
 
 class World:
@@ -147,7 +148,7 @@ def test_faults_reach_the_dashboards_and_the_mail_of_the_person_on_call(world: W
 
 def _a_young_cluster_is_no_blank(watch: Watched, until: Any) -> None:
     """No job yet, no fault yet: whatever is empty says by itself why it may be."""
-    chosen = {"job_name": "none", "node": f"{NODES}-0", "owner": ".*"}
+    chosen = {"job_name": "none", "node": f"{NODES}-0", **ALL}
 
     def blank() -> list[str]:
         return [
@@ -193,7 +194,7 @@ def _dashboards_show_it(world: World, watch: Watched, until: Any) -> None:
     site = world.site
     record = site.record()
     (isolated,) = [one for one in world.agents if site.isolated(one)]
-    chosen = {"job_name": record["name"], "node": isolated, "owner": ".*"}
+    chosen = {"job_name": record["name"], "node": isolated, **ALL}
     empty = [
         f"{name}: {expr}"
         for name, found in dashboards().items()
@@ -228,14 +229,14 @@ def _variables_offer_what_is_there_and_select(world: World, watch: Watched, chos
         if one["type"] == "query"
     }
     there = {"job_name": [chosen["job_name"]], "node": sorted(world.agents), "owner": [OWNER]}
+    there |= {"cluster": [], "pool": []}  # no scrape and no node names one
     assert {name: sorted(found) for name, found in offered.items()} == there
-    nobody = dict.fromkeys(chosen, "nobody")
     blind = [
-        f"{name}: {expr}"
+        f"{name}: {one}: {expr}"
         for name, found in dashboards().items()
         for expr in expressions(found)
-        if any(f"${{{one}}}" in expr or f"${one}" in expr for one in chosen)
-        and watch.story_of(filled(expr, nobody))
+        for one in chosen
+        if f"${one}" in expr and watch.story_of(filled(expr, {**chosen, one: "nobody"}))
     ]
     assert not blind, "whatever is chosen, it shows the same:\n" + "\n".join(blind)
     other = next(one for one in world.agents if one != chosen["node"])

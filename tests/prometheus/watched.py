@@ -146,7 +146,7 @@ class Watched:
 
     def choices(self, variable: str) -> list[str]:
         """What a variable that asks for `label_values(METRIC, LABEL)` offers, asked as Grafana does."""
-        (found,) = re.findall(r"^label_values\((\w+), (\w+)\)$", variable)
+        (found,) = re.findall(r"^label_values\((.+), (\w+)\)$", filled(variable, {"cluster": ".*"}))
         metric, label = found
         words = {"match[]": metric, "start": self.began_s, "end": time.time()}
         return self._get(f"/api/v1/label/{label}/values", **words)  # type: ignore[no-any-return]
