@@ -173,6 +173,7 @@ class LeadingJobs:
             events=self._telling.lately(name),
             ranks=() if picture is None else rank_rows(picture, now, nodes),
             findings=() if picture is None else picture.findings,
+            course=() if picture is None else picture.timing.course.points(now),
             degraded=self._records.degraded(name),
             phase="" if picture is None else picture.timing.hang.phase(now),
             protector=Protector(pid=os.getpid(), loop_age_s=now.mono_s - self._turned_mono_s),

@@ -435,6 +435,7 @@ class Session:
             events=self._store.events(self.name),
             ranks=ranks,
             findings=picture.findings,
+            course=picture.timing.course.points(now),
             processes=picture.timing.hang.workers.pids(),
             groups=groups_of(row.pid for row in ranks if row.pid is not None) if killed else (),
             degraded=self._degraded(),

@@ -253,10 +253,11 @@ class RankTiming:
 
     # ------------------------------------------------------------ folding
 
-    def fold(self, iterations: Sequence[Iteration], before: int = 0) -> None:
-        """`before`: how many its log has told before these; read where these are the first that are known."""
+    def fold(self, iterations: Sequence[Iteration], before: int = 0) -> Sequence[Iteration]:
+        """`before`: how many its log has told before these; read where these are the first that are known. Those that
+        say how fast it is: with a time, after the warm-up, without pauses."""
         if not iterations:
-            return
+            return iterations
         if not self.count:
             self._unknown = before
         self._note_gaps(iterations)
@@ -268,7 +269,9 @@ class RankTiming:
         timed = self._timed_of(iterations, reached)
         warm = min(self._warm_left, len(timed))
         self._warm_left -= warm
-        self._keep(self._without_pauses(timed[warm:] if warm else timed))
+        good = self._without_pauses(timed[warm:] if warm else timed)
+        self._keep(good)
+        return good
 
     def _note_gaps(self, iterations: Sequence[Iteration]) -> None:
         """Keep the longest gaps of the job; the list is shared between ranks and incarnations."""

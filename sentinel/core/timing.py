@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from sentinel.core.course import Course
 from sentinel.core.hang_watch import HangWatch
 from sentinel.core.model import Symptom
 from sentinel.core.now import Now
@@ -48,6 +49,7 @@ class JobTiming:
         self.incarnation = 0
         self.ranks: dict[int, RankTiming] = {}
         self.histogram = Histogram()
+        self.course = Course()
         self.gaps: list[Gap] = []  # the longest of all ranks and incarnations, longest first
         self._baseline = (baseline_ms, baseline_ratio) if baseline_ms is not None else None
         self.hang = HangWatch(policy, size, self.ranks, self.gaps, timed=baseline_ms is not None)
@@ -81,6 +83,7 @@ class JobTiming:
         self.hang.start(size, now)
         self.incarnation = incarnation
         self.ranks.clear()
+        self.course.restart()
 
     def fold(self, report: RankReport) -> None:
         """Take in what one poll of one rank's log brought; a report of another incarnation is ignored.
@@ -104,7 +107,7 @@ class JobTiming:
         self.hang.workers.started(report.rank, report.children)
         known = rank.reached - report.before if report.again and rank.count else 0
         if new := report.iterations[max(0, known) :]:
-            rank.fold(new, report.before)
+            self.course.fold(report.rank, rank.fold(new, report.before))
             self.hang.progressed(rank)
 
     def newest(self, count: int) -> list[Iteration]:

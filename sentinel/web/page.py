@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from sentinel.core.health import Finding, Severity
 from sentinel.core.model import Incident, JobState, Phase
+from sentinel.web.course import course
 from sentinel.web.html import badge, banner, card, document, esc, link, sections, short, table, tiles
 from sentinel.web.view import RankRow, View, matter, open_incident
 from sentinel.web.words import NONE, duration, lost, milliseconds, number, ratio, when
@@ -49,6 +50,7 @@ def job_sections(view: View) -> list[tuple[str, str]]:
         ("job", _head(view)),
         ("warnings", _banners(view)),
         ("numbers", tiles(_tiles(view))),
+        ("course", course(view)),
         ("ranks", card("Ranks", _ranks(view.ranks))),
         ("incidents", card("Incidents", _incidents(view), "Nothing has happened to this job.")),
         ("findings", card("Health findings", findings(view.findings, view.at_wall_s), "No findings stand.")),

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from sentinel import __version__
 from sentinel.core.budget import restarts_left
+from sentinel.core.course import CoursePoint
 from sentinel.core.health import Finding
 from sentinel.core.job_findings import concerning
 from sentinel.core.model import Incident, JobEvent, JobState, ProtectedJob, ProvedCheckpoint
@@ -101,6 +102,7 @@ class View(Struct, frozen=True, kw_only=True):
     incidents: tuple[Incident, ...]
     events: tuple[JobEvent, ...]
     findings: tuple[Finding, ...]
+    course: tuple[CoursePoint, ...] = ()  # of its step time, the oldest first
     version: str = __version__
 
 
@@ -124,6 +126,7 @@ def build_view(
     degraded: Iterable[str] = (),
     phase: str = "",
     protector: Protector | None = None,
+    course: Iterable[CoursePoint] = (),
 ) -> View:
     """Join a job's records with its live numbers. Pure. `processes`: pids of the job's besides those of `ranks`;
     `groups`: the control groups of its processes, where known; `phase`: of `HangWatch`.
@@ -190,6 +193,7 @@ def build_view(
             sorted(incidents, key=lambda incident: (incident.opened_wall_s, incident.id), reverse=True)
         )[:MAX_INCIDENTS],
         events=tuple(sorted(events, key=lambda event: event.wall_s, reverse=True))[:MAX_EVENTS],
+        course=tuple(course),
         findings=tuple(sorted(concerning(job, findings, pids, incidents, tuple(groups)), key=_worst_first))[
             :MAX_FINDINGS
         ],

@@ -47,6 +47,7 @@ class World:
         self.leads = True
         self.paused = ""
         self.troubles: list[str] = []
+        self.course = samples.course(until_s=WALL_S - 7800)
         self.nodes: dict[str, Node] = {}
         self.records: dict[str, NodeQuarantine] = {}
         self.found: dict[str, list[Finding]] = {}
@@ -140,6 +141,7 @@ class World:
             incidents=[newest] if newest is not None else [],
             events=[structs.replace(event, job=name) for event in samples.events()],
             ranks=rows,
+            course=self.course,
             protector=samples.view().protector,
         )
 

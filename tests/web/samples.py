@@ -2,6 +2,7 @@
 
 from msgspec import structs
 
+from sentinel.core.course import CoursePoint
 from sentinel.core.health import Finding
 from sentinel.core.model import (
     Budget,
@@ -147,6 +148,18 @@ def events() -> tuple[JobEvent, ...]:
     )
 
 
+def course(until_s: float = WALL_S) -> tuple[CoursePoint, ...]:
+    """Of three hours: it gets a little slower, one step was very slow, and nothing stepped for a while."""
+    points = []
+    for k in range(180):
+        wall_s = until_s - 60 * (180 - k)
+        if 49 < k < 57:
+            continue
+        step_ms = 3250 + 40 * (k % 5) + 2 * k + (9000 if k == 120 else 0)
+        points.append(CoursePoint(wall_s, step_ms, 2201.5 / step_ms, 18))
+    return tuple(points)
+
+
 def view(*, loop_age_s: float | None = 0.1, **changes: object) -> View:
     return build_view(
         job(**changes),
@@ -157,5 +170,6 @@ def view(*, loop_age_s: float | None = 0.1, **changes: object) -> View:
         ranks=ranks(),
         findings=(finding(),),
         degraded=("The log of rank 3 vanished.",),
+        course=course(),
         protector=Protector(pid=99, url="http://127.0.0.1:9810", loop_age_s=loop_age_s),
     )

@@ -184,6 +184,43 @@ def test_it_is_live_and_keeps_what_the_reader_opened(browser: Browser, sites: li
     browser.until("!document.getElementById('lost').hidden")
 
 
+def test_a_job_shows_its_step_time_over_time_with_its_incidents_and_goes_on_by_itself(
+    browser: Browser, sites: list[Site]
+) -> None:
+    world = troubled()
+    site = serve(sites, world)
+    browser.open(f"{site.url}/jobs/{JOB}")
+    drawing = "document.querySelector('#course svg')"
+    line = f"{drawing}.querySelector('.step').getAttribute('d')"
+    first = browser.run(line)
+    assert first.count("M") == 2, "a line on each side of the time in which nothing stepped"
+    box = f"{drawing}.querySelector('.step').getBoundingClientRect()"
+    assert browser.run(f"{box}.width") > 300
+    assert browser.run(f"{drawing}.querySelectorAll('.mark').length") == 1
+    mark = f"{drawing}.querySelector('.mark path').getBoundingClientRect()"
+    assert browser.run(f"{mark}.left >= {box}.right - 2"), "its line ends where the incident begins"
+    browser.call("Accessibility.enable")
+    tree = browser.call("Accessibility.getFullAXTree")["nodes"]
+    (spoken,) = [
+        one["name"]["value"]
+        for one in tree
+        if one.get("role", {}).get("value") in ("img", "image", "graphics-document")
+    ]
+    for told in ("lately", "3.52 s usually", "at most 12.5 s", "Hardware ratio 0.58", "Incidents: "):
+        assert told in spoken, spoken
+    browser.run("window.same = true")
+    last = world.course[-1]
+    world.course = (*world.course, structs.replace(last, wall_s=WALL_S - 1, step_ms=5100.0))
+    site.later()
+    browser.until(f"{line} !== {first!r}")
+    assert "5.10 s lately" in text(browser)
+    assert browser.run("window.same"), "without loading the page again"
+    world.course = world.course[:2]
+    site.later()
+    browser.until(f"{drawing} === null")
+    assert not browser.problems
+
+
 def test_ten_thousand_nodes_come_in_pages_and_are_found_by_name_pool_and_state(
     browser: Browser, sites: list[Site]
 ) -> None:
