@@ -232,6 +232,11 @@ WATCH_SYNCED = _gauge("watch_synced", "1: the copy of a kind is whole and follow
 WATCH_OBJECTS = _gauge("watch_objects", "Objects of a kind in the copy.", "kind")
 WATCH_LISTS = _counter("watch_lists_total", "Times that a kind was listed as a whole.", "kind")
 WATCH_BREAKS = _counter("watch_breaks_total", "Watches that did not end as they should.", "kind")
+PAGE = _gauge(
+    "page_info",
+    "1; the address of the status page, where `pageUrl` has it: alerts lead to its runbooks.",
+    "url",
+)
 LEADING = _gauge("leading", "1: this controller leads; 0: it stands by.")
 EPOCH = _gauge("leader_epoch", "Counts the controllers that have led.")
 LEASE_LEFT = _gauge("lease_left_seconds", "For how long it is sure that this controller leads.")

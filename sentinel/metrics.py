@@ -310,6 +310,10 @@ class Metrics:
         """None: too few agents are heard."""
         self._set(declared.AGENTS_CLOCK, offset_s)
 
+    def page(self, url: str) -> None:
+        """Where people open the status page."""
+        self._set(declared.PAGE, 1.0, url)
+
     def paused(self, paused: bool) -> None:
         self._set(declared.PAUSED, int(paused))
 

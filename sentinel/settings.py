@@ -217,7 +217,7 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     procfs: str = "/proc"
     pod_logs: str = "/var/log/pods"  # names the pods of this node
     recording_bytes: int = 64 << 20  # what the controller of a cluster decided from, kept on disk; 0: nothing
-    page_url: str = ""  # base of links in mails; default: the listen address
+    page_url: str = ""  # base of links in mails and alerts; default of mails: the listen address
     dashboard_url: str = ""  # of a Grafana; "": mails lead to no dashboard
 
     @property

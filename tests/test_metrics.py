@@ -125,6 +125,7 @@ def every_call(metrics: Metrics) -> None:
     metrics.effect_failed("start", permanent=False)
     metrics.mails("jobs", sent=1, failed=3, given_up=4, waiting=2)
     metrics.paused(True)
+    metrics.page("https://sentinel.example")
     metrics.records_saved(3)
     metrics.record_failed()
     metrics.check_timeouts("nvml", 1)

@@ -26,6 +26,7 @@ from sentinel.metrics import Metrics
 from sentinel.transport.certs import Keeper
 from sentinel.transport.open_files import too_few
 from sentinel.transport.server import Server
+from sentinel.web import runbooks
 from sentinel.web.server import Asked, Place, Route, Told, serve_routes
 
 log = structlog.get_logger(__name__)
@@ -78,7 +79,7 @@ class Pages:
             Route("/readyz", lambda: _told(self.missing())),
         )
         site = FleetSite(lambda: self.parts, self._shown, self._clock)
-        places = [*site.places(), *self._orders()]
+        places = [*site.places(), *runbooks.places(), *self._orders()]
         said = ""
         while True:
             try:

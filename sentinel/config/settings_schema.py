@@ -453,7 +453,9 @@ class SettingsDocument(Section):
         "How much the controller of a cluster may keep, in the state directory, of what it decided from: for "
         "`sentinel replay --fleet`.",
     )
-    page_url: Url = written("pageUrl", "Base of links in mails; without it the listen address.")
+    page_url: Url = written(
+        "pageUrl", "Base of links in mails and alerts; without it mails have the listen address."
+    )
     dashboard_url: Url = written(
         "dashboardUrl",
         "Address of the Grafana that has Sentinel's dashboards: mails and webhooks lead there.",

@@ -59,7 +59,10 @@ def test_every_alert_says_how_urgent_it_is_what_is_wrong_and_what_to_do() -> Non
     for name, rule in alerts().items():
         assert rule["labels"]["severity"] in ("critical", "warning"), name
         assert rule["annotations"].keys() == {"summary", "runbook_url"}, name
-        assert rule["annotations"]["runbook_url"] == f"docs/runbooks.md#{name.lower()}"
+        assert rule["annotations"]["runbook_url"].endswith(f"docs/runbooks.md{{{{ end }}}}#{name.lower()}"), (
+            name
+        )
+    assert len({rule["annotations"]["runbook_url"].rpartition("#")[0] for rule in alerts().values()}) == 1
 
 
 # ---------------------------------------------------------------- what a healthy fleet tells, for a day
@@ -308,14 +311,16 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def case(name: str, series: Series, fires: dict[str, Fault]) -> dict[str, Any]:
+def case(
+    name: str, series: Series, fires: dict[str, Fault], runbooks: str = "docs/runbooks.md"
+) -> dict[str, Any]:
     """Every alert is asked for: what is not in `fires` must be silent."""
     checks = []
     for alert, rule in alerts().items():
         expected = []
         if alert in fires:
             labels = {**rule["labels"], **fires[alert].labels}
-            told = {**rule["annotations"], "summary": fires[alert].summary}
+            told = {"summary": fires[alert].summary, "runbook_url": f"{runbooks}#{alert.lower()}"}
             expected.append({"exp_labels": labels, "exp_annotations": told})
         checks.append({"eval_time": f"{WHEN_M}m", "alertname": alert, "exp_alerts": expected})
     return {
@@ -352,6 +357,7 @@ def test_each_alert_fires_for_its_fault_alone(tmp_path: Path, part: int) -> None
     run(tmp_path, [case(name, HEALTHY | FAULTS[name].series, {name: FAULTS[name]}) for name in names])
 
 
+<<<<<<< HEAD
 def of_cluster(name: str, series: Series) -> Series:
     """As a scrape of that cluster names them."""
     return {one.replace("{", f'{{cluster="{name}",', 1): values for one, values in series.items()}
@@ -408,6 +414,37 @@ def test_recording_rules_mix_no_clusters(tmp_path: Path) -> None:
         for expr, samples in wanted.items()
     ]
     run(tmp_path, [tests])
+=======
+@pytest.mark.parametrize(
+    "heard", ["1x3000", "1x1900"]
+)  # the second: every controller died an hour and more ago
+def test_a_runbook_is_a_link_where_a_controller_knows_or_knew_its_pages_address(
+    tmp_path: Path, heard: str
+) -> None:
+    page = {f'sentinel_page_info{{{LEADER},url="https://sentinel.example"}}': heard}
+    page[f'sentinel_page_info{{{STANDBY},url="https://sentinel.example"}}'] = heard
+    name = "SentinelMailNotSent"
+    fires = {name: FAULTS[name]}
+    run(
+        tmp_path,
+        [case(name, HEALTHY | FAULTS[name].series | page, fires, "https://sentinel.example/runbooks")],
+    )
+
+
+def test_the_page_that_is_served_now_is_preferred(tmp_path: Path) -> None:
+    page = {f'sentinel_page_info{{{LEADER},url="https://new.example"}}': "_x1970 1x100"}
+    page[f'sentinel_page_info{{{LEADER},url="https://a-former.example"}}'] = "1x1960"
+    name = "SentinelMailNotSent"
+    fires = {name: FAULTS[name]}
+    run(tmp_path, [case(name, HEALTHY | FAULTS[name].series | page, fires, "https://new.example/runbooks")])
+
+
+def test_the_page_of_the_runbooks_says_what_the_docs_say() -> None:
+    """Make it again with: python scripts/runbooks.py > sentinel/web/runbooks.html"""
+    page = (REPO / "sentinel" / "web" / "runbooks.html").read_text("utf-8")
+    assert page == script("runbooks").document()
+    assert all(f'<section id="{name.lower()}">' in page for name in alerts())
+>>>>>>> 9e05fb2 (An alert's runbook is a link that can be opened: the controllers' page serves it, and a metric says where that is)
 
 
 def test_recording_rules_say_what_they_are_called(tmp_path: Path) -> None:

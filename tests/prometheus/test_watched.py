@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
 import signal
+import urllib.request
 from collections.abc import Iterator
 from datetime import datetime
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from tests.prometheus.test_dashboards import expressions
 from tests.prometheus.test_rules import script
 from tests.prometheus.watched import Watched, filled
 from tests.rig.operators.flow import template
+from tests.rig.processes import free_port
 from tests.test_metrics import promtool as promtool_check
 from tests.waits import until
 
@@ -39,8 +43,10 @@ class World:
         self.site, self.folder = site, folder
         self.logs = folder / "pods"
         self.ranks = Ranks(site, self.logs)
+        self.page = f"127.0.0.1:{free_port()}"  # of the leader, which people were told of
         site.settings = {
-            "listen": "127.0.0.1:0",
+            "listen": self.page,
+            "pageUrl": f"http://{self.page}/",
             "fleet": {
                 "isolations": {"atATime": {"atLeast": 1, "share": 0.01}},
                 "fence": {"command": ["/bin/true"], "after": "24h"},
@@ -55,6 +61,7 @@ class World:
         }
         self.leader = site.controller("one")
         self.leader.said("leads, epoch", 60.0)
+        site.settings["listen"] = "127.0.0.1:0"
         self.standby = site.controller("two")
         self.agents: dict[str, tuple[Node, Running]] = {}
         for number in range(3):
@@ -287,12 +294,25 @@ def _mails_tell_it(world: World, watch: Watched, server: MailServer, until: Any)
     def told(*alerts: str) -> None:
         for alert in alerts:
             until(lambda alert=alert: mailed(alert), f"no mail of {alert}")
-            assert f"docs/runbooks.md#{alert.lower()}" in mailed(alert)[0]
+            assert f"http://{world.page}/runbooks#{alert.lower()}" in unescape(mailed(alert)[0])
 
     # While somebody leads: what nobody says any more is over for Prometheus, perhaps before it is mailed.
     told("SentinelIsolationHeldBack", "SentinelJobGivenUp", "SentinelMailNotSent")
+    _the_link_leads_to_what_to_do(unescape(mailed("SentinelMailNotSent")[0]))
     for one in (world.leader, world.standby):
         os.kill(one.pid, signal.SIGKILL)
     until(lambda: "SentinelNobodyLeads" in watch.firing(), "nobody leads, and nobody is told")
     told("SentinelNobodyLeads")
     assert site.record()["name"] in mailed("SentinelJobGivenUp")[0]
+
+
+def _the_link_leads_to_what_to_do(mail: str) -> None:
+    """Without a sign-in. Alertmanager's own template tells annotations as text: mail readers make links of it."""
+    (link,) = set(re.findall(r"https?://[^\s<>\"']+/runbooks#\w+", mail))
+    page, _, section = link.partition("#")
+    with urllib.request.urlopen(page, timeout=60) as answer:
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        text = answer.read().decode()
+    found = text.partition(f'<section id="{section}">')[2].partition("</section>")[0]
+    assert "<h2>SentinelMailNotSent</h2>" in found
+    assert "repair the server" in found

@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 
 from sentinel.core.fleet_model import Brake, CodeWord, Kind, Say, State
+from sentinel.web import runbooks
 from sentinel.web.server import Asked, Place, Told
 from tests.web import samples
 from tests.web.browser import Browser
@@ -218,6 +219,34 @@ def test_a_job_shows_its_step_time_over_time_with_its_incidents_and_goes_on_by_i
     world.course = world.course[:2]
     site.later()
     browser.until(f"{drawing} === null")
+    assert not browser.problems
+
+
+@pytest.mark.parametrize("dark", [True, False])
+def test_an_alerts_link_opens_its_runbook_on_a_laptop_and_on_a_phone(
+    browser: Browser, sites: list[Site], dark: bool
+) -> None:
+    """In both modes; nobody signs in for it, and its script leaves it as it is."""
+    contrast = Path(__file__).with_name("contrast.js").read_text()
+    site = serve(sites, World(), *runbooks.places())
+    browser.dark(dark)
+    section = "document.getElementById('sentinelmailnotsent').getBoundingClientRect()"
+    try:
+        for width, phone in ((1100, False), (390, True)):
+            browser.size(width, 844, phone=phone)
+            browser.open(f"{site.url}/runbooks#sentinelmailnotsent")
+            browser.until(f"{section}.top >= 0 && {section}.top < 400")
+            assert browser.run("document.documentElement.scrollWidth") <= width
+            assert browser.run(f"({contrast})(document.body)") == []
+        browser.run("scrollTo(0, 0)")
+        browser.click("a[href='#sentinelnobodyleads']")
+        browser.until("document.getElementById('sentinelnobodyleads').getBoundingClientRect().top < 400")
+        asked = browser.run("fetch('/fragment/runbooks').then((one) => one.text())")
+        assert asked == browser.run(
+            "document.querySelector('main').innerHTML.replaceAll(' data-plain=\"\"', ' data-plain')"
+        )
+    finally:
+        browser.size(1100, 900)
     assert not browser.problems
 
 
