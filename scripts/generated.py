@@ -18,6 +18,7 @@ MAKERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("-m", "sentinel.cli.recovery_docs", "docs/recovery.md"), ""),
     (("-m", "sentinel.cli.job_kinds_docs", "docs/job-kinds.md"), ""),
     (("-m", "sentinel.config.crds", "deploy/crds"), ""),
+    (("scripts/runbooks.py",), "sentinel/web/runbooks.html"),
     (("scripts/dashboards.py",), ""),  # dashboards/
     (("scripts/prometheusrule.py",), "rules/prometheus/prometheusrule.yaml"),
     (("-m", "scripts.chart"), ""),  # deploy/

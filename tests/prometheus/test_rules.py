@@ -357,7 +357,6 @@ def test_each_alert_fires_for_its_fault_alone(tmp_path: Path, part: int) -> None
     run(tmp_path, [case(name, HEALTHY | FAULTS[name].series, {name: FAULTS[name]}) for name in names])
 
 
-<<<<<<< HEAD
 def of_cluster(name: str, series: Series) -> Series:
     """As a scrape of that cluster names them."""
     return {one.replace("{", f'{{cluster="{name}",', 1): values for one, values in series.items()}
@@ -414,7 +413,8 @@ def test_recording_rules_mix_no_clusters(tmp_path: Path) -> None:
         for expr, samples in wanted.items()
     ]
     run(tmp_path, [tests])
-=======
+
+
 @pytest.mark.parametrize(
     "heard", ["1x3000", "1x1900"]
 )  # the second: every controller died an hour and more ago
@@ -431,6 +431,18 @@ def test_a_runbook_is_a_link_where_a_controller_knows_or_knew_its_pages_address(
     )
 
 
+def test_each_cluster_has_the_page_of_its_own_controllers(tmp_path: Path) -> None:
+    name, two = "SentinelMailNotSent", 'cluster="two",'
+    page = {
+        f'sentinel_page_info{{{LEADER},url="https://one.example"}}': "1x3000",
+        f'sentinel_page_info{{{two}{LEADER},url="https://two.example"}}': "1x3000",
+    }
+    other = {series.replace("{", f"{{{two}", 1): told for series, told in FAULTS[name].series.items()}
+    fault = FAULTS[name]._replace(labels={"cluster": "two", **FAULTS[name].labels})
+    tests = case(name, HEALTHY | other | page, {name: fault}, "https://two.example/runbooks")
+    run(tmp_path, [tests])
+
+
 def test_the_page_that_is_served_now_is_preferred(tmp_path: Path) -> None:
     page = {f'sentinel_page_info{{{LEADER},url="https://new.example"}}': "_x1970 1x100"}
     page[f'sentinel_page_info{{{LEADER},url="https://a-former.example"}}'] = "1x1960"
@@ -440,11 +452,10 @@ def test_the_page_that_is_served_now_is_preferred(tmp_path: Path) -> None:
 
 
 def test_the_page_of_the_runbooks_says_what_the_docs_say() -> None:
-    """Make it again with: python scripts/runbooks.py > sentinel/web/runbooks.html"""
+    """Made by: make generated"""
     page = (REPO / "sentinel" / "web" / "runbooks.html").read_text("utf-8")
     assert page == script("runbooks").document()
     assert all(f'<section id="{name.lower()}">' in page for name in alerts())
->>>>>>> 9e05fb2 (An alert's runbook is a link that can be opened: the controllers' page serves it, and a metric says where that is)
 
 
 def test_recording_rules_say_what_they_are_called(tmp_path: Path) -> None:
@@ -454,6 +465,7 @@ def test_recording_rules_say_what_they_are_called(tmp_path: Path) -> None:
         f'sentinel_lost_gpu_seconds_total{{{LEADER},cause="gpu",owner="ann"}}': "0+60x3000",
         f'sentinel_incidents_total{{{LEADER},symptom="hang",cause="gpu"}}': "0+1x3000",
         f'sentinel_jobs{{{LEADER},state="running"}}': "2x3000",
+        f'sentinel_page_info{{{LEADER},url="https://sentinel.example"}}': "1x3000",
     }
     wanted = {
         "sentinel:gpus_out_of_service:ratio": ({}, 0.02),
@@ -464,6 +476,7 @@ def test_recording_rules_say_what_they_are_called(tmp_path: Path) -> None:
         "sentinel:lost_gpu_seconds:increase1h": ({"cause": "gpu", "owner": "ann"}, 3600),
         "sentinel:incidents:increase1h": ({"symptom": "hang", "cause": "gpu"}, 60),
         "sentinel:effect_failures:increase15m": ({"effect": "isolate"}, 0),
+        "sentinel:page:info": ({"url": "https://sentinel.example"}, 1),
     }
     assert {name.partition("{")[0] for name in wanted} == {
         one["record"] for one in rules() if "record" in one
