@@ -394,10 +394,9 @@ class Controller:
         step = picture.timing.last_step if picture.timing.steps_told else None
         if step is not None and job.incarnation == picture.job.incarnation:
             job = structs.replace(job, last_step=step, best_step=max(step, job.best_step or 0))
-        job = picture.with_end(job, self._clock())
         held = picture.job, picture.incident, dict(self._quarantines)
         started_new = job.incarnation != picture.job.incarnation
-        picture.job = job
+        picture.job = job = picture.with_end(job, self._clock())
         picture.incident = None if after.phase.final else after
         isolations = self._isolations()
         try:
