@@ -1,4 +1,8 @@
-"""Alerts and dashboards at real controllers and agents with faults, by a real Prometheus, to the mail that goes out."""
+"""Alerts and dashboards at real controllers and agents with faults, by a real Prometheus, to the mail that goes out.
+
+Ten alerts go all the way. The others are shown by promtool alone (test_rules.py): they ask for hours, for many nodes,
+for a broken API server or disk, or for a bug.
+"""
 
 import json
 import os
@@ -19,7 +23,7 @@ from sentinel.declared import DECLARATIONS
 from tests.bench.bench_agent import tree
 from tests.e2e.agent_node import XID_79, Node
 from tests.e2e.box import Box, Running
-from tests.kubernetes.conftest import install
+from tests.kubernetes.conftest import NAMESPACE, install
 from tests.kubernetes.jobs_site import NODES, JobSite, Ranks
 from tests.kubernetes.local_fleet import Page
 from tests.notify.mail_world import MailServer
@@ -49,6 +53,7 @@ class World:
             "pageUrl": f"http://{self.page}/",
             "fleet": {
                 "isolations": {"atATime": {"atLeast": 1, "share": 0.01}},
+                "agentSilent": "30s",
                 "fence": {"command": ["/bin/true"], "after": "24h"},
             },
             "mail": {
@@ -279,6 +284,10 @@ def _what_is_scraped_is_well_formed_and_only_agents_tell_of_single_cards_and_ran
 
 def _mails_tell_it(world: World, watch: Watched, server: MailServer, until: Any) -> None:
     site = world.site
+    used = {one["spec"]["nodeName"] for one in site.pods()}
+    idle = [one for one in world.agents if one not in used and not site.isolated(one)] or sorted(used)
+    os.kill(world.agents[idle[0]][1].pid, signal.SIGKILL)  # its kubelet lives on
+    site.kwok.nodes("unheard", 1)  # a node without an agent
     site.kwok.end_pod(site.space, site.pods()[0]["metadata"]["name"], 1)
     until(lambda: "SentinelJobGivenUp" in watch.firing(), "the end of the job is not told")
     until(lambda: "SentinelMailNotSent" in watch.firing(), "mails that wait are not told")
@@ -298,9 +307,20 @@ def _mails_tell_it(world: World, watch: Watched, server: MailServer, until: Any)
 
     # While somebody leads: what nobody says any more is over for Prometheus, perhaps before it is mailed.
     told("SentinelIsolationHeldBack", "SentinelJobGivenUp", "SentinelMailNotSent")
+    told("SentinelCapacityLost", "SentinelJobBudgetSpent", "SentinelNodesNotHeard", "SentinelAgentSilent")
+    site.admin.create(
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "sentinel-pause", "namespace": NAMESPACE},
+            "data": {"by": "anna"},
+        }
+    )
+    told("SentinelPaused")
+    os.kill(world.standby.pid, signal.SIGKILL)
+    told("SentinelNoStandby")
     _the_link_leads_to_what_to_do(unescape(mailed("SentinelMailNotSent")[0]))
-    for one in (world.leader, world.standby):
-        os.kill(one.pid, signal.SIGKILL)
+    os.kill(world.leader.pid, signal.SIGKILL)
     until(lambda: "SentinelNobodyLeads" in watch.firing(), "nobody leads, and nobody is told")
     told("SentinelNobodyLeads")
     assert site.record()["name"] in mailed("SentinelJobGivenUp")[0]
