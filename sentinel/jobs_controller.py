@@ -39,8 +39,8 @@ class JobsController(Controller):
         others: Callable[[], Iterable[Struck]],
         **more: Any,
     ) -> None:
-        """`holds(job, ranks)`: does one of these keep its container after its command has failed? `others`: what all
-        jobs have met lately, and where."""
+        """`holds(job, ranks)`: does one of these keep its container after its command has failed, or its failed pod?
+        `others`: what all jobs have met lately, and where."""
         super().__init__(*args, **more)
         self._may, self._holds, self._others = may, holds, others
         self._held: dict[str, str] = {}  # job -> what its open decision waits for

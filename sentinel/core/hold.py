@@ -7,7 +7,10 @@ It is deploy/optional/hold.yaml, run as `sh /sentinel/hold -- COMMAND …`. Whil
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from sentinel.core.job_paths import Json, read
+from sentinel.core.job_kinds import Role
+from sentinel.core.job_limits import made_anew
+from sentinel.core.job_paths import Json, label, read, text
+from sentinel.core.job_state import Seen, ended_pod, groups_of
 from sentinel.core.model import ProtectedJob
 from sentinel.core.now import Now
 from sentinel.core.reports import RankExit, signal_of
@@ -57,6 +60,24 @@ def wraps(container: Json) -> bool:
 def _words(container: Json, name: str) -> list[str]:
     value = read(container, name)
     return [word for word in value if isinstance(word, str)] if isinstance(value, list) else []
+
+
+def kept(seen: Seen) -> frozenset[str]:
+    """The uids of its pods that have failed and stay, with their logs, for as long as nobody stops the job: its kind
+    makes no others in their place, and the kubelet starts nothing in them again."""
+    failed = [pod for pod in seen.pods if ended_pod(pod) == "failed"]
+    return frozenset(
+        text(pod, "metadata.uid")
+        for pod in failed
+        if read(pod, "metadata.deletionTimestamp") is None
+        and not made_anew(seen, label(pod, seen.row.role_label), len(failed))
+    )
+
+
+def keeps(seen: Seen) -> bool:
+    """Would its kind leave a pod that fails as it is, of whatever group of ranks?"""
+    groups = [group.name for group in groups_of(seen.row, seen.job) if group.role is Role.RANK]
+    return bool(groups) and not any(made_anew(seen, name, 1) for name in groups)
 
 
 def hold_until_wall_s(job: ProtectedJob, now: Now) -> float | None:

@@ -97,6 +97,7 @@ class Limit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     used: str = ""  # "": nothing says it
     short: int = 0  # the job fails when so many less than the limit were used
     unless: str = ""  # does not hold where this field is written
+    counts_pods: bool = False  # each pod that failed: with one more than the limit the job fails for good
 
 
 class JobKind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from sentinel.core.job_kinds import ANY, Limit, Loss
 from sentinel.core.job_paths import Json, annotation, number, numbers, read, rows, text
-from sentinel.core.job_state import Seen, groups_of
+from sentinel.core.job_state import Seen, groups_of, standing
 
 
 class OwnLimit(Struct, frozen=True, kw_only=True):
@@ -67,6 +67,19 @@ def on_loss(seen: Seen, group: str) -> Loss:
         defaults = row.policy_default
         key = text(found.spec, found.where.policy) or defaults.get(key, defaults.get(ANY, ANY))
     return row.on_loss.get(key, row.on_loss.get(ANY, Loss.FAILS))
+
+
+def made_anew(seen: Seen, group: str, failed: int) -> bool:
+    """Does the kind by itself run a pod of this group again once `failed` pods have failed? Else their end is that of
+    the job, and they stay as they are."""
+    if standing(seen).over or on_loss(seen, group) is Loss.FAILS:
+        return False
+    counted = (one for one in seen.row.limits if one.counts_pods)
+    hold = [one for one in counted if not one.unless or read(seen.job, one.unless) is None]
+    return not any(
+        limit.limit is not None and max(failed, limit.used or 0) > limit.limit
+        for limit in (_limit(seen, one) for one in hold)
+    )
 
 
 def _listed(job: Json, path: str) -> list[Json]:

@@ -24,7 +24,7 @@ def remarks(seen: Seen, asked: Policy) -> dict[str, str]:
     if asked.debug_hold_s is not None and not hold.available(_trains(seen)):
         found["HoldUnavailable"] = (
             f"{title(seen.job)}: nothing keeps its containers after they have failed, since they do not run the hold "
-            "wrapper; its pods and their logs stay as long as its kind keeps them."
+            f"wrapper; {_instead(seen)}"
         )
     if asked.resume is not None and (refused := grace_refused(seen, asked.graceful_stop_s)) is not None:
         found["GraceTooShort"] = refused.sentence
@@ -37,6 +37,16 @@ def remarks(seen: Seen, asked: Policy) -> dict[str, str]:
             + (", or it is for its queue to start." if standing(seen).queue else ".")
         )
     return found
+
+
+def _instead(seen: Seen) -> str:
+    """What is kept of a job that is given up, where no container can be."""
+    if hold.keeps(seen):
+        return "its pods and their logs are kept as long."
+    return (
+        "its kind makes pods that have failed anew, so a job that is given up is stopped at once, and of its pods and "
+        f"their logs stays what a stopped {seen.row.kind} keeps."
+    )
 
 
 def _waits_for_check(seen: Seen) -> bool:

@@ -1,12 +1,17 @@
 """What is known of the wrapper that holds containers: by its command line, its code, a pod's template."""
 
+from typing import Any
+
 import pytest
+from msgspec import structs
 
 from sentinel.core import hold
 from sentinel.core.job_state import main_container
 from sentinel.core.model import ProtectedJob
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
+from tests.core.job_objects import seen
+from tests.core.job_traps import policied
 
 HELD = ["/bin/sh", "/sentinel/hold", "--held", "1", "14400"]
 
@@ -69,3 +74,30 @@ def test_a_job_is_held_for_as_long_as_its_policy_asks() -> None:
     asks = ProtectedJob(name="x", policy=Policy(debug_hold_s=60.0))
     assert hold.hold_until_wall_s(asks, now) == 1060.0
     assert hold.hold_until_wall_s(ProtectedJob(name="x", policy=Policy()), now) is None
+
+
+@pytest.mark.parametrize(
+    ("title", "changes", "stays"),
+    [
+        ("PyTorchJob.kubeflow.org/v1", {"restartPolicy": "Never"}, True),
+        ("PyTorchJob.kubeflow.org/v1", {"restartPolicy": "OnFailure"}, False),
+        ("LeaderWorkerSet.leaderworkerset.x-k8s.io/v1", {}, False),
+        ("Job.batch/v1 (Indexed)", {}, False),
+        ("Job.batch/v1 (Indexed)", {"spec__backoffLimit": 0}, True),
+        ("Job.batch/v1 (Indexed)", {"spec__backoffLimit": 0, "spec__backoffLimitPerIndex": 1}, False),
+        ("Job.batch/v1 (Indexed)", {"spec__backoffLimit": 1}, False),
+        ("Job.batch/v1 (Indexed)", {"spec__backoffLimit": 1, "status__failed": 2}, True),
+    ],
+)
+def test_a_failed_pod_stays_without_the_wrapper_where_its_kind_makes_no_other(
+    title: str, changes: dict[str, Any], stays: bool
+) -> None:
+    policy = changes.get("restartPolicy")
+    seen_ = policied(title, policy) if policy else seen(title, **changes)
+    failed = {"metadata": {"uid": "u", "labels": {}}, "spec": {}, "status": {"phase": "Failed"}}
+    if seen_.row.role_label:
+        failed["metadata"]["labels"] = {seen_.row.role_label: "worker"}
+    assert hold.kept(structs.replace(seen_, pods=(failed,))) == ({"u"} if stays else set())
+    going = {**failed, "metadata": {**failed["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    runs = {**failed, "status": {"phase": "Running"}}
+    assert not hold.kept(structs.replace(seen_, pods=(going, runs)))

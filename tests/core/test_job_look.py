@@ -150,4 +150,5 @@ def test_what_a_job_cannot_have_of_its_policy_is_remarked() -> None:
     found = seen_by(pod(0), pod(1), policy=asked).remarks
     assert set(found) == {"HoldUnavailable", "GraceTooShort"}
     assert "30 s" in found["GraceTooShort"]
+    assert "so a job that is given up is stopped at once" in found["HoldUnavailable"]
     assert seen_by(pod(0), pod(1)).remarks == {}

@@ -282,6 +282,42 @@ def test_a_job_that_is_given_up_is_kept_for_a_look_inside_until_a_person_release
     assert site.record()["state"] == "error"
 
 
+def test_without_the_wrapper_pods_that_their_kind_leaves_there_are_kept_until_a_person_releases_them(
+    site: World,
+) -> None:
+    site.protect(restart={"maxRestarts": 0}, debugHold="1h")
+    job = gang(2)
+    job["spec"]["backoffLimit"] = 0
+    path = site.create(job)
+    site.until(site.state("running"))
+    lost = site.pods()[0]["metadata"]["uid"]
+    site.kwok.end_pod(site.space, site.pods()[0]["metadata"]["name"], 3)
+    site.until(site.state("error"))
+    site.until(lambda: site.phases() == ["Exhausted"])
+    assert site.record()["holdUntil"]
+    name = f"{site.space}/train"
+    rita = Person(site.plane, "rita-keeps", bind(site.plane, "rita-keeps", "sentinel-operator"))
+    freed = rita.says("release", name)
+    assert "is held no longer, says rita-keeps." in freed.stdout, freed.stderr
+    site.until(lambda: not site.record().get("holdUntil"))
+    assert site.admin.get(path)["spec"].get("suspend", False) is False
+    assert [pod["metadata"]["uid"] for pod in site.pods("Failed")] == [lost]
+
+
+def test_without_the_wrapper_a_job_whose_kind_would_run_a_lost_rank_again_is_stopped_at_once(
+    site: World,
+) -> None:
+    site.protect(restart={"maxRestarts": 0}, debugHold="1h")
+    path = site.create(gang(2))
+    site.until(site.state("running"))
+    lost = site.pods()[0]["metadata"]["uid"]
+    site.kwok.end_pod(site.space, site.pods()[0]["metadata"]["name"], 3)
+    site.until(site.state("error"))
+    site.until(lambda: not site.pods())
+    assert (site.record().get("holdUntil"), site.admin.get(path)["spec"]["suspend"]) == (None, True)
+    assert [pod["metadata"]["uid"] for pod in site.pods("Failed")] == [lost]
+
+
 def test_a_person_who_suspends_a_job_that_is_being_moved_is_obeyed_and_costs_it_no_protection(
     site: World,
 ) -> None:

@@ -38,6 +38,9 @@ class Known(Struct):
     pods: dict[int, tuple[str, PodRank]] = {}  # rank -> node, pod; of the running incarnation
     seen: Seen | None = None  # at the last look, where not all of it runs
     ending: dict[str, Json] = {}  # by uid: pods that are to end, as they were when they were seen last
+    kept: frozenset[str] = (
+        frozenset()
+    )  # uids of pods that have failed, and stay for as long as it is not stopped
     events: dict[str, list[Json]] = {}  # by uid: of ranks' pods that were preempted, or are gone
     uids: set[str] = set()  # of its pods: those that are gone may still be counted where nodes' room is
     # Uids of pods that had ended when it was stopped: no ranks of what is started after that. Those that failed run
@@ -116,6 +119,7 @@ class KnownJobs:
         places = {rank: Place(pod.uid, node, pod.restarts) for rank, (node, pod) in known.pods.items()}
         found = look(seen, places, size, known.ending, asked, known.events)
         known.seen = seen if not found.up else None
+        known.kept = hold.kept(seen)
         known.ending = {
             text(pod, "metadata.uid"): pod
             for pod in seen.pods
@@ -197,9 +201,10 @@ class KnownJobs:
     # ------------------------------------------------------------ their ranks
 
     def holds(self, job: str, ranks: Iterable[int]) -> bool:
-        """Does one of these run the wrapper that keeps its container?"""
+        """Does one of these run the wrapper that keeps its container? Or its pod has failed, and stays so."""
         known = self._jobs.get(job)
-        return known is not None and any(known.pods[rank][1].hold for rank in ranks if rank in known.pods)
+        pods = [] if known is None else [known.pods[rank][1] for rank in ranks if rank in known.pods]
+        return known is not None and any(pod.hold or pod.uid in known.kept for pod in pods)
 
     def nodes(self, job: str) -> dict[int, str]:
         """Rank -> node, of the running incarnation."""
