@@ -45,6 +45,9 @@ class JobPicture:
         self.alive: set[int] = set()
         self.pids: dict[int, int] = {}
         self.entities: dict[int, str] = {}  # rank -> the GPU it uses; on a cluster the node
+        self.also_on: frozenset[str] = (
+            frozenset()
+        )  # on a cluster: nodes on which only pods of it that are no ranks run
         self.known_gpus: int | None = None  # None: one for each entity
         self.entities_back: bool = False  # a GPU that was left out is well again
         self.grows_to: int = 0  # there is room for so many ranks; not more than it has: for no more
@@ -195,6 +198,11 @@ class JobPicture:
             baseline_ratio=learnt[1] if learnt else job.baseline_ratio,
             fast_incarnation=job.incarnation if self.was_fast else job.fast_incarnation,
         )
+
+    @property
+    def places(self) -> frozenset[str]:
+        """All that it uses, of which a finding is reason to leave."""
+        return self.also_on.union(self.entities.values())
 
     def time_left_s(self, now: Now) -> float | None:
         if self.job.policy.max_duration_s is None:

@@ -368,7 +368,7 @@ def _decide_finding(picture: JobPicture, finding: Finding, now: Now) -> Decision
     """A finding about what this job uses, a GPU or a whole node, while the job still steps."""
     key = _key(finding)
     job = picture.job
-    if finding.place not in picture.entities.values():
+    if finding.place not in picture.places:
         return Nothing("NotOurs", f"{finding.summary}: not used by this job.")
     if finding.place in job.excluded:
         return Nothing("AlreadyAvoided", f"{finding.place} is already left out.")
@@ -405,8 +405,7 @@ def waits_to_move(picture: JobPicture, now: Now) -> Refused | None:
     job = picture.job
     if picture.incident is not None or job.state != JobState.RUNNING or job.policy.mode == "observe":
         return None
-    places = set(picture.entities.values())
-    found = [_key(one) for one in picture.findings if one.place in places]
+    found = [_key(one) for one in picture.findings if one.place in picture.places]
     signals = [signal.key for signal in picture.timing.signals(picture.known(now))]
     return next((picture.refused[key] for key in (*signals, *found) if key in picture.refused), None)
 

@@ -23,6 +23,7 @@ from sentinel.core.job_look import Look, Place, look, main_status
 from sentinel.core.job_paths import Json, number, read, text
 from sentinel.core.job_ranks import RankPod, ranks
 from sentinel.core.job_state import Seen, ended_pod, main_container, preemptor_uid, standing
+from sentinel.core.job_stop import spared
 from sentinel.core.model import RankPlace
 from sentinel.core.orders import PodRank
 from sentinel.core.pod_told import preempted
@@ -38,9 +39,8 @@ class Known(Struct):
     pods: dict[int, tuple[str, PodRank]] = {}  # rank -> node, pod; of the running incarnation
     seen: Seen | None = None  # at the last look, where not all of it runs
     ending: dict[str, Json] = {}  # by uid: pods that are to end, as they were when they were seen last
-    kept: frozenset[str] = (
-        frozenset()
-    )  # uids of pods that have failed, and stay for as long as it is not stopped
+    others: frozenset[str] = frozenset()  # nodes of its pods that are no ranks: launchers, parameter servers
+    kept: frozenset[str] = frozenset()  # uids of pods that have failed, and stay while nobody stops it
     events: dict[str, list[Json]] = {}  # by uid: of ranks' pods that were preempted, or are gone
     uids: set[str] = set()  # of its pods: those that are gone may still be counted where nodes' room is
     # Uids of pods that had ended when it was stopped: no ranks of what is started after that. Those that failed run
@@ -120,6 +120,7 @@ class KnownJobs:
         found = look(seen, places, size, known.ending, asked, known.events)
         known.seen = seen if not found.up else None
         known.kept = hold.kept(seen)
+        known.others = _others(seen)
         known.ending = {
             text(pod, "metadata.uid"): pod
             for pod in seen.pods
@@ -170,6 +171,7 @@ class KnownJobs:
         seen = started(known, seen)
         by_uid = {text(pod, "metadata.uid"): pod for pod in seen.pods}
         known.pods, known.refused, running = {}, "", list[int]()
+        known.others = _others(seen)
         for one in ranks(seen):
             if one.rank is not None and one.node and one.uid not in known.done:
                 known.pods[one.rank] = (one.node, _pod_rank(one, by_uid[one.uid]))
@@ -211,6 +213,11 @@ class KnownJobs:
         known = self._jobs.get(job)
         return {} if known is None else {rank: node for rank, (node, _) in known.pods.items()}
 
+    def other_nodes(self, job: str) -> frozenset[str]:
+        """Nodes on which pods of it run that are no ranks, as at the last look."""
+        known = self._jobs.get(job)
+        return frozenset() if known is None else known.others
+
     def places(self, job: str) -> tuple[RankPlace, ...]:
         """Of the ranks of the running incarnation."""
         known = self._jobs.get(job)
@@ -238,6 +245,16 @@ def started(known: Known, seen: Seen) -> Seen:
     """Without pods that were over before the last start: a kind may keep them for as long as the job is there."""
     pods = tuple(pod for pod in seen.pods if text(pod, "metadata.uid") not in known.over)
     return seen if len(pods) == len(seen.pods) else structs.replace(seen, pods=pods)
+
+
+def _others(seen: Seen) -> frozenset[str]:
+    """A recovery brings these elsewhere too, but for those that run on through a stop."""
+    stays = spared(seen)
+    return frozenset(
+        one.node
+        for one in ranks(seen)
+        if one.rank is None and one.node and not one.ended and one.uid not in stays
+    )
 
 
 def _pod_rank(one: RankPod, pod: Json) -> PodRank:
