@@ -90,6 +90,7 @@ class JobLooks:
                 return
             seen = self._cluster.look(name, read, controller.pictures[name].job.size, tracked.policy)
             controller.policy_is(name, self._effective(name, tracked, seen))
+            controller.pictures[name].pinned = seen.pinned
             appeared = await self._judge(name, tracked, seen, read)
             tracked.asks_for = seen.standing.size
             if not appeared:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from sentinel.core.job_paths import Json, read, rows, table, text
+from sentinel.core.job_pin import pinned
 from sentinel.core.job_ranks import done_for_good, ranks
 from sentinel.core.job_remarks import remarks
 from sentinel.core.job_state import (
@@ -43,6 +44,7 @@ class Look(Struct, frozen=True, kw_only=True):
     replaced: bool  # every rank runs, some of them not in the pods that are known
     renewed: bool  # none of them in a pod that is known: its operator has started all of them again
     gpus: int  # that its pods ask for; one that failed and was replaced counts no more
+    pinned: str  # the one node on which it can run
     labels: Mapping[str, str]
     notes: Mapping[str, str]  # annotations
     remarks: Mapping[str, str]  # reason -> what of its policy does not hold for it
@@ -86,6 +88,7 @@ def look(
         replaced=up and bool(places) and other,
         renewed=up and bool(places) and other and not stays,
         gpus=round(sum(requests(by_uid[one.uid]).get(gpu, 0.0) for one in known for gpu in GPUS)),
+        pinned=pinned(seen),
         labels=table(seen.job, "metadata.labels"),
         notes=table(seen.job, "metadata.annotations"),
         remarks=remarks(seen, asked),

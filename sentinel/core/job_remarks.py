@@ -3,6 +3,7 @@
 from sentinel.core import hold
 from sentinel.core.job_kinds import Role
 from sentinel.core.job_paths import Json, annotation
+from sentinel.core.job_pin import pinned
 from sentinel.core.job_sizes import not_elastic
 from sentinel.core.job_state import (
     ASKS_FOR_START,
@@ -28,6 +29,11 @@ def remarks(seen: Seen, asked: Policy) -> dict[str, str]:
         )
     if asked.resume is not None and (refused := grace_refused(seen, asked.graceful_stop_s)) is not None:
         found["GraceTooShort"] = refused.sentence
+    if asked.resume is not None and (node := pinned(seen)):
+        found["PinnedToNode"] = (
+            f"{title(seen.job)}: its pods can run on {node} only: it is not moved when that goes bad, and after a "
+            "fault it waits for that node."
+        )
     if asked.elastic is not None:
         found |= _of_elastic(seen, asked)
     if (asked.precheck != Precheck() or asked.elastic is not None) and not _waits_for_check(seen):

@@ -45,6 +45,7 @@ class JobPicture:
         self.alive: set[int] = set()
         self.pids: dict[int, int] = {}
         self.entities: dict[int, str] = {}  # rank -> the GPU it uses; on a cluster the node
+        self.pinned = ""  # on a cluster: the one node on which its pods can run
         self.also_on: frozenset[str] = (
             frozenset()
         )  # on a cluster: nodes on which only pods of it that are no ranks run

@@ -352,6 +352,8 @@ def _refuse_performance_move(picture: JobPicture, verdict: Verdict, now: Now) ->
     job = picture.job
     if job.policy.resume is None:
         return "NotResumable", "the policy has no `resume`."
+    if picture.pinned:
+        return "PinnedToNode", _pinned(picture)
     if job.performance_frozen:
         return "AlertOnly", job.performance_frozen
     if job.failures and job.failures[-1].failure == verdict.failure and not picture.was_fast:
@@ -377,6 +379,9 @@ def _decide_finding(picture: JobPicture, finding: Finding, now: Now) -> Decision
         return _notice(picture, "Observed", verdict, key)
     if job.policy.resume is None:
         return _notice(picture, "NotResumable", verdict, key)
+    if picture.pinned:
+        verdict = structs.replace(verdict, sentence=f"{verdict.sentence} Not moved: {_pinned(picture)}")
+        return _notice(picture, "PinnedToNode", verdict, key)
     if spent := spent_budget(job, verdict.budget, now):
         verdict = structs.replace(verdict, sentence=f"{verdict.sentence} Not moved: {spent}")
         return _notice(picture, "BudgetExhausted", verdict, key)
@@ -388,6 +393,10 @@ def _decide_finding(picture: JobPicture, finding: Finding, now: Now) -> Decision
         key=key,
         excluded=(*job.excluded, finding.place),
     )
+
+
+def _pinned(picture: JobPicture) -> str:
+    return f"its pods can run on {picture.pinned} only."
 
 
 def _key(finding: Finding) -> str:

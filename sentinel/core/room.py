@@ -160,11 +160,16 @@ def _fill(
 
 def _what_is_asked(pod: Json) -> bytes:
     """Equal for pods that need the same of a node."""
-    asked = [read(pod, f"spec.{name}") for name in ("nodeSelector", "affinity.nodeAffinity", "tolerations")]
+    asked = [
+        read(pod, f"spec.{name}")
+        for name in ("nodeName", "nodeSelector", "affinity.nodeAffinity", "tolerations")
+    ]
     return msgspec.json.encode([asked, sorted(requests(pod).items())])
 
 
 def _refused(pod: Json, node: RoomNode, wanted: Mapping[str, float], left: Mapping[str, float]) -> str:
+    if (wants := text(pod, "spec.nodeName")) and wants != node.name:
+        return "not the one that they name"
     if not node.schedulable:
         return "unschedulable"
     tolerations = rows(pod, "spec.tolerations")

@@ -226,6 +226,21 @@ def test_a_restart_policy_never_stops_a_job_that_steps_for_a_finding() -> None:
     assert (decision.kind, decision.reason) == (IncidentKind.NOTICE, "NotResumable")
 
 
+def test_a_job_that_can_run_on_one_node_only_is_stopped_neither_for_a_finding_nor_for_being_slow() -> None:
+    picture = seen()
+    picture.pinned, picture.findings = "n1", [finding()]
+    decision = decide(picture, NOW)
+    assert isinstance(decision, Open)
+    assert (decision.kind, decision.reason) == (IncidentKind.NOTICE, "PinnedToNode")
+    assert decision.verdict.sentence.endswith("Not moved: its pods can run on n1 only.")
+    slows = seen(rules(performance=slow()))
+    slows.pinned = "n1"
+    steps(slows, 40, ratio=0.9)
+    decision = decide(slows, NOW)
+    assert isinstance(decision, Open)
+    assert (decision.kind, decision.reason) == (IncidentKind.NOTICE, "PinnedToNode")
+
+
 def test_a_job_without_restarts_left_is_not_stopped_for_a_finding() -> None:
     picture = seen(used_infrastructure=5)
     picture.findings = [finding()]

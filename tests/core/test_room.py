@@ -128,3 +128,10 @@ def test_nodes_are_selected_as_the_scheduler_has_it(spec: dict[str, Any], fits: 
 
 def test_no_pods_need_no_room() -> None:
     assert place([], []) == Placement()
+
+
+def test_pods_that_name_their_node_have_room_there_only() -> None:
+    found = place([pod(4, nodeName="b"), pod(4)], [node("a"), node("b")])
+    assert found.nodes[0] == "b"
+    refused = place([pod(nodeName="b")], [node("a"), node("b")], excluded=("b",))
+    assert refused.sentence == "No room for 1 of 1 pods on 2 nodes: 1 not the one that they name, 1 left out."

@@ -15,7 +15,7 @@ import msgspec
 from sentinel.core.health import Finding
 from tests.e2e.box import Box, Running
 from tests.kubernetes.conftest import NAMESPACE
-from tests.kubernetes.light_agents import FOUND, RANKS, SAVES, SIGNALLED, Saves
+from tests.kubernetes.light_agents import FOUND, LOOKED, RANKS, SAVES, SIGNALLED, Saves
 from tests.kubernetes.light_agents import Ranks as Told
 from tests.kubernetes.local_fleet import AUDIENCE, Fleet
 from tests.rig.operators.flow import template
@@ -194,8 +194,16 @@ class Agents:
 
     def never_save(self) -> None:
         """Ranks on all nodes take the signal, and are never done."""
+        self.store(Saves(line=""))
+
+    def store(self, saves: Saves) -> None:
+        """How ranks on all nodes save from now on, and what their store shows."""
         for folder in self.folder.iterdir():
-            self._write(folder.name, SAVES, Saves(line=""))
+            self._write(folder.name, SAVES, saves)
+
+    def looked(self) -> bool:
+        """Has an agent seen the store, since `hush`?"""
+        return any((folder / LOOKED).exists() for folder in self.folder.iterdir())
 
     def signalled(self, node: str) -> bool:
         """Were ranks there told to save, since `hush`?"""
@@ -206,7 +214,7 @@ class Agents:
         for folder in self.folder.iterdir():
             self.find(folder.name, None)
             self.ranks(folder.name, None)
-            for name in (SAVES, SIGNALLED):
+            for name in (SAVES, SIGNALLED, LOOKED):
                 (folder / name).unlink(missing_ok=True)
 
     def _write(self, node: str, name: str, what: Finding | Told | Saves) -> None:

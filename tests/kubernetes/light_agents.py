@@ -5,7 +5,8 @@ save at it.
 
 FOLDER has one folder for each node, in which its token lies; the spools come beside them. A file `found.json` there is
 what a check of that node finds, `ranks.json` (Ranks) what the logs of ranks there say: told each time it is written,
-`saves.json` (Saves) how ranks there save. `signalled` is made when they were told to.
+`saves.json` (Saves) how ranks there save. `signalled` is made when they were told to, `looked` when somebody asked for their
+files.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ FOUND = "found.json"
 RANKS = "ranks.json"
 SAVES = "saves.json"
 SIGNALLED = "signalled"
+LOOKED = "looked"
 RANKS_S = 0.5  # between two looks at it
 STEP_MS = 1000.0
 
@@ -45,19 +47,27 @@ class Ranks(msgspec.Struct):
 
 
 class Saves(msgspec.Struct):
-    """`line`: what they print when they have saved; "": they never do."""
+    """`line`: what they print when they have saved; "": they never do. `files`: those of their store, each with its
+    size and time; `refuses`: why nobody can look there."""
 
     line: str = "saved checkpoint at step 7"
+    files: dict[str, tuple[int, int]] = {}
+    refuses: str = ""
 
 
 def answered(id: str, ask: Ask, folder: Path) -> tuple[Answer, tuple[LogMatch, ...]]:
     ranks = tuple(pod.rank for pod in ask.pods)
     if ask.what is What.HANDLERS:
         return Answer(order=id, capable=dict.fromkeys(ranks, True)), ()
-    if ask.what is not What.SIGNAL:
-        return Answer(order=id), ()
     file = folder / SAVES
     saves = msgspec.json.decode(file.read_bytes(), type=Saves) if file.exists() else Saves()
+    if ask.what is What.FILES and saves.refuses:
+        return Answer(order=id, refused=dict.fromkeys(ranks, saves.refuses)), ()
+    if ask.what is What.FILES:
+        (folder / LOOKED).touch()
+        return Answer(order=id, files=saves.files), ()
+    if ask.what is not What.SIGNAL:
+        return Answer(order=id), ()
     (folder / SIGNALLED).touch()
     now_s = system_now().mono_s
     saved = tuple(

@@ -8,7 +8,7 @@ from sentinel.clock import Clock
 from sentinel.cluster.kubernetes.objects import Node, Pod, PodSpec
 from sentinel.cluster.kubernetes.picture import ENDED
 from sentinel.core.job_change import HOSTNAME, avoid_in
-from sentinel.core.job_paths import Json, copied
+from sentinel.core.job_paths import Json, copied, table
 from sentinel.core.job_ranks import done_for_good, ranks
 from sentinel.core.job_state import Seen, groups_of, living, was_size
 from sentinel.core.room import Placement, RoomNode, RoomTaint, free, left_by, place, requests
@@ -128,6 +128,12 @@ def _json(spec: PodSpec) -> Json:
     }
 
 
+def _unbound(pod: Json) -> Json:
+    """As one that was made anew: the scheduler has named its node."""
+    spec = {name: value for name, value in table(pod, "spec").items() if name != "nodeName"}
+    return {**pod, "spec": spec}
+
+
 def pods_of(seen: Seen) -> list[Json]:
     """What a start has to find room for: its templates, without what Sentinel itself wrote into them; where they stand
     elsewhere, the pods that it has. Empty: not known. Ranks that ended for good need none."""
@@ -136,7 +142,7 @@ def pods_of(seen: Seen) -> list[Json]:
     for group in groups_of(seen.row, draft):
         size = was_size(draft, group) or group.size
         if not group.templates or size is None:
-            return living(seen.pods)
+            return [_unbound(pod) for pod in living(seen.pods)]
         avoid_in(draft, group.templates, ())
         made += [group.templates[0]] * size + [group.templates[-1]] * (size * group.each - size)
     done = done_for_good(seen, [one for one in ranks(seen) if one.rank is not None])
