@@ -5,8 +5,8 @@ save at it.
 
 FOLDER has one folder for each node, in which its token lies; the spools come beside them. A file `found.json` there is
 what a check of that node finds, `ranks.json` (Ranks) what the logs of ranks there say: told each time it is written,
-`saves.json` (Saves) how ranks there save. `signalled` is made when they were told to, `looked` when somebody asked for their
-files.
+`saves.json` (Saves) how ranks there save. `signalled` is made when they were told to, `looked` when somebody asked for
+their files.
 """
 
 import asyncio

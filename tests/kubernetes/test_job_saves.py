@@ -8,6 +8,7 @@ import pytest
 
 from sentinel.core.health import Severity
 from tests.kubernetes.jobs_site import CHECKPOINT, UNBRAKED
+from tests.kubernetes.light_agents import Saves
 from tests.kubernetes.test_interrupted_recoveries import WHOLE, in_phase, reasons, running, stages
 from tests.kubernetes.test_job_faults import World, lasting, node_of, site
 from tests.kubernetes.test_leading_jobs import kwok, plane
@@ -115,6 +116,54 @@ def test_a_job_that_names_no_proof_moves_after_the_time_for_its_save_and_the_rec
     assert site.record().get("checkpoint") is None
     assert node_of(site.pods()[0]) != bad
     assert (spent(site), stages(site)) == ((1, 0), ["started", "recovered"])
+
+
+STORE = {"proof": {"fileAppears": "/ckpt/*.pt"}}
+READ_ONLY = Saves(line="", refuses="nobody can look for /ckpt/*.pt: Read-only file system")
+
+
+def test_a_job_whose_store_cannot_be_read_is_not_stopped_and_moves_once_its_save_is_there(
+    site: World,
+) -> None:
+    site.agents.store(READ_ONLY)
+    running(site, **saves(**STORE, timeout="10m"))
+    before = {pod["metadata"]["uid"] for pod in site.pods()}
+    bad = goes_bad(site)
+    site.until(lambda: in_phase(site, "Saving")() and site.agents.signalled(bad))
+    assert {pod["metadata"]["uid"] for pod in site.pods()} == before
+    site.agents.store(Saves(line=""))
+    site.until(site.agents.looked)
+    assert {pod["metadata"]["uid"] for pod in site.pods()} == before, "its store is well, and shows no save"
+    site.agents.store(Saves(line="", files={"/ckpt/9.pt": (4096, 1)}))
+    site.until(in_phase(site, "Recovered"))
+    assert saved(site)["provedBy"].startswith("/ckpt/9.pt (4096 bytes")
+    assert bad not in {node_of(pod) for pod in site.pods()}
+
+
+def test_a_job_whose_store_stays_full_is_kept_running_with_the_reason_and_leaves_for_the_next_fault_when_it_is_well(
+    site: World,
+) -> None:
+    site.agents.store(READ_ONLY)
+    path = running(site, **saves(**STORE, timeout="8s"))
+    before = {pod["metadata"]["uid"] for pod in site.pods()}
+    bad = goes_bad(site)
+    site.until(in_phase(site, "KeptRunning"))
+    incident = site.incident()
+    assert incident["reason"] == "SaveUnproved"
+    assert incident["sentence"].startswith(f"The save was not proved within 8 s: {READ_ONLY.refuses}")
+    assert "notice" in stages(site)
+    assert {pod["metadata"]["uid"] for pod in site.pods()} == before
+    assert not site.admin.get(path)["spec"].get("suspend", False)
+    site.agents.hush()
+    site.agents.never_save()
+    site.protect(**saves(**STORE, timeout="10m"))
+    site.until(lambda: site.record()["policy"]["resume"]["checkpoint"]["timeoutSeconds"] == 600.0)
+    worse = lost_gpu(check="gpus", code="XID 48", event=False, severity=Severity.DEGRADED)
+    site.agents.find(bad, worse)
+    site.until(lambda: in_phase(site, "Saving")() and site.agents.signalled(bad))
+    site.agents.store(Saves(line="", files={"/ckpt/9.pt": (4096, 1)}))
+    site.until(in_phase(site, "Recovered"))
+    assert saved(site)["provedBy"].startswith("/ckpt/9.pt")
 
 
 def test_a_job_whose_ranks_end_at_the_signal_to_save_has_not_succeeded(site: World) -> None:
