@@ -14,6 +14,11 @@ class JobTable(Struct, frozen=True):
     traps: dict[str, Trap]
 
     @property
+    def fallback(self) -> JobKind:
+        """The row of pods whose owner is of no other."""
+        return next(row for row in self.rows if row.fallback)
+
+    @property
     def followed(self) -> tuple[JobKind, ...]:
         """One row of each resource that is looked at: two rows can be of one, and pods are looked at anyway."""
         first = {(row.group, row.version, row.plural): row for row in reversed(self.rows) if not row.fallback}

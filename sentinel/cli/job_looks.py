@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 NOT_UP_S = 10.0  # what keeps pods from running is asked for no more often
 HELD_BACK_S = 5.0  # a start that a pause holds back is asked for no more often
 DRAIN_S = 6.0
+AGAIN_S = 2.0  # what only time tells
 STOPS_S = 5.0  # a job that is being stopped is looked at again after so long
 # A kind that a rank's success makes succeed ends the others first and says so afterwards: the Job controller of
 # Kubernetes 1.34 deletes them (syncJob, deleteActivePods) before it writes SuccessCriteriaMet.
@@ -113,7 +114,9 @@ class JobLooks:
         await self._records.claim(name)
         known = self._records.job(name)
         now = system_now()
-        if known is None or known.uid != ref.uid:
+        # Of an owner that is not read nobody knows that it is gone: pods may come again, much later.
+        back = ref.row.fallback and known is not None and known.reason == "JobDeleted"
+        if known is None or known.uid != ref.uid or back:
             if seen.standing.over:
                 return False
             controller.add(_fresh(name, ref.uid, asked, known, now, self._boot_id), [])
@@ -226,6 +229,11 @@ class JobLooks:
         elif seen.standing.ended:
             sentence = f"The job failed before it ran: {seen.standing.why_ended}."
             controller.end(name, JobState.ERROR, "FailedBeforeStart", sentence)
+        elif seen.grows:
+            controller.waits(
+                name, "NotUp", f"It has {seen.pods} pods, and may get more: nothing tells how many."
+            )
+            tracked.due_mono_s = system_now().mono_s + AGAIN_S
         else:
             if system_now().mono_s < tracked.due_mono_s < math.inf:
                 return False
@@ -242,7 +250,11 @@ class JobLooks:
             self._cluster.vacate(name)
             controller.withdrawn(name, "Stopped", seen.withdrawn)
             return False
+        if seen.grows:
+            tracked.due_mono_s = system_now().mono_s + AGAIN_S
         exits = self._ends(picture.job, picture.exits, seen)
+        if seen.vanishes:  # its owner has most likely been deleted; else it makes others soon
+            exits = [gone for gone in exits if not _deleted(gone)]
         # It is decided how the job ends, and its kind ends what is left of it; or that may be what happens.
         if seen.standing.ending or _may_succeed(tracked, [*picture.exits.values(), *exits]):
             exits = [gone for gone in exits if not _deleted(gone)]

@@ -59,6 +59,7 @@ TURN_S = 0.5
 ROUND_S = 2.0  # between two rounds about all jobs, at least; what happens to one is decided on at once
 JOBS_PER_S = 400  # of thousands so many
 LOOKS = 16  # at jobs, under way together
+NO_PODS = "It has no pod any more, and for minutes its owner has made none."
 AGAIN_S = 2.0
 
 
@@ -387,7 +388,7 @@ class LeadingJobs:
         controller = self.controller
         picture = controller.pictures.get(name) if controller is not None else None
         if not self._fleet.pods.jobs.uid_known(tracked.ref.uid):
-            self._gone(name, "The job was deleted.")
+            self._gone(name, NO_PODS if tracked.ref.row.fallback else "The job was deleted.")
             return
         if picture is not None and picture.incident is not None:
             self._dirty.add(tracked.ref.namespace)  # once its recovery is over

@@ -290,12 +290,12 @@ def _failure(value: object) -> str:
 
 
 def _job_kind(value: object) -> str:
-    known = {name for row in job_table().followed for name in (row.kind, row.full)}
+    known = {name for row in job_table().rows for name in (row.kind, row.full)}
     if not isinstance(value, str) or value not in known:
         folded = {name.lower(): name for name in sorted(known, reverse=True)}
         near = difflib.get_close_matches(str(value).lower(), folded, 1)
         guess = f" ({folded[near[0]]}?)" if near else ""
-        names = ", ".join(sorted({row.kind for row in job_table().followed}))
+        names = ", ".join(sorted({row.kind for row in job_table().rows}))
         raise refuse(f"a known kind of jobs{guess}: {names}; or KIND.GROUP where two have one name")
     return value
 

@@ -39,7 +39,9 @@ MAIL_STAGES = tuple(stage.value for stage in model.Stage)
 
 class JobsSpec(Section):
     kinds: JobKinds = written(
-        "kinds", "Kinds of jobs, like PyTorchJob; without it all. Job.batch where two groups have one name."
+        "kinds",
+        "Kinds of jobs, like PyTorchJob; without it all. Job.batch where two groups have one name. Pod: pods of any "
+        "other owner, never without that word.",
     )
     match_labels: dict[str, str] = written("matchLabels", "Labels that a job must bear, all of them.")
     name: Text = written("name", "The name of one job.")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sentinel.core.job_paths import Json, read, rows, table, text
 from sentinel.core.job_pin import pinned
@@ -14,6 +14,7 @@ from sentinel.core.job_state import (
     Seen,
     Standing,
     claimed,
+    living,
     main_container,
     standing,
     took_back,
@@ -43,11 +44,14 @@ class Look(Struct, frozen=True, kw_only=True):
     ended: tuple[tuple[int, PodEnd], ...]  # by rank: since the incarnation began
     replaced: bool  # every rank runs, some of them not in the pods that are known
     renewed: bool  # none of them in a pod that is known: its operator has started all of them again
+    pods: int  # of ranks that there are
+    vanishes: bool  # its owner is not known, and none of its pods stays: they end together, or are gone
     gpus: int  # that its pods ask for; one that failed and was replaced counts no more
     pinned: str  # the one node on which it can run
     labels: Mapping[str, str]
     notes: Mapping[str, str]  # annotations
     remarks: Mapping[str, str]  # reason -> what of its policy does not hold for it
+    grows: bool = False  # pods of it came just now, of an owner that does not say how many it makes
 
 
 def look(
@@ -64,6 +68,8 @@ def look(
     by_uid = {text(pod, "metadata.uid"): pod for pod in seen.pods}
     known = ranks(seen)
     found = {one.rank: one for one in known if one.rank is not None}
+    if seen.row.fallback and len(found) > size:
+        now = structs.replace(now, size=len(found))
     up = all_up(seen, now.size or size)
     ended = []
     for rank, place in sorted(places.items()):
@@ -87,12 +93,18 @@ def look(
         ended=tuple(ended),
         replaced=up and bool(places) and other,
         renewed=up and bool(places) and other and not stays,
+        pods=len(found),
+        vanishes=seen.row.fallback and not any(map(_stays, living(seen.pods))),
         gpus=round(sum(requests(by_uid[one.uid]).get(gpu, 0.0) for one in known for gpu in GPUS)),
         pinned=pinned(seen),
         labels=table(seen.job, "metadata.labels"),
         notes=table(seen.job, "metadata.annotations"),
         remarks=remarks(seen, asked),
     )
+
+
+def _stays(pod: Json) -> bool:
+    return read(pod, "metadata.deletionTimestamp") is None
 
 
 def _gone(place: Place, pod: Json | None, events: Sequence[Json]) -> PodEnd | None:

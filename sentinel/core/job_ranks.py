@@ -3,7 +3,7 @@
 A rank here is a pod's: of a pod with eight GPUs the agent finds eight processes, each with a RANK of its own.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 from msgspec import Struct, structs
@@ -58,7 +58,7 @@ def ranks(seen: Seen) -> tuple[RankPod, ...]:
         )
         if place not in kept or (kept[place].ended and not pod.ended):
             kept[place] = pod
-    numbered = _numbered(list(kept.values()), list(groups.values()))
+    numbered = _numbered(list(kept.values()), list(groups.values()), _replaced(seen))
     return tuple(sorted(numbered, key=lambda one: (one.rank is None, one.rank or 0, one.role, one.name)))
 
 
@@ -71,6 +71,18 @@ def that_run_after_start(seen: Seen) -> tuple[int, ...]:
     done = numbers(text(seen.job, seen.row.finished_at)) if seen.row.finished_at else set()
     done |= {one.rank for one in known if one.rank is not None and one.ended == "succeeded"}
     return tuple(sorted(all_ranks - done))
+
+
+def _replaced(seen: Seen) -> set[str]:
+    """The uids of pods in whose place an owner of an unknown kind makes others, under other names: a ReplicaSet leaves
+    those that have failed, and waits for none that is being ended."""
+    if not seen.row.fallback:
+        return set()
+    return {
+        text(pod, "metadata.uid")
+        for pod in seen.pods
+        if ended_pod(pod) == "failed" or read(pod, "metadata.deletionTimestamp") is not None
+    }
 
 
 def _age(pod: Json) -> tuple[str, str]:
@@ -105,8 +117,9 @@ def _one(seen: Seen, pod: Json, groups: dict[str, PodGroup], gpus: bool) -> Rank
     )
 
 
-def _numbered(pods: list[RankPod], groups: Sequence[PodGroup]) -> list[RankPod]:
-    """Ranks count on from group to group; where a pod has no number at all the order of names decides."""
+def _numbered(pods: list[RankPod], groups: Sequence[PodGroup], gone: Collection[str]) -> list[RankPod]:
+    """Ranks count on from group to group; where a pod has no number at all the order of names decides, but for those
+    that are `gone`."""
     offsets, count = {}, 0
     for group in groups:
         if group.role is Role.RANK:
@@ -114,6 +127,7 @@ def _numbered(pods: list[RankPod], groups: Sequence[PodGroup]) -> list[RankPod]:
             count += group.pods or sum(one.group.lower() == group.name.lower() for one in pods)
     found = []
     blind = [one for one in pods if one.role is Role.RANK and one.rank is None and one.index is None]
+    blind = [one for one in blind if one.uid not in gone]
     order = {one.uid: n for n, one in enumerate(sorted(blind, key=lambda one: (one.group, one.name)))}
     for one in pods:
         if one.uid in order:

@@ -4,7 +4,7 @@ Each function rests on one reading of the job (`Seen`), and says nothing of what
 stopped is known from its pods (`job_state.living`), read again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sentinel.core.job_kinds import JobKind, Loss, Means
 from sentinel.core.job_limits import limits, on_loss
@@ -27,10 +27,13 @@ from sentinel.core.job_writes import Plan, Reason, Refusal, Write, check, comman
 ABORT, RESUME = "AbortJob", "ResumeJob"  # Volcano's
 
 
-def stop(seen: Seen, mark: str, grace_s: int | None = None) -> Plan | Refusal:
+def stop(
+    seen: Seen, mark: str, grace_s: int | None = None, only: Collection[str] | None = None
+) -> Plan | Refusal:
     """Every rank ends, and the job is not started by anybody until `start`, where its kind can hold that.
 
     `mark`: the incident, which says that Sentinel stopped it. `grace_s` is heard by kinds that evict, and by no other.
+    `only`: the uids of pods to evict, where its operator makes others again meanwhile.
     """
     now = standing(seen)
     if now.over:
@@ -57,7 +60,8 @@ def stop(seen: Seen, mark: str, grace_s: int | None = None) -> Plan | Refusal:
         case Means.EVICT:
             if seen.row.suspend:
                 write(draft, seen.row.suspend, True)
-            evictions = [evict(pod, grace_s) for pod in _to_evict(seen)]
+            there = [pod for pod in _to_evict(seen) if only is None or text(pod, "metadata.uid") in only]
+            evictions = [evict(pod, grace_s) for pod in there]
             return Plan(writes=(*patch(seen.job, draft, seen.row.plural), *evictions))
     return Plan(writes=tuple(patch(seen.job, draft, seen.row.plural)))
 
@@ -93,7 +97,7 @@ def _stop_refused(seen: Seen, now: Standing) -> Refusal | None:
     if not evicts(row) or now.queue:
         return None
     if needs_owner(seen):
-        return Refusal(Reason.NO_OWNER, f"{title(job)} has no owner: evicted, nobody would make it again.")
+        return Refusal(Reason.NO_OWNER, no_owner(title(job)))
     fatal = sorted({text(pod, "metadata.name") for pod in _to_evict(seen) if _fails(seen, pod)})
     if fatal:
         return Refusal(
@@ -102,6 +106,10 @@ def _stop_refused(seen: Seen, now: Standing) -> Refusal | None:
             f"{listed(fatal)} would fail it for good.",
         )
     return None
+
+
+def no_owner(pod: str) -> str:
+    return f"{pod} has no owner: evicted, nobody would make it again."
 
 
 def _size_edited(seen: Seen) -> Refusal | None:

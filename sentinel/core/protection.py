@@ -13,12 +13,13 @@ from sentinel.core.fleet_model import Mode
 from sentinel.core.policy_model import LostNode, Policy
 
 NAMED = 10  # jobs that one message names
+PODS = "Pod"  # in `kinds`: pods of owners of no known kind. Never without that word: they may be anything
 
 
 class Selector(Struct, frozen=True, rename="camel"):
     """`spec.jobs`: what is not written fits every job of the namespace."""
 
-    kinds: tuple[str, ...] = ()  # Job, or Job.batch where two groups have one name
+    kinds: tuple[str, ...] = ()  # Job, or Job.batch where two groups have one name; PODS: see Job.by_pods
     match_labels: dict[str, str] = {}
     name: str = ""
 
@@ -31,6 +32,7 @@ class Job(Struct, frozen=True):
     namespace: str
     name: str
     labels: dict[str, str] = {}
+    by_pods: bool = False  # only its pods are known, and an owner whose kind is not
 
     @property
     def title(self) -> str:
@@ -79,10 +81,16 @@ def picks(asked: Asked, job: Job) -> bool:
     return (
         selector is not None
         and asked.namespace == job.namespace
-        and (not selector.kinds or job.kind in selector.kinds or f"{job.kind}.{job.group}" in selector.kinds)
+        and _of_kind(selector.kinds, job)
         and (not selector.name or selector.name == job.name)
         and all(job.labels.get(key) == value for key, value in selector.match_labels.items())
     )
+
+
+def _of_kind(kinds: Sequence[str], job: Job) -> bool:
+    if job.by_pods:
+        return PODS in kinds
+    return not kinds or job.kind in kinds or f"{job.kind}.{job.group}" in kinds
 
 
 def in_force(asked: Iterable[Asked], job: Job) -> Asked | None:

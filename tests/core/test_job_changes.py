@@ -368,6 +368,14 @@ def test_pods_of_an_unknown_owner_without_a_gpu_are_helpers_beside_some_with() -
     assert (found["a"].role, found["b"].role, found["b"].rank) == (Role.RANK, Role.HELPER, None)
 
 
+def test_pods_in_whose_place_an_unknown_owner_makes_others_are_no_ranks() -> None:
+    going = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+    found = ranked("Pod/v1", pod("a", {}, phase="Failed"), pod("b", {}, **going), pod("c", {}), pod("d", {}))
+    assert {name: one.rank for name, one in found.items()} == {"a": None, "b": None, "c": 0, "d": 1}
+    numbered = [pod(f"p-{n}", {"apps.kubernetes.io/pod-index": str(n)}) for n in (10, 9)]
+    assert {name: one.rank for name, one in ranked("Pod/v1", *numbered).items()} == {"p-10": 10, "p-9": 9}
+
+
 @pytest.mark.parametrize(
     ("resource", "is_gpu"),
     [

@@ -7,6 +7,7 @@ from msgspec import structs
 from sentinel.core.job_kinds import JobKind
 from sentinel.core.job_look import Look, Place, look
 from sentinel.core.job_state import STOPPED, Seen, preemptor_uid
+from sentinel.core.owned_pods import row_of_owner, stand_in
 from sentinel.core.policy_model import Policy, Resume
 from sentinel.job_kinds import job_table
 
@@ -152,3 +153,26 @@ def test_what_a_job_cannot_have_of_its_policy_is_remarked() -> None:
     assert "30 s" in found["GraceTooShort"]
     assert "so a job that is given up is stopped at once" in found["HoldUnavailable"]
     assert seen_by(pod(0), pod(1)).remarks == {}
+
+
+def test_more_pods_of_an_owner_that_is_not_read_are_a_new_size_and_fewer_are_lost_ranks() -> None:
+    made = row_of_owner(job_table().fallback, "example.com/v1", "GangJob")
+    places = {rank: Place(f"pod-{rank}", f"node-{rank}") for rank in range(2)}
+
+    def told(*pods: dict[str, Any]) -> Look:
+        owner = stand_in(made, "ns", "train", "gang", pods)
+        return look(Seen(row=made, job=owner, pods=pods), places, 2, {}, Policy(), {})
+
+    same = told(pod(0), pod(1))
+    assert (same.standing.size, same.up, same.pods, same.vanishes) == (None, True, 2, False)
+    more = told(pod(0), pod(1), pod(2, state="terminated", phase="Pending"))
+    assert (more.standing.size, more.up) == (3, False), "not all of them run yet"
+    assert told(pod(0), pod(1), pod(2)).up
+    fewer = told(pod(0))
+    assert (fewer.standing.size, fewer.up, fewer.vanishes) == (None, False, False)
+    assert [rank for rank, _ in fewer.ended] == [1]
+    going = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+    assert told(pod(0, **going), pod(1, **going)).vanishes
+    assert told(pod(0, **going), pod(1, phase="Failed")).vanishes
+    assert not told(pod(0, **going), pod(1)).vanishes
+    assert told().vanishes

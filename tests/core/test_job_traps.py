@@ -9,10 +9,11 @@ from sentinel.core.job_kinds import Means
 from sentinel.core.job_limits import limits
 from sentinel.core.job_paths import read
 from sentinel.core.job_ranks import ranks, that_run_after_start
-from sentinel.core.job_start import keep_off_nodes, resize, start
+from sentinel.core.job_start import keep_off_nodes, resize, settle, start
 from sentinel.core.job_state import Seen, living, longest_grace_s, standing
 from sentinel.core.job_stop import grace_refused, stop
 from sentinel.core.job_writes import Reason, Refusal, Verb
+from sentinel.core.owned_pods import row_of_owner, stand_in
 from tests.core.job_objects import (
     Json,
     applied,
@@ -159,6 +160,27 @@ def test_owner_decides() -> None:
     bare = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "lab", "name": "alone", "uid": "u"}}
     said = stop(Seen(row=row_named(PODS), job=bare, pods=(bare,)), "m")
     assert refused(said) is Reason.NO_OWNER
+
+
+def test_owner_is_not_read() -> None:
+    row = row_of_owner(row_named(PODS), "example.com/v1", "GangJob")
+    two = tuple(pod(name, {"app": "gang", "at": name}) for name in ("a", "b"))
+
+    def owner(*pods: Json, ranks: int = 0) -> Seen:
+        return Seen(row=row, job=stand_in(row, "lab", "gang", "u-gang", pods, ranks), pods=pods)
+
+    now = standing(owner(*two))
+    assert (now.uid, now.size, now.stopped, now.ended) == ("u-gang", None, False, "")
+    assert owner(*two).job["kind"] == "GangJob"
+    assert owner(*two).job["metadata"]["labels"] == {"app": "gang"}
+    assert writes(settle(owner(*two))) == (), "nothing is written to it"
+    done = tuple({**one, "status": {"phase": "Succeeded"}} for one in two)
+    assert standing(owner(*done)).ended == "succeeded"
+    assert not standing(owner(*done, ranks=3)).ended, "another rank is missing"
+    assert not standing(owner(done[0], two[1])).ended
+    assert not standing(owner()).ended
+    told = {**done[0]["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    assert not standing(owner({**done[0], "metadata": told}, done[1])).ended, "it was told to end"
 
 
 @pytest.mark.parametrize("title", with_trap("no-way-to-keep-off"))

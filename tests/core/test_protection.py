@@ -39,6 +39,21 @@ def test_everything_that_a_selector_names_must_fit() -> None:
     assert not picks(asked(), structs.replace(JOB, namespace="other"))
 
 
+def test_what_is_known_by_its_pods_alone_is_picked_by_that_word_only() -> None:
+    pods = Job("GangJob", "example.com", "research", "llama", {"team": "nlp"}, by_pods=True)
+    for selector, fits in (
+        (Selector(), False),
+        (Selector(match_labels={"team": "nlp"}), False),
+        (Selector(kinds=("GangJob",)), False),
+        (Selector(kinds=("Job", "Pod")), True),
+        (Selector(kinds=("Pod",), match_labels={"team": "nlp"}, name="llama"), True),
+        (Selector(kinds=("Pod",), match_labels={"team": "cv"}), False),
+        (Selector(kinds=("Pod",), name="llama2"), False),
+    ):
+        assert picks(asked(selector=selector), pods) is fits
+    assert not picks(asked(selector=Selector(kinds=("Pod",))), JOB)
+
+
 def test_the_oldest_accepted_policy_is_in_force_and_newer_ones_are_told_for_which_jobs() -> None:
     old, new = asked("z-old", at=1), asked("a-new", at=2, policy=Policy())
     assert protection([new, old], JOB) == Protection(force_after_s=900.0, stop_s=360.0, removal=Mode.ENFORCE)

@@ -15,7 +15,7 @@ from sentinel.cluster.kubernetes.errors import Conflict, NotFound, NotLeading
 from sentinel.cluster.kubernetes.job_io import PODS, carry_out
 from sentinel.cluster.kubernetes.job_room import Rooms
 from sentinel.cluster.kubernetes.job_sizing import Sizing
-from sentinel.cluster.kubernetes.job_waits import STOP_SLACK_S, Left, Waited
+from sentinel.cluster.kubernetes.job_waits import STOP_SLACK_S, Left, Waited, on_bad_nodes, some
 from sentinel.cluster.kubernetes.known_jobs import Known, KnownJobs, started
 from sentinel.core import job_start, job_stop
 from sentinel.core.health import Component
@@ -207,6 +207,8 @@ class JobCluster(KnownJobs):
                 self.queued(job, waits)
             if not queued and waited.long_enough():
                 await self._tell_why(job, seen, waited)
+        if why := on_bad_nodes(started(known, seen), excluded):
+            raise TemporaryError(why)
         await self._patiently(lambda: self._decided(known, job_start.settle))
         self._rooms.kept(job)
         return self._took(known, seen)
@@ -247,12 +249,12 @@ class JobCluster(KnownJobs):
         try:
             async with asyncio.timeout(AWAY_S):
                 before = await self._patiently(lambda: self._seen(known))
-                mark = f"{job}:{incarnation}"
+                mark, held = f"{job}:{incarnation}", known.ref.row.holds
+                old = {text(pod, "metadata.uid") for pod in before.pods}
+                only = None if held else old
                 seen = await self._patiently(
-                    lambda: self._decided(known, lambda seen: job_stop.stop(seen, mark, asked))
+                    lambda: self._decided(known, lambda seen: job_stop.stop(seen, mark, asked, only))
                 )
-            held = known.ref.row.holds
-            old = {text(pod, "metadata.uid") for pod in before.pods}
             if not known.pods:  # a predecessor knew them
                 self._took(known, before)
         except NotFound:
@@ -363,14 +365,14 @@ class JobCluster(KnownJobs):
             await self._delete(pod, 0)
         sentences = list[str]()
         if dead:
-            named = _some({text(pod, "spec.nodeName") for pod in dead})
+            named = some({text(pod, "spec.nodeName") for pod in dead})
             sentences.append(
-                f"Pods that run nothing any more and do not end are removed by force: {_some(names(dead))}. Their "
+                f"Pods that run nothing any more and do not end are removed by force: {some(names(dead))}. Their "
                 f"nodes need a restart: {named}."
             )
         if dark:
             sentences.append(
-                f"Pods on {_some(dark)} do not end and nobody answers for them: they may still write. It goes on when "
+                f"Pods on {some(dark)} do not end and nobody answers for them: they may still write. It goes on when "
                 "they are gone, or their node was proved dead (`sentinel confirm-dead NODE`)."
             )
         return StopOutcome(gone=False, waits=" ".join(sentences) or "Its last pods are being removed.")
@@ -477,10 +479,6 @@ def _asked_about(job: ProtectedJob) -> Collection[str]:
     """The components that must be well on a node of the job. One that is moved for what is found on its nodes would
     leave a bad one again, whatever is bad there."""
     return job.policy.precheck.checks if job.policy.resume is None else tuple(Component)
-
-
-def _some(found: Collection[str]) -> str:
-    return ", ".join(sorted(found)[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
 
 
 def _never_stops(seen: Seen, mark: str) -> Refusal | None:

@@ -21,6 +21,7 @@ from sentinel.core.job_ranks import selector
 from sentinel.core.job_resume import map_name
 from sentinel.core.job_state import Seen, named_queue
 from sentinel.core.job_writes import Plan, Verb, Write
+from sentinel.core.owned_pods import stand_in
 
 log = structlog.get_logger(__name__)
 
@@ -87,11 +88,15 @@ class Queues:
         return f"{text(owner, 'kind')} {text(found[0], 'metadata.namespace')}/{text(owner, 'name')}"
 
 
-async def read(client: Client, queues: Queues, ref: JobRef) -> Seen:
-    """Raises NotFound where the job is gone or another one has its name; TemporaryError."""
-    job = await _object(client, ref)
-    found = await pods(client, ref, job)
-    if any(text(pod, "metadata.deletionTimestamp") for pod in found):
+async def read(client: Client, queues: Queues, ref: JobRef, ranks: int = 0) -> Seen:
+    """Raises NotFound where the job is gone or another one has its name; TemporaryError. `ranks`: see stand_in."""
+    if ref.row.fallback:
+        found = await pods(client, ref, {})
+        job = stand_in(ref.row, ref.namespace, ref.name, ref.uid, found, ranks)
+    else:
+        job = await _object(client, ref)
+        found = await pods(client, ref, job)
+    if not ref.row.fallback and any(text(pod, "metadata.deletionTimestamp") for pod in found):
         job = await _object(
             client, ref
         )  # else who suspended it in between would seem to have ended its pods only

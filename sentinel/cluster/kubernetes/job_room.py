@@ -8,7 +8,7 @@ from sentinel.clock import Clock
 from sentinel.cluster.kubernetes.objects import Node, Pod, PodSpec
 from sentinel.cluster.kubernetes.picture import ENDED
 from sentinel.core.job_change import HOSTNAME, avoid_in
-from sentinel.core.job_paths import Json, copied, table
+from sentinel.core.job_paths import Json, copied, read, table
 from sentinel.core.job_ranks import done_for_good, ranks
 from sentinel.core.job_state import Seen, groups_of, living, was_size
 from sentinel.core.room import Placement, RoomNode, RoomTaint, free, left_by, place, requests
@@ -139,6 +139,8 @@ def pods_of(seen: Seen) -> list[Json]:
     elsewhere, the pods that it has. Empty: not known. Ranks that ended for good need none."""
     draft = copied(seen.job)
     made: list[Json] = []
+    if seen.row.fallback:
+        return [pod for pod in living(seen.pods) if read(pod, "metadata.deletionTimestamp") is None]
     for group in groups_of(seen.row, draft):
         size = was_size(draft, group) or group.size
         if not group.templates or size is None:

@@ -1,13 +1,14 @@
 """How long a job's pods are waited for, to end and to run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 
 from msgspec import Struct
 
 from sentinel.core import job_stop
+from sentinel.core.job_kinds import KeepOff
 from sentinel.core.job_paths import Json, read, text
-from sentinel.core.job_state import Seen, living
+from sentinel.core.job_state import Seen, keeps_off, living
 
 WHY_AFTER_S = 10.0  # pods that are not up are asked for the reason
 HOPELESS_S = 120.0  # a start that nothing but a person helps is given up
@@ -65,3 +66,16 @@ class Waited:
             return False
         self._hopeless_since_s = now_s if self._hopeless_since_s is None else self._hopeless_since_s
         return now_s - self._hopeless_since_s >= HOPELESS_S
+
+
+def on_bad_nodes(seen: Seen, excluded: Collection[str]) -> str:
+    """Why those that run are not those that were to run: of a kind that nothing holds stopped and nothing keeps off a
+    node, some were made again there while it still took pods. "": none was."""
+    if seen.row.holds or keeps_off(seen) is not KeepOff.NONE:
+        return ""
+    bad = {text(pod, "spec.nodeName") for pod in living(seen.pods)}.intersection(excluded)
+    return f"Its owner has made pods again on {some(bad)}, from which it was to go." if bad else ""
+
+
+def some(found: Collection[str]) -> str:
+    return ", ".join(sorted(found)[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")

@@ -2,7 +2,8 @@
 
 A pod leads to its job through the controllers in `ownerReferences`: the topmost object of a known kind is the job.
 Where a controller is of a known kind and its object is not (not read yet, deleted, not ours to read), the pod's job is
-unknown, which callers must take for protected.
+unknown, which callers must take for protected. Pods of an owner of no known kind are a job together, named after it
+(owned_pods.py), but where their labels say that they belong to a job of a known kind.
 """
 
 import asyncio
@@ -13,8 +14,9 @@ from msgspec import Struct
 from sentinel.clock import Clock
 from sentinel.cluster.kubernetes.client import Client, Resource
 from sentinel.cluster.kubernetes.job_io import JobRef
-from sentinel.cluster.kubernetes.objects import ConditionedJob, Meta, Owner, PhasedJob
+from sentinel.cluster.kubernetes.objects import ConditionedJob, Meta, PhasedJob, Pod
 from sentinel.cluster.kubernetes.objects import Job as JobObject
+from sentinel.cluster.kubernetes.owned_pods import OwnedPods, controller
 from sentinel.cluster.kubernetes.reflector import Change, Pace, Reflector, State
 from sentinel.core.job_kinds import JobKind
 from sentinel.core.job_paths import read
@@ -58,6 +60,8 @@ class Jobs:
             )
             self._followed.append((row, one))
         self._labelled = [(row, one) for row, one in self._followed if row.pod_label]
+        self._selectors = {_selector(row.pods) for row in self._kinds.values() if row.pods}
+        self._owned = OwnedPods(job_table().fallback, clock)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -70,26 +74,39 @@ class Jobs:
 
     def of(self, namespace: str) -> list[Job]:
         """Those that belong to no other job."""
-        return [
-            _job(row, meta)
-            for row, meta in self._by_uid.values()
-            if meta.namespace == namespace and not self._inside(meta)
-        ]
+        return [job for job, _ in self.refs(namespace)]
 
     def refs(self, namespace: str) -> list[tuple[Job, JobRef]]:
         """The same, with the object that each of them is."""
-        return [
+        known = [
             (_job(row, meta), JobRef(row, meta.namespace, meta.name, meta.uid))
             for row, meta in self._by_uid.values()
             if meta.namespace == namespace and not self._inside(meta)
         ]
+        return [*known, *self._owned.refs(namespace)]
+
+    def alone(self, namespace: str) -> list[Job]:
+        """Pods that are part of no job, since nobody would make them again."""
+        return self._owned.alone(namespace)
 
     def uid_known(self, uid: str) -> bool:
         """Is there an object with this uid?"""
-        return uid in self._by_uid
+        return uid in self._by_uid or self._owned.known(uid)
 
     def namespaces(self) -> set[str]:
-        return {meta.namespace for _, meta in self._by_uid.values()}
+        return {meta.namespace for _, meta in self._by_uid.values()} | self._owned.namespaces()
+
+    def pod_changed(self, change: Change[Pod]) -> bool:
+        """True: there are other jobs now that are known by their pods alone."""
+        before, after = (
+            None if one is None or self._of_known_kind(one.metadata) else one
+            for one in (change.before, change.after)
+        )
+        return self._owned.changed(before, after)
+
+    def forget_gone(self) -> set[str]:
+        """The namespaces of jobs that are known by their pods alone, and have had none for long."""
+        return self._owned.forget_gone()
 
     async def wait_known(self) -> None:
         """Until each kind is either followed or known not to be installed."""
@@ -97,7 +114,7 @@ class Jobs:
             await asyncio.sleep(KNOWN_LOOK_S)
 
     def of_pod(self, pod: Meta) -> Found:
-        owner = _controller(pod)
+        owner = first = controller(pod)
         title = f"{owner.kind} {pod.namespace}/{owner.name}" if owner is not None else ""
         top: Job | None = None
         for _ in range(DEEPEST):
@@ -109,7 +126,7 @@ class Jobs:
                     return Found(f"{owner.kind} {pod.namespace}/{owner.name}", None, of_known_kind=True)
                 break
             row, meta = held
-            top, owner = _job(row, meta), _controller(meta)
+            top, owner = _job(row, meta), controller(meta)
         if top is not None:
             return Found(top.title, top, of_known_kind=True)
         for row, one in self._labelled:
@@ -117,10 +134,20 @@ class Jobs:
                 there = one.objects.get(f"{pod.namespace}/{name}")
                 job = None if there is None else _job(row, there.metadata)
                 return Found(f"{row.kind} {pod.namespace}/{name}", job, of_known_kind=True)
-        return Found(title)
+        return Found(title, None if first is None else self._owned.of_owner(first.uid))
+
+    def _of_known_kind(self, pod: Meta) -> bool:
+        """Does its owner, or do its labels, lead to a job of a known kind?"""
+        owner = controller(pod)
+        if owner is not None and (owner.group, owner.kind) in self._kinds:
+            return True
+        return any(
+            all(pod.labels.get(key) == value if value else key in pod.labels for key, value in wanted)
+            for wanted in self._selectors
+        )
 
     def _inside(self, meta: Meta) -> bool:
-        owner = _controller(meta)
+        owner = controller(meta)
         return owner is not None and owner.uid in self._by_uid
 
     def _changes(self, row: JobKind) -> Callable[[Change[JobObject]], None]:
@@ -154,8 +181,10 @@ def _picking(one: JobObject | None) -> object:
     return None if one is None else (one.metadata.uid, one.metadata.labels, one.metadata.owner_references)
 
 
-def _controller(meta: Meta) -> Owner | None:
-    return next((owner for owner in meta.owner_references if owner.controller), None)
+def _selector(pods: str) -> tuple[tuple[str, str], ...]:
+    """Keys and values of a row's label selector; a value "" is that of a job."""
+    terms = (term.partition("=") for term in pods.split(","))
+    return tuple((key, "" if "{" in value else value) for key, _, value in terms)
 
 
 def _job(row: JobKind, meta: Meta) -> Job:

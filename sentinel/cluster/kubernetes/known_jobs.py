@@ -7,6 +7,7 @@ that the watch of pods only says that it is time to look again.
 import asyncio
 import contextlib
 from collections.abc import Iterable, Sequence
+from time import monotonic
 
 from msgspec import Struct, structs
 
@@ -31,6 +32,7 @@ from sentinel.core.pod_wait import explain, not_made, waits
 from sentinel.core.policy_model import Policy
 
 LOOK_S = 5.0  # without a word of the watch
+NO_MORE_S = 10.0  # since the last pod came of an owner of which nothing tells how many it makes
 
 
 class Known(Struct):
@@ -48,6 +50,7 @@ class Known(Struct):
     over: set[str] = set()
     done: set[str] = set()
     preemptor: tuple[str, str] = ("", "")  # uid and name of the job for which Kueue took its place back
+    counted: tuple[int, float] = (0, 0.0)  # pods of ranks that there are, and since when: monotonic
     refused: str = ""  # why it could not be told to stop, at the last try
 
 
@@ -118,6 +121,8 @@ class KnownJobs:
         seen = started(known, seen)
         places = {rank: Place(pod.uid, node, pod.restarts) for rank, (node, pod) in known.pods.items()}
         found = look(seen, places, size, known.ending, asked, known.events)
+        if known.ref.row.fallback:
+            found = _settled(known, found, size)
         known.seen = seen if not found.up else None
         known.kept = hold.kept(seen)
         known.others = _others(seen)
@@ -186,7 +191,7 @@ class KnownJobs:
         return known
 
     async def _seen(self, known: Known) -> Seen:
-        seen = await read_job(self._client, self._queues, known.ref)
+        seen = await read_job(self._client, self._queues, known.ref, len(known.pods))
         known.uids |= {text(pod, "metadata.uid") for pod in seen.pods}
         if standing(seen).stopped:
             known.over = {text(pod, "metadata.uid") for pod in seen.pods if ended_pod(pod) == "failed"}
@@ -239,6 +244,15 @@ class KnownJobs:
             if only is None or rank in only:
                 by_node.setdefault(node, []).append(pod)
         return by_node
+
+
+def _settled(known: Known, found: Look, size: int) -> Look:
+    """Pods that come one after another are a job of its size when no more come."""
+    if known.counted[0] != found.pods:
+        known.counted = (found.pods, monotonic())
+    if (known.pods and found.pods <= size) or monotonic() - known.counted[1] >= NO_MORE_S:
+        return found
+    return structs.replace(found, up=False, replaced=False, renewed=False, grows=True)
 
 
 def started(known: Known, seen: Seen) -> Seen:

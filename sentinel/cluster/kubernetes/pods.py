@@ -20,6 +20,7 @@ from sentinel.cluster.kubernetes.reflector import Change, Pace, Reflector, State
 from sentinel.core.fleet_model import PodPicture
 from sentinel.core.protection import Job, Protection, protection
 
+GONE_LOOK_S = 5.0
 SETTLE_S = 0.5  # many changes of jobs and policies are one look at the pods
 BATCH = 2000  # pods that are looked at before other tasks get their turn
 
@@ -52,12 +53,12 @@ class Pods:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for one in (self.followed.run, self.jobs.run, self.policies.run, self._look_again):
+            for one in (self.followed.run, self.jobs.run, self.policies.run, self._look_again, self._forget):
                 group.create_task(one())
 
     async def lead(self) -> None:
         """What only the leader does: judge policies, and say so."""
-        await self.policies.lead(self.jobs.of)
+        await self.policies.lead(self.jobs.of, self.jobs.alone)
 
     @property
     def others(self) -> list[Reflector[Any]]:
@@ -89,7 +90,11 @@ class Pods:
     # ------------------------------------------------------------ what is heard
 
     def _pod_changed(self, change: Change[Pod]) -> None:
+        other = self.jobs.pod_changed(change)
         self._tell_job(change)
+        one_of = change.after or change.before
+        if other and one_of is not None and self.policies.pick_pods(one_of.metadata.namespace):
+            self._jobs_changed(one_of.metadata.namespace)
         for one in (change.before, change.after):
             if one is None or not one.spec.node_name:
                 continue
@@ -137,6 +142,12 @@ class Pods:
         self.policies.wake()
 
     # ------------------------------------------------------------ what follows from it
+
+    async def _forget(self) -> None:
+        while True:
+            await asyncio.sleep(GONE_LOOK_S)
+            for namespace in self.jobs.forget_gone():
+                self._jobs_changed(namespace)
 
     async def _look_again(self) -> None:
         while True:

@@ -23,7 +23,9 @@ from sentinel.cluster.kubernetes.conditions import Says
 from sentinel.cluster.kubernetes.errors import Conflict, NotFound, NotLeading
 from sentinel.cluster.kubernetes.objects import GROUP, JOB_POLICIES, VERSION, Custom, FullMeta
 from sentinel.cluster.kubernetes.reflector import Change, Pace, Reflector
-from sentinel.core.protection import Asked, Job, Judged, Selector, conflicts
+from sentinel.core.job_stop import no_owner
+from sentinel.core.job_writes import Reason
+from sentinel.core.protection import PODS, Asked, Job, Judged, Selector, conflicts, in_force
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.metrics import Metrics
 
@@ -82,6 +84,11 @@ class Policies:
 
     def of(self, namespace: str) -> list[Asked]:
         return list(self._asked.get(namespace, {}).values())
+
+    def pick_pods(self, namespace: str) -> bool:
+        """Does one of them ask for pods of owners of no known kind?"""
+        there = self._asked.get(namespace, {}).values()
+        return any(one.selector is not None and PODS in one.selector.kinds for one in there)
 
     def remark(self, namespace: str, policy: str, job: str, remarks: Mapping[str, str]) -> None:
         """What of this policy does not hold for this job: reason -> sentence. {}: it holds as it stands."""
@@ -146,13 +153,15 @@ class Policies:
 
     # ------------------------------------------------------------ what is said
 
-    async def lead(self, jobs: Callable[[str], Iterable[Job]]) -> None:
-        """Until cancelled; may be begun again. `jobs`: all of a namespace."""
+    async def lead(
+        self, jobs: Callable[[str], Iterable[Job]], alone: Callable[[str], Iterable[Job]] = lambda _: ()
+    ) -> None:
+        """Until cancelled; may be begun again. `jobs`: all of a namespace; `alone`: its pods that nobody made."""
         await self._followed.wait_synced()
         while True:
             self._wake.clear()
             well = await self._judge_new()
-            well = await self._write(jobs) and well
+            well = await self._write(jobs, alone) and well
             with contextlib.suppress(TimeoutError):  # not wait_for, which may forget that it is cancelled
                 async with asyncio.timeout(None if well else AGAIN_S):
                     await self._wake.wait()
@@ -201,20 +210,24 @@ class Policies:
     def _current(self, one: Custom) -> bool:
         return self._verdicts.get(one.metadata.uid, (0,))[0] == one.metadata.generation
 
-    async def _write(self, jobs: Callable[[str], Iterable[Job]]) -> bool:
+    async def _write(
+        self, jobs: Callable[[str], Iterable[Job]], alone: Callable[[str], Iterable[Job]]
+    ) -> bool:
         """False: some could not be written."""
         well, conflicted = True, 0
         for namespace in list(self._asked):
             lost = conflicts(self.of(namespace), jobs(namespace)) if len(self.of(namespace)) > 1 else {}
             conflicted += len(lost)
+            pods = list(alone(namespace)) if self.pick_pods(namespace) else []
             for asked in self.of(namespace):
+                refused = [pod for pod in pods if in_force(self.of(namespace), pod) is asked]
                 one = self._followed.objects.get(f"{namespace}/{asked.name}")
                 if one is not None and one.metadata.uid == asked.uid:
-                    well = await self._say(one, self._says(one, lost.get(asked.uid, ""))) and well
+                    well = await self._say(one, self._says(one, lost.get(asked.uid, ""), refused)) and well
         self._conflicted = conflicted
         return well
 
-    def _says(self, one: Custom, conflict: str) -> list[Says]:
+    def _says(self, one: Custom, conflict: str, alone: Sequence[Job]) -> list[Says]:
         uid = one.metadata.uid
         if not self._current(one):
             why = self._unjudged.get(uid, "")
@@ -227,15 +240,16 @@ class Policies:
         accepted = Says(
             "Accepted", True, "Valid" if not picks_none else "PicksNoJob", _cut(judged.summary + picks_none)
         )
-        accepted_and = [accepted, self._limited(one.metadata)]
+        accepted_and = [accepted, self._limited(one.metadata, alone)]
         if conflict:
             return [*accepted_and, Says("Conflicted", True, "OlderPolicyInForce", _cut(conflict))]
         return [*accepted_and, Says("Conflicted", False, "NoConflict")]
 
-    def _limited(self, meta: FullMeta) -> Says:
+    def _limited(self, meta: FullMeta, alone: Sequence[Job]) -> Says:
         """Of its jobs, what they cannot have of it."""
         there = self._remarks.get((meta.namespace, meta.name), {})
         told = [(reason, text) for found in there.values() for reason, text in found.items()]
+        told += [(Reason.NO_OWNER, no_owner(pod.title)) for pod in alone]
         if not told:
             return Says("Limited", False, "HoldsAsItStands")
         reasons = Counter(reason for reason, _ in told)
