@@ -117,7 +117,7 @@ class JobLooks:
         # Of an owner that is not read nobody knows that it is gone: pods may come again, much later.
         back = ref.row.fallback and known is not None and known.reason == "JobDeleted"
         if known is None or known.uid != ref.uid or back:
-            if seen.standing.over:
+            if seen.standing.over or seen.vanishes:
                 return False
             controller.add(_fresh(name, ref.uid, asked, known, now, self._boot_id), [])
             return True

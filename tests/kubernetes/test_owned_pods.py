@@ -11,6 +11,7 @@ import pytest
 from sentinel.core.health import Severity
 from tests.e2e.box import Box
 from tests.kubernetes.jobs_site import CHECKPOINT, CUSTOM, NODES, Agents, JobSite
+from tests.kubernetes.local_fleet import Page
 from tests.kubernetes.people import Person, bind
 from tests.kubernetes.test_job_mail import mail_by, told
 from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, names, plane, uids
@@ -86,6 +87,11 @@ def on(site: Site) -> set[str]:
     return {pod["spec"]["nodeName"] for pod in site.pods()}
 
 
+def cordon(site: Site, *nodes: str, cordoned: bool = True) -> None:
+    for node in nodes:
+        site.admin.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": cordoned}})
+
+
 def test_a_stateful_set_leaves_a_node_that_goes_bad(site: Site) -> None:
     with MailServer() as server:
         site.settings |= {"mail": mail_by(server)}
@@ -124,11 +130,61 @@ def test_a_job_that_nothing_keeps_off_a_bad_node_moves_when_that_takes_no_pods(s
     site.until(lambda: "which still takes pods" in json.dumps(site.incidents()))
     assert f"Nothing in a StatefulSet keeps its pods off {bad}" in json.dumps(site.incidents())
     assert uids(site.pods()) == before
-    site.admin.patch(f"/api/v1/nodes/{bad}", {"spec": {"unschedulable": True}})
+    cordon(site, bad)
     site.until(lambda: site.incidents()[-1]["phase"] == "Recovered")
     assert bad not in on(site)
     agents.close()
     end(controller)
+
+
+def test_pods_that_came_again_are_waited_for_only_where_they_got_a_bad_node(site: Site) -> None:
+    """One other node is bad and takes pods: first they do not come there, then they do, and must go once more."""
+    controller = led(site)
+    agents = Agents(site, controller)
+    site.protect(resume=MOVES)
+    site.create(owner("StatefulSet", 1))
+    site.until(site.state("running"))
+    (first,) = on(site)
+    second, third = sorted({f"{NODES}-{number}" for number in range(3)} - {first})
+    cordon(site, third)
+    blocker = site.block()  # takes the second
+    agents.find(second, lost_gpu(check="gpus", event=False, severity=Severity.DEGRADED))
+    page = Page(controller)
+    told = {"node": second, "component": "gpu", "severity": "degraded", "code": "XID 79"}
+    site.until(lambda: page.number("node_finding", **told) == 1)
+    site.kwok.end_pod(site.space, "train-0", 1)
+    site.until(lambda: site.phases()[-1:] == ["Recovered"])
+    assert site.phases() == RECOVERED
+    assert on(site) == {first}
+
+    site.admin.delete(blocker, gracePeriodSeconds=0)
+    cordon(site, first)
+    site.kwok.end_pod(site.space, "train-0", 1)
+    site.until(lambda: on(site) == {second})
+    why = f"Nothing in a StatefulSet keeps its pods off {second}, which still takes pods"
+    site.until(lambda: why in json.dumps(site.incidents()[-1]))
+    cordon(site, third, cordoned=False)
+    cordon(site, second)
+    site.until(lambda: len(site.incidents()) == 2 and site.phases()[-1:] == ["Recovered"])
+    assert on(site) == {third}
+    agents.close()
+    end(controller)
+
+
+def test_mails_go_to_whom_the_pods_name_also_while_there_is_none(site: Site) -> None:
+    with MailServer() as server:
+        site.settings |= {"mail": mail_by(server)}
+        controller = led(site)
+        site.protect(restart={"maxRestarts": 2}, owner={"emails": []})
+        made = owner("StatefulSet", 1)
+        made["spec"]["template"]["metadata"]["annotations"] = {"sentinel.dev/owner": "anna@example.com"}
+        site.create(made)
+        site.until(site.state("running"))
+        site.kwok.end_pod(site.space, "train-0", 1)
+        site.until(lambda: site.phases()[-1:] == ["Recovered"])
+        site.until(lambda: len(told(server, site)) == 2)
+        assert {to for to_all, _ in told(server, site).values() for to in to_all} == {"anna@example.com"}
+        end(controller)
 
 
 def test_two_owners_are_two_jobs_and_what_needs_no_recovery_is_none(site: Site) -> None:
@@ -196,25 +252,23 @@ def test_a_successor_evicts_what_a_killed_leader_had_not_evicted_yet(site: Site)
     budget = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "one"}}
     path = site.create({**budget, "spec": limit})
     site.until(lambda: site.admin.get(path)["status"].get("disruptionsAllowed") == 2)
-    cordon(site, True)  # what takes the place of an evicted pod does not run, so that one may not be evicted
+    nodes = [f"{NODES}-{number}" for number in range(3)]
+    cordon(
+        site, *nodes
+    )  # what takes the place of an evicted pod does not run, and the last one may not be evicted
     site.kwok.end_pod(site.space, names(site.pods())[0], 1)
     site.until(lambda: len(before & uids(site.pods())) == 1)
     controller.send(signal.SIGKILL)
     controller.code()
     assert site.phases() == ["Stopping"]
     site.admin.delete(path)
-    cordon(site, False)
+    cordon(site, *nodes, cordoned=False)
     second = led(site, "two")
     site.until(lambda: site.phases()[-1:] == ["Recovered"])
     assert site.phases() == RECOVERED
     assert len(site.pods()) == 3
     assert not before & uids(site.pods())
     end(second)
-
-
-def cordon(site: Site, cordoned: bool) -> None:
-    for node in site.admin.items("/api/v1/nodes", labelSelector=f"rig={NODES}"):
-        site.admin.patch(f"/api/v1/nodes/{node['metadata']['name']}", {"spec": {"unschedulable": cordoned}})
 
 
 def test_a_lost_rank_of_a_replica_set_starts_all_of_them_again(site: Site) -> None:

@@ -15,7 +15,7 @@ from sentinel.cluster.kubernetes.errors import Conflict, NotFound, NotLeading
 from sentinel.cluster.kubernetes.job_io import PODS, carry_out
 from sentinel.cluster.kubernetes.job_room import Rooms
 from sentinel.cluster.kubernetes.job_sizing import Sizing
-from sentinel.cluster.kubernetes.job_waits import STOP_SLACK_S, Left, Waited, on_bad_nodes, some
+from sentinel.cluster.kubernetes.job_waits import STOP_SLACK_S, Left, Waited, on_bad_nodes, some, started_off
 from sentinel.cluster.kubernetes.known_jobs import Known, KnownJobs, started
 from sentinel.core import job_start, job_stop
 from sentinel.core.health import Component
@@ -105,7 +105,7 @@ class JobCluster(KnownJobs):
     async def _room(self, job: ProtectedJob, seen: Seen, size: int, excluded: tuple[str, ...]) -> Room:
         bad = [node for node in self.unfit(_asked_about(job)) if self._rooms.schedulable(node)]
         unreached = sorted({*self.unreached()}.difference(bad))
-        if why := self._cannot_keep_off(seen, (*excluded, *bad)):
+        if why := self._cannot_keep_off(job.name, seen, (*excluded, *bad)):
             return Room(size=0, reason="CannotKeepOff", sentence=why)
         bad = [*sorted(bad), *unreached]
         excluded = tuple(dict.fromkeys((*excluded, *bad[:MOST_UNFIT])))
@@ -144,12 +144,12 @@ class JobCluster(KnownJobs):
         known.uids &= {*self._rooms.counted(), *(text(pod, "metadata.uid") for pod in seen.pods)}
         return known.uids
 
-    def _cannot_keep_off(self, seen: Seen, excluded: Sequence[str]) -> str:
+    def _cannot_keep_off(self, job: str, seen: Seen, excluded: Sequence[str]) -> str:
         """A kind whose pods nothing keeps off a node may start where the node takes none anyway."""
         if keeps_off(seen) not in (KeepOff.NONE, KeepOff.SELECTOR):
             return ""
-        open_ = [node for node in excluded if self._rooms.schedulable(node)]
-        if not open_:
+        open_ = [node for node in dict.fromkeys(excluded) if self._rooms.schedulable(node)]
+        if not open_ or (not self._known(job).pods and started_off(seen, open_)):
             return ""
         queued = " in a queue of Kueue" if gating_queue(seen) else ""
         return (

@@ -29,6 +29,7 @@ PODS_PAGE = 500
 ABSENT_S = 30.0  # Kueue that is not installed is not looked for again so long
 WORKLOADS = Resource("kueue.x-k8s.io", "v1beta1", "workloads")
 JOB_UID = "kueue.x-k8s.io/job-uid"
+PODS_OWN = "Pod"  # an owner of an unknown kind is read where it is a pod itself
 JOBS = Resource("batch", "v1", "jobs")
 PODS = Resource("", "v1", "pods")
 CONFIG_MAPS = Resource("", "v1", "configmaps")
@@ -90,13 +91,14 @@ class Queues:
 
 async def read(client: Client, queues: Queues, ref: JobRef, ranks: int = 0) -> Seen:
     """Raises NotFound where the job is gone or another one has its name; TemporaryError. `ranks`: see stand_in."""
-    if ref.row.fallback:
+    unread = ref.row.fallback and ref.row.kind != PODS_OWN
+    if unread:
         found = await pods(client, ref, {})
         job = stand_in(ref.row, ref.namespace, ref.name, ref.uid, found, ranks)
     else:
         job = await _object(client, ref)
         found = await pods(client, ref, job)
-    if not ref.row.fallback and any(text(pod, "metadata.deletionTimestamp") for pod in found):
+    if not unread and any(text(pod, "metadata.deletionTimestamp") for pod in found):
         job = await _object(
             client, ref
         )  # else who suspended it in between would seem to have ended its pods only

@@ -77,5 +77,11 @@ def on_bad_nodes(seen: Seen, excluded: Collection[str]) -> str:
     return f"Its owner has made pods again on {some(bad)}, from which it was to go." if bad else ""
 
 
+def started_off(seen: Seen, nodes: Collection[str]) -> bool:
+    """Has its operator made its pods again by itself, and has the scheduler given none of these nodes to them?"""
+    on = {text(pod, "spec.nodeName") for pod in living(seen.pods)}
+    return not seen.row.holds and bool(on) and on.isdisjoint({"", *nodes})
+
+
 def some(found: Collection[str]) -> str:
     return ", ".join(sorted(found)[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")

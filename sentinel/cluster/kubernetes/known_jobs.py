@@ -50,6 +50,7 @@ class Known(Struct):
     over: set[str] = set()
     done: set[str] = set()
     preemptor: tuple[str, str] = ("", "")  # uid and name of the job for which Kueue took its place back
+    stand_in: Json = {}  # for an owner of which its pods alone tell, as they did last
     counted: tuple[int, float] = (0, 0.0)  # pods of ranks that there are, and since when: monotonic
     refused: str = ""  # why it could not be told to stop, at the last try
 
@@ -193,6 +194,10 @@ class KnownJobs:
     async def _seen(self, known: Known) -> Seen:
         seen = await read_job(self._client, self._queues, known.ref, len(known.pods))
         known.uids |= {text(pod, "metadata.uid") for pod in seen.pods}
+        if seen.row.fallback and seen.pods:
+            known.stand_in = {key: value for key, value in seen.job.items() if key != "status"}
+        elif seen.row.fallback:
+            seen = structs.replace(seen, job=known.stand_in or seen.job)
         if standing(seen).stopped:
             known.over = {text(pod, "metadata.uid") for pod in seen.pods if ended_pod(pod) == "failed"}
             known.done = {text(pod, "metadata.uid") for pod in seen.pods if ended_pod(pod) == "succeeded"}
