@@ -79,12 +79,33 @@ def owner(kind: str, replicas: int, name: str = "train", gpus: int = 8, **more: 
     if kind == "DaemonSet":
         del spec["replicas"]
     if kind == "StatefulSet":
-        spec |= {"serviceName": name, "podManagementPolicy": "Parallel"}
+        spec["serviceName"] = name
     return {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def budget(least: int) -> "Object":
+    """So many pods of the job must be there, whoever evicts others."""
+    spec = {"minAvailable": least, "selector": {"matchLabels": {"app": "train"}}}
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "few"},
+        "spec": spec,
+    }
 
 
 def on(site: Site) -> set[str]:
     return {pod["spec"]["nodeName"] for pod in site.pods()}
+
+
+def lose(site: Site) -> None:
+    """The only pod ends in error. Its owner stands still until that is seen: what it makes again before is no fault."""
+    known, owners = len(site.incidents()), site.plane.controller_manager
+    assert owners is not None
+    owners.freeze()
+    site.kwok.end_pod(site.space, "train-0", 1)
+    site.until(lambda: len(site.incidents()) > known)
+    owners.thaw()
 
 
 def cordon(site: Site, *nodes: str, cordoned: bool = True) -> None:
@@ -101,7 +122,7 @@ def test_a_stateful_set_leaves_a_node_that_goes_bad(site: Site) -> None:
         site.create(owner("StatefulSet", 2))
         site.until(site.state("running"))
         assert site.record()["name"] == f"{site.space}/statefulset.apps/train"
-        assert site.record()["size"] == 2
+        assert (site.record()["size"], site.record()["incarnation"]) == (2, 1), "they come one after another"
         before, bad = uids(site.pods()), site.pods()[0]["spec"]["nodeName"]
         agents.find(bad, lost_gpu(check="gpus", event=False))
         site.until(lambda: site.phases()[-1:] == ["Recovered"])
@@ -152,14 +173,14 @@ def test_pods_that_came_again_are_waited_for_only_where_they_got_a_bad_node(site
     page = Page(controller)
     told = {"node": second, "component": "gpu", "severity": "degraded", "code": "XID 79"}
     site.until(lambda: page.number("node_finding", **told) == 1)
-    site.kwok.end_pod(site.space, "train-0", 1)
+    lose(site)
     site.until(lambda: site.phases()[-1:] == ["Recovered"])
     assert site.phases() == RECOVERED
     assert on(site) == {first}
 
     site.admin.delete(blocker, gracePeriodSeconds=0)
     cordon(site, first)
-    site.kwok.end_pod(site.space, "train-0", 1)
+    lose(site)
     site.until(lambda: on(site) == {second})
     why = f"Nothing in a StatefulSet keeps its pods off {second}, which still takes pods"
     site.until(lambda: why in json.dumps(site.incidents()[-1]))
@@ -180,7 +201,7 @@ def test_mails_go_to_whom_the_pods_name_also_while_there_is_none(site: Site) -> 
         made["spec"]["template"]["metadata"]["annotations"] = {"sentinel.dev/owner": "anna@example.com"}
         site.create(made)
         site.until(site.state("running"))
-        site.kwok.end_pod(site.space, "train-0", 1)
+        lose(site)
         site.until(lambda: site.phases()[-1:] == ["Recovered"])
         site.until(lambda: len(told(server, site)) == 2)
         assert {to for to_all, _ in told(server, site).values() for to in to_all} == {"anna@example.com"}
@@ -248,9 +269,7 @@ def test_a_successor_evicts_what_a_killed_leader_had_not_evicted_yet(site: Site)
     site.create(owner("ReplicaSet", 3, gpus=4))
     site.until(site.state("running"))
     before = uids(site.pods())
-    limit = {"minAvailable": 1, "selector": {"matchLabels": {"app": "train"}}}
-    budget = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "one"}}
-    path = site.create({**budget, "spec": limit})
+    path = site.create(budget(1))
     site.until(lambda: site.admin.get(path)["status"].get("disruptionsAllowed") == 2)
     nodes = [f"{NODES}-{number}" for number in range(3)]
     cordon(
@@ -274,9 +293,28 @@ def test_a_successor_evicts_what_a_killed_leader_had_not_evicted_yet(site: Site)
 def test_a_lost_rank_of_a_replica_set_starts_all_of_them_again(site: Site) -> None:
     controller = led(site)
     site.protect(restart={"maxRestarts": 2})
-    site.create(owner("ReplicaSet", 2))
+    path = site.create(owner("ReplicaSet", 2, gpus=4))
     site.until(site.state("running"))
     before = uids(site.pods())
+    site.kwok.end_pod(site.space, names(site.pods())[0], 1)
+    site.until(lambda: site.phases()[-1:] == ["Recovered"])
+    assert site.phases() == RECOVERED
+    assert len(site.pods()) == 2
+    assert not before & uids(site.pods())
+    site.admin.patch(path, {"spec": {"replicas": 3}})
+    site.until(lambda: site.record()["size"] == 3)
+    assert site.record()["reason"] == "Resized"
+    assert len(site.incidents()) == 1
+    end(controller)
+
+
+def test_a_disruption_budget_slows_a_stop_down_and_new_pods_are_not_evicted_for_it(site: Site) -> None:
+    controller = led(site)
+    site.protect(restart={"maxRestarts": 2})
+    site.create(owner("ReplicaSet", 2, gpus=4))
+    site.until(site.state("running"))
+    before, path = uids(site.pods()), site.create(budget(1))
+    site.until(lambda: site.admin.get(path)["status"].get("disruptionsAllowed") == 1)
     site.kwok.end_pod(site.space, names(site.pods())[0], 1)
     site.until(lambda: site.phases()[-1:] == ["Recovered"])
     assert site.phases() == RECOVERED
