@@ -182,10 +182,13 @@ FINDING = _gauge(
 )
 LOOP_LAG = _gauge("event_loop_lag_seconds", "Longest delay of the event loop in the last minute.")
 SETTINGS_IN_FORCE = _gauge(
-    "settings_in_force", "1: the settings file as it is now is in force; 0: it was refused, an older one is."
+    "settings_in_force",
+    "1: the settings file as it is now is in force; 0: an older one is, for it was refused or waits for a restart.",
 )
 SETTINGS_RELOADS = _counter(
-    "settings_reloads_total", "Settings read again; outcome is applied, unchanged or refused.", "outcome"
+    "settings_reloads_total",
+    "Settings read again; outcome is applied, unchanged, refused or, at a controller, restart.",
+    "outcome",
 )
 AGENT = _gauge("agent_info", "1; the node that this agent watches.", "node")
 CONTROLLER_CONNECTED = _gauge(

@@ -284,9 +284,9 @@ class Metrics:
         self._set(declared.LOOP_LAG, seconds)
 
     def settings_read(self, outcome: str) -> None:
-        """The settings were read again: "applied", "unchanged" or "refused"."""
+        """The settings were read again: "applied", "unchanged", "refused", or "restart": they count after one."""
         self._add(declared.SETTINGS_RELOADS, 1, outcome)
-        self._set(declared.SETTINGS_IN_FORCE, 0 if outcome == "refused" else 1)
+        self._set(declared.SETTINGS_IN_FORCE, int(outcome not in ("refused", "restart")))
 
     def api_request(self, method: str, outcome: str, seconds: float) -> None:
         """`outcome`: "ok", or the name of the error."""

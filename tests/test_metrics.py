@@ -382,6 +382,14 @@ def test_every_public_constant_of_the_module_is_in_the_table() -> None:
     }
 
 
+def test_what_sets_a_metric_is_called_somewhere(repo: Path) -> None:
+    code = "\n".join(
+        file.read_text("utf-8") for file in (repo / "sentinel").rglob("*.py") if file.name != "metrics.py"
+    )
+    methods = [name for name, value in vars(Metrics).items() if callable(value) and not name.startswith("_")]
+    assert [name for name in methods if f".{name}" not in code] == []
+
+
 def test_the_documentation_says_what_is_declared(repo: Path) -> None:
     """Made by: make generated"""
     assert (repo / "docs" / "metrics.md").read_text("utf-8") == markdown()

@@ -9,7 +9,9 @@ from msgspec import Struct
 
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.logs.kernel import KernelEvent, KernelRule
-from sentinel.rules import data_dir, load_rows
+from sentinel.rules import RuleError, data_dir, load_rows
+
+XID_COLUMNS = 5
 
 UNKNOWN_REASON = "not in NVIDIA's catalogue: told, never a reason to isolate"
 
@@ -122,8 +124,21 @@ def actions() -> dict[str, ActionRow]:
 
 @cache
 def catalogue() -> dict[int, CatalogueRow]:
-    """rules/xid.tsv by number."""
-    return {int(row[0]): CatalogueRow(int(row[0]), row[2], row[3], row[4]) for row in _tsv("xid.tsv")}
+    """rules/xid.tsv by number. Raises RuleError that names every bad row."""
+    found: dict[int, CatalogueRow] = {}
+    problems = []
+    for row in _tsv("xid.tsv"):
+        if len(row) != XID_COLUMNS or not row[0].isdecimal():
+            problems.append(
+                f"xid.tsv: {chr(9).join(row)!r}: expected a number and {XID_COLUMNS} columns with tabs"
+            )
+        elif int(row[0]) in found:
+            problems.append(f"xid.tsv: {row[0]} stands twice")
+        else:
+            found[int(row[0])] = CatalogueRow(int(row[0]), row[2], row[3], row[4])
+    if problems:
+        raise RuleError(problems)
+    return found
 
 
 @cache

@@ -380,13 +380,15 @@ class Controlling:
         """It goes by those that it began with, and says so while the file has others."""
         try:
             async for outcome in self._watch.changes():
-                found = {}
+                found, changed = {}, outcome.settings != self._settings
                 if outcome.what == "refused":
                     text = f"its settings were changed, and it would not begin with these: {outcome.problem}"
                     found["refused settings"] = text
-                elif outcome.settings != self._settings:
+                elif changed:
                     found["settings"] = "its settings were changed, and count when it is started again"
                 self._pages.settings = found
+                as_before = "restart" if changed else "unchanged"
+                self._metrics.settings_read("refused" if outcome.what == "refused" else as_before)
         finally:
             self._watch.close()
 

@@ -1,9 +1,12 @@
 """Every Xid has the severity that NVIDIA's actions defend; each exception is named here, its reason in the table."""
 
+import ast
+import re
 from pathlib import Path
 
 import pytest
 
+from sentinel.checks import xid
 from sentinel.checks.findings import KEPT_S
 from sentinel.checks.xid import (
     BucketRow,
@@ -380,3 +383,34 @@ def test_a_fault_of_a_device_is_named_by_its_address() -> None:
         "pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer"
     )
     assert (bus.component, bus.entity) == (Component.SYSTEM, "PCI 0000:00:03.0")
+
+
+def test_every_action_that_a_check_names_has_its_row(repo: Path) -> None:
+    """`ACTION` in the calls that make findings: sentinel check prints what its row says."""
+    named: dict[str, str] = {}
+    for file in (repo / "sentinel" / "checks").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and "finding" in ast.unparse(node.func).lower():
+                told = [*node.args, *(one.value for one in node.keywords if one.arg == "action")]
+                words = [one.value for one in told if isinstance(one, ast.Constant)]
+                named |= {one: file.name for one in words if re.fullmatch(r"[A-Z][A-Z_]{3,}", str(one))}
+    assert len(named) > 20
+    assert {one: file for one, file in named.items() if one not in actions()} == {}
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("190\tNEW\tA fault\tRESET_GPU", "expected a number and 5 columns with tabs"),
+        ("x\tNEW\tA fault\tRESET_GPU\t", "expected a number and 5 columns with tabs"),
+        ("79\tAGAIN\tA fault\tRESET_GPU\t", "79 stands twice"),
+    ],
+)
+def test_a_bad_row_of_the_catalogue_is_named(
+    row: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = (data_dir("rules") / "xid.tsv").read_text("utf-8")
+    (tmp_path / "xid.tsv").write_text(f"{shipped}{row}\n", "utf-8")
+    monkeypatch.setattr(xid, "data_dir", lambda _: tmp_path)
+    with pytest.raises(RuleError, match=re.escape(problem)):
+        catalogue.__wrapped__()

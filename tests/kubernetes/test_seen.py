@@ -513,7 +513,15 @@ def test_settings_that_change_under_a_controller_are_told_of_until_they_are_back
     before = file.read_text()
     file.write_text(json.dumps({**json.loads(before), "fleet": {"mode": "observe"}}))
     controller.said("its settings were changed, and count when it is started again")
+    page = Page(controller)
+
+    def in_force() -> list[float]:
+        return [n for (name, _), n in page.numbers().items() if name == "sentinel_settings_in_force"]
+
+    assert in_force() == [0.0]
     file.write_text("kind: Settings\nfleet: {mod: observe}\n")
     controller.said("its settings were changed, and it would not begin with these: ")
+    assert in_force() == [0.0]
     file.write_text(before)
     fleet.until(lambda: controller.err.count("over after") == 2)
+    assert in_force() == [1.0]

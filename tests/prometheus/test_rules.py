@@ -1,6 +1,7 @@
 """Recording rules and alerts by promtool: each alert fires for what it is made for, alone; none on a healthy fleet."""
 
 import importlib.util
+import re
 import subprocess
 from pathlib import Path
 from types import ModuleType
@@ -8,6 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
+
+from sentinel.declared import DECLARATIONS
 
 REPO = Path(__file__).parents[2]
 RULES = REPO / "rules" / "prometheus"
@@ -279,7 +282,7 @@ FAULTS: dict[str, Fault] = {
     "SentinelSettingsRefused": Fault(
         {f"sentinel_settings_in_force{{{LEADER}}}": "1x1980 0x100"},
         {"instance": "one"},
-        "one refuses its new settings: older ones are in force",
+        "one does not go by its settings file as it is now: older settings are in force",
     ),
     "SentinelCertificateExpires": Fault(
         {
@@ -309,6 +312,17 @@ FAULTS: dict[str, Fault] = {
         "1 records of quarantines cannot be read by this version and count for nothing",
     ),
 }
+
+
+def test_each_metric_that_an_alert_asks_for_is_in_the_tests_and_is_told() -> None:
+    asked = {name for rule in alerts().values() for name in re.findall(r"\bsentinel_\w+", str(rule["expr"]))}
+    tried = {
+        one.partition("{")[0]
+        for series in (HEALTHY, *(fault.series for fault in FAULTS.values()))
+        for one in series
+    }
+    assert asked - tried == set()
+    assert asked - {item.name for item in DECLARATIONS} == set()
 
 
 def case(

@@ -317,6 +317,8 @@ def _mails_tell_it(world: World, watch: Watched, server: MailServer, until: Any)
         }
     )
     told("SentinelPaused")
+    (site.folder / "one.yaml").write_text("kind: Settings\nnonsense: true\n")  # the leader's
+    told("SentinelSettingsRefused")
     os.kill(world.standby.pid, signal.SIGKILL)
     told("SentinelNoStandby")
     _the_link_leads_to_what_to_do(unescape(mailed("SentinelMailNotSent")[0]))
