@@ -33,7 +33,7 @@ STOPS_S = 5.0  # a job that is being stopped is looked at again after so long
 # A kind that a rank's success makes succeed ends the others first and says so afterwards: the Job controller of
 # Kubernetes 1.34 deletes them (syncJob, deleteActivePods) before it writes SuccessCriteriaMet.
 MAY_SUCCEED_S = 30.0
-AGAIN_S, MOST_AGAIN_S = 2.0, 10.0  # after a look that failed; doubled with each that fails
+FAILED_AGAIN_S, MOST_AGAIN_S = 2.0, 10.0  # after a look that failed; doubled with each that fails
 
 
 class Tracked(Struct):
@@ -51,7 +51,7 @@ class Tracked(Struct):
     taken_mono_s: float | None = None  # when ranks were first seen taken away after another's success
 
     def failed(self, why: str, now_mono_s: float) -> None:
-        again_s = min(AGAIN_S * 2 ** min(self.failures, 10), MOST_AGAIN_S)
+        again_s = min(FAILED_AGAIN_S * 2 ** min(self.failures, 10), MOST_AGAIN_S)
         self.failures, self.problem = self.failures + 1, why
         self.changed, self.again_mono_s = True, now_mono_s + again_s
 
@@ -75,6 +75,9 @@ class JobLooks:
     async def look(self, name: str, tracked: Tracked) -> None:
         """Raises NotFound where it is gone, or another object has its name; TemporaryError, PermanentError."""
         controller = self._controller
+        old = controller.pictures.get(name)
+        if old is not None and (old.job.uid != tracked.ref.uid or _came_back(tracked.ref, old.job)):
+            controller.drop(name)  # of the one before
         new = name not in controller.pictures
         read = await self._cluster.read(name)
         if new:
@@ -114,9 +117,7 @@ class JobLooks:
         await self._records.claim(name)
         known = self._records.job(name)
         now = system_now()
-        # Of an owner that is not read nobody knows that it is gone: pods may come again, much later.
-        back = ref.row.fallback and known is not None and known.reason == "JobDeleted"
-        if known is None or known.uid != ref.uid or back:
+        if known is None or known.uid != ref.uid or _came_back(ref, known):
             if seen.standing.over or seen.vanishes:
                 return False
             controller.add(_fresh(name, ref.uid, asked, known, now, self._boot_id), [])
@@ -311,6 +312,11 @@ class JobLooks:
 
     def _report(self) -> Report:
         return Report(node="", boot_id=self._boot_id, sequence=0, now=system_now())
+
+
+def _came_back(ref: JobRef, known: ProtectedJob) -> bool:
+    """Of an owner that is not read nobody knows that it is gone: pods may come again, much later."""
+    return ref.row.fallback and known.reason == "JobDeleted"
 
 
 def _fresh(

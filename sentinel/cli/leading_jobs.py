@@ -380,7 +380,7 @@ class LeadingJobs:
             return
         if known is not None:  # another object has its name
             self._gone(name, "The job was deleted, and another one has its name.")
-        self._cluster.know(name, ref)
+        self._cluster.know(name, ref, self._records.size(name, ref.uid))
         self._tracked[name] = Tracked(ref=ref, policy=wish)
 
     def _leave(self, name: str, tracked: Tracked) -> None:

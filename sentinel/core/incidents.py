@@ -65,6 +65,7 @@ def wanted(picture: JobPicture, incident: Incident) -> tuple[int, tuple[str, ...
     start that did not come up no larger than it was."""
     job = picture.job
     back = job.excluded if picture.entities_back else ()  # what this incident flees stays out
+    back = (*back, picture.pinned)  # it waits for the one node on which it can run
     excluded = tuple(entity for entity in incident.excluded if entity not in back)
     if incident.kind == IncidentKind.CHOSEN:
         return incident.size, incident.excluded

@@ -9,15 +9,14 @@ from msgspec import structs
 
 from sentinel.core.job_kinds import JobKind
 from sentinel.core.job_paths import Json, read, table
-from sentinel.core.job_resume import ASKS_FOR_MAP
 from sentinel.core.job_state import ended_pod
 from sentinel.core.owners import OWNER
+from sentinel.core.room import GPUS, requests
 
 PREFIX = "sentinel.dev/"
 ASKED = (
     OWNER,
-    ASKS_FOR_MAP,
-)  # Sentinel's annotations that mean something on pods: the others are on objects it writes
+)  # of Sentinel's annotations the one that means something on pods: the others are on objects it writes
 
 
 def row_of_owner(fallback: JobKind, api_version: str, kind: str) -> JobKind:
@@ -26,9 +25,17 @@ def row_of_owner(fallback: JobKind, api_version: str, kind: str) -> JobKind:
     return structs.replace(fallback, kind=kind, group=group, version=version)
 
 
-def stand_in(row: JobKind, namespace: str, name: str, uid: str, pods: Sequence[Json], ranks: int = 0) -> Json:
-    """The owner as far as its pods tell of it. `ranks`: how many are known to run, of which none may be missing where
-    the rest is to count as the end of the job."""
+def stand_in(
+    row: JobKind,
+    namespace: str,
+    name: str,
+    uid: str,
+    pods: Sequence[Json],
+    ranks: int = 0,
+    gpus: bool = False,
+) -> Json:
+    """The owner as far as its pods tell of it. `ranks`: how many it has had at once, of which none may be missing where
+    the rest is to count as the end of the job; `gpus`: each of them asks for GPUs."""
     meta: Json = {"namespace": namespace, "name": name, "uid": uid}
     if labels := _alike(pods, "metadata.labels"):
         meta["labels"] = labels
@@ -36,7 +43,8 @@ def stand_in(row: JobKind, namespace: str, name: str, uid: str, pods: Sequence[J
     if notes := {key: value for key, value in notes.items() if _means_something(key)}:
         meta["annotations"] = notes
     job: Json = {"apiVersion": row.api_version, "kind": row.kind, "metadata": meta}
-    if pods and len(pods) >= ranks and all(map(_done, pods)):
+    of_ranks = [pod for pod in pods if not gpus or any(requests(pod).get(gpu) for gpu in GPUS)]
+    if of_ranks and len(of_ranks) >= ranks and all(map(_done, pods)):
         job["status"] = {"phase": "Succeeded"}
     return job
 

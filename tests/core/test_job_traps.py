@@ -166,8 +166,8 @@ def test_owner_is_not_read() -> None:
     row = row_of_owner(row_named(PODS), "example.com/v1", "GangJob")
     two = tuple(pod(name, {"app": "gang", "at": name}) for name in ("a", "b"))
 
-    def owner(*pods: Json, ranks: int = 0) -> Seen:
-        return Seen(row=row, job=stand_in(row, "lab", "gang", "u-gang", pods, ranks), pods=pods)
+    def owner(*pods: Json, ranks: int = 0, gpus: bool = False) -> Seen:
+        return Seen(row=row, job=stand_in(row, "lab", "gang", "u-gang", pods, ranks, gpus), pods=pods)
 
     now = standing(owner(*two))
     assert (now.uid, now.size, now.stopped, now.ended) == ("u-gang", None, False, "")
@@ -177,6 +177,9 @@ def test_owner_is_not_read() -> None:
     done = tuple({**one, "status": {"phase": "Succeeded"}} for one in two)
     assert standing(owner(*done)).ended == "succeeded"
     assert not standing(owner(*done, ranks=3)).ended, "another rank is missing"
+    assert standing(owner(*done, gpus=True)).ended == "succeeded"
+    helper = {**pod("c", {"app": "gang"}, gpu=False), "status": {"phase": "Succeeded"}}
+    assert not standing(owner(helper, ranks=1, gpus=True)).ended, "it asked for no GPU, the ranks did"
     assert not standing(owner(done[0], two[1])).ended
     assert not standing(owner()).ended
     told = {**done[0]["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}

@@ -150,32 +150,6 @@ def test_what_recurs_on_another_node_is_the_jobs_and_costs_the_job(site: World) 
     assert record.get("excluded", []) == []
 
 
-def test_a_restart_keeps_off_nodes_whose_container_runtime_is_not_well(site: World) -> None:
-    site.protect(restart={"maxRestarts": 3})
-    path = site.create(gang(1))
-    site.until(site.state("running"))
-    (pod,) = site.pods()
-    bad = next(
-        node["metadata"]["name"]
-        for node in site.admin.items("/api/v1/nodes", labelSelector="rig=train")
-        if node["metadata"]["name"] != node_of(pod)
-    )
-    down = Source("services", Component.RUNTIME)
-    site.agents.find(
-        bad,
-        down.finding(
-            "service containerd", "service-down", Severity.DEGRADED, "CHECK_SERVICE", "It does not run"
-        ),
-    )
-    page = Page(site.controller)
-    site.until(lambda: any(n for (name, _), n in page.numbers().items() if name == FINDINGS))
-    dies(site, pod)
-    site.until(lambda: site.phases()[-1:] == ["Recovered"])
-    assert bad in site.admin.get(path)["metadata"]["annotations"]["sentinel.dev/kept-off"].split(",")
-    (again,) = site.pods()
-    assert node_of(again) != bad
-
-
 def test_what_two_jobs_meet_on_one_node_is_the_nodes_and_the_second_leaves_it(site: World) -> None:
     site.protect(restart={"maxRestarts": 3})
     nodes = [
@@ -337,3 +311,29 @@ def test_a_person_who_suspends_a_job_that_is_being_moved_is_obeyed_and_costs_it_
     site.until(site.state("running"))
     assert node_of(site.pods()[0]) != bad, "it is kept off the node that it was moved away from"
     assert site.incident()["reason"] == "Stopped"
+
+
+def test_a_restart_keeps_off_nodes_whose_container_runtime_is_not_well(site: World) -> None:
+    site.protect(restart={"maxRestarts": 3})
+    path = site.create(gang(1))
+    site.until(site.state("running"))
+    (pod,) = site.pods()
+    bad = next(
+        node["metadata"]["name"]
+        for node in site.admin.items("/api/v1/nodes", labelSelector="rig=train")
+        if node["metadata"]["name"] != node_of(pod)
+    )
+    down = Source("services", Component.RUNTIME)
+    site.agents.find(
+        bad,
+        down.finding(
+            "service containerd", "service-down", Severity.DEGRADED, "CHECK_SERVICE", "It does not run"
+        ),
+    )
+    page = Page(site.controller)
+    site.until(lambda: any(n for (name, _), n in page.numbers().items() if name == FINDINGS))
+    dies(site, pod)
+    site.until(lambda: site.phases()[-1:] == ["Recovered"])
+    assert bad in site.admin.get(path)["metadata"]["annotations"]["sentinel.dev/kept-off"].split(",")
+    (again,) = site.pods()
+    assert node_of(again) != bad

@@ -228,6 +228,12 @@ def test_a_job_deleted_in_the_middle_of_its_recovery_ends_it(site: JobSite) -> N
     site.until(lambda: site.phases()[-1:] == ["Cancelled"])
     assert site.record()["state"] == "stopped"
     site.admin.delete(blocker, gracePeriodSeconds=0)
+
+    site.until(lambda: not site.pods())
+    site.create(gang(2))  # another one of the same name is protected by the same leader
+    site.until(site.state("running"))
+    site.kwok.end_pod(site.space, site.pods()[0]["metadata"]["name"], 1)
+    site.until(lambda: len(site.incidents()) == 2 and site.phases()[-1:] == ["Recovered"])
     end(controller)
 
 

@@ -250,7 +250,9 @@ class JobCluster(KnownJobs):
             async with asyncio.timeout(AWAY_S):
                 before = await self._patiently(lambda: self._seen(known))
                 mark, held = f"{job}:{incarnation}", known.ref.row.holds
-                old = {text(pod, "metadata.uid") for pod in before.pods}
+                if known.old[0] != mark:  # what its owner has made again since is no part of the stop
+                    known.old = mark, frozenset(text(pod, "metadata.uid") for pod in before.pods)
+                old = set(known.old[1])
                 only = None if held else old
                 seen = await self._patiently(
                     lambda: self._decided(known, lambda seen: job_stop.stop(seen, mark, asked, only))

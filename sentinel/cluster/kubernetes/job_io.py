@@ -89,12 +89,13 @@ class Queues:
         return f"{text(owner, 'kind')} {text(found[0], 'metadata.namespace')}/{text(owner, 'name')}"
 
 
-async def read(client: Client, queues: Queues, ref: JobRef, ranks: int = 0) -> Seen:
-    """Raises NotFound where the job is gone or another one has its name; TemporaryError. `ranks`: see stand_in."""
+async def read(client: Client, queues: Queues, ref: JobRef, ranks: int = 0, gpus: bool = False) -> Seen:
+    """Raises NotFound where the job is gone or another one has its name; TemporaryError.
+    `ranks`, `gpus`: see stand_in."""
     unread = ref.row.fallback and ref.row.kind != PODS_OWN
     if unread:
         found = await pods(client, ref, {})
-        job = stand_in(ref.row, ref.namespace, ref.name, ref.uid, found, ranks)
+        job = stand_in(ref.row, ref.namespace, ref.name, ref.uid, found, ranks, gpus)
     else:
         job = await _object(client, ref)
         found = await pods(client, ref, job)

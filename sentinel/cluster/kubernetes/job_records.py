@@ -210,6 +210,11 @@ class JobRecords:
         book = self._books.get(name)
         return None if book is None else book.job
 
+    def size(self, name: str, uid: str) -> int:
+        """Its ranks; 0: nothing is recorded of this object."""
+        job = self.job(name)
+        return job.size if job is not None and job.uid == uid else 0
+
     def last(self, job: str) -> Incident | None:
         """Its newest incident."""
         book = self._books.get(job)

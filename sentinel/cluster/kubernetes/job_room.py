@@ -140,7 +140,8 @@ def pods_of(seen: Seen) -> list[Json]:
     draft = copied(seen.job)
     made: list[Json] = []
     if seen.row.fallback:
-        return [pod for pod in living(seen.pods) if read(pod, "metadata.deletionTimestamp") is None]
+        there = [pod for pod in living(seen.pods) if read(pod, "metadata.deletionTimestamp") is None]
+        return [_unbound(pod) for pod in there]
     for group in groups_of(seen.row, draft):
         size = was_size(draft, group) or group.size
         if not group.templates or size is None:

@@ -15,7 +15,7 @@ from sentinel.cluster.base import RankProcess
 from sentinel.cluster.kubernetes.agents import Agents
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import NotFound
-from sentinel.cluster.kubernetes.job_io import JobRef, Queues
+from sentinel.cluster.kubernetes.job_io import PODS_OWN, JobRef, Queues
 from sentinel.cluster.kubernetes.job_io import read as read_job
 from sentinel.cluster.kubernetes.job_room import Rooms
 from sentinel.cluster.kubernetes.pod_events import PodEvents
@@ -30,6 +30,7 @@ from sentinel.core.orders import PodRank
 from sentinel.core.pod_told import preempted
 from sentinel.core.pod_wait import explain, not_made, waits
 from sentinel.core.policy_model import Policy
+from sentinel.core.room import GPUS, requests
 
 LOOK_S = 5.0  # without a word of the watch
 NO_MORE_S = 10.0  # since the last pod came of an owner of which nothing tells how many it makes
@@ -50,6 +51,12 @@ class Known(Struct):
     over: set[str] = set()
     done: set[str] = set()
     preemptor: tuple[str, str] = ("", "")  # uid and name of the job for which Kueue took its place back
+    most: int = 0  # ranks that it had at once: of an owner of which its pods alone tell
+    gpus: bool = False  # did those ask for GPUs?
+    old: tuple[str, frozenset[str]] = (
+        "",
+        frozenset(),
+    )  # the stop under way, and the uids of the pods that it is about
     stand_in: Json = {}  # for an owner of which its pods alone tell, as they did last
     counted: tuple[int, float] = (0, 0.0)  # pods of ranks that there are, and since when: monotonic
     refused: str = ""  # why it could not be told to stop, at the last try
@@ -65,10 +72,11 @@ class KnownJobs:
 
     # ------------------------------------------------------------ which jobs there are
 
-    def know(self, job: str, ref: JobRef) -> None:
+    def know(self, job: str, ref: JobRef, size: int = 0) -> None:
+        """`size`: its ranks, as its record has them."""
         known = self._jobs.get(job)
         if known is None or known.ref != ref:
-            self._jobs[job] = Known(ref=ref)
+            self._jobs[job] = Known(ref=ref, most=size)
 
     def forget(self, job: str) -> None:
         self._jobs.pop(job, None)
@@ -181,8 +189,10 @@ class KnownJobs:
         for one in ranks(seen):
             if one.rank is not None and one.node and one.uid not in known.done:
                 known.pods[one.rank] = (one.node, _pod_rank(one, by_uid[one.uid]))
+                known.gpus = known.gpus or any(requests(by_uid[one.uid]).get(gpu) for gpu in GPUS)
                 if not one.ended:
                     running.append(one.rank)
+        known.most = max(known.most, len(known.pods))
         return [RankProcess(rank=rank, pid=0, start_ticks=0, log_path="") for rank in sorted(running)]
 
     def _known(self, job: str) -> Known:
@@ -192,11 +202,12 @@ class KnownJobs:
         return known
 
     async def _seen(self, known: Known) -> Seen:
-        seen = await read_job(self._client, self._queues, known.ref, len(known.pods))
+        seen = await read_job(self._client, self._queues, known.ref, known.most, known.gpus)
         known.uids |= {text(pod, "metadata.uid") for pod in seen.pods}
-        if seen.row.fallback and seen.pods:
+        unread = seen.row.fallback and seen.row.kind != PODS_OWN
+        if unread and seen.pods:
             known.stand_in = {key: value for key, value in seen.job.items() if key != "status"}
-        elif seen.row.fallback:
+        elif unread:
             seen = structs.replace(seen, job=known.stand_in or seen.job)
         if standing(seen).stopped:
             known.over = {text(pod, "metadata.uid") for pod in seen.pods if ended_pod(pod) == "failed"}
@@ -268,7 +279,10 @@ def started(known: Known, seen: Seen) -> Seen:
 
 def _others(seen: Seen) -> frozenset[str]:
     """A recovery brings these elsewhere too, but for those that run on through a stop."""
-    stays = spared(seen)
+    ends = {
+        text(pod, "metadata.uid") for pod in seen.pods if read(pod, "metadata.deletionTimestamp") is not None
+    }
+    stays = {*spared(seen), *ends}
     return frozenset(
         one.node
         for one in ranks(seen)

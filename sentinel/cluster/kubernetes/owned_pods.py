@@ -138,5 +138,5 @@ def controller(meta: Meta) -> Owner | None:
 
 def _picked(pod: Pod) -> object:
     meta = pod.metadata
-    alone = not meta.owner_references
+    alone = controller(meta) is None
     return meta.uid, meta.labels, meta.owner_references, alone and pod.status.phase in ENDED

@@ -218,12 +218,19 @@ class Policies:
         for namespace in list(self._asked):
             lost = conflicts(self.of(namespace), jobs(namespace)) if len(self.of(namespace)) > 1 else {}
             conflicted += len(lost)
-            pods = list(alone(namespace)) if self.pick_pods(namespace) else []
+            refused: dict[str, list[Job]] = {}
+            for pod in alone(namespace) if self.pick_pods(namespace) else ():
+                if (picked := in_force(self.of(namespace), pod)) is not None:
+                    refused.setdefault(picked.uid, []).append(pod)
             for asked in self.of(namespace):
-                refused = [pod for pod in pods if in_force(self.of(namespace), pod) is asked]
                 one = self._followed.objects.get(f"{namespace}/{asked.name}")
                 if one is not None and one.metadata.uid == asked.uid:
-                    well = await self._say(one, self._says(one, lost.get(asked.uid, ""), refused)) and well
+                    well = (
+                        await self._say(
+                            one, self._says(one, lost.get(asked.uid, ""), refused.get(asked.uid, []))
+                        )
+                        and well
+                    )
         self._conflicted = conflicted
         return well
 
