@@ -53,11 +53,19 @@ def measure(
 ) -> None:
     """`plain`: nodes that are known to have no findings. About 5 ms for 10 000 nodes: whoever scrapes often gets what
     was counted a moment ago."""
-    _nodes(metrics, picture, records)
-    _findings(metrics, picture, plain)
+    pools = _pools(picture)
+    _nodes(metrics, picture, records, pools)
+    _findings(metrics, picture, plain, pools)
     held = sorted((one for one in records.values() if one.state.open), key=lambda one: -one.since_wall_s)
     open_ones: dict[tuple[str, ...], float] = {
-        (one.node, one.pool, one.kind.value, one.state.value, one.mode.value, one.reason): one.since_wall_s
+        (
+            one.node,
+            pools.get(one.pool, one.pool),
+            one.kind.value,
+            one.state.value,
+            one.mode.value,
+            one.reason,
+        ): one.since_wall_s
         for one in held[: declared.MAX_NODES]
     }
     metrics.show(declared.QUARANTINE, open_ones)
@@ -106,11 +114,18 @@ def forget(metrics: Metrics) -> None:
         metrics.replace(declaration, {})
 
 
-def _findings(metrics: Metrics, picture: FleetPicture, plain: Set[str]) -> None:
+def _pools(picture: FleetPicture) -> Mapping[str, str]:
+    """Under which name each is told: the largest under their own."""
+    sizes = fleet_brakes.sizes(picture) or {"": 0}
+    largest = {*sorted(sizes, key=lambda pool: (-sizes[pool], pool))[: declared.MAX_POOLS]}
+    return {pool: pool if pool in largest else declared.OTHER for pool in sizes}
+
+
+def _findings(metrics: Metrics, picture: FleetPicture, plain: Set[str], pools: Mapping[str, str]) -> None:
     counts: Counter[tuple[str, str, str]] = Counter()
     bad = []
     for name in picture.nodes.keys() - plain:
-        pool = picture.nodes[name].pool
+        pool = pools[picture.nodes[name].pool]
         for one in picture.nodes[name].findings:
             counts[one.component.value, one.severity.value, one.code] += 1
             if one.severity.order >= Severity.DEGRADED.order:
@@ -121,20 +136,22 @@ def _findings(metrics: Metrics, picture: FleetPicture, plain: Set[str]) -> None:
     metrics.show(declared.NODE_FINDING, {key: 1.0 for _, key in bad[: declared.MAX_NODES]})
 
 
-def _nodes(metrics: Metrics, picture: FleetPicture, records: Mapping[str, NodeQuarantine]) -> None:
+def _nodes(
+    metrics: Metrics,
+    picture: FleetPicture,
+    records: Mapping[str, NodeQuarantine],
+    pools: Mapping[str, str],
+) -> None:
     worst: dict[str, str] = {
         name: NOT_HEARD for name, node in picture.nodes.items() if node.agent_mono_s is None
     }
     for record in records.values():
         if record.state.open and record.node in picture.nodes:
             worst[record.node] = min(worst.get(record.node, IN_SERVICE), _state(record), key=STATES.index)
-    sizes = fleet_brakes.sizes(picture) or {"": 0}
-    largest = sorted(sizes, key=lambda pool: (-sizes[pool], pool))[: declared.MAX_POOLS]
-    told = {pool: pool if pool in largest else declared.OTHER for pool in sizes}
-    nodes: dict[tuple[str, ...], float] = {(pool, state): 0.0 for pool in told.values() for state in STATES}
+    nodes: dict[tuple[str, ...], float] = {(pool, state): 0.0 for pool in pools.values() for state in STATES}
     gpus = dict(nodes)
     for name, node in picture.nodes.items():
-        key = told[node.pool], worst.get(name, IN_SERVICE)
+        key = pools[node.pool], worst.get(name, IN_SERVICE)
         nodes[key] += 1
         gpus[key] += node.gpus
     metrics.show(declared.NODES, nodes)

@@ -73,9 +73,11 @@ class Costs:
         if one.verdict.entity:
             sums[declared.KEPT_BLAMED][(one.verdict.entity,)] += one.lost.gpu_seconds
 
-    def show(self, metrics: Metrics) -> None:
+    def show(self, metrics: Metrics, *, time: bool = True) -> None:
+        """`time`: also that of all jobs, which is not known before each of them is followed."""
         for declaration, series in self._sums.items():
-            metrics.replace(declaration, series)
+            if time or declaration is not declared.KEPT_JOB_TIME:
+                metrics.replace(declaration, series)
 
 
 def forget(metrics: Metrics) -> None:

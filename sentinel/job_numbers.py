@@ -18,6 +18,7 @@ from sentinel.metrics import NOBODY, JobNumbers, Metrics
 from sentinel.slices import in_slices
 
 EVERY_S = 10.0  # scrapes come every 15 to 60 s
+TAKE_UP_S = 120.0  # so long a new leader may take to follow the jobs of the one before
 
 
 def owner_of(policy: Policy) -> str:
@@ -101,8 +102,10 @@ class JobMeter:
         self._incidents, self._held, self._clock = incidents, held, clock
         self._recorded = recorded
         self._shown: set[str] = set()
+        self._began_mono_s = clock().mono_s
 
     async def run(self) -> None:
+        self._began_mono_s = self._clock().mono_s
         try:
             while True:
                 await self.count()
@@ -132,9 +135,11 @@ class JobMeter:
         await self._costs()
 
     async def _costs(self) -> None:
-        costs = Costs()
+        costs, unseen = Costs(), False
         async for job in in_slices(list(self._recorded()), lambda: self._clock().mono_s):
             picture = self._pictures.get(job.name)
+            unseen = unseen or (picture is None and not job.state.final)
             now_job, gpus = (job, None) if picture is None else (picture.job, picture.gpus)
             costs.add(now_job, owner_of(now_job.policy), gpus, self._incidents(job.name), self._clock())
-        costs.show(self._metrics)
+        begins = self._clock().mono_s - self._began_mono_s < TAKE_UP_S
+        costs.show(self._metrics, time=not (unseen and begins))

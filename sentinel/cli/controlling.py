@@ -84,7 +84,7 @@ class Controlling:
         self._stop = asyncio.Event()
         self._leading: asyncio.Task[None] | None = None
         self._metrics = Metrics()
-        if settings.page_url:
+        if settings.page_url and settings.listen:
             self._metrics.page(settings.page_url.rstrip("/"))
         self._epochs = Epochs()
         self._pages = Pages(settings.listen, self._metrics, system_now, self._say)

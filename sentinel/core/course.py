@@ -44,10 +44,11 @@ class Course:
         if not iterations or (self._rank is not None and rank > self._rank):
             return
         self._rank = rank
-        if not self._counts:
-            self._since_s = iterations[0].at_s
-        for one in iterations:
-            if one.e2e_ms is not None and isfinite(one.at_s):
+        timed = [one for one in iterations if isfinite(one.at_s)]
+        if timed and not self._counts:
+            self._since_s = timed[0].at_s
+        for one in timed:
+            if one.e2e_ms is not None:
                 self._add(self._place(one.at_s), one.e2e_ms, _ratio(one), 1)
 
     def _place(self, at_s: float) -> int:
