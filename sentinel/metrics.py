@@ -417,7 +417,7 @@ def markdown() -> str:
         "This page is made from the declarations:",
         "`python -m sentinel.metrics > docs/metrics.md`.",
         "",
-        f"A counter or histogram has at most {MAX_SERIES} series, of owners or nodes 1000; more are counted as `{OTHER}`.",
+        f"A counter or histogram has at most {MAX_SERIES} series, of owners or nodes 1000; more count as `{OTHER}`.",
         "A series with the label `job_name` goes when the job is no longer protected.",
         "",
         "| metric | kind | labels | meaning |",

@@ -1,7 +1,7 @@
 """Alerts and dashboards at real controllers and agents with faults, by a real Prometheus, to the mail that goes out.
 
-The alerts of `_mails_tell_it` go all the way. The others are shown by promtool alone (test_rules.py): they ask for hours,
-for many nodes, for a broken API server or disk, or for a bug.
+The alerts of `_mails_tell_it` go all the way. The others are shown by promtool alone (test_rules.py): they ask for
+hours, for many nodes, for a broken API server or disk, or for a bug.
 """
 
 import json
