@@ -171,7 +171,7 @@ def test_pods_that_came_again_are_waited_for_only_where_they_got_a_bad_node(site
     blocker = site.block()  # takes the second
     agents.find(second, lost_gpu(check="gpus", event=False, severity=Severity.DEGRADED))
     page = Page(controller)
-    told = {"node": second, "component": "gpu", "severity": "degraded", "code": "XID 79"}
+    told = {"node": second, "pool": "", "component": "gpu", "severity": "degraded", "code": "XID 79"}
     site.until(lambda: page.number("node_finding", **told) == 1)
     lose(site)
     site.until(lambda: site.phases()[-1:] == ["Recovered"])
