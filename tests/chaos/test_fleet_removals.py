@@ -110,8 +110,9 @@ class Site:
         await asyncio.to_thread(leader.runs.process.wait, 120)
         leader.proxy.faults.clear()
         await let_go(self.world)
-        leader.start()
-        return await leads(self.world, after=leader)
+        follows = await leads(self.world, after=leader)
+        leader.start()  # not before: it might lead again
+        return follows
 
     def freezes(self, leader: Controller, step: tuple[str, str, bytes]) -> Fault:
         method, path, says = step

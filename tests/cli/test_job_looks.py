@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from sentinel.cli.job_looks import JobLooks, Tracked
+from sentinel.cluster.kubernetes.job_io import JobRef
 from sentinel.core.job_look import Place, look
 from sentinel.core.job_state import Seen
 from sentinel.core.model import IncidentKind, JobState, Phase, ProtectedJob, Symptom
@@ -16,7 +17,7 @@ from sentinel.core.policy_model import Policy
 from tests.core.recovery_events import incident, verdict
 from tests.core.test_job_look import job, pod, row
 
-NAME = "ns/job.batch/train"
+NAME, UID = "ns/job.batch/train", "u-train"
 
 
 class Cluster:
@@ -41,7 +42,7 @@ class Cluster:
 
 def looked_at(cluster: Any, controller: Any) -> Tracked:
     records: Any = None
-    ref: Any = None
+    ref = JobRef(row(), "ns", "train", UID)
     looks = JobLooks(controller, cluster, records, "boot", lambda *_: Policy(), lambda uid: "")
     tracked = Tracked(ref=ref, policy=Policy(), due_mono_s=1.0)
     asyncio.run(looks.look(NAME, tracked))
@@ -53,7 +54,7 @@ def test_a_job_that_runs_or_has_ended_is_looked_at_only_when_something_happens(s
     """While it was being stopped it had to be looked at again soon."""
     seen = Seen(row=row(), job=job(), pods=(pod(0), pod(1)), kueue=False)
     picture = SimpleNamespace(
-        job=ProtectedJob(name=NAME, policy=Policy(), state=state, size=2), incident=None, exits={}
+        job=ProtectedJob(name=NAME, uid=UID, policy=Policy(), state=state, size=2), incident=None, exits={}
     )
     controller: Any = SimpleNamespace(
         pictures={NAME: picture},
@@ -92,7 +93,9 @@ def test_a_job_that_runs_again_while_its_recovery_waits_is_theirs_who_started_it
     asked["metadata"]["annotations"] = notes
     waits = incident(IncidentKind.FORCED, verdict=verdict(symptom), phase=Phase.PRECHECKING)
     picture = SimpleNamespace(
-        job=ProtectedJob(name=NAME, policy=Policy(), state=JobState.QUEUED, size=2), incident=waits, exits={}
+        job=ProtectedJob(name=NAME, uid=UID, policy=Policy(), state=JobState.QUEUED, size=2),
+        incident=waits,
+        exits={},
     )
     over: list[str] = []
 

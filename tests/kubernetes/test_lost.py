@@ -13,7 +13,7 @@ from tests.kubernetes.test_machines import Machines, reasons
 LOST = 100
 WELL = 4  # whose agents are heard
 OTHERS = 300  # nodes of which only the kubelets are: more than a quarter of all would not be judged
-SILENCES = {"lease": "30s", "agentSilent": "30s"}  # the shortest that settings allow an agent
+SILENCES = {"lease": "20s", "agentSilent": "30s"}  # the shortest: kubelets are silent before agents are
 
 
 def test_a_hundred_lost_nodes_are_one_message_and_that_they_are_back_another(
