@@ -10,7 +10,7 @@ from tests.e2e.box import Box
 from tests.kubernetes.jobs_site import NODES, Agents
 from tests.kubernetes.local_fleet import Page
 from tests.kubernetes.test_interrupted_recoveries import FINDINGS, RESUMES, in_phase
-from tests.kubernetes.test_job_faults import World, node_of
+from tests.kubernetes.test_job_faults import World, node_of, site
 from tests.kubernetes.test_job_kinds_live import kubeflow_job
 from tests.kubernetes.test_leading_jobs import end, kwok, led, plane
 from tests.samples import lost_gpu
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.rig.control_plane import ControlPlane
     from tests.rig.kwok import Kwok
 
-__all__ = ["kwok", "plane"]
+__all__ = ["kwok", "plane", "site"]
 
 pytestmark = pytest.mark.operators("training-operator")
 OF_JOB = "training.kubeflow.org/job-name"
@@ -80,16 +80,6 @@ class Kubeflow:
     def close(self) -> None:
         self.site.admin.delete(self.path, propagationPolicy="Background")
         self.site.until(lambda: not self.site.pods(labels=OF_JOB))
-
-
-@pytest.fixture
-def site(world: World) -> Iterator[World]:
-    world.space = world.plane.namespace()
-    yield world
-    world.agents.hush()
-    world.close()
-    page = Page(world.controller)
-    world.until(lambda: not any(n for (name, _), n in page.numbers().items() if name == FINDINGS))
 
 
 def test_a_node_on_which_only_a_launcher_runs_is_drained_of_its_job_too(site: World) -> None:

@@ -4,8 +4,9 @@ import asyncio
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -46,14 +47,23 @@ def kwok(plane: "ControlPlane") -> "Kwok":
     return made
 
 
-@pytest.fixture
-def site(plane: "ControlPlane", kwok: "Kwok", tmp_path: Path) -> Iterator[JobSite]:
-    box = Box(tmp_path / "box")
-    made = JobSite(plane, kwok, box, tmp_path)
+S = TypeVar("S", bound=JobSite)
+
+
+@contextmanager
+def made_at(kind: type[S], plane: "ControlPlane", kwok: "Kwok", folder: Path) -> Iterator[S]:
+    box = Box(folder / "box")
+    made = kind(plane, kwok, box, folder)
     made.settings = {"listen": "127.0.0.1:0"}
     yield made
     box.close()
     made.close()
+
+
+@pytest.fixture
+def site(plane: "ControlPlane", kwok: "Kwok", tmp_path: Path) -> Iterator[JobSite]:
+    with made_at(JobSite, plane, kwok, tmp_path) as made:
+        yield made
 
 
 def gang(count: int, gpus: int = 8) -> "Object":

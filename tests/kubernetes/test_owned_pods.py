@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sentinel.core.health import Severity
-from tests.e2e.box import Box
 from tests.kubernetes.jobs_site import CHECKPOINT, CUSTOM, NODES, Agents, JobSite
 from tests.kubernetes.local_fleet import Page
 from tests.kubernetes.people import Person, bind
 from tests.kubernetes.test_job_mail import mail_by, told
-from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, names, plane, uids
+from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, made_at, names, plane, uids
 from tests.notify.mail_world import MailServer
 from tests.rig.operators.flow import template
 from tests.samples import lost_gpu
@@ -63,12 +62,8 @@ class Site(JobSite):
 
 @pytest.fixture
 def site(plane: "ControlPlane", kwok: "Kwok", tmp_path: Path) -> Iterator[Site]:
-    box = Box(tmp_path / "box")
-    made = Site(plane, kwok, box, tmp_path)
-    made.settings = {"listen": "127.0.0.1:0"}
-    yield made
-    box.close()
-    made.close()
+    with made_at(Site, plane, kwok, tmp_path) as made:
+        yield made
 
 
 def owner(kind: str, replicas: int, name: str = "train", gpus: int = 8, **more: Any) -> "Object":

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.box import Box
-from tests.kubernetes.conftest import install
-from tests.kubernetes.jobs_site import NODES, JobSite
-from tests.prometheus.test_watched import ALL, World, gang, panel
+from tests.kubernetes.jobs_site import JobSite
+from tests.prometheus.test_watched import ALL, World, gang, panel, watched_world
 from tests.prometheus.watched import Watched, filled
 
 GPUS = 16
@@ -17,21 +15,8 @@ GPUS = 16
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    from tests.rig.control_plane import ControlPlane
-    from tests.rig.kwok import Kwok
-    from tests.rig.processes import Rig
-
-    folder = tmp_path_factory.mktemp("leaders")
-    with Rig(tmp_path_factory.mktemp("control-plane")) as rig:
-        plane = ControlPlane(rig)
-        install(plane)
-        kwok = Kwok(plane)
-        kwok.nodes(NODES, 3)
-        box = Box(folder / "box")
-        try:
-            yield World(JobSite(plane, kwok, box, folder), folder)
-        finally:
-            box.close()
+    with watched_world(tmp_path_factory.mktemp("leaders")) as made:
+        yield made
 
 
 def shown(watch: Watched, title: str) -> float:

@@ -10,6 +10,7 @@ import re
 import signal
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from html import unescape
 from pathlib import Path
@@ -94,14 +95,15 @@ class World:
         return {"controllers": pages, "agents": agents}
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+@contextmanager
+def watched_world(folder: Path) -> Iterator[World]:
+    """At a control plane of its own."""
     from tests.rig.control_plane import ControlPlane
     from tests.rig.kwok import Kwok
     from tests.rig.processes import Rig
 
-    folder = tmp_path_factory.mktemp("watched")
-    with Rig(tmp_path_factory.mktemp("control-plane")) as rig:
+    (folder / "control-plane").mkdir()
+    with Rig(folder / "control-plane") as rig:
         plane = ControlPlane(rig)
         install(plane)
         kwok = Kwok(plane)
@@ -111,6 +113,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             yield World(JobSite(plane, kwok, box, folder), folder)
         finally:
             box.close()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with watched_world(tmp_path_factory.mktemp("watched")) as made:
+        yield made
 
 
 def gang() -> dict[str, Any]:

@@ -45,6 +45,11 @@ class JobRef(Struct, frozen=True):
     uid: str
 
     @property
+    def unread(self) -> bool:
+        """Its pods alone tell of it: whoever made them is not of a kind that Sentinel may read."""
+        return self.row.fallback and self.row.kind != PODS_OWN
+
+    @property
     def path(self) -> str:
         return self.resource.path(self.namespace, self.name)
 
@@ -92,14 +97,13 @@ class Queues:
 async def read(client: Client, queues: Queues, ref: JobRef, ranks: int = 0, gpus: bool = False) -> Seen:
     """Raises NotFound where the job is gone or another one has its name; TemporaryError.
     `ranks`, `gpus`: see stand_in."""
-    unread = ref.row.fallback and ref.row.kind != PODS_OWN
-    if unread:
+    if ref.unread:
         found = await pods(client, ref, {})
         job = stand_in(ref.row, ref.namespace, ref.name, ref.uid, found, ranks, gpus)
     else:
         job = await _object(client, ref)
         found = await pods(client, ref, job)
-    if not unread and any(text(pod, "metadata.deletionTimestamp") for pod in found):
+    if not ref.unread and any(text(pod, "metadata.deletionTimestamp") for pod in found):
         job = await _object(
             client, ref
         )  # else who suspended it in between would seem to have ended its pods only

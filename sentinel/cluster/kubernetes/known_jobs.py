@@ -9,13 +9,13 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from time import monotonic
 
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from sentinel.cluster.base import RankProcess
 from sentinel.cluster.kubernetes.agents import Agents
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import NotFound
-from sentinel.cluster.kubernetes.job_io import PODS_OWN, JobRef, Queues
+from sentinel.cluster.kubernetes.job_io import JobRef, Queues
 from sentinel.cluster.kubernetes.job_io import read as read_job
 from sentinel.cluster.kubernetes.job_room import Rooms
 from sentinel.cluster.kubernetes.pod_events import PodEvents
@@ -36,6 +36,15 @@ LOOK_S = 5.0  # without a word of the watch
 NO_MORE_S = 10.0  # since the last pod came of an owner of which nothing tells how many it makes
 
 
+class Unread(Struct):
+    """Of a job whose object is not read: what its pods told."""
+
+    most: int = 0  # ranks that it had at once
+    gpus: bool = False  # did those ask for GPUs?
+    stand_in: Json = {}  # for its object, as they told last
+    counted: tuple[int, float] = (0, 0.0)  # pods of ranks that there are, and since when: monotonic
+
+
 class Known(Struct):
     ref: JobRef
     turned: asyncio.Event | None = None  # is set when something about its pods changes; None: nobody waits
@@ -51,14 +60,9 @@ class Known(Struct):
     over: set[str] = set()
     done: set[str] = set()
     preemptor: tuple[str, str] = ("", "")  # uid and name of the job for which Kueue took its place back
-    most: int = 0  # ranks that it had at once: of an owner of which its pods alone tell
-    gpus: bool = False  # did those ask for GPUs?
-    old: tuple[str, frozenset[str]] = (
-        "",
-        frozenset(),
-    )  # the stop under way, and the uids of the pods that it is about
-    stand_in: Json = {}  # for an owner of which its pods alone tell, as they did last
-    counted: tuple[int, float] = (0, 0.0)  # pods of ranks that there are, and since when: monotonic
+    unread: Unread = field(default_factory=Unread)
+    # The stop under way, and the uids of the pods that it is about.
+    old: tuple[str, frozenset[str]] = ("", frozenset())
     refused: str = ""  # why it could not be told to stop, at the last try
 
 
@@ -76,7 +80,7 @@ class KnownJobs:
         """`size`: its ranks, as its record has them."""
         known = self._jobs.get(job)
         if known is None or known.ref != ref:
-            self._jobs[job] = Known(ref=ref, most=size)
+            self._jobs[job] = Known(ref=ref, unread=Unread(size))
 
     def forget(self, job: str) -> None:
         self._jobs.pop(job, None)
@@ -185,14 +189,15 @@ class KnownJobs:
         seen = started(known, seen)
         by_uid = {text(pod, "metadata.uid"): pod for pod in seen.pods}
         known.pods, known.refused, running = {}, "", list[int]()
+        unread = known.unread
         known.others = _others(seen)
         for one in ranks(seen):
             if one.rank is not None and one.node and one.uid not in known.done:
                 known.pods[one.rank] = (one.node, _pod_rank(one, by_uid[one.uid]))
-                known.gpus = known.gpus or any(requests(by_uid[one.uid]).get(gpu) for gpu in GPUS)
+                unread.gpus = unread.gpus or any(requests(by_uid[one.uid]).get(gpu) for gpu in GPUS)
                 if not one.ended:
                     running.append(one.rank)
-        known.most = max(known.most, len(known.pods))
+        unread.most = max(unread.most, len(known.pods))
         return [RankProcess(rank=rank, pid=0, start_ticks=0, log_path="") for rank in sorted(running)]
 
     def _known(self, job: str) -> Known:
@@ -202,13 +207,12 @@ class KnownJobs:
         return known
 
     async def _seen(self, known: Known) -> Seen:
-        seen = await read_job(self._client, self._queues, known.ref, known.most, known.gpus)
+        seen = await read_job(self._client, self._queues, known.ref, known.unread.most, known.unread.gpus)
         known.uids |= {text(pod, "metadata.uid") for pod in seen.pods}
-        unread = seen.row.fallback and seen.row.kind != PODS_OWN
-        if unread and seen.pods:
-            known.stand_in = {key: value for key, value in seen.job.items() if key != "status"}
-        elif unread:
-            seen = structs.replace(seen, job=known.stand_in or seen.job)
+        if known.ref.unread and seen.pods:
+            known.unread.stand_in = {key: value for key, value in seen.job.items() if key != "status"}
+        elif known.ref.unread:
+            seen = structs.replace(seen, job=known.unread.stand_in or seen.job)
         if standing(seen).stopped:
             known.over = {text(pod, "metadata.uid") for pod in seen.pods if ended_pod(pod) == "failed"}
             known.done = {text(pod, "metadata.uid") for pod in seen.pods if ended_pod(pod) == "succeeded"}
@@ -264,9 +268,10 @@ class KnownJobs:
 
 def _settled(known: Known, found: Look, size: int) -> Look:
     """Pods that come one after another are a job of its size when no more come."""
-    if known.counted[0] != found.pods:
-        known.counted = (found.pods, monotonic())
-    if (known.pods and found.pods <= size) or monotonic() - known.counted[1] >= NO_MORE_S:
+    unread = known.unread
+    if unread.counted[0] != found.pods:
+        unread.counted = (found.pods, monotonic())
+    if (known.pods and found.pods <= size) or monotonic() - unread.counted[1] >= NO_MORE_S:
         return found
     return structs.replace(found, up=False, replaced=False, renewed=False, grows=True)
 
