@@ -71,10 +71,10 @@ def told_slow(site: World, *phases: str) -> Callable[[], bool]:
 
 
 def test_a_job_that_is_slower_than_its_policy_asks_is_told_of_and_left_alone(site: World) -> None:
-    running(site, 1, **RESUMES, **SLOW)
+    running(site, 1, **RESUMES, **SLOW, hang={"after": "30m"})
     before = {pod["metadata"]["uid"] for pod in site.pods()}
     site.until(told_slow(site, "KeptRunning"))
-    incident = site.incident()
+    incident = site.incidents()[0]
     assert (incident["reason"], incident["verdict"]["symptom"]) == ("AlertOnly", "slow")
     assert "0.9" in incident["verdict"]["sentence"]
     assert {pod["metadata"]["uid"] for pod in site.pods()} == before
