@@ -1,15 +1,14 @@
 """The record of one isolated (or silent) node: a pure state machine.
 
-`step(record, event, now, epoch) -> (record, effects)`. TRANSITIONS is the whole machine: an event that has no row for
-the state raises, and so does a handler that ends in a state its row does not name. The caller saves the new record
-before it performs the effects. What a crash left undone is seen by comparing nodes with records (fleet_marks).
+`step(record, event, now, epoch) -> (record, effects)`; TRANSITIONS is the whole machine (see `machine`). The caller
+saves the new record before it performs the effects. What a crash left undone is seen by comparing nodes with records
+(fleet_marks).
 
     decided, and there is room:    → active → released
     decided, and a brake is full:  → held → active → released
     a person uncordons the node:   → active → overridden
 """
 
-from collections.abc import Callable
 from typing import TypeAlias
 
 from msgspec import structs
@@ -53,9 +52,10 @@ from sentinel.core.fleet_model import (
     StoryLine,
     Wrote,
 )
+from sentinel.core.machine import Machine, Table, UnexpectedEvent, lengthened
 from sentinel.core.now import Now
 
-__all__ = ["MAX_STORY", "TRANSITIONS", "Result", "UnexpectedEvent", "step"]
+__all__ = ["MAX_STORY", "TRANSITIONS", "Result", "step"]
 
 MAX_STORY = 100  # lines: a node that goes on and off for months must not grow its record without end
 MAX_LINE = 500  # characters of each
@@ -64,15 +64,8 @@ _SETTLING = (Brake.NETWORK_SETTLING, Brake.SETTLING)  # said when it is known wh
 Result: TypeAlias = tuple[NodeQuarantine, tuple[Effect, ...]]
 
 
-class UnexpectedEvent(Exception):
-    """The machine has no row for this event in this state: a bug, or the record was changed by somebody else."""
-
-
 def _told(record: NodeQuarantine, event: Said, now: Now, state: State, **changes: object) -> NodeQuarantine:
     """The record in `state`, with one more line of its story."""
-    story = record.story
-    if len(story) >= MAX_STORY:
-        story = story[: MAX_STORY // 2] + story[-(MAX_STORY // 2) + 1 :]
     said = event.sentence if len(event.sentence) <= MAX_LINE else f"{event.sentence[: MAX_LINE - 1]}…"
     line = StoryLine(now.wall_s, state, event.reason.value, said)
     return structs.replace(
@@ -80,7 +73,7 @@ def _told(record: NodeQuarantine, event: Said, now: Now, state: State, **changes
         state=state,
         reason=event.reason.value,
         sentence=event.sentence,
-        story=(*story, line),
+        story=lengthened(record.story, line, MAX_STORY),
         **changes,
     )
 
@@ -296,11 +289,9 @@ def _to_tell(record: NodeQuarantine, event: Event, effects: tuple[Effect, ...], 
     return structs.replace(record, mails=(*record.mails, NodeMail(stage=stage, wall_s=now.wall_s)))
 
 
-Handler: TypeAlias = Callable[..., Result]
 S = State
 
-# (state, event) -> (handler, states it may lead to). None: there is no record yet.
-TRANSITIONS: dict[tuple[State | None, type], tuple[Handler, tuple[State, ...]]] = {
+TRANSITIONS: Table[State | None, NodeQuarantine, Effect, State] = {
     (None, Open): (_open, (S.HELD, S.ACTIVE)),
     (S.HELD, HeldBack): (_held_back, (S.HELD,)),
     (S.HELD, Isolate): (_isolate, (S.ACTIVE,)),
@@ -326,14 +317,11 @@ TRANSITIONS: dict[tuple[State | None, type], tuple[Handler, tuple[State, ...]]] 
 }
 
 
+_MACHINE = Machine(TRANSITIONS, lambda record: record.state)
+
+
 def step(record: NodeQuarantine | None, event: Event, now: Now, epoch: int) -> Result:
     """Move `record` (None: there is none yet) by one event. Raises UnexpectedEvent where TRANSITIONS has no row."""
     state = None if record is None else record.state
-    row = TRANSITIONS.get((state, type(event)))
-    if row is None:
-        raise UnexpectedEvent(f"{type(event).__name__} in state {state}")
-    handler, targets = row
-    moved, effects = handler(record, event, now)
-    if moved.state not in targets:
-        raise UnexpectedEvent(f"{handler.__name__} led to {moved.state}, which its row does not name")
+    moved, effects = _MACHINE.step(state, record, event, now)
     return structs.replace(_to_tell(moved, event, effects, now), epoch=epoch), effects

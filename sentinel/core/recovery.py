@@ -1,31 +1,26 @@
 """The recovery of one incident: a pure state machine.
 
-`step(incident, event, now) -> (incident, effects)`. TRANSITIONS is the whole machine: an event that has
-no row for the phase raises, and so does a handler that ends in a phase its row does not name.
-The caller saves the new record before it performs the effects; effects are idempotent, so after a
-crash `resume(incident)` gives those of the current phase again.
+`step(incident, event, now, terms) -> (incident, effects)`; TRANSITIONS is the whole machine (see `machine`). The
+caller saves the new record before it performs the effects; effects are idempotent, so after a crash
+`resume(incident)` gives those of the current phase again.
 
     forced:  Detected → Stopping → Prechecking → Starting → Verifying → Recovered
     chosen:  Detected → Prechecking → Saving → Stopping → Starting → Verifying → Recovered
     ending:  Detected → Saving → Stopping → Ended
 """
 
-from collections.abc import Callable
-from typing import TypeAlias
-
 from msgspec import structs
 
 from sentinel.core import events
 from sentinel.core import recovery_handlers as handlers
+from sentinel.core.machine import Machine, Table
 from sentinel.core.model import Incident, Phase
 from sentinel.core.now import Now
 from sentinel.core.recovery_moves import Result, Terms, room_wait_s, stop_effect
 
-Handler: TypeAlias = Callable[..., Result]
 P = Phase
 
-# (phase, event) -> (handler, phases it may lead to)
-TRANSITIONS: dict[tuple[Phase, type], tuple[Handler, tuple[Phase, ...]]] = {
+TRANSITIONS: Table[Phase, Incident, events.Effect, Phase] = {
     (P.DETECTED, events.Begin): (handlers.begin, (P.STOPPING, P.PRECHECKING, P.SAVING, P.KEPT_RUNNING)),
     (P.PRECHECKING, events.PrecheckPassed): (handlers.precheck_passed, (P.SAVING, P.STARTING)),
     (P.PRECHECKING, events.PrecheckRefused): (handlers.precheck_refused, (P.PRECHECKING, P.KEPT_RUNNING)),
@@ -72,24 +67,16 @@ TRANSITIONS: dict[tuple[Phase, type], tuple[Handler, tuple[Phase, ...]]] = {
 }
 
 
-class UnexpectedEvent(Exception):
-    """The machine has no row for this event in this phase: a bug, or an outcome that came too late."""
+_MACHINE = Machine(TRANSITIONS, lambda incident: incident.phase)
 
 
 def step(incident: Incident, event: events.Event, now: Now, terms: Terms) -> Result:
     """Move `incident` by one event. Raises UnexpectedEvent where TRANSITIONS has no row."""
-    row = TRANSITIONS.get((incident.phase, type(event)))
-    if row is None:
-        raise UnexpectedEvent(f"{type(event).__name__} in phase {incident.phase.value}")
-    handler, targets = row
-    moved, effects = handler(incident, event, now, terms)
-    if moved.phase not in targets:
-        raise UnexpectedEvent(f"{handler.__name__} led to {moved.phase.value}, which its row does not name")
-    return moved, effects
+    return _MACHINE.step(incident.phase, incident, event, now, terms)
 
 
 def accepts(incident: Incident, event: events.Event) -> bool:
-    return (incident.phase, type(event)) in TRANSITIONS
+    return _MACHINE.accepts(incident.phase, event)
 
 
 def resume(incident: Incident, now: Now, terms: Terms) -> Result:

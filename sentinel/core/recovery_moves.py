@@ -5,6 +5,7 @@ from typing import TypeAlias
 from msgspec import Struct, structs
 
 from sentinel.core.events import DoMail, DoPrecheck, DoSave, DoStart, DoStop, Effect
+from sentinel.core.machine import lengthened
 from sentinel.core.model import Incident, IncidentKind, Phase, Stage, StageMail, Step, Symptom
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Checkpoint
@@ -46,9 +47,6 @@ def enter(
     **changes: object,
 ) -> Incident:
     entry = Step(phase=phase, wall_s=now.wall_s, reason=reason, sentence=sentence)
-    story = incident.steps
-    if len(story) >= MAX_STEPS:
-        story = story[: MAX_STEPS // 2] + story[-(MAX_STEPS // 2) + 1 :]
     return structs.replace(
         incident,
         phase=phase,
@@ -57,7 +55,7 @@ def enter(
         phase_mono_s=now.mono_s,
         deadline_mono_s=None if deadline_s is None else now.mono_s + deadline_s,
         closed_wall_s=now.wall_s if phase.final else None,
-        steps=(*story, entry),
+        steps=lengthened(incident.steps, entry, MAX_STEPS),
         **changes,
     )
 

@@ -20,9 +20,10 @@ from sentinel.core.events import (
     StopEnded,
     StopWaits,
 )
+from sentinel.core.machine import UnexpectedEvent
 from sentinel.core.model import Incident, IncidentKind, JobState, Phase, Stage, StageMail, Symptom
 from sentinel.core.now import Now
-from sentinel.core.recovery import TRANSITIONS, UnexpectedEvent, step
+from sentinel.core.recovery import TRANSITIONS, step
 from sentinel.core.recovery_moves import FIRST_START_RETRY_S, FIRST_START_WAIT_S, MAX_STEPS, QUEUE_S, Terms
 from tests.core import recovery_events as ev
 from tests.core.recovery_events import NOW

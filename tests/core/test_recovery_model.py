@@ -33,6 +33,7 @@ from sentinel.core.events import (
     StopStuck,
     StopWaits,
 )
+from sentinel.core.machine import UnexpectedEvent
 from sentinel.core.model import (
     Budget,
     Cause,
@@ -168,7 +169,7 @@ class Recoveries(RuleBasedStateMachine):
         if recovery.accepts(self.incident, event):
             self.move(self.incident, event)
             return
-        with pytest.raises(recovery.UnexpectedEvent):
+        with pytest.raises(UnexpectedEvent):
             recovery.step(self.incident, event, self.now, TERMS)
 
     def open(self, data: st.DataObject) -> None:
