@@ -18,6 +18,7 @@ _SOURCE = Source("processes", Component.SYSTEM)
 FULL = (0.80, 0.95)
 ZOMBIES = (0.20, 0.80)
 STUCK_SAMPLES = 5
+LASTS_SAMPLES = 20  # ten minutes: a storage stall, which meets all nodes at once, is over by then
 MAX_NAMED = 8  # findings or names in one finding: a dead file server can block hundreds of processes
 
 _SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)", re.MULTILINE)
@@ -156,14 +157,15 @@ def judge_stuck(stuck: list[Stuck], where: dict[int, str]) -> list[Finding]:
         if one.process.name.startswith("nvidia") or _NVIDIA_FRAME.search(where.get(one.tid, ""))
     ]
     others = [one for one in stuck if one not in nvidia]
+    users = [one for one in others if not one.process.kernel_thread]
     groups = (
         ("NVIDIA driver", "d-state-nvidia", Severity.DEGRADED, "RESTART_BM", nvidia),
         (
             "processes",
             "d-state",
-            Severity.DEGRADED,
+            Severity.DEGRADED if any(one.samples >= LASTS_SAMPLES for one in users) else Severity.WARNING,
             "CHECK_STORAGE",
-            [one for one in others if not one.process.kernel_thread],
+            users,
         ),
         # Some drivers' threads wait in D by design: these are told only.
         (

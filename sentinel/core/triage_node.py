@@ -59,7 +59,7 @@ def by_stuck_process(case: Case, signal: TimingSignal) -> Why | None:
     for finding in case.findings:
         its_rank = case.rank_of_pid(finding.pid)
         stuck = finding.code == STUCK and its_rank is not None
-        if (stuck or finding.code == DRIVER_STUCK) and finding.severity.order >= Severity.DEGRADED.order:
+        if (stuck or finding.code == DRIVER_STUCK) and finding.severity.order >= Severity.WARNING.order:
             cls = structs.replace(case.failures[CLASS_OF_SYMPTOM[signal.symptom]], cause=Cause.NODE)
             rank = its_rank if stuck else signal.rank
             return with_note(Why(cls=cls, rank=rank, entity=finding.node, finding=finding), finding)

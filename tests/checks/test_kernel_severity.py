@@ -120,7 +120,6 @@ MESSAGES = {
     },
     "degraded": {
         "RESTART_BM": "soft-lockup hard-lockup kernel-oops pcie-not-recovered",
-        "CHECK_STORAGE_OR_DRIVER": "hung-task",
         "RAISE_LIMIT": "files-limit",
         "CHECK_MEMORY": "machine-check-logged hardware-error-recoverable hardware-error-logged",
         "CHECK_FILE_SYSTEM": "fs-shutdown fs-error journal-abort",
@@ -130,6 +129,7 @@ MESSAGES = {
     },
     "warning": {
         "ADD_MEMORY": "oom-kill",
+        "CHECK_STORAGE_OR_DRIVER": "hung-task",
         "RAISE_LIMIT": "pids-limit conntrack-full",
         "RESTART_BM": "rcu-stall",
         "CHECK_MEMORY": "kernel-bad-page hardware-error-earlier",
@@ -156,6 +156,7 @@ REPEATS = [
     ("pcie-uncorrected", 3, 3600, "degraded"),
     ("pcie-slot-down", 3, 3600, "degraded"),
     ("rcu-stall", 3, 600, "degraded"),
+    ("hung-task", 3, 120, "degraded"),
     ("fs-writeback", 2, 3600, "degraded"),
     ("nvme-timeout", 3, 600, "degraded"),
     ("io-error", 10, 300, "degraded"),

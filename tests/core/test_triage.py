@@ -675,7 +675,7 @@ def test_an_io_error_of_a_rank_names_what_the_kernel_said_about_it_just_now(code
 
 def test_a_rank_that_is_stuck_in_the_kernel_explains_a_hang() -> None:
     stuck = kernel_word(
-        "hung-task", "pid 4003 (python)", Severity.DEGRADED, component=Component.KERNEL, pid=4003
+        "hung-task", "pid 4003 (python)", Severity.WARNING, component=Component.KERNEL, pid=4003
     )
     v = verdict(signal=timing(Symptom.HANG), findings=[stuck])
     assert (v.failure, v.cause, v.rank) == ("hang", Cause.NODE, 3)
