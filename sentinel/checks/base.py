@@ -1,13 +1,15 @@
 """What every check shares: what it is given, how it says that it cannot answer, and the row that names it."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.now import Now
 from sentinel.settings import Settings
+
+T = TypeVar("T")
 
 
 class Absent(Exception):
@@ -63,24 +65,58 @@ class Measure(Struct, frozen=True):
     value: float
 
 
-class Look(Struct, frozen=True):
-    """What one sample is given.
+class Kept(Struct, kw_only=True):
+    """What is kept of one check between samples: what it and the runner tell each other, and its own memory."""
 
-    `kept` is this check's own memory between samples. An object there that has `close()` is closed at the
-    end; `kept["wake_fd"]` is a descriptor whose readiness asks for the next sample at once, as a true
-    `kept["unfinished"]` does; what stands in `kept["saved"]` (plain data) survives a restart of the agent;
-    `kept["anew"]` is true where somebody waits for what happened until just now;
-    `kept["within_s"]` is there where somebody decides by this look and waits no longer for it;
-    `kept["measures"]` (a tuple of Measure) is what /metrics shows of the newest sample; `kept["detail"]` is
-    what a result without trouble says beside "ok", such as an expectation that is not set. `root` stands before paths
-    of the node where our own are a pod's, see node_root.py.
-    """
+    # The check tells the runner.
+    measures: tuple[Measure, ...] = ()  # what /metrics shows of the newest sample
+    detail: str = ""  # what a result without trouble says beside "ok", such as an expectation that is not set
+    saved: Any = None  # plain data that survives a restart of the agent, though not a boot
+    counters: dict[str, int] = {}  # totals since the agent started, by what they count
+    wake_fd: int | None = None  # a descriptor whose readiness asks for the next sample at once
+    unfinished: bool = False  # there was more than one sample takes: the next one follows at once
+    again_s: float | None = None  # seconds until the next sample where the interval is too long; holds once
+    # The runner tells the check.
+    anew: bool = False  # somebody waits for what happened until just now; the check takes it back
+    within_s: float | None = None  # seconds: somebody decides by this look, and waits no longer for it
+    resident: bool = False  # samples follow on an interval: worth a child that stays
+    _owned: dict[type, Any] = {}
+
+    def own(self, kind: type[T]) -> T:
+        """The check's memory of this kind, made at first use.
+
+        One that has `close()` is closed and forgotten when the runner ends, but not under a sample's thread: while that
+        has not come back only `abandon()` is called, if there is one, and from another thread.
+        """
+        if kind not in self._owned:
+            self._owned.setdefault(kind, kind())  # two threads that come at once get the same
+        memory = self._owned[kind]
+        assert isinstance(memory, kind)
+        return memory
+
+    def close(self) -> None:
+        """Let go of what is to be closed, the latest first: it may use what came before."""
+        for kind, memory in reversed(list(self._owned.items())):
+            if hasattr(memory, "close"):
+                del self._owned[kind]
+                memory.close()
+        self.wake_fd = None
+
+    def abandon(self) -> None:
+        """End what would stay behind a thread that hangs, and leave it the rest."""
+        for memory in list(self._owned.values()):
+            if hasattr(memory, "abandon"):
+                memory.abandon()
+
+
+class Look(Struct, frozen=True):
+    """What one sample is given. `root` stands before paths of the node where our own are a pod's, see node_root.py."""
 
     settings: Settings
     paths: tuple[str, ...]
     now: Now
     boot_id: str
-    kept: dict[str, Any]
+    kept: Kept
     check: str = ""  # name of the row
     root: str = ""
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from msgspec import Struct
+
 from sentinel.checks.base import Absent, Look, Source, Unknown
 from sentinel.checks.nvme import drives, read_text
 from sentinel.checks.sysfs import names
@@ -11,6 +13,10 @@ _SOURCE = Source("block", Component.DISK)
 
 RESETTING_SAMPLES = 3  # a controller is reset within seconds; longer, it does not come back
 _PSEUDO = ("loop", "ram", "zram", "dm-", "nbd", "sr", "fd")
+
+
+class Memory(Struct):
+    resetting: dict[str, int] = {}  # controller -> samples in a row in which it was being reset
 
 
 def _errors(folder: Path, name: str, before: int | None) -> tuple[int | None, list[Finding]]:
@@ -72,7 +78,7 @@ def _controllers(
 
 def check(look: Look) -> list[Finding]:
     root = Path(look.settings.sysfs, "block")
-    saved = look.kept.get("saved", {})
+    saved = look.kept.saved or {}
     before_drives: dict[str, str] = saved.get("drives", {})
     try:
         disks = [name for name in names(str(root)) if not name.startswith(_PSEUDO)]
@@ -89,6 +95,6 @@ def check(look: Look) -> list[Finding]:
             errors[name] = count
         found += more + _raid(root / name, name)
     controllers = Path(look.settings.sysfs, "class/nvme")
-    found += _controllers(controllers, there, before_drives, look.kept.setdefault("resetting", {}))
-    look.kept["saved"] = {"errors": errors, "drives": there}
+    found += _controllers(controllers, there, before_drives, look.kept.own(Memory).resetting)
+    look.kept.saved = {"errors": errors, "drives": there}
     return found

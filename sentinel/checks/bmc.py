@@ -195,12 +195,12 @@ def check(look: Look) -> list[Finding]:
     events = parse_events(output.stdout.decode(errors="replace"))
     if output.code and not events:
         raise Unknown(f"ipmitool sel elist: status {output.code}: {output.first_line()}", tuple(found))
-    saved = dict(look.kept.get("saved", {}))
+    saved = dict(look.kept.saved or {})
     found += judge_events(new_events(events, saved, look.now.wall_s))
     if events:
         saved["record"] = [events[-1].record, events[-1].text, events[-1].at_wall_s]
     else:
         saved["record"] = []  # an empty log: whatever comes is new
-    look.kept["saved"] = saved
-    look.kept["detail"] = f"{len(sensors)} sensors, {len(events)} events"
+    look.kept.saved = saved
+    look.kept.detail = f"{len(sensors)} sensors, {len(events)} events"
     return found

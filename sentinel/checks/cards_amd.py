@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
-from sentinel.checks.base import Look
+from sentinel.checks.base import Kept, Look
 from sentinel.checks.cards import Card, NotUnderstood, Temperature, normal_address
 from sentinel.checks.cards_table import family
 from sentinel.checks.cards_tool import Tool, look_at
@@ -19,6 +20,13 @@ LIMITS = {
     "mem": ("slowdown_vram_temperature", "slowdown_mem_temperature"),
 }
 ROCM_SENSORS = {"edge": "edge", "junction": "hotspot", "memory": "mem"}
+
+
+class Static(Struct):
+    """What `amd-smi static` told, which is asked again where there are other GPUs."""
+
+    gpus: list[str] | None = None  # their indices; None: not asked yet
+    told: dict[str, Mapping[str, Any]] = {}  # by index
 
 
 def gpus_of(data: bytes, what: str) -> dict[str, Mapping[str, Any]]:
@@ -138,16 +146,17 @@ def _rocm_card(index: str, row: Mapping[str, Any]) -> Card:
     )
 
 
-def read(tool: Tool, kept: dict[str, Any]) -> list[Card]:
+def read(tool: Tool, kept: Kept) -> list[Card]:
     if os.path.basename(tool.path) == "rocm-smi":
         return parse_rocm_smi(tool.ask("-a", "--showmeminfo", "vram", "--json"))
     metric = tool.ask("metric", "--json")
-    if kept.get("gpus") != sorted(gpus_of(metric, "amd-smi metric")):  # limits do not change, cards may
+    known, gpus = kept.own(Static), sorted(gpus_of(metric, "amd-smi metric"))
+    if known.gpus != gpus:  # limits do not change, cards may
         static = tool.ask_more("static", "--json")
-        kept["static"] = gpus_of(static, "amd-smi static") if static else {}
-        kept["gpus"] = sorted(gpus_of(metric, "amd-smi metric"))
+        known.told = gpus_of(static, "amd-smi static") if static else {}
+        known.gpus = gpus
     topology = tool.ask_more("topology", "--json")
-    return parse_amd_smi(metric, kept["static"], gpus_of(topology, "amd-smi topology") if topology else {})
+    return parse_amd_smi(metric, known.told, gpus_of(topology, "amd-smi topology") if topology else {})
 
 
 def check(look: Look) -> list[Finding]:

@@ -1,11 +1,10 @@
 """Ascend NPUs through `npu-smi info` (one table) and `npu-smi info -t ecc` (one question for each NPU)."""
 
 import re
-from typing import Any
 
 import msgspec
 
-from sentinel.checks.base import Look
+from sentinel.checks.base import Kept, Look
 from sentinel.checks.cards import Card, NotUnderstood, Temperature, normal_address
 from sentinel.checks.cards_table import family
 from sentinel.checks.cards_tool import Tool, look_at
@@ -86,7 +85,7 @@ def _number(text: str) -> float | None:
         return None
 
 
-def read(tool: Tool, kept: dict[str, Any]) -> list[Card]:
+def read(tool: Tool, kept: Kept) -> list[Card]:
     cards = parse_info(tool.ask("info").decode(errors="replace"))
     counts: dict[str, tuple[int | None, int | None]] = {}
     for npu in dict.fromkeys(card.index.partition("/")[0] for card in cards):

@@ -2,11 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
-from sentinel.checks.base import Look
+from sentinel.checks.base import Kept, Look
 from sentinel.checks.cards import Card, NotUnderstood, Temperature, normal_address
 from sentinel.checks.cards_table import family
 from sentinel.checks.cards_tool import Tool, look_at
@@ -107,7 +106,7 @@ def _told(value: str) -> str:
     return "" if value.upper() in ("N/A", "NA") else value
 
 
-def read(tool: Tool, kept: dict[str, Any]) -> list[Card]:
+def read(tool: Tool, kept: Kept) -> list[Card]:
     cards = parse_table(tool.ask().decode(errors="replace"))
     if not cards:
         return []

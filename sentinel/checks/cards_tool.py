@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from sentinel import rights
-from sentinel.checks.base import Absent, Look, Measure, Unknown
+from sentinel.checks.base import Absent, Kept, Look, Measure, Unknown
 from sentinel.checks.cards import (
     Card,
     NotUnderstood,
@@ -27,6 +29,11 @@ from sentinel.core.health import Component, Finding, Severity
 
 SAMPLE_S = 30.0  # for all commands of one look
 COMMAND_S = 15.0  # for each
+
+
+class Memory(Struct):
+    sample_s: float = SAMPLE_S  # for all commands of the next look
+    stuck: subprocess.Popen[bytes] | None = None  # a command that even SIGKILL has not ended
 
 
 class Tool:
@@ -72,7 +79,7 @@ class Tool:
         return f"{self._named(arguments)} ended with {how}: {output.first_line() or 'it says nothing'}"
 
 
-Reader = Callable[[Tool, dict[str, Any]], list[Card]]
+Reader = Callable[[Tool, Kept], list[Card]]
 
 
 def find_tool(family: Family, *others: str) -> str:
@@ -85,17 +92,19 @@ def find_tool(family: Family, *others: str) -> str:
 
 
 def look_at(family: Family, look: Look, read: Reader, *other_tools: str) -> list[Finding]:
-    """One sample of a family's cards. `read` asks the tool and parses; its second argument is kept between samples."""
+    """One sample of a family's cards. `read` asks the tool and parses."""
     on_pci = pci_functions(look.settings.sysfs, family.vendor, family.classes)
     present = {slot(address) for address in pci_addresses(look.settings.sysfs)}
-    saved: dict[str, Any] = look.kept.setdefault("saved", {})
+    if look.kept.saved is None:
+        look.kept.saved = {}
+    saved: dict[str, Any] = look.kept.saved
     seen: dict[str, str] = saved.setdefault("listed", {})  # address -> name, of cards that the tool listed
     bus = saved["bus"] = sorted({*saved.get("bus", ()), *on_pci})
     path = find_tool(family, *other_tools)
     if not (bus or path or seen):
         raise Absent(f"no {family.tool} and no {family.noun} on the PCI bus")
     found = judge_bus(family, bus, present) + _widths(family, look.settings.sysfs, on_pci, saved)
-    look.kept["measures"] = ()
+    look.kept.measures = ()
     try:
         if not path:
             raise Unknown(f"{len(on_pci)} {family.noun} on the PCI bus but no {family.tool}")
@@ -110,8 +119,8 @@ def look_at(family: Family, look: Look, read: Reader, *other_tools: str) -> list
         raise Absent(f"no {family.noun} on the PCI bus and no /dev/{family.devices}; {trouble}") from None
     if not (cards or bus or seen):
         raise Absent(f"{path} lists no {family.noun}")
-    look.kept["measures"] = tuple(_measures(family, cards))
-    look.kept["detail"] = f"{len(cards)} {family.noun}" + "".join(f"; {problem}" for problem in problems[:2])
+    look.kept.measures = tuple(_measures(family, cards))
+    look.kept.detail = f"{len(cards)} {family.noun}" + "".join(f"; {problem}" for problem in problems[:2])
     before: dict[str, Any] = saved.setdefault("cards", {})
     for card in cards:
         known = before.get(card.key, {})
@@ -125,8 +134,9 @@ def look_at(family: Family, look: Look, read: Reader, *other_tools: str) -> list
 
 def _unknown(family: Family, look: Look, path: str, trouble: Exception, found: list[Finding]) -> Unknown:
     if isinstance(trouble, CommandHangs):
-        still = trouble.stuck is not None and trouble.stuck is look.kept.get("stuck")
-        look.kept["stuck"] = trouble.stuck
+        memory = look.kept.own(Memory)
+        still = trouble.stuck is not None and trouble.stuck is memory.stuck
+        memory.stuck = trouble.stuck
         return Unknown(str(trouble), (*found, _hangs(family, trouble, still)))
     if isinstance(trouble, NotUnderstood):
         return Unknown(f"{path} is not understood (another version?): {trouble}", tuple(found))
@@ -153,14 +163,14 @@ def _widths(family: Family, sysfs: str, on_pci: list[str], saved: dict[str, Any]
     return found
 
 
-def _cards(family: Family, kept: dict[str, Any], path: str, read: Reader) -> tuple[list[Card], list[str]]:
-    stuck = kept.get("stuck")
-    if isinstance(stuck, subprocess.Popen):
+def _cards(family: Family, kept: Kept, path: str, read: Reader) -> tuple[list[Card], list[str]]:
+    memory = kept.own(Memory)
+    if (stuck := memory.stuck) is not None:
         if stuck.poll() is None:  # a second one would hang beside it
             raise CommandHangs(f"{path}: pid {stuck.pid} still hangs in the kernel", stuck)
-        kept["stuck"] = None
-    tool = Tool(path, kept.get("sample_s", SAMPLE_S))
-    return read(tool, kept.setdefault("static", {})), tool.problems
+        memory.stuck = None
+    tool = Tool(path, memory.sample_s)
+    return read(tool, kept), tool.problems
 
 
 def _hangs(family: Family, hang: CommandHangs, still: bool) -> Finding:

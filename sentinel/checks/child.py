@@ -6,6 +6,8 @@ import subprocess
 import time
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 MAX_LINE_BYTES = 4 << 20
 
 
@@ -142,3 +144,17 @@ class LineChild:
             for descriptor in self._wake_pipe:
                 os.close(descriptor)
             self._wake_pipe = None
+
+
+class ChildMemory(Struct):
+    """The memory of a check that asks a child (`Kept.own`): the child, and what more the check adds."""
+
+    child: LineChild | None = None  # None: nothing was asked yet
+
+    def abandon(self) -> None:
+        if self.child is not None:
+            self.child.abandon()
+
+    def close(self) -> None:
+        if self.child is not None:
+            self.child.close()

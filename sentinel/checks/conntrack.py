@@ -17,7 +17,7 @@ def check(look: Look) -> list[Finding]:
         raise Absent("connections are not tracked here (no nf_conntrack)") from None
     except (OSError, ValueError) as error:
         raise Unknown(f"{folder}: {error}") from None
-    look.kept["measures"] = (
+    look.kept.measures = (
         Measure("node_nf_conntrack_entries", (), used),
         Measure("node_nf_conntrack_entries_limit", (), most),
     )

@@ -237,7 +237,7 @@ def check(look: Look) -> list[Finding]:
         answers = {}
         problems[True].append(str(error))
     measures: list[Measure] = []
-    before: dict[str, Any] = look.kept.get("saved", {})
+    before: dict[str, Any] = look.kept.saved or {}
     if before.get("root", "") != look.root:  # others' file systems have the same names
         before = {}
     after: dict[str, Any] = {"root": look.root, "writable": [], "too_little": {}, "errors": {}}
@@ -264,10 +264,10 @@ def check(look: Look) -> list[Finding]:
             found += _judge_errors(target, errors, after["errors"][entity])
     after["hangs"] = dict(before.get("hangs", {}))
     hanging, unprobed = judge_calls(look, every, mounts, answers, after["hangs"])
-    look.kept["saved"] = after
-    look.kept["measures"] = tuple(measures)
+    look.kept.saved = after
+    look.kept.measures = tuple(measures)
     unset = [expected(look.settings.shape, "mounts")] if look.settings.shape.mounts is None else []
-    look.kept["detail"] = "; ".join((*problems[False], *unprobed, *unset))
+    look.kept.detail = "; ".join((*problems[False], *unprobed, *unset))
     if problems[True]:
         raise Unknown("; ".join(problems[True]), tuple(found + hanging))
     return found + hanging

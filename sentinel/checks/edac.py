@@ -114,7 +114,7 @@ def check(look: Look) -> list[Finding]:
         raise Unknown(f"{sysfs}/devices/system/edac: {error}") from None
     if not counters:
         raise Absent("the kernel has no EDAC driver for this machine's memory")
-    saved: dict[str, Any] = {name: dict(value) for name, value in look.kept.get("saved", {}).items()}
+    saved: dict[str, Any] = {name: dict(value) for name, value in (look.kept.saved or {}).items()}
     found = []
     for counter in counters:
         recent, uncorrected = advance(counter, saved.setdefault(counter.name, {}), look.now)
@@ -122,8 +122,8 @@ def check(look: Look) -> list[Finding]:
             found.append(_uncorrected(counter, uncorrected))
         if recent > MAX_CORRECTED:
             found.append(_corrected(counter, recent))
-    look.kept["saved"] = saved
-    look.kept["measures"] = tuple(
+    look.kept.saved = saved
+    look.kept.measures = tuple(
         Measure("sentinel_host_memory_errors_total", (("memory", counter.name), ("kind", kind)), count)
         for counter in counters
         for kind, count in (("corrected", counter.corrected), ("uncorrected", counter.uncorrected))

@@ -189,7 +189,7 @@ def check(look: Look) -> list[Finding]:
         except OSError:  # it ended
             continue
     found = [*judge_environment(environments), *judge_locked(locked)]
-    look.kept["detail"] = f"{len(holders)} programs hold a GPU or an RDMA device"
+    look.kept.detail = f"{len(holders)} programs hold a GPU or an RDMA device"
     if hidden:
         text = f"processes that cannot be looked into: {hidden}; that needs root (CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH)"
         raise Unknown(text, tuple(found))

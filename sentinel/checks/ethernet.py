@@ -3,13 +3,12 @@
 import os
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from sentinel.checks import netdev
-from sentinel.checks.base import Absent, Look, Source, Unknown
+from sentinel.checks.base import Absent, Kept, Look, Source, Unknown
 from sentinel.checks.counters import Tally, counted, lately
 from sentinel.checks.netdev import Interface, Member
 from sentinel.checks.shape import judged
@@ -93,26 +92,29 @@ def check(look: Look) -> list[Finding]:
         or netdev.is_candidate(settings.sysfs, name)
     ]
     if not wanted and not named and not old.interfaces:
-        look.kept["measures"] = ()
+        look.kept.measures = ()
         raise Absent("no Ethernet card, no default route, and `network.interfaces` names none")
     read, late = read_each(wanted, lambda name: netdev.read_interface(settings.sysfs, name), look.kept)
     here = {name: one for name, one in sorted(read.items()) if one is not None}
     members = {bond: netdev.read_members(settings.sysfs, bond) for bond in bonds}
     new, found = _judge(_Sample(look, here, members, routes, named), old, late)
-    look.kept["state"], look.kept["saved"] = new, msgspec.to_builtins(new)
-    look.kept["measures"] = netdev.measures(list(here.values()), members)
-    look.kept["detail"] = "" if old.interfaces else "error rates and flaps: from the second sample on"
+    look.kept.own(Memory).state, look.kept.saved = new, msgspec.to_builtins(new)
+    look.kept.measures = netdev.measures(list(here.values()), members)
+    look.kept.detail = "" if old.interfaces else "error rates and flaps: from the second sample on"
     if late:
         raise Unknown("; ".join(f"{name} does not answer" for name in late), tuple(found))
     return found
 
 
-def _restored(kept: dict[str, Any]) -> State:
-    state = kept.get("state")
-    if isinstance(state, State):
+class Memory(Struct):
+    state: State | None = None  # after the last sample; None: this agent has not looked yet
+
+
+def _restored(kept: Kept) -> State:
+    if (state := kept.own(Memory).state) is not None:
         return state
     try:
-        return msgspec.convert(kept.get("saved", {}), State)
+        return msgspec.convert(kept.saved or {}, State)
     except msgspec.ValidationError:  # of another version: nothing is known of the past
         return State()
 

@@ -2,7 +2,8 @@
 
 import os
 from pathlib import Path
-from typing import Any
+
+from msgspec import Struct
 
 from sentinel.checks.base import Absent, Look, Source, Unknown
 from sentinel.checks.gpus import Gpu, inventory
@@ -39,6 +40,17 @@ AER = {
 }
 
 
+class Count(Struct):
+    """What one file counted."""
+
+    total: int  # at the last look
+    grown: list[tuple[float, int]] = []  # when, and by how many errors
+
+
+class Memory(Struct):
+    aer: dict[str, dict[str, Count]] = {}  # PCI address -> file -> what it counted
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
@@ -46,8 +58,8 @@ def _read(path: Path) -> str:
         return ""
 
 
-def judge_aer(gpu: Gpu, totals: dict[str, int], counts: dict[str, list[Any]], now_s: float) -> list[Finding]:
-    """`counts` (kept by the caller): file -> [total at the last look, errors and time of each growth].
+def judge_aer(gpu: Gpu, totals: dict[str, int], counts: dict[str, Count], now_s: float) -> list[Finding]:
+    """`counts` (kept by the caller): file -> what it counted until the last look.
 
     A counter that is smaller than before started again: it is no error. A fatal error is an event: that no more
     came in ten minutes does not undo it.
@@ -57,14 +69,14 @@ def judge_aer(gpu: Gpu, totals: dict[str, int], counts: dict[str, list[Any]], no
         if file not in totals:
             continue
         total = totals[file]
-        last, grown = counts.setdefault(file, [total, []])
-        if total > last:
-            grown.append((now_s, total - last))
+        known = counts.setdefault(file, Count(total))
+        if total > known.total:
+            known.grown.append((now_s, total - known.total))
         elif severity is Severity.FATAL:
-            grown.clear()
-        grown[:] = [(at_s, count) for at_s, count in grown if at_s > now_s - WINDOW_S]
-        counts[file][0] = total
-        recent = sum(count for _, count in grown)
+            known.grown.clear()
+        known.grown = [(at_s, count) for at_s, count in known.grown if at_s > now_s - WINDOW_S]
+        known.total = total
+        recent = sum(count for _, count in known.grown)
         if recent > (CORRECTABLE_WARN if file == "aer_dev_correctable" else 0):
             evidence = f"{file}: {recent} in the last {WINDOW_S / 60:.0f} min, {total} since the boot"
             event = severity is Severity.FATAL
@@ -90,12 +102,12 @@ def judge_count(seen: int, shape: Shape) -> list[Finding]:
 
 def check(look: Look) -> list[Finding]:
     present = inventory(look.settings.sysfs)
-    seen: dict[str, str] = {**look.kept.get("saved", {}), **{gpu.pci: gpu.device for gpu in present}}
-    look.kept["saved"] = seen
+    seen: dict[str, str] = {**(look.kept.saved or {}), **{gpu.pci: gpu.device for gpu in present}}
+    look.kept.saved = seen
     shape = look.settings.shape
     if not seen and not shape.gpus:
         raise Absent("no NVIDIA GPU on the PCI bus")
-    look.kept["detail"] = "" if shape.gpus is not None else expected(shape, "gpus")
+    look.kept.detail = "" if shape.gpus is not None else expected(shape, "gpus")
     folder = Path(look.settings.sysfs, "bus/pci/devices")
     if seen and not folder.is_dir():
         raise Unknown(
@@ -115,7 +127,7 @@ def check(look: Look) -> list[Finding]:
         for pci in gone
     ]
     found += judge_count(len(seen), shape)
-    aer: dict[str, dict[str, list[Any]]] = look.kept.setdefault("aer", {})
+    aer = look.kept.own(Memory).aer
     for gpu in present:
         read = {file: parse_total(_read(folder / gpu.pci / file)) for file in AER}
         totals = {file: total for file, total in read.items() if total is not None}

@@ -2,13 +2,12 @@
 
 import os
 from collections import Counter
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from sentinel.checks import ib_port, rdma
-from sentinel.checks.base import Absent, Look, Unknown
+from sentinel.checks.base import Absent, Kept, Look, Unknown
 from sentinel.checks.ib_port import PortState, finding, vanished
 from sentinel.checks.rdma import Card, Port
 from sentinel.checks.shape import expected, judged
@@ -38,12 +37,15 @@ class State(Struct, frozen=True, omit_defaults=True):
     short_told: bool = False
 
 
-def restored(kept: dict[str, Any]) -> State:
-    state = kept.get("state")
-    if isinstance(state, State):
+class Memory(Struct):
+    state: State | None = None  # after the last sample; None: this agent has not looked yet
+
+
+def restored(kept: Kept) -> State:
+    if (state := kept.own(Memory).state) is not None:
         return state
     try:
-        return msgspec.convert(kept.get("saved", {}), State)
+        return msgspec.convert(kept.saved or {}, State)
     except msgspec.ValidationError:  # of another version: nothing is known of the past
         return State()
 
@@ -56,15 +58,15 @@ def check(look: Look) -> list[Finding]:
     except OSError as error:
         raise Unknown(f"{sysfs}/class/infiniband: {error.strerror}") from None
     if not devices and not old.cards and not shape.ib_ports:
-        look.kept["measures"] = ()
+        look.kept.measures = ()
         raise Absent(f"no InfiniBand or RoCE card; {expected(shape, 'ib_ports')}")
     read, late = read_each(devices, lambda name: rdma.read_card(sysfs, name), look.kept)
     cards = [card for card in read.values() if card is not None]
     cards.sort(key=lambda card: card.name)
     new, found = _judge(look, old, cards, late)
-    look.kept["state"], look.kept["saved"] = new, msgspec.to_builtins(new)
-    look.kept["measures"] = rdma.measures(cards)
-    look.kept["detail"] = _detail(shape, cards, old)
+    look.kept.own(Memory).state, look.kept.saved = new, msgspec.to_builtins(new)
+    look.kept.measures = rdma.measures(cards)
+    look.kept.detail = _detail(shape, cards, old)
     unread = [port.name for card in cards for port in card.ports if port.state is None]
     problems = [f"{name} does not answer" for name in late]
     problems += [f"{name}: its state cannot be read" for name in unread]

@@ -57,8 +57,8 @@ def check(look: Look) -> list[Finding]:
         raise Unknown(f"{meminfo}, {online}: {type(error).__name__}: {error}") from None
     shape = look.settings.shape
     unset = [expected(shape, field) for field in ("memory_gib", "cpus") if getattr(shape, field) is None]
-    look.kept["detail"] = "; ".join([f"{memory_bytes / GIB:.1f} GiB, {cpus} CPUs", *unset])
-    look.kept["measures"] = (
+    look.kept.detail = "; ".join([f"{memory_bytes / GIB:.1f} GiB, {cpus} CPUs", *unset])
+    look.kept.measures = (
         Measure("node_memory_MemTotal_bytes", (), memory_bytes),
         Measure("sentinel_cpus_online", (), cpus),
     )

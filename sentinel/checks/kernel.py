@@ -32,25 +32,56 @@ CARDS_S = 60.0  # so long the GPUs that were found on the bus stand
 OVERLAP_US = 1_000_000  # no processor's clock is further from another's
 
 
+class _Start(Struct):
+    """What the ring held first: there the journal's part ends."""
+
+    tries_left: int = 2
+    begun: bool = False
+    until_us: int = 0
+    seen: set[tuple[int, str]] = msgspec.field(default_factory=set)
+
+
+class Memory(Struct):
+    reader: KmsgReader | None = None
+    resume_us: int = -1  # CLOCK_MONOTONIC at which an earlier reader of this boot ended; -1: there was none
+    start: _Start = msgspec.field(default_factory=_Start)
+    log: KernelLog = msgspec.field(default_factory=KernelLog)
+    media: Media | None = None
+    gpus: tuple[float, frozenset[str]] | None = None  # when they were looked for, and their PCI addresses
+    drain: Drain | None = None
+    next_child_s: float = 0.0  # not before then is another child of `drain` started
+
+    def close(self) -> None:
+        """The drain first, which reads for the reader."""
+        if self.drain is not None:
+            self.drain.close()
+        if self.reader is not None:
+            self.reader.close()
+
+
 def _reader(look: Look, trusted: tuple[int, ...]) -> KmsgReader:
-    reader = look.kept.get("reader")
-    if not isinstance(reader, KmsgReader):
+    memory = look.kept.own(Memory)
+    if memory.reader is None:
         try:
-            resume = msgspec.convert(look.kept.get("saved"), KmsgPosition | None)
+            resume = msgspec.convert(look.kept.saved, KmsgPosition | None)
         except msgspec.ValidationError:  # of another version, or damaged
             resume = None
-        reader = look.kept["reader"] = KmsgReader(
-            look.settings.kernel_log, trusted, resume, look.settings.procfs
-        )
-        look.kept["resume_us"] = reader.position.at_us if reader.resumed else -1
-    return reader
+        memory.reader = KmsgReader(look.settings.kernel_log, trusted, resume, look.settings.procfs)
+        memory.resume_us = memory.reader.position.at_us if memory.reader.resumed else -1
+    return memory.reader
+
+
+def _media(look: Look) -> Media:
+    memory = look.kept.own(Memory)
+    if memory.media is None:
+        memory.media = Media(look.settings.sysfs, look.settings.procfs, look.root)
+    return memory.media
 
 
 def _findings(records: list[KmsgRecord], look: Look) -> list[Finding]:
     """Message times become wall and boot times; the kernel's stamp is never later than now."""
     uptime_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-    told = look.kept.setdefault("log", KernelLog())
-    media: Media = look.kept["media"]
+    told, media = look.kept.own(Memory).log, _media(look)
     cgroups: dict[int, str] = {}
     pods: dict[str, str] = {}
     found = []
@@ -101,14 +132,14 @@ def cgroup_of(pid: int, procfs: str = "/proc") -> str:
 def _cards(look: Look) -> frozenset[str]:
     """The addresses of the GPUs, not searched for each line: a bus that corrects errors floods, and has hundreds of
     functions."""
-    known: tuple[float, frozenset[str]] | None = look.kept.get("gpus")
-    if known is None or look.now.mono_s - known[0] > CARDS_S:
+    memory = look.kept.own(Memory)
+    if memory.gpus is None or look.now.mono_s - memory.gpus[0] > CARDS_S:
         try:
             cards = frozenset(gpu.pci for gpu in inventory(look.settings.sysfs))
         except OSError:  # no descriptor is left: the fault is told without it
             return frozenset()
-        known = look.kept["gpus"] = (look.now.mono_s, cards)
-    return known[1]
+        memory.gpus = (look.now.mono_s, cards)
+    return memory.gpus[1]
 
 
 def on_card(finding: Finding, cards: frozenset[str]) -> Finding:
@@ -141,15 +172,6 @@ def _lost(count: int, why: str, look: Look) -> list[Finding]:
     ]
 
 
-class _Start(Struct):
-    """What the ring held first: there the journal's part ends."""
-
-    tries_left: int = 2
-    begun: bool = False
-    until_us: int = 0
-    seen: set[tuple[int, str]] = msgspec.field(default_factory=set)
-
-
 def _before(reader: KmsgReader, start: _Start, look: Look) -> list[Finding]:
     """What was logged before the start and is gone from the ring, out of the journal, each line once.
 
@@ -171,16 +193,14 @@ def _before(reader: KmsgReader, start: _Start, look: Look) -> list[Finding]:
         start.tries_left = 0
         return _lost(reader.missed if reader.resumed else 0, "", look) + _findings(first, look)
     start.tries_left -= 1
-    after_us = look.kept["resume_us"]
+    after_us = look.kept.own(Memory).resume_us
     deadline_s = JOURNAL_DEADLINE_S if start.tries_left else JOURNAL_RETRY_S
     past = read_journal(reader.boot_id, after_us, reader.trusted, deadline_s, reader.drain)
     if not past.in_time and start.tries_left:
-        look.kept["detail"] = (
-            f"{reader.missed} messages from before the start are not known yet: {past.problem}"
-        )
+        look.kept.detail = f"{reader.missed} messages from before the start are not known yet: {past.problem}"
         return _findings(first, look)
     start.tries_left = 0
-    look.kept["detail"] = ""
+    look.kept.detail = ""
     gone = [record for record in past.records if record.at_us <= start.until_us]
     once = {(record.at_us, record.text): record for record in gone}
     found = _findings([record for key, record in once.items() if key not in start.seen], look)
@@ -192,32 +212,29 @@ def _before(reader: KmsgReader, start: _Start, look: Look) -> list[Finding]:
 
 def _wake(reader: KmsgReader, look: Look) -> None:
     """A child empties the ring from now on, and wakes the next sample. Without one the ring is read on the interval."""
-    if not (reader.pollable and look.kept.get("resident")):
+    if not (reader.pollable and look.kept.resident):
         return
-    drain = look.kept.get("drain")
-    if not isinstance(drain, Drain):
+    memory = look.kept.own(Memory)
+    if memory.drain is None:
         try:
-            drain = look.kept["drain"] = Drain(reader)
+            memory.drain = Drain(reader)
         except OSError:  # no descriptor is left: on the interval then
             return
-        look.kept["wake_fd"] = drain.wake_fd
-    if not drain.works and look.now.mono_s >= look.kept.get("next_child_s", 0.0):
-        look.kept["next_child_s"] = look.now.mono_s + NEXT_CHILD_S
-        drain.start()
+        look.kept.wake_fd = memory.drain.wake_fd
+    if not memory.drain.works and look.now.mono_s >= memory.next_child_s:
+        memory.next_child_s = look.now.mono_s + NEXT_CHILD_S
+        memory.drain.start()
 
 
 def check(look: Look, trusted: tuple[int, ...] = KERNEL_ONLY) -> list[Finding]:
     """Reads first and handles after, in small turns: a flood must not overtake the reader."""
-    reader = _reader(look, trusted)
-    start: _Start = look.kept.setdefault("start", _Start())
-    anew, drain = look.kept.pop("anew", False), look.kept.get("drain")
-    if anew and isinstance(drain, Drain):
-        drain.catch_up(CATCH_UP_S)
+    reader, memory = _reader(look, trusted), look.kept.own(Memory)
+    anew, look.kept.anew = look.kept.anew, False
+    if anew and memory.drain is not None:
+        memory.drain.catch_up(CATCH_UP_S)
     reader.drain()
-    if "media" not in look.kept:
-        look.kept["media"] = Media(look.settings.sysfs, look.settings.procfs, look.root)
-    look.kept["media"].look(look.now.mono_s)
-    found = _before(reader, start, look) if start.tries_left else []
+    _media(look).look(look.now.mono_s)
+    found = _before(reader, memory.start, look) if memory.start.tries_left else []
     until_s = time.monotonic() + FLOOD_S
     while len(found) < MAX_SAMPLE:
         if not reader.waiting:
@@ -226,16 +243,16 @@ def check(look: Look, trusted: tuple[int, ...] = KERNEL_ONLY) -> list[Finding]:
             time.sleep(0.01)
         found += _findings(reader.take(SLICE), look)
         reader.drain()
-    look.kept["unfinished"] = bool(reader.waiting)
-    look.kept["saved"] = msgspec.structs.asdict(reader.position)
+    look.kept.unfinished = bool(reader.waiting)
+    look.kept.saved = msgspec.structs.asdict(reader.position)
     _wake(reader, look)
-    found += _lost(reader.lost - look.kept.get("counters", {}).get("lost", 0), "", look)
-    counters = look.kept["counters"] = {
+    found += _lost(reader.lost - look.kept.counters.get("lost", 0), "", look)
+    counters = look.kept.counters = {
         "lost": reader.lost,
         "untrusted": reader.untrusted,
         "garbled": reader.garbled,
     }
-    look.kept["measures"] = tuple(
+    look.kept.measures = tuple(
         Measure("sentinel_kernel_log_records_total", (("fate", fate),), count)
         for fate, count in counters.items()
     )

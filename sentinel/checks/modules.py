@@ -175,7 +175,7 @@ def check(look: Look) -> list[Finding]:
     seen = read_modules(Path(look.settings.sysfs), Path(look.settings.procfs))
     if shape.modules is None and not seen.gpus and not seen.infiniband_cards:
         raise Absent("no GPU and no InfiniBand card needs a module; " + expected(shape, "modules"))
-    look.kept["detail"] = "" if shape.modules else expected(shape, "modules")
+    look.kept.detail = "" if shape.modules else expected(shape, "modules")
     found = judge_modules(seen, shape)
     if seen.libraries and is_hidden(look.root):
         raise Unknown(f"{HIDDEN}: whether the driver's libraries fit it is not known", tuple(found))

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import field
+
 from sentinel.checks.base import Look
-from sentinel.checks.child import ChildBroke, ChildHangs, LineChild
+from sentinel.checks.child import ChildBroke, ChildHangs, ChildMemory, LineChild
 from sentinel.checks.mounts import Mount, Target, holding, of_pod, resolve
 from sentinel.core.health import Component, Finding, Severity
 
@@ -28,6 +30,15 @@ _NOT_OURS = {
 }
 
 
+class Memory(ChildMemory):
+    """What is known of calls from earlier samples, and the child that makes them."""
+
+    deadline_s: float = DEADLINE_S  # of each call
+    # Folder -> what the last write into it answered, and when it was begun.
+    probes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    probed_s: dict[str, float] = field(default_factory=dict)
+
+
 class NotAsked(Exception):
     """The process that makes the calls did not work: nothing is known of network mounts."""
 
@@ -37,29 +48,29 @@ def ask(look: Look, targets: Sequence[Target], mounts: Sequence[Mount]) -> dict[
 
     The child is started only where there is such a mount or probe. Raises NotAsked.
     """
-    request: dict[str, Any] = {"deadline_s": look.kept.get("deadline_s", DEADLINE_S)}
+    memory = look.kept.own(Memory)
+    request: dict[str, Any] = {"deadline_s": memory.deadline_s}
     request["stat"] = [target.mount.path for target in targets if target.remote]
     due = _due(look, targets, mounts)
     request["write"] = [look.root + folder for folder in due]
     if not request["stat"] and not request["write"]:
         return {}
-    child = look.kept.get("child")
-    if not isinstance(child, LineChild):
-        child = look.kept["child"] = LineChild([sys.executable, "-I", "-S", _CHILD])
+    if memory.child is None:
+        memory.child = LineChild([sys.executable, "-I", "-S", _CHILD])
     try:
-        line = child.ask(json.dumps(request).encode(), 2 * request["deadline_s"])
+        line = memory.child.ask(json.dumps(request).encode(), 2 * memory.deadline_s)
         answers: dict[str, Any] = json.loads(line)
     except (ChildBroke, ChildHangs, ValueError) as error:
         raise NotAsked(f"network mounts are not seen: {error}") from None
     for folder in due:
-        look.kept["probes"][folder] = answers[f"write {look.root}{folder}"]
+        memory.probes[folder] = answers[f"write {look.root}{folder}"]
     return answers
 
 
 def _due(look: Look, targets: Sequence[Target], mounts: Sequence[Mount]) -> list[str]:
     """Folders to write into now: each minute, and in every sample while the last write did not succeed."""
-    probes: dict[str, Any] = look.kept.setdefault("probes", {})
-    probed_s: dict[str, float] = look.kept.setdefault("probed_s", {})
+    memory = look.kept.own(Memory)
+    probes, probed_s = memory.probes, memory.probed_s
     devices = {target.mount.device for target in targets}
     due = []
     folders = dict.fromkeys(resolve(folder, mounts) for folder in look.settings.disk.probe_writes)
@@ -94,7 +105,7 @@ def judge_calls(
         if "hangs_s" in (answer := answers.get(f"stat {target.mount.path}", {})):
             said = f"statvfs has not returned for {answer['hangs_s']:.0f} s"
             hanging[target.entity] = (target, said, target.needed)
-    for folder, answer in look.kept.get("probes", {}).items():
+    for folder, answer in look.kept.own(Memory).probes.items():
         mount = holding(folder, mounts)
         if mount is None or mount.device not in by_device:  # unmounted since
             continue

@@ -2,11 +2,10 @@
 
 import os
 import re
-from typing import Any
 
 import msgspec
 
-from sentinel.checks.base import Absent, Look, Source, Unknown
+from sentinel.checks.base import Absent, Kept, Look, Source, Unknown
 from sentinel.checks.counters import Tally, counted, lately
 from sentinel.checks.sysfs import names, read_each, text
 from sentinel.core.health import Component, Finding, Severity
@@ -46,9 +45,9 @@ def _read(folder: str) -> Totals:
     return {kind: total for kind, total in totals.items() if total is not None}
 
 
-def _restored(kept: dict[str, Any]) -> dict[str, dict[str, Tally]]:
+def _restored(kept: Kept) -> dict[str, dict[str, Tally]]:
     try:
-        return msgspec.convert(kept.get("saved", {}), dict[str, dict[str, Tally]])
+        return msgspec.convert(kept.saved or {}, dict[str, dict[str, Tally]])
     except msgspec.ValidationError:  # of another version: nothing is known of the past
         return {}
 
@@ -67,7 +66,7 @@ def check(look: Look) -> list[Finding]:
             key = card if end == card else f"{card} {end}"
             after[key], told = judge(key, totals, before.get(key, {}), look.now.mono_s)
             found += told
-    look.kept["saved"] = msgspec.to_builtins(after)
+    look.kept.saved = msgspec.to_builtins(after)
     if late:
         raise Unknown("; ".join(f"{card} does not answer" for card in late), tuple(found))
     return found

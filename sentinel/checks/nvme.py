@@ -55,6 +55,12 @@ class Health(Struct, frozen=True):
     media_errors: int | None = None
 
 
+class Memory(Struct):
+    """Tools that did not end, by drive; None: SIGKILL ended it."""
+
+    stuck: dict[str, subprocess.Popen[bytes] | None] = {}
+
+
 class ToolFailed(Exception):
     """No health log was printed; the text is what was."""
 
@@ -184,20 +190,21 @@ def check(look: Look) -> list[Finding]:
         raise Unknown(f"{error.filename}: {error.strerror}") from None
     if not there:
         raise Absent("no NVMe drive on the PCI bus")
-    before: dict[str, int] = look.kept.get("saved", {})
+    before: dict[str, int] = look.kept.saved or {}
+    tools = look.kept.own(Memory).stuck
     after: dict[str, int] = {}
     found: list[Finding] = []
     unread: dict[str, list[str]] = {}  # why -> drives
     measures: list[Measure] = []
     for drive, serial in there.items():
-        stuck = look.kept.get(f"stuck {drive}")
-        if isinstance(stuck, subprocess.Popen) and stuck.poll() is None:  # another would hang beside it
+        stuck = tools.get(drive)
+        if stuck is not None and stuck.poll() is None:  # another would hang beside it
             found.append(_hangs(drive, f"pid {stuck.pid} hangs in the kernel"))
             continue
         try:
             health = read_health(drive)
         except CommandHangs as hang:
-            look.kept[f"stuck {drive}"] = hang.stuck
+            tools[drive] = hang.stuck
             found.append(_hangs(drive, str(hang)))
             continue
         except ToolFailed as failed:
@@ -209,8 +216,8 @@ def check(look: Look) -> list[Finding]:
         if health.media_errors is not None:
             after[serial] = health.media_errors
         measures += _measures(drive, health)
-    look.kept["saved"] = after
-    look.kept["measures"] = tuple(measures)
+    look.kept.saved = after
+    look.kept.measures = tuple(measures)
     if unread:
         text = "; ".join(f"{', '.join(silent)}: {why}" for why, silent in unread.items())
         needs = f"root, CAP_SYS_ADMIN and /dev/nvme*: {rights.DEVICES}"

@@ -10,7 +10,7 @@ import msgspec
 
 from sentinel import rights
 from sentinel.checks.base import Absent, Look, Unknown
-from sentinel.checks.child import ChildBroke, ChildHangs, LineChild
+from sentinel.checks.child import ChildBroke, ChildHangs, ChildMemory, LineChild
 from sentinel.checks.driver_library import is_here
 from sentinel.checks.gpus import given_away, hidden, inventory, reads_nothing
 from sentinel.checks.node_root import HIDDEN, is_hidden
@@ -46,36 +46,51 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 _CHILD = "import sys; sys.path.insert(0, sys.argv[1]); from sentinel.checks.nvml_child import main; main()"
 
 
+class Memory(ChildMemory):
+    """Times are CLOCK_BOOTTIME."""
+
+    started_s: float = 0.0  # when the child was
+    renewable: bool = False  # a new child wakes no card
+    hangs_since_s: float | None = None
+    doubted: set[str | int] = msgspec.field(default_factory=set)  # cards on PCI, indices of NVML's, last time
+    hidden: set[str] = msgspec.field(default_factory=set)  # of those on PCI, the ones that are others' to use
+    pasts: dict[str, Past] | None = None  # by entity; None: this agent has not looked yet
+    call_deadline_s: float | None = None  # where it is another than CALL_DEADLINE_S and START_DEADLINE_S
+
+
 # ---------------------------------------------------------------- asking the child
 
 
-def _ask(look: Look) -> Sample:
-    """One sample. Raises Unknown, with a finding where NVML hangs."""
-    child = look.kept.get("child")
-    if not isinstance(child, LineChild):
-        child = look.kept["child"] = LineChild(
-            [sys.executable, "-I", "-c", _CHILD, _ROOT, look.root], wakes=True
-        )
-        look.kept["wake_fd"] = child.wake_fd
+def _ask(look: Look, *, anew: bool = False) -> Sample:
+    """One sample, `anew` of a new child. Raises Unknown, with a finding where NVML hangs."""
+    memory = look.kept.own(Memory)
+    if memory.child is None:
+        memory.child = LineChild([sys.executable, "-I", "-c", _CHILD, _ROOT, look.root], wakes=True)
+        look.kept.wake_fd = memory.child.wake_fd
+    child = memory.child
+    if anew:
+        child.stop()
     child.drain_wakes()
     starts = child.pid is None
     if starts:
-        look.kept["started_s"] = look.now.mono_s
-    deadline_s = max(START_DEADLINE_S if starts else CALL_DEADLINE_S, look.kept.get("within_s", 0.0))
-    deadline_s = look.kept.get("call_deadline_s", deadline_s)
-    if "hangs_since_s" in look.kept:  # what lasts is told when it is to be, and not when a call is over
-        left_s = look.kept["hangs_since_s"] + HANG_FATAL_S - look.now.mono_s
+        memory.started_s = look.now.mono_s
+    deadline_s = max(START_DEADLINE_S if starts else CALL_DEADLINE_S, look.kept.within_s or 0.0)
+    if memory.call_deadline_s is not None:
+        deadline_s = memory.call_deadline_s
+    if memory.hangs_since_s is not None:  # what lasts is told when it is to be, and not when a call is over
+        left_s = memory.hangs_since_s + HANG_FATAL_S - look.now.mono_s
         deadline_s = min(deadline_s, max(left_s, CALL_DEADLINE_S)) if left_s > 0 else deadline_s
     asked_s = time.monotonic()
     try:
         line = child.ask(f"{look.now.mono_s:.3f}".encode(), deadline_s)
-        look.kept.pop("hangs_since_s", None)
+        memory.hangs_since_s = None
         return msgspec.json.decode(line, type=Sample)
     except ChildHangs as hang:
-        since_s = look.kept.setdefault("hangs_since_s", look.now.mono_s)
-        look.kept["again_s"] = HANG_AGAIN_S
-        lasting = look.now.mono_s + time.monotonic() - asked_s - since_s >= HANG_FATAL_S
-        begins = Severity.DEGRADED if "within_s" in look.kept else Severity.WARNING
+        if memory.hangs_since_s is None:
+            memory.hangs_since_s = look.now.mono_s
+        look.kept.again_s = HANG_AGAIN_S
+        lasting = look.now.mono_s + time.monotonic() - asked_s - memory.hangs_since_s >= HANG_FATAL_S
+        begins = Severity.DEGRADED if look.kept.within_s is not None else Severity.WARNING
         severity = Severity.FATAL if lasting else begins
         summary = "NVIDIA's driver does not answer"
         raise Unknown(
@@ -88,23 +103,19 @@ def _ask(look: Look) -> Sample:
 
 def _sample(look: Look, on_pci: Sequence[str]) -> Sample:
     """A sample of a child that is not too old to see a card that went or came."""
-    kept = look.kept
-    if look.now.mono_s - kept.get("started_s", look.now.mono_s) >= RENEW_S and kept.get("renewable"):
-        kept["child"].stop()
-    sample = _ask(look)
+    memory = look.kept.own(Memory)
+    sample = _ask(look, anew=memory.renewable and look.now.mono_s - memory.started_s >= RENEW_S)
     mismatch = sample.problem_code == LIB_RM_VERSION_MISMATCH
-    if mismatch and look.now.mono_s - kept["started_s"] >= RENEW_S:
-        kept["child"].stop()  # a new one has the library that is there now
-        sample = _ask(look)
+    if mismatch and look.now.mono_s - memory.started_s >= RENEW_S:
+        sample = _ask(look, anew=True)  # a new one has the library that is there now
     missing = {item.entity for item in judge_count(_named(sample.devices, on_pci), on_pci)}
     doubted = missing | {device.index for device in sample.devices if device.error == UNKNOWN}
-    before, hidden = kept.get("doubted", set()), kept.get("hidden", set())
-    if doubted and doubted != before and kept["started_s"] != look.now.mono_s:
-        kept["child"].stop()  # whether a new NVML says so too
-        sample = _ask(look)
-    kept["hidden"] = {one for one in missing if (one in hidden if one in before else _is_hidden(look, one))}
-    kept["doubted"] = doubted
-    kept["renewable"] = all(device.identity.persistence == 1 for device in sample.devices)
+    before, hidden = memory.doubted, memory.hidden
+    if doubted and doubted != before and memory.started_s != look.now.mono_s:
+        sample = _ask(look, anew=True)  # whether a new NVML says so too
+    memory.hidden = {one for one in missing if (one in hidden if one in before else _is_hidden(look, one))}
+    memory.doubted = doubted
+    memory.renewable = all(device.identity.persistence == 1 for device in sample.devices)
     return sample
 
 
@@ -235,12 +246,12 @@ def judge_card(
 
 def _pasts(look: Look) -> dict[str, Past]:
     """What is remembered of each card; at the start of an agent what its predecessor saved."""
-    pasts: dict[str, Past] | None = look.kept.get("pasts")
-    if pasts is None:
-        pasts = look.kept["pasts"] = {}
-        for entity, saved in look.kept.get("saved", {}).items():
-            pasts[entity] = Past.restored(saved)
-    return pasts
+    memory = look.kept.own(Memory)
+    if memory.pasts is None:
+        memory.pasts = {}
+        for entity, saved in (look.kept.saved or {}).items():
+            memory.pasts[entity] = Past.restored(saved)
+    return memory.pasts
 
 
 def _cards(sample: Sample, look: Look) -> list[Card]:
@@ -277,14 +288,16 @@ def _judge(sample: Sample, look: Look, on_pci: Sequence[str]) -> list[Finding]:
         peers = [peer for peer in cards if peer is not card and peer.device.identity.name == name]
         judged = judge_card(card, peers, look, gone if sees_processes else None)
         found += [_since(finding, card.past.at_s, look) if finding.event else finding for finding in judged]
-    found += judge_count(sample.devices, [card for card in on_pci if card not in look.kept["hidden"]])
+    found += judge_count(
+        sample.devices, [card for card in on_pci if card not in look.kept.own(Memory).hidden]
+    )
     found += judge_expected(sample.devices, sample.driver, look.settings.shape)
     found += judge_twins(sample.devices)
     found += judge_alike(cards)
     for card in cards:
         card.past.keep(card.device, look.now.mono_s)
-    look.kept["saved"] = {entity: past.saved() for entity, past in _pasts(look).items()}
-    look.kept["measures"] = measures(cards)
+    look.kept.saved = {entity: past.saved() for entity, past in _pasts(look).items()}
+    look.kept.measures = measures(cards)
     return found
 
 
@@ -298,8 +311,8 @@ def _detail(sample: Sample, look: Look) -> str:
         said.append(f"driver {sample.driver} does not have {', '.join(sample.missing)}")
     if sample.denied:
         said.append(f"needs root: {', '.join(sample.denied)}")
-    if look.kept["hidden"]:
-        said.append(f"not ours to use, so not looked at: {', '.join(sorted(look.kept['hidden']))}")
+    if hidden := look.kept.own(Memory).hidden:
+        said.append(f"not ours to use, so not looked at: {', '.join(sorted(hidden))}")
     if not in_hosts_pid_namespace(look.settings.procfs):
         said.append("not in the host's pid namespace: memory that no living process holds is not seen")
     return "; ".join(said)
@@ -333,5 +346,5 @@ def check(look: Look) -> list[Finding]:
     if not sample.devices and not on_pci:
         raise Absent(f"driver {sample.driver} lists no GPU")
     sample = msgspec.structs.replace(sample, devices=_named(sample.devices, on_pci))
-    look.kept["detail"] = _detail(sample, look)
+    look.kept.detail = _detail(sample, look)
     return _judge(sample, look, on_pci)

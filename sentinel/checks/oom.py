@@ -98,11 +98,11 @@ def check(look: Look) -> list[Finding]:
         total = count_of(vmstat.read_text())
     except (OSError, ValueError) as error:
         raise Unknown(f"{vmstat}: {error}") from None
-    saved = look.kept.get("saved")
+    saved = look.kept.saved
     if saved is not None and total == saved["total"]:
         return []
     groups = walk(root)
-    look.kept["saved"] = {"total": total, "groups": {name: count for name, count in groups.items() if count}}
+    look.kept.saved = {"total": total, "groups": {name: count for name, count in groups.items() if count}}
     if saved is None:
         return []  # what happened before the first look is the kernel log's to tell
     found = blame(saved["groups"], groups, nested=not (root / _FILES[1]).exists())

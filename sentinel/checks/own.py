@@ -8,12 +8,11 @@ import stat
 import subprocess
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from sentinel.checks.base import Look, Measure, Unknown
+from sentinel.checks.base import Kept, Look, Measure, Unknown
 from sentinel.checks.command import CommandHangs, Output, run
 from sentinel.checks.table import OWN_PREFIX
 from sentinel.core.health import Component, Finding, Severity
@@ -53,6 +52,10 @@ _UNITS: dict[str, tuple[str, float]] = {
 }
 
 _places = threading.BoundedSemaphore(AT_ONCE)
+
+
+class Memory(Struct):
+    stuck: subprocess.Popen[bytes] | None = None  # the program, where even SIGKILL has not ended it
 
 
 class Fault(Struct, frozen=True, forbid_unknown_fields=True):
@@ -156,9 +159,9 @@ def _measures(own: OwnCheck, answer: Answer) -> Iterator[Measure]:
             yield Measure("sentinel_own_check_value", labels, value)
 
 
-def _run(own: OwnCheck, kept: dict[str, Any]) -> Output:
-    stuck = kept.get("stuck")
-    if isinstance(stuck, subprocess.Popen) and stuck.poll() is None:
+def _run(own: OwnCheck, kept: Kept) -> Output:
+    stuck = kept.own(Memory).stuck
+    if stuck is not None and stuck.poll() is None:
         raise CommandHangs(f"pid {stuck.pid} still hangs in the kernel", stuck)
     program = own.command[0]
     try:
@@ -176,17 +179,17 @@ def _run(own: OwnCheck, kept: dict[str, Any]) -> Output:
 
 def check(look: Look) -> list[Finding]:
     own = next(one for one in look.settings.own_checks if OWN_PREFIX + one.name == look.check)
-    look.kept["measures"] = ()
+    look.kept.measures = ()
     try:
         code, answer = parse(_run(own, look.kept))
     except CommandHangs as hang:
-        look.kept["stuck"] = hang.stuck
+        look.kept.own(Memory).stuck = hang.stuck
         fault = Fault(
             "The check did not end in time and was killed", f"check {look.check}", evidence=str(hang)
         )
         raise Unknown(str(hang), (_finding(own, fault, Severity.WARNING),)) from None
-    look.kept["measures"] = tuple(_measures(own, answer))
-    look.kept["detail"] = _clean(answer.summary)
+    look.kept.measures = tuple(_measures(own, answer))
+    look.kept.detail = _clean(answer.summary)
     found = judge(own, code, answer)
     if code == UNKNOWN:
         raise Unknown(_clean(answer.summary) or "it says that it does not know", tuple(found))

@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
@@ -33,6 +32,10 @@ class Stuck(Struct, frozen=True):
     tid: int
     switches: int
     samples: int
+
+
+class Memory(Struct):
+    stuck: dict[int, Stuck] = {}  # by thread
 
 
 class Limits(Struct, frozen=True):
@@ -241,15 +244,15 @@ def check(look: Look) -> list[Finding]:
         limits, seen = read_limits(procfs), scan(look.settings.procfs)
     except (OSError, ValueError, IndexError) as error:
         raise Unknown(f"{procfs}: {error}") from None
-    kept: dict[str, Any] = look.kept
-    kept["measures"] = _measures(limits, seen)
-    kept["stuck"] = follow(procfs, seen.blocked, kept.get("stuck", {}))
-    stuck = [one for one in kept["stuck"].values() if one.samples >= STUCK_SAMPLES]
+    memory = look.kept.own(Memory)
+    look.kept.measures = _measures(limits, seen)
+    memory.stuck = follow(procfs, seen.blocked, memory.stuck)
+    stuck = [one for one in memory.stuck.values() if one.samples >= STUCK_SAMPLES]
     where = {one.tid: _where(procfs, one.tid, one.process.pid) for one in stuck}
     # A parent that waits for the child of vfork() shows D until the child has started its program.
     stuck = [one for one in stuck if "vfork" not in where[one.tid]]
-    blocked = len(kept["stuck"]) - len(stuck)
-    kept["detail"] = f"{blocked} in D, judged after {STUCK_SAMPLES} looks" if blocked else ""
+    blocked = len(memory.stuck) - len(stuck)
+    look.kept.detail = f"{blocked} in D, judged after {STUCK_SAMPLES} looks" if blocked else ""
     return [
         *judge_limits(limits),
         *judge_zombies(seen.zombies, limits, lambda pid: _read(procfs / f"{pid}/comm").strip() or "?"),

@@ -6,7 +6,6 @@ or with a C library that gave it up, boots are remembered in the state directory
 
 import os
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -40,6 +39,11 @@ class Boot(Struct, frozen=True):
     boot_id: str
     at_wall_s: float
     orderly: bool | None = None
+
+
+class Memory(Struct):
+    boots: list[Boot] | None = None  # None: this agent has not looked yet
+    dumps: list[str] = []  # names of what the kernel saved of its end
 
 
 def parse_wtmp(data: bytes) -> list[Boot]:
@@ -159,12 +163,12 @@ def check(look: Look) -> list[Finding]:
         uptime_s = float(path.read_text().split()[0])
     except (OSError, ValueError, IndexError) as error:
         raise Unknown(f"{path}: {error}") from None
-    kept: dict[str, Any] = look.kept
-    if "boots" not in kept:  # a boot does not change while we run
-        kept["boots"], kept["detail"] = history(look, look.now.wall_s - uptime_s)
-        kept["dumps"] = _dumps(Path(look.settings.sysfs))
-    kept["measures"] = (Measure("node_boot_time_seconds", (), look.now.wall_s - uptime_s),)
-    found = judge_boots(kept["boots"], uptime_s, kept["dumps"])
+    memory = look.kept.own(Memory)
+    if memory.boots is None:  # a boot does not change while we run
+        memory.boots, look.kept.detail = history(look, look.now.wall_s - uptime_s)
+        memory.dumps = _dumps(Path(look.settings.sysfs))
+    look.kept.measures = (Measure("node_boot_time_seconds", (), look.now.wall_s - uptime_s),)
+    found = judge_boots(memory.boots, uptime_s, memory.dumps)
     if is_hidden(look.root):
         raise Unknown(
             f"{HIDDEN}: whether the node was shut down before its last boot is not known", tuple(found)

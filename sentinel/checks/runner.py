@@ -12,8 +12,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from sentinel.checks.base import Absent, Check, CheckFunction, Look, Measure, Unknown
-from sentinel.checks.child import LineChild
+from sentinel.checks.base import Absent, Check, CheckFunction, Kept, Look, Measure, Unknown
 from sentinel.checks.findings import BookState, FindingBook
 from sentinel.checks.shape import with_shape
 from sentinel.checks.storable import in_text, storable
@@ -63,7 +62,7 @@ class _Running:
 
     def __init__(self, row: Check) -> None:
         self.row = row
-        self.kept: dict[str, Any] = {}
+        self.kept = Kept()
         self.stats = CheckStats()
         self.result: CheckResult | None = None
         self.current: asyncio.Task[CheckResult] | None = None
@@ -81,25 +80,17 @@ class _Running:
         with self._lock:
             self._busy = False
             if self._closed:
-                self._let_go()
+                self.kept.close()
 
     def close(self) -> None:
         """Let go of what is kept, but not under a thread that uses it: its descriptors would become another's.
         Of that one only the child is ended, which would stay behind where a driver hangs."""
         with self._lock:
             self._closed = True
-            if not self._busy:
-                return self._let_go()
-            for value in list(self.kept.values()):
-                if isinstance(value, LineChild):
-                    value.abandon()
-
-    def _let_go(self) -> None:
-        for name, value in reversed(list(self.kept.items())):  # what came later may use what came before
-            if hasattr(value, "close"):
-                del self.kept[name]
-                value.close()
-        self.kept.pop("wake_fd", None)
+            if self._busy:
+                self.kept.abandon()
+            else:
+                self.kept.close()
 
 
 class CheckRunner:
@@ -144,11 +135,11 @@ class CheckRunner:
     @property
     def counters(self) -> dict[str, dict[str, int]]:
         """Counters that checks keep themselves: {"kernel": {"lost": 0, ...}}."""
-        return {name: dict(running.kept.get("counters", {})) for name, running in self._running.items()}
+        return {name: dict(running.kept.counters) for name, running in self._running.items()}
 
     def measures(self) -> list[Measure]:
         """The newest numbers of all checks."""
-        return [measure for running in self._running.values() for measure in running.kept.get("measures", ())]
+        return [measure for running in self._running.values() for measure in running.kept.measures]
 
     def results(self) -> list[CheckResult]:
         """The newest result of each check that has run."""
@@ -186,8 +177,10 @@ class CheckRunner:
             return True
         for name, saved in snapshot.saved.items():
             if name in self._running:
-                self._running[name].kept.setdefault("saved", saved)
-                self._running[name].saved = saved
+                running = self._running[name]
+                running.saved = saved
+                if running.kept.saved is None:
+                    running.kept.saved = saved
         return True
 
     def seen(self, name: str, findings: Iterable[Finding]) -> None:
@@ -204,7 +197,7 @@ class CheckRunner:
     async def run(self) -> None:
         """Sample every check on its interval until cancelled, then let go of what the checks hold."""
         for running in self._running.values():
-            running.kept["resident"] = True  # worth a child that stays
+            running.kept.resident = True
         tasks: list[asyncio.Task[Any]] = [
             asyncio.create_task(self._loop(running)) for running in self._running.values()
         ]
@@ -225,14 +218,14 @@ class CheckRunner:
     async def _loop(self, running: _Running) -> None:
         while True:
             await self._sample(running)
-            if running.kept.get("unfinished"):
+            kept = running.kept
+            if kept.unfinished:
                 continue
-            wake_fd = running.kept.get("wake_fd")
-            interval_s = max(running.row.interval_s, 0.0 if wake_fd is None else WOKEN_INTERVAL_S)
-            interval_s = min(
-                interval_s, running.kept.pop("again_s", interval_s)
-            )  # a check may want to look soon
-            await self._pause(wake_fd, interval_s * random.uniform(1 - JITTER, 1 + JITTER))
+            interval_s = max(running.row.interval_s, 0.0 if kept.wake_fd is None else WOKEN_INTERVAL_S)
+            again_s, kept.again_s = kept.again_s, None
+            if again_s is not None:
+                interval_s = min(interval_s, again_s)
+            await self._pause(kept.wake_fd, interval_s * random.uniform(1 - JITTER, 1 + JITTER))
 
     @staticmethod
     async def _pause(wake_fd: int | None, seconds: float) -> None:
@@ -281,7 +274,7 @@ class CheckRunner:
         running = self._running[name]
         if running.current is not None:
             await asyncio.wait({running.current})
-        running.kept["anew"] = True
+        running.kept.anew = True
         return await self._sample(running)
 
     def _quick_rows(self) -> list[Check]:
@@ -294,7 +287,7 @@ class CheckRunner:
         for _ in range(MAX_ROUNDS):
             if within_s is not None:
                 left_s = began_s + within_s - self._clock().mono_s
-            if running.kept.get("unfinished") and (left_s is None or left_s > 0):
+            if running.kept.unfinished and (left_s is None or left_s > 0):
                 result = await asyncio.shield(self._start(running, left_s))
         return result
 
@@ -312,7 +305,7 @@ class CheckRunner:
         deadline_s = row.deadline_s if within_s is None else min(row.deadline_s, within_s)
         if within_s is not None and row.component is Component.GPU:
             # Not before the time is over: a busy machine is slow too.
-            deadline_s = running.kept["within_s"] = within_s
+            deadline_s = running.kept.within_s = within_s
         started = self._clock()
         if running.stuck is not None and running.stuck.done.done():
             # It came back: the state it saw is old, but what happened will not be told a second time.
@@ -332,12 +325,12 @@ class CheckRunner:
                 stats.timeouts += 1
                 log.warning("check_hangs", check=row.name, deadline_s=deadline_s)
             running.stuck = sample
-            running.kept.pop("unfinished", None)  # there is nothing to go on with before it comes back
+            running.kept.unfinished = False  # there is nothing to go on with before it comes back
             self.book.add([hang], now)
             return self._publish(running, CheckState.UNKNOWN, f"no answer within {deadline_s:g} s", now)
         stats.exceptions += sample.raised
         if sample.raised:
-            running.kept.pop("unfinished", None)
+            running.kept.unfinished = False
         self.book.clear(hang.key)
         found = [_stamped(finding, now, self.boot_id) for finding in sample.findings]
         if sample.state is CheckState.UNKNOWN:
@@ -345,7 +338,7 @@ class CheckRunner:
             self.book.add([self._no_milder(finding) for finding in found], now)
         else:
             self.book.fold(row.name, found, now)
-        running.saved = running.kept.get("saved")  # with the fold: a snapshot has both or neither
+        running.saved = running.kept.saved  # with the fold: a snapshot has both or neither
         return self._publish(running, sample.state, sample.detail, now)
 
     def _no_milder(self, finding: Finding) -> Finding:
@@ -410,7 +403,7 @@ def _call(running: _Running, look: Look, sample: _Sample) -> None:
             running.function = import_module(running.row.module).check
         sample.findings = tuple(running.function(look))
         sample.state = CheckState.FOUND if sample.findings else CheckState.OK
-        sample.detail = str(running.kept.get("detail", ""))
+        sample.detail = running.kept.detail
     except Absent as absent:
         sample.state, sample.detail = CheckState.ABSENT, str(absent)
     except Unknown as unknown:

@@ -9,11 +9,10 @@ import os
 import shutil
 import socket
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
-from sentinel.checks.base import Absent, Look, Source, Unknown
+from sentinel.checks.base import Absent, Kept, Look, Source, Unknown
 from sentinel.checks.command import CommandHangs, run
 from sentinel.checks.gpus import NVIDIA_VENDOR
 from sentinel.checks.proc_scan import in_hosts_pid_namespace
@@ -59,6 +58,16 @@ class Service(Struct, frozen=True):
     starting: bool = False
     restarts: int = 0
     told: str = ""
+
+
+class Memory(Struct):
+    """What is known from earlier samples of this agent, by services' names."""
+
+    pids: dict[str, str] = {}  # of processes that were found
+    searches: int = 0  # samples that looked for processes
+    restarts: dict[str, list[tuple[float, int]]] = {}  # each number of them, and when it was first seen
+    down: dict[str, int] | None = None  # samples in a row; None: there was no sample yet
+    hangs: int = 0  # samples in a row in which the kubelet did not answer
 
 
 # ---------------------------------------------------------------- asking systemd
@@ -112,20 +121,21 @@ def _command(procfs: Path, pid: str) -> str:
         return ""
 
 
-def find_processes(names: list[str], procfs: Path, kept: dict[str, Any], now_s: float) -> list[Service]:
+def find_processes(names: list[str], procfs: Path, kept: Kept, now_s: float) -> list[Service]:
     """All of /proc is only gone through at times, and while a process that was there is gone."""
     wanted = {KNOWN.get(name, (name[:15], None))[0]: name for name in names}
-    pids: dict[str, str] = kept.setdefault("pids", {})
-    looks = kept["looks"] = kept.get("looks", -1) + 1
-    seen = {name: at_s for name, at_s in kept.get("saved", {}).items() if now_s - at_s <= FORGOTTEN_S}
+    memory = kept.own(Memory)
+    pids, is_due = memory.pids, memory.searches % SEARCH_EVERY == 0
+    memory.searches += 1
+    seen = {name: at_s for name, at_s in (kept.saved or {}).items() if now_s - at_s <= FORGOTTEN_S}
     missed = [name for name in seen if wanted.get(_command(procfs, pids.get(name, "none"))) != name]
-    if missed or looks % SEARCH_EVERY == 0:
+    if missed or is_due:
         pids.clear()
         for pid in os.listdir(procfs):
             if pid[0] in "123456789" and (name := wanted.get(_command(procfs, pid))):
                 pids.setdefault(name, pid)
     seen.update(dict.fromkeys(pids, now_s))
-    kept["saved"] = seen
+    kept.saved = seen
     return [
         Service(
             name=name,
@@ -184,9 +194,10 @@ def judge_down(down: list[Service], shape: Shape) -> list[Finding]:
     return found
 
 
-def judge_restarts(services: list[Service], now_s: float, kept: dict[str, Any]) -> list[Finding]:
-    """systemd starts again what fails: at each look it may be up."""
-    points: dict[str, list[tuple[float, int]]] = kept.setdefault("restarts", {})
+def judge_restarts(
+    services: list[Service], now_s: float, points: dict[str, list[tuple[float, int]]]
+) -> list[Finding]:
+    """systemd starts again what fails: at each look it may be up. `points`: `Memory.restarts`."""
     found = []
     for service in services:
         mine = [point for point in points.get(service.name, []) if now_s - point[0] <= RESTARTS_WITHIN_S]
@@ -202,17 +213,15 @@ def judge_restarts(services: list[Service], now_s: float, kept: dict[str, Any]) 
     return found
 
 
-def _down(services: list[Service], wanted: set[str], kept: dict[str, Any], now_s: float) -> list[Service]:
+def _down(services: list[Service], wanted: set[str], memory: Memory, now_s: float) -> list[Service]:
     """Those that are down at DOWN_LOOKS looks in a row. Who looks for the first time judges what it sees, but not while
     the node boots: services start one after the other."""
-    before: dict[str, int] = kept.get("down", {})
-    first = "down" not in kept and now_s > BOOTS_S
+    before = memory.down or {}
+    first = memory.down is None and now_s > BOOTS_S
     down = [service for service in services if service.name in wanted and not service.alive]
-    kept["down"] = {service.name: before.get(service.name, 0) + 1 for service in down}
+    looks = memory.down = {service.name: before.get(service.name, 0) + 1 for service in down}
     return [
-        service
-        for service in down
-        if kept["down"][service.name] >= DOWN_LOOKS or (first and not service.starting)
+        service for service in down if looks[service.name] >= DOWN_LOOKS or (first and not service.starting)
     ]
 
 
@@ -237,13 +246,14 @@ def check(look: Look) -> list[Finding]:
         where = "is installed" if sees_all else "runs in this container"
         raise Absent(f"none of {', '.join(KNOWN)} {where}; {expected(shape, 'services')}")
     told = ", ".join(sorted(wanted))
-    look.kept["detail"] = told if shape.services is not None else f"{told}; {expected(shape, 'services')}"
-    found = judge_down(_down(services, wanted, look.kept, look.now.mono_s), shape)
-    found += judge_restarts([item for item in services if item.name in wanted], look.now.mono_s, look.kept)
+    look.kept.detail = told if shape.services is not None else f"{told}; {expected(shape, 'services')}"
+    memory, now_s = look.kept.own(Memory), look.now.mono_s
+    found = judge_down(_down(services, wanted, memory, now_s), shape)
+    found += judge_restarts([item for item in services if item.name in wanted], now_s, memory.restarts)
     if any(service.name == "kubelet" and service.alive for service in services):
         problem = answers(KUBELET_HEALTH)
-        look.kept["hangs"] = look.kept.get("hangs", 0) + 1 if problem else 0
-        if look.kept["hangs"] >= DOWN_LOOKS:
+        memory.hangs = memory.hangs + 1 if problem else 0
+        if memory.hangs >= DOWN_LOOKS:
             summary = "The kubelet runs but does not answer: pods are not started, stopped or watched"
             found.append(_finding("kubelet", "service-hangs", Severity.DEGRADED, summary, problem))
     return found

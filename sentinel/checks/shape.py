@@ -261,7 +261,7 @@ def check(look: Look) -> list[Finding]:
     """Whether anything is expected of this node at all: what is not, no check can miss."""
     shape = look.settings.shape
     unset = [_alias(field) for field in FIELDS if getattr(shape, field) is None]
-    look.kept["detail"] = f"not set: {', '.join(unset)}" if shape.source and unset else ""
+    look.kept.detail = f"not set: {', '.join(unset)}" if shape.source and unset else ""
     if shape.source == "learnt":
         return [
             _finding(
@@ -298,7 +298,7 @@ def check(look: Look) -> list[Finding]:
                     f"{look.settings.state_path / FILE}: {error}; `sentinel check --learn` replaces it",
                 )
             ]
-        look.kept["detail"] = "expected hardware: not set; `sentinel check --learn` shows what is here"
+        look.kept.detail = "expected hardware: not set; `sentinel check --learn` shows what is here"
     return []
 
 

@@ -5,9 +5,11 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct
+
+from sentinel.checks.base import Kept
 
 T = TypeVar("T")
 
@@ -100,8 +102,14 @@ def _link(folder: str, which: str) -> tuple[float, int] | None:
 # ---------------------------------------------------------------- files that block
 
 
+class StuckReads(Struct):
+    """Reads of earlier samples that have not come back."""
+
+    threads: dict[str, threading.Thread] = {}  # by entity
+
+
 def read_each(
-    entities: Iterable[str], read: Callable[[str], T], kept: dict[str, Any], patience_s: float = PATIENCE_S
+    entities: Iterable[str], read: Callable[[str], T], kept: Kept, patience_s: float = PATIENCE_S
 ) -> tuple[dict[str, T], list[str]]:
     """`read` of each entity, and those that did not answer within `patience_s`.
 
@@ -109,7 +117,7 @@ def read_each(
     not asked again before it has come back, so that one card neither hides the others nor costs a thread
     for every sample.
     """
-    stuck: dict[str, threading.Thread] = kept.setdefault("stuck", {})
+    stuck = kept.own(StuckReads).threads
     found: dict[str, T] = {}
     late: list[str] = []
     threads: dict[str, threading.Thread] = {}

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from sentinel.checks import nvml as nvml_check
-from sentinel.checks.base import Look, Unknown
+from sentinel.checks.base import Kept, Look, Unknown
 from sentinel.core.health import Finding
 from sentinel.core.now import Now
 from sentinel.logs.kmsg import encode_record
@@ -247,7 +247,7 @@ class Sampler:
 
     def __init__(self, machine: Any, clock: Any) -> None:
         self.machine, self.clock = machine, clock
-        self.kept: dict[str, Any] = {}
+        self.kept = Kept()
         self.settings: dict[str, Any] = {}
         self.root = ""
 
@@ -266,7 +266,7 @@ class Sampler:
 
     def measure(self, name: str, index: int = 0) -> float | None:
         """What /metrics shows of one card."""
-        for measure in self.kept["measures"]:
+        for measure in self.kept.measures:
             if measure.name == name and ("gpu", str(index)) in measure.labels:
                 return float(measure.value)
         return None
@@ -279,8 +279,12 @@ class Sampler:
         return finding
 
     @property
+    def memory(self) -> nvml_check.Memory:
+        return self.kept.own(nvml_check.Memory)
+
+    @property
     def child_pid(self) -> int | None:
-        child = self.kept.get("child")
+        child = self.memory.child
         return child.pid if child else None
 
 
@@ -288,8 +292,7 @@ class Sampler:
 def sample(machine: Any, clock: Any) -> Iterator[Sampler]:
     sampler = Sampler(machine, clock)
     yield sampler
-    if "child" in sampler.kept:
-        sampler.kept["child"].close()
+    sampler.kept.close()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sentinel.checks.base import Look
+from sentinel.checks.base import Kept, Look
 from sentinel.core.now import Now
 from sentinel.settings import Settings
 
@@ -49,7 +49,7 @@ class ProcTree:
             self.set(f"{folder}/stack", stack)
         self.set(f"{pid}/comm", name + "\n")
 
-    def look(self, kept: dict[str, object], **settings: object) -> Look:
+    def look(self, kept: Kept, **settings: object) -> Look:
         return Look(
             Settings(procfs=str(self.folder), **settings),  # type: ignore[arg-type]
             (),

@@ -3,11 +3,10 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from sentinel.checks.base import Absent, CheckFunction, Look, Unknown
+from sentinel.checks.base import Absent, CheckFunction, Kept, Look, Unknown
 from sentinel.checks.findings import FindingBook
 from sentinel.core.health import Finding
 from sentinel.core.now import Now
@@ -158,14 +157,14 @@ class Sampler:
         self.settings = settings
         self.name = name
         self.mono_s = 100_000.0
-        self.kept: dict[str, Any] = {}
+        self.kept = Kept()
         self.book = FindingBook("boot")
         self.said = ""  # of a sample that was absent or unknown, else its detail
 
     def restart(self) -> None:
         """A new agent: what survives is what was saved, as JSON."""
-        saved = msgspec.json.decode(msgspec.json.encode(self.kept.get("saved", {})))
-        self.kept = {"saved": saved}
+        saved = msgspec.json.decode(msgspec.json.encode(self.kept.saved))
+        self.kept = Kept(saved=saved)
 
     def after(self, seconds: float) -> list[tuple[str, str, str]]:
         """One sample so much later: (entity, code, severity) of all that it finds."""
@@ -176,7 +175,7 @@ class Sampler:
         now = Now(self.mono_s, 1_700_000_000.0 + self.mono_s)
         try:
             found = self.check(Look(self.settings, (), now, "boot", self.kept))
-            self.said = str(self.kept.get("detail", ""))
+            self.said = self.kept.detail
             self.book.fold(self.name, found, now)
         except Unknown as unknown:
             found, self.said = list(unknown.findings), f"unknown: {unknown}"

@@ -2,12 +2,11 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sentinel.checks import bmc
-from sentinel.checks.base import Absent, Look, Unknown
+from sentinel.checks.base import Absent, Kept, Look, Unknown
 from sentinel.checks.table import select
 from sentinel.core.health import Finding, Severity
 from sentinel.core.now import Now
@@ -55,7 +54,7 @@ EMPTY_LOG = "SEL has no entries\n"
 class Server:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
-        self.kept: dict[str, Any] = {}
+        self.kept = Kept()
         stub = folder / "ipmitool"
         stub.write_text('#!/bin/sh\nexec cat "$0.$1"\n')
         stub.chmod(0o755)
@@ -81,7 +80,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
 
 def test_a_place_without_a_supply_is_no_fault(server: Server) -> None:
     assert server.check() == []
-    assert server.kept["detail"] == "7 sensors, 0 events"
+    assert server.kept.detail == "7 sensors, 0 events"
 
 
 def test_a_supply_without_mains_is_degraded_until_it_has_it_again(server: Server) -> None:
@@ -134,7 +133,7 @@ def test_what_the_controller_logs_is_told_once_and_ends_as_events_do(server: Ser
 def test_old_history_is_not_told_at_the_first_look_but_that_of_today_is(server: Server) -> None:
     server.says("sel", INTEL_LOG)
     assert server.check() == []
-    server.kept.clear()
+    server.kept = Kept()
     today = time.strftime("%m/%d/%Y | %H:%M:%S", time.localtime(time.time() - 600))
     server.says("sel", INTEL_LOG + f" 2d0 | {today} UTC | Processor CPU1 | IERR | Asserted\n")
     assert server.told() == [("Processor CPU1: IERR", Severity.DEGRADED)]

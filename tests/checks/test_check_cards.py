@@ -15,6 +15,7 @@ from msgspec import structs
 from sentinel.checks import cards_amd, cards_ascend, cards_cambricon
 from sentinel.checks.cards import NotUnderstood
 from sentinel.checks.cards_table import FAMILIES, family
+from sentinel.checks.cards_tool import SAMPLE_S, Memory
 from sentinel.checks.runner import CheckRunner
 from sentinel.core.health import CheckResult, CheckState, Severity
 from tests.waits import runs, until
@@ -36,6 +37,10 @@ class Bench:
         for address in addresses:
             machine.add_pci(address, self.family.vendor, f"{self.family.classes[0]}00", "0x0370")
         self.runner = CheckRunner(machine.settings, checks=[self.family.row])
+
+    @property
+    def memory(self) -> Memory:
+        return self.runner._running[self.family.check].kept.own(Memory)
 
     def prints(self, answers: dict[str, str], tool: str = "") -> None:
         """`answers`: arguments ("" for none, "*" for all others) -> what is printed."""
@@ -125,7 +130,7 @@ def test_neither_tool_nor_card_is_absent(any_bench: Bench) -> None:
 def test_a_tool_whose_hardware_is_not_there_is_no_trouble(any_bench: Bench, says: str) -> None:
     """An image has tools of several makers."""
     shutil.rmtree(any_bench.machine.sysfs / "bus/pci/devices")
-    any_bench.runner._running[any_bench.family.check].kept["sample_s"] = 0.3
+    any_bench.memory.sample_s = 0.3
     any_bench.script(says)
     result = any_bench.look()
     assert (result.state, result.findings) == (CheckState.ABSENT, ())
@@ -207,11 +212,11 @@ def test_a_tool_that_hangs_is_killed_with_its_children_and_is_a_finding_until_it
 ) -> None:
     pids = any_bench.machine.folder / "pids"
     any_bench.script(f"sleep 1000 & echo $! $$ > {pids}.new; mv {pids}.new {pids}; wait")
-    any_bench.runner._running[any_bench.family.check].kept["sample_s"] = 1.0
+    any_bench.memory.sample_s = 1.0
     assert any_bench.found() == {"accelerator-tool-hangs": Severity.DEGRADED}
     for pid in map(int, pids.read_text().split()):
         until(lambda pid=pid: not runs(pid), "it was not killed")  # type: ignore[misc]
-    any_bench.runner._running[any_bench.family.check].kept.pop("sample_s")
+    any_bench.memory.sample_s = SAMPLE_S
     healthy(any_bench)
     assert any_bench.look(2).state is CheckState.OK
 
@@ -221,12 +226,12 @@ def test_a_tool_that_hangs_in_the_kernel_is_fatal_and_gets_no_second_one_beside_
 ) -> None:
     one = bench("cambricon", *CAMBRICON)
     starts = one.machine.folder / "starts"
-    one.runner._running[one.family.check].kept["sample_s"] = 0.2
+    one.memory.sample_s = 0.2
     one.script(f"echo >> {starts}; echo x > {frozen}/file")
     assert one.found() == {"accelerator-tool-hangs": Severity.DEGRADED}  # it may only be slow to end
     assert one.found() == {"accelerator-tool-hangs": Severity.FATAL}
     assert starts.read_text() == "\n"
-    one.runner._running[one.family.check].kept.pop("sample_s")
+    one.memory.sample_s = SAMPLE_S
     healthy(one)
     subprocess.run(["fsfreeze", "-u", str(frozen)], check=True)
     until(lambda: one.look().state is CheckState.OK, "it did not end")
@@ -271,7 +276,7 @@ def test_a_hang_ends_no_finding(bench: Callable[..., Bench]) -> None:
     answers = healthy(one)
     one.prints({**answers, "info": answers["info"].replace("| OK            |", "| Alarm         |", 1)})
     one.look()
-    one.runner._running[one.family.check].kept["sample_s"] = 0.2
+    one.memory.sample_s = 0.2
     one.script("exec sleep 1000")
     assert set(one.found(3)) == {"accelerator-health", "accelerator-tool-hangs"}
 

@@ -17,10 +17,10 @@ import msgspec
 import pytest
 
 from sentinel.checks import disk, memory
-from sentinel.checks.base import Look, Unknown
+from sentinel.checks.base import Kept, Look, Unknown
 from sentinel.checks.child import LineChild
 from sentinel.checks.memory import parse_meminfo, parse_pressure
-from sentinel.checks.mount_calls import judge_calls
+from sentinel.checks.mount_calls import Memory, judge_calls
 from sentinel.checks.mounts import Mount, holding, on_network, parse_mountinfo, resolve, targets
 from sentinel.checks.runner import CheckRunner
 from sentinel.cluster.local.machine import LocalMachine
@@ -73,8 +73,12 @@ class Disks:
         self.clock, self.point = clock, point
         self.settings = Settings()
         self.paths: tuple[str, ...] = (str(point),)
-        self.kept: dict[str, Any] = {}
+        self.kept = Kept()
         self.root = ""
+
+    @property
+    def memory(self) -> Memory:
+        return self.kept.own(Memory)
 
     def findings(self) -> list[Finding]:
         self.clock.mono_s += 15.0
@@ -102,8 +106,7 @@ def disks(clock: HandClock) -> Iterator[Callable[[Path], Disks]]:
 
     yield make
     for one in made:
-        if "child" in one.kept:
-            one.kept["child"].close()
+        one.kept.close()
 
 
 def leave_free(point: Path, share: float) -> None:
@@ -227,7 +230,7 @@ def test_a_pod_of_the_agent_looks_at_the_disks_of_its_node(
         look.paths, look.root = ("/data/checkpoints",), str(proc / "1/root")
         look.settings = Settings(procfs=str(proc), disk=Disk(probe_writes=("/data",)))
         assert look() == []
-        assert "values" in look.kept["probes"]["/data"]
+        assert "values" in look.memory.probes["/data"]
         leave_free(ext4, 0.01)
         assert look() == [(SPACE, "degraded")]
     finally:
@@ -324,7 +327,7 @@ def test_a_disk_that_turns_read_only_is_degraded_until_it_takes_writes_again(
     assert look() == []
     run("mount", "-o", "remount,ro", tmpfs)
     assert look() == [(READ_ONLY, "degraded")]
-    look.kept = {"saved": msgspec.json.decode(msgspec.json.encode(look.kept["saved"]))}  # the agent restarts
+    look.kept = Kept(saved=msgspec.json.decode(msgspec.json.encode(look.kept.saved)))  # the agent restarts
     assert look() == [(READ_ONLY, "degraded")]
     run("mount", "-o", "remount,rw", tmpfs)
     assert look() == []
@@ -342,7 +345,7 @@ def test_a_file_system_that_the_kernel_turned_read_only_needs_no_earlier_look(
     (tmp_path / "self").mkdir()
     line = "30 1 8:1 / {} rw,relatime - ext4 /dev/sda1 ro,errors=remount-ro\n"
     (tmp_path / "self/mountinfo").write_text(line.format("/"))
-    found = disk.check(Look(Settings(procfs=str(tmp_path)), (), clock(), "boot", {}))
+    found = disk.check(Look(Settings(procfs=str(tmp_path)), (), clock(), "boot", Kept()))
     assert (READ_ONLY, Severity.DEGRADED) in [(item.code, item.severity) for item in found]
 
 
@@ -367,7 +370,7 @@ def test_a_mount_whose_server_is_silent_is_named_and_blocks_no_other(
     other.paths = look.paths = (str(server.point), str(ext4))
     assert look() == []
     server.hold = {STATFS}
-    look.kept["deadline_s"] = other.kept["deadline_s"] = SOON_S
+    look.memory.deadline_s = other.memory.deadline_s = SOON_S
     leave_free(ext4, 0.01)
     assert other() == [(SPACE, "degraded")]
     (found,) = look.findings()
@@ -382,7 +385,7 @@ def test_a_mount_whose_server_is_silent_is_named_and_blocks_no_other(
 
 def settles(look: Disks) -> list[tuple[str, str]]:
     """What the check says when the calls that hung have returned."""
-    look.kept["deadline_s"] = 5.0
+    look.memory.deadline_s = 5.0
     until(lambda: not look(), lambda: str(look()))
     return look()
 
@@ -394,7 +397,7 @@ def test_a_silent_server_of_a_mount_that_nothing_needs_isolates_nothing(
     look.paths = ()
     assert look() == []  # whose process has begun
     server.hold = {STATFS}
-    look.kept["deadline_s"] = SOON_S
+    look.memory.deadline_s = SOON_S
     assert look() == [("mount-hangs", "warning")]
     look.clock.mono_s += 1000.0
     assert look() == [("mount-hangs", "warning")]
@@ -408,7 +411,7 @@ def test_the_dead_server_of_a_pods_own_volume_isolates_only_who_watches_it(
     watched = tuple(point for _ in paths)
     mounts = parse_mountinfo(MOUNTINFO)
     chosen = targets(Settings(), watched, mounts)
-    look = Look(Settings(), watched, clock(), "boot", {})
+    look = Look(Settings(), watched, clock(), "boot", Kept())
     since_s = {point: clock().mono_s - 1000.0}
     (found,), _ = judge_calls(look, chosen, mounts, {f"stat {point}": {"hangs_s": 1000.0}}, since_s)
     assert (found.code, found.severity.value) == ("mount-hangs", severity)
@@ -424,7 +427,7 @@ def test_a_write_that_hangs_is_found_where_statvfs_answers(
     assert server.files == 1  # each minute, not in every sample
     look.clock.mono_s += 60.0
     server.hold = {FSYNC}
-    look.kept["deadline_s"] = SOON_S
+    look.memory.deadline_s = SOON_S
     (found,) = look.findings()
     assert (found.code, found.severity) == ("mount-hangs", Severity.DEGRADED)
     assert "a write into" in found.evidence[0]
@@ -443,7 +446,7 @@ def test_a_frozen_disk_hangs_the_probe_alone_and_leaves_no_file(
     assert look() == []
     assert [path.name for path in ext4.iterdir()] == ["lost+found"]
     run("fsfreeze", "--freeze", ext4)
-    look.kept["deadline_s"] = SOON_S
+    look.memory.deadline_s = SOON_S
     look.clock.mono_s += 60.0
     assert look() == [("mount-hangs", "degraded")]
     run("fsfreeze", "--unfreeze", ext4)
@@ -455,7 +458,8 @@ def test_local_disks_are_judged_where_network_mounts_cannot_be_asked(
     server: FuseStub, ext4: Path, clock: HandClock
 ) -> None:
     leave_free(ext4, 0.01)
-    kept = {"child": LineChild(["/bin/false"])}
+    kept = Kept()
+    kept.own(Memory).child = LineChild(["/bin/false"])
     with pytest.raises(Unknown, match="network mounts are not seen") as unknown:
         disk.check(Look(Settings(), (str(ext4), str(server.point)), clock(), "boot", kept))
     assert (str(ext4), SPACE) in [(item.entity, item.code) for item in unknown.value.findings]
@@ -467,8 +471,8 @@ def test_a_probe_that_is_refused_tells_why(ext4: Path, disks: Callable[[Path], D
     hog = subprocess.run(["dd", "if=/dev/zero", f"of={ext4}/hog", "bs=1k"], capture_output=True, check=False)
     assert b"No space" in hog.stderr
     assert ("write-fails", "degraded") in look()
-    assert "no write probe in" in look.kept["detail"]
-    assert "not there yet" in look.kept["detail"]
+    assert "no write probe in" in look.kept.detail
+    assert "not there yet" in look.kept.detail
     (ext4 / "hog").unlink()
     assert look() == []
 
@@ -594,7 +598,7 @@ def test_a_file_system_is_named_once_however_many_of_its_paths_are_watched(
     never_enough = Disk(warn_free_share=2.0)
     (tmp_path / "a").mkdir()
     paths = (str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "not-yet"))
-    found = disk.check(Look(Settings(disk=never_enough), paths, clock(), "boot", {}))
+    found = disk.check(Look(Settings(disk=never_enough), paths, clock(), "boot", Kept()))
     keys = [finding.key for finding in found]
     assert keys
     assert len(keys) == len(set(keys))
@@ -606,7 +610,7 @@ def test_an_expected_mount_that_is_missing_is_found_until_it_is_mounted(
 ) -> None:
     def missing(source: str, *points: str) -> list[tuple[str, Severity]]:
         settings = Settings(procfs=str(tmp_path), shape=Shape(name="h100", source=source, mounts=points))
-        found = disk.check(Look(settings, (), clock(), "boot", {}))
+        found = disk.check(Look(settings, (), clock(), "boot", Kept()))
         return [(item.entity, item.severity) for item in found if item.code == "mount-missing"]
 
     (tmp_path / "self").mkdir()
@@ -621,20 +625,20 @@ def test_an_expected_mount_that_is_missing_is_found_until_it_is_mounted(
 
 
 def test_expected_mounts_that_are_not_set_are_said(clock: HandClock) -> None:
-    kept: dict[str, Any] = {}
+    kept = Kept()
     disk.check(Look(Settings(), (), clock(), "boot", kept))
-    assert "expected mounts: not set" in kept["detail"]
+    assert "expected mounts: not set" in kept.detail
 
 
 def test_without_a_table_of_mounts_nothing_is_called_healthy(tmp_path: Path, clock: HandClock) -> None:
     with pytest.raises(Unknown, match="mountinfo"):
-        disk.check(Look(Settings(procfs=str(tmp_path)), (), clock(), "boot", {}))
+        disk.check(Look(Settings(procfs=str(tmp_path)), (), clock(), "boot", Kept()))
 
 
 def test_each_file_system_is_measured_in_the_names_of_node_exporter(ext4: Path, clock: HandClock) -> None:
-    kept: dict[str, Any] = {}
+    kept = Kept()
     disk.check(Look(Settings(), (str(ext4),), clock(), "boot", kept))
-    mine = {m.name: m.value for m in kept["measures"] if ("mountpoint", str(ext4)) in m.labels}
+    mine = {m.name: m.value for m in kept.measures if ("mountpoint", str(ext4)) in m.labels}
     stats = os.statvfs(ext4)
     assert mine["node_filesystem_size_bytes"] == stats.f_blocks * stats.f_frsize
     assert mine["node_filesystem_files"] == stats.f_files
@@ -654,12 +658,12 @@ def test_memory_that_runs_out_is_found(
     tmp_path: Path, clock: Any, available_kib: int, severity: Severity | None
 ) -> None:
     (tmp_path / "meminfo").write_text(MEMINFO.format(available_kib))
-    found = memory.check(Look(Settings(procfs=str(tmp_path)), (), clock(), "boot", {}))
+    found = memory.check(Look(Settings(procfs=str(tmp_path)), (), clock(), "boot", Kept()))
     assert [finding.severity for finding in found] == ([severity] if severity else [])
 
 
 def test_pressure_is_found_and_a_kernel_without_it_is_fine(tmp_path: Path, clock: Any) -> None:
-    look = Look(Settings(procfs=str(tmp_path)), (), clock(), "boot", {})
+    look = Look(Settings(procfs=str(tmp_path)), (), clock(), "boot", Kept())
     (tmp_path / "meminfo").write_text(MEMINFO.format(500_000))
     assert memory.check(look) == []
     (tmp_path / "pressure").mkdir()
@@ -680,4 +684,4 @@ def test_this_machines_own_files_are_read() -> None:
 def test_unreadable_memory_is_unknown(tmp_path: Path, clock: Any) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: many\n")
     with pytest.raises(Unknown):
-        memory.check(Look(Settings(procfs=str(tmp_path)), (), clock(), "boot", {}))
+        memory.check(Look(Settings(procfs=str(tmp_path)), (), clock(), "boot", Kept()))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sentinel.checks import environment
-from sentinel.checks.base import Absent, Look, Unknown
+from sentinel.checks.base import Absent, Kept, Look, Unknown
 from sentinel.checks.environment import BAD_VARIABLES, bad_variables, locked_limit
 from sentinel.core.health import Finding, Severity
 from sentinel.core.now import Now
@@ -53,7 +53,7 @@ class Node:
         (folder / "status").write_text(status)
 
     def check(self) -> list[Finding]:
-        self.kept: dict[str, Any] = {}
+        self.kept = Kept()
         settings = Settings(procfs=str(self.procfs), sysfs=str(self.machine.sysfs))
         return environment.check(Look(settings, (), Now(1.0, 1.0), "boot", self.kept))
 
@@ -81,7 +81,7 @@ def test_ranks_of_one_program_are_one_finding(node: Node) -> None:
         node.run(pid, "/dev/nvidiactl", environ={"CUDA_LAUNCH_BLOCKING": "1"})
     (finding,) = node.check()
     assert finding.evidence == ("pid 100, 101, 102, 103, 104, 105, 106, 107 and 8 more",)
-    assert "16 programs" in node.kept["detail"]
+    assert "16 programs" in node.kept.detail
 
 
 def test_a_program_without_a_gpu_may_set_what_it_likes(node: Node) -> None:
@@ -126,12 +126,12 @@ def test_real_files_of_a_process_are_read() -> None:
 SCRIPT = """
 import os, sys
 from sentinel.checks import environment
-from sentinel.checks.base import Look, Unknown
+from sentinel.checks.base import Kept, Look, Unknown
 from sentinel.core.now import Now
 from sentinel.settings import Settings
 if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)
 try:
-    environment.check(Look(Settings(sysfs=sys.argv[1], procfs=sys.argv[2]), (), Now(1.0, 1.0), "boot", {}))
+    environment.check(Look(Settings(sysfs=sys.argv[1], procfs=sys.argv[2]), (), Now(1.0, 1.0), "boot", Kept()))
 except Unknown as unknown:
     print(unknown)
 """
@@ -161,7 +161,7 @@ def test_an_init_that_is_hidden_from_root_too_leaves_nothing_unknown() -> None:
 
 def test_a_machine_without_devices_is_absent(tmp_path: Path) -> None:
     with pytest.raises(Absent):
-        environment.check(Look(Settings(sysfs=str(tmp_path)), (), Now(1.0, 1.0), "boot", {}))
+        environment.check(Look(Settings(sysfs=str(tmp_path)), (), Now(1.0, 1.0), "boot", Kept()))
 
 
 def test_a_proc_that_cannot_be_read_is_unknown(node: Node) -> None:

@@ -388,7 +388,7 @@ def test_numbers_have_the_names_and_units_of_node_exporter(tree: Tree) -> None:
     look = sampler(tree)
     look.after(0)
     declared = rows()
-    values = {(one.name, one.labels): one.value for one in look.kept["measures"]}
+    values = {(one.name, one.labels): one.value for one in look.kept.measures}
     assert all(declared[name].labels == [label for label, _ in labels] for name, labels in values)
     assert values["node_network_speed_bytes", (("device", "eth0"),)] == 12.5e9
     assert values["node_network_up", (("device", "eth0"),)] == 1.0

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from sentinel.checks import gpu_pci
-from sentinel.checks.base import Absent, Look, Unknown
+from sentinel.checks.base import Absent, Kept, Look, Unknown
 from sentinel.checks.gpus import cuda_environment, inventory, usable
 from sentinel.core.health import Severity
 from sentinel.settings import Shape
@@ -48,11 +48,11 @@ def test_a_machine_without_a_pci_bus_has_no_gpus(tmp_path: Any) -> None:
 
 def test_no_gpu_is_absent(machine: Any, clock: Any) -> None:
     with pytest.raises(Absent):
-        gpu_pci.check(Look(machine.settings, (), clock(), "boot", {}))
+        gpu_pci.check(Look(machine.settings, (), clock(), "boot", Kept()))
 
 
 def test_a_card_that_left_the_bus_is_fatal_until_it_is_back(four_cards: Any, clock: Any) -> None:
-    kept: dict[str, Any] = {}
+    kept = Kept()
     look = Look(four_cards.settings, (), clock(), "boot", kept)
     assert gpu_pci.check(look) == []
     shutil.rmtree(four_cards.sysfs / "bus/pci/devices/0000:2a:00.0")
@@ -76,13 +76,13 @@ def test_virtual_functions_are_no_cards_of_the_host(four_cards: Any) -> None:
 
 
 def test_that_no_file_can_be_opened_takes_no_card_off_the_bus(four_cards: Any, clock: Any) -> None:
-    kept: dict[str, Any] = {}
+    kept = Kept()
     look = Look(four_cards.settings, (), clock(), "boot", kept)
     assert gpu_pci.check(look) == []
     with no_more_descriptors(), pytest.raises(OSError, match="Too many open files"):
         gpu_pci.check(look)
     with no_more_descriptors(), pytest.raises(OSError, match="Too many open files"):
-        looks(four_cards, clock, {}, Shape(name="h100", source="manifest", gpus=4))
+        looks(four_cards, clock, Kept(), Shape(name="h100", source="manifest", gpus=4))
     assert gpu_pci.check(look) == []
 
 
@@ -90,7 +90,7 @@ def test_that_no_file_can_be_opened_takes_no_card_off_the_bus(four_cards: Any, c
 def test_a_card_whose_files_say_nothing_is_unknown_and_not_gone(
     four_cards: Any, clock: Any, file: str
 ) -> None:
-    kept: dict[str, Any] = {}
+    kept = Kept()
     look = Look(four_cards.settings, (), clock(), "boot", kept)
     assert gpu_pci.check(look) == []
     path = four_cards.sysfs / "bus/pci/devices/0000:2a:00.0" / file
@@ -106,7 +106,7 @@ def test_a_card_whose_files_say_nothing_is_unknown_and_not_gone(
 def test_a_machine_whose_sysfs_is_not_mounted_any_more_has_not_lost_its_cards(
     four_cards: Any, clock: Any
 ) -> None:
-    kept: dict[str, Any] = {}
+    kept = Kept()
     look = Look(four_cards.settings, (), clock(), "boot", kept)
     assert gpu_pci.check(look) == []
     four_cards.sysfs.rename(four_cards.folder / "elsewhere")
@@ -114,36 +114,36 @@ def test_a_machine_whose_sysfs_is_not_mounted_any_more_has_not_lost_its_cards(
         gpu_pci.check(look)
 
 
-def looks(machine: Any, clock: Any, kept: dict[str, Any], shape: Shape) -> list[Any]:
+def looks(machine: Any, clock: Any, kept: Kept, shape: Shape) -> list[Any]:
     settings = msgspec.structs.replace(machine.settings, shape=shape)
     return gpu_pci.check(Look(settings, (), clock(), "boot", kept))
 
 
 def test_fewer_cards_than_the_manifest_says_are_fatal_and_more_are_told(four_cards: Any, clock: Any) -> None:
-    kept: dict[str, Any] = {}
+    kept = Kept()
     (finding,) = looks(four_cards, clock, kept, Shape(name="h100", source="manifest", gpus=8))
     assert (finding.entity, finding.code, finding.severity) == ("node", "gpu-count", Severity.FATAL)
     assert finding.evidence == ("4 GPUs on the PCI bus, expected 8: shape h100",)
     (finding,) = looks(four_cards, clock, kept, Shape(source="manifest", gpus=2))
     assert finding.severity is Severity.WARNING
     assert looks(four_cards, clock, kept, Shape(source="manifest", gpus=4)) == []
-    assert kept["detail"] == ""
+    assert kept.detail == ""
 
 
 def test_what_was_only_learnt_isolates_nothing(four_cards: Any, clock: Any) -> None:
-    (finding,) = looks(four_cards, clock, {}, Shape(source="learnt", gpus=8))
+    (finding,) = looks(four_cards, clock, Kept(), Shape(source="learnt", gpus=8))
     assert finding.severity is Severity.WARNING
 
 
 def test_no_card_at_all_where_some_are_expected_is_not_absent(machine: Any, clock: Any) -> None:
-    (finding,) = looks(machine, clock, {}, Shape(name="h100", source="manifest", gpus=8))
+    (finding,) = looks(machine, clock, Kept(), Shape(name="h100", source="manifest", gpus=8))
     assert finding.severity is Severity.FATAL
 
 
 def test_a_number_that_is_not_expected_by_anybody_is_said(four_cards: Any, clock: Any) -> None:
-    kept: dict[str, Any] = {}
+    kept = Kept()
     assert looks(four_cards, clock, kept, Shape()) == []
-    assert kept["detail"] == "expected gpus: not set"
+    assert kept.detail == "expected gpus: not set"
 
 
 def aer(machine: Any, kind: str, total: int, address: str = "0000:18:00.0") -> None:
@@ -164,7 +164,7 @@ def aer(machine: Any, kind: str, total: int, address: str = "0000:18:00.0") -> N
 def test_errors_of_the_bus_count_when_they_grow_and_end_after_ten_minutes(
     four_cards: Any, clock: Any, kind: str, grows: int, code: str, severity: Severity
 ) -> None:
-    kept: dict[str, Any] = {}
+    kept = Kept()
 
     def sample(seconds: float = 10) -> list[Any]:
         clock.mono_s += seconds
@@ -184,7 +184,7 @@ def test_errors_of_the_bus_count_when_they_grow_and_end_after_ten_minutes(
 
 
 def test_a_few_corrected_errors_of_the_bus_are_no_fault(four_cards: Any, clock: Any) -> None:
-    kept: dict[str, Any] = {}
+    kept = Kept()
     for total in range(10):
         aer(four_cards, "correctable", total)
         clock.mono_s += 10
@@ -195,4 +195,4 @@ def test_garbage_in_the_files_of_bus_errors_is_no_error(four_cards: Any, clock: 
     folder = four_cards.sysfs / "bus/pci/devices/0000:18:00.0"
     (folder / "aer_dev_fatal").write_bytes(b"\xff\x00TOTAL_ERR_FATAL x")
     (folder / "aer_dev_nonfatal").mkdir()
-    assert gpu_pci.check(Look(four_cards.settings, (), clock(), "boot", {})) == []
+    assert gpu_pci.check(Look(four_cards.settings, (), clock(), "boot", Kept())) == []

@@ -5,13 +5,12 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from sentinel.checks import clocks, conntrack, edac, fragmentation, governor, inventory
-from sentinel.checks.base import Absent, Look, Unknown
+from sentinel.checks.base import Absent, Kept, Look, Unknown
 from sentinel.checks.findings import FindingBook
 from sentinel.checks.runner import CheckRunner
 from sentinel.core.health import Finding, Severity
@@ -25,7 +24,7 @@ class Tree:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.kept: dict[str, Any] = {}
+        self.kept = Kept()
         self.mono_s = 1000.0
         self.shape = Shape()
 
@@ -92,7 +91,7 @@ def test_what_nobody_confirmed_is_only_told(tree: Tree) -> None:
 
 def test_an_inventory_that_nothing_is_expected_of_says_so(tree: Tree) -> None:
     assert with_memory(tree, 8, "0-1") == []
-    assert tree.kept["detail"] == "8.0 GiB, 2 CPUs; expected memoryGib: not set; expected cpus: not set"
+    assert tree.kept.detail == "8.0 GiB, 2 CPUs; expected memoryGib: not set; expected cpus: not set"
 
 
 @pytest.mark.parametrize(("ranges", "count"), [("0", 1), ("0-127", 128), ("0-3,8-11,15\n", 9), ("", 0)])
@@ -158,7 +157,7 @@ def test_a_flood_of_corrected_errors_keeps_one_point_for_each_hour(tree: Tree) -
         tree.mono_s += 60
         found = modules(tree, minute, 0)
     assert "180 in the last 24 h" in found[0].evidence[0]
-    kept = tree.kept["saved"]["mc0 dimm5 (CPU_SrcID#0_dimm5)"]["points"]
+    kept = tree.kept.saved["mc0 dimm5 (CPU_SrcID#0_dimm5)"]["points"]
     assert len(kept) == 3
     assert sum(count for _, count in kept) == 180
 
@@ -182,7 +181,7 @@ def test_errors_that_no_module_can_be_blamed_for_are_the_controllers(tree: Tree)
 
 def test_what_was_counted_survives_a_restart_of_the_agent(tree: Tree) -> None:
     modules(tree, 0, 1)
-    tree.kept = {"saved": msgspec.json.decode(msgspec.json.encode(tree.kept["saved"]))}
+    tree.kept = Kept(saved=msgspec.json.decode(msgspec.json.encode(tree.kept.saved)))
     assert modules(tree, 0, 1) == []
 
 
@@ -354,7 +353,7 @@ def test_a_lost_memory_is_still_known_and_not_counted_twice_after_a_restart_of_t
 
 
 def test_this_machines_own_files_are_read() -> None:
-    look = Look(Settings(), (), Now(1.0, 1.0), "boot", {})
+    look = Look(Settings(), (), Now(1.0, 1.0), "boot", Kept())
     for module in (inventory, fragmentation, clocks):
         module.check(look)
     for module in (conntrack, edac, governor):

@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from sentinel.checks import infiniband
+from sentinel.checks.base import Kept
+from sentinel.checks.sysfs import StuckReads
 from sentinel.measures import rows
 from sentinel.settings import Network, Settings, Shape
 from tests.checks.sysfs_tree import Sampler, Tree, link, write
@@ -338,7 +340,7 @@ def test_what_is_kept_stays_small_however_long_errors_go_on(tree: Tree) -> None:
         for counter in ("symbol_error", "link_downed", "port_rcv_errors"):
             tree.counter(PORT, counter, sample * 10)
         look.after(600)
-        sizes.append(len(msgspec.json.encode(look.kept["saved"])))
+        sizes.append(len(msgspec.json.encode(look.kept.saved)))
     assert max(sizes) < 1200  # bytes
 
 
@@ -403,7 +405,7 @@ def test_a_card_that_blocks_hides_no_other_card(tree: Tree) -> None:
     blocked.unlink()
     write(blocked, 0)
     deadline = threading.Event()
-    while any(thread.is_alive() for thread in look.kept["stuck"].values()):
+    while any(thread.is_alive() for thread in look.kept.own(StuckReads).threads.values()):
         assert not deadline.wait(0.01)
     tree.up("mlx5_1/1")
     tree.counter(PORT, "link_downed", 3)
@@ -561,15 +563,13 @@ def test_numbers_have_the_names_and_units_of_node_exporter(tree: Tree) -> None:
     look = sampler(tree)
     look.after(0)
     port = (("device", "mlx5_0"), ("port", "1"))
-    values = {(one.name, one.labels): one.value for one in look.kept["measures"]}
+    values = {(one.name, one.labels): one.value for one in look.kept.measures}
     assert values["node_infiniband_port_data_received_bytes_total", port] == 40.0
     assert values["node_infiniband_port_errors_received_total", port] == 3.0
     assert values["node_infiniband_rate_bytes_per_second", port] == 50e9
     assert values["node_infiniband_state_id", port] == 4.0
     declared = rows()
-    assert all(
-        declared[one.name].labels == [label for label, _ in one.labels] for one in look.kept["measures"]
-    )
+    assert all(declared[one.name].labels == [label for label, _ in one.labels] for one in look.kept.measures)
     info = (("board_id", "MT_0000000838"), ("device", "mlx5_0"), ("firmware_version", "28.39.1002"))
     assert values["node_infiniband_info", (*info, ("hca_type", "MT4129"))] == 1.0
 
@@ -577,5 +577,5 @@ def test_numbers_have_the_names_and_units_of_node_exporter(tree: Tree) -> None:
 def test_a_memory_of_another_version_is_set_aside(tree: Tree) -> None:
     tree.ib("mlx5_0", A)
     look = sampler(tree)
-    look.kept = {"saved": {"cards": [1, 2], "ports": 7}}
+    look.kept = Kept(saved={"cards": [1, 2], "ports": 7})
     assert look.after(0) == []

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from sentinel.checks import kernel
-from sentinel.checks.base import Look
+from sentinel.checks.base import Kept, Look
 from sentinel.checks.findings import FindingBook
 from sentinel.checks.xid import job_of_cgroup
 from sentinel.clock import boot_id, system_now
@@ -34,10 +34,10 @@ EAT = "data = []\nwhile True: data.append(bytearray(1 << 20))"
 @needs_root
 def ring() -> Iterator[Look]:
     """The ring of this machine, read to its end."""
-    look = Look(Settings(), (), system_now(), boot_id(), {})
+    look = Look(Settings(), (), system_now(), boot_id(), Kept())
     kernel.check(look)
     yield look
-    look.kept["reader"].close()
+    look.kept.close()
 
 
 def sample(look: Look) -> list[Finding]:
@@ -270,8 +270,8 @@ def test_a_crash_of_a_program_that_is_named_like_a_kernel_line_is_no_fault(ring:
 # ---------------------------------------------------------------- what the node adds
 
 
-def look_at(machine: Any, **kept: Any) -> Look:
-    return Look(machine.settings, (), system_now(), "boot", kept)
+def look_at(machine: Any) -> Look:
+    return Look(machine.settings, (), system_now(), "boot", Kept())
 
 
 def test_an_xid_names_the_cgroup_of_its_process_while_that_lives(machine: Any) -> None:
@@ -294,7 +294,7 @@ def test_an_xid_under_a_pod_names_its_job_by_the_folder_of_its_logs(machine: Any
         machine.settings, procfs=str(machine.folder / "proc"), pod_logs=str(machine.folder / "pods")
     )
     machine.log("NVRM: Xid (PCI:0000:18:00): 13, pid=77, name=python3, x")
-    (found,) = kernel.check(Look(settings, (), system_now(), "boot", {}))
+    (found,) = kernel.check(Look(settings, (), system_now(), "boot", Kept()))
     assert (found.job, uid in found.cgroup) == ("pod ml/llama", True)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sentinel.checks import modules
-from sentinel.checks.base import Absent, Look
+from sentinel.checks.base import Absent, Kept, Look
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.now import Now
 from sentinel.settings import Settings, Shape
@@ -56,7 +56,7 @@ class Node:
 
     def check(self) -> list[Finding]:
         settings = Settings(procfs=str(self.procfs), sysfs=str(self.machine.sysfs), shape=self.shape)
-        self.kept: dict[str, Any] = {}
+        self.kept = Kept()
         return modules.check(Look(settings, (), Now(1.0, 1.0), "boot", self.kept))
 
     def told(self) -> list[tuple[str, str, Severity]]:
@@ -70,7 +70,7 @@ def node(tmp_path: Path, machine: Any) -> Node:
 
 def test_a_healthy_node_without_an_expectation_says_that_none_is_set(node: Node) -> None:
     assert node.check() == []
-    assert node.kept["detail"] == "expected modules: not set"
+    assert node.kept.detail == "expected modules: not set"
 
 
 def test_gpus_without_the_nvidia_module_are_degraded_until_it_is_loaded(node: Node) -> None:
@@ -169,4 +169,4 @@ def test_one_library_of_the_right_version_is_enough(node: Node) -> None:
 def test_a_machine_that_needs_no_module_is_absent(machine: Any, tmp_path: Path) -> None:
     settings = Settings(procfs=str(tmp_path), sysfs=str(machine.sysfs))
     with pytest.raises(Absent, match="not set"):
-        modules.check(Look(settings, (), Now(1.0, 1.0), "boot", {}))
+        modules.check(Look(settings, (), Now(1.0, 1.0), "boot", Kept()))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sentinel.checks import block, nvme
-from sentinel.checks.base import Absent, Look, Unknown
+from sentinel.checks.base import Absent, Kept, Look, Unknown
 from sentinel.checks.nvme import ToolFailed, parse_health
 from sentinel.checks.table import select
 from sentinel.core.health import Finding, Severity
@@ -60,7 +60,7 @@ class Node:
 
     def __init__(self, machine: Machine, clock: HandClock, programs: Path) -> None:
         self.machine, self.clock, self.programs = machine, clock, programs
-        self.kept: dict[str, Any] = {}
+        self.kept = Kept()
         (machine.sysfs / "block").mkdir()
 
     def add(self, name: str = "nvme0", transport: str = "pcie") -> Path:
@@ -149,10 +149,10 @@ def test_smartctl_tells_where_there_is_no_nvme_or_it_fails(node: Node) -> None:
     node.add()
     node.tool("smartctl", SMARTCTL)
     assert node.look(nvme.check) == []
-    assert node.kept["saved"] == {"S-nvme0": 7}
+    assert node.kept.saved == {"S-nvme0": 7}
     node.tool("nvme", "", "echo 'Permission denied' >&2; exit 1")
     assert node.look(nvme.check) == []
-    measured = {measure.name: measure.value for measure in node.kept["measures"]}
+    measured = {measure.name: measure.value for measure in node.kept.measures}
     assert measured["smartctl_device_percentage_used"] == 3
 
 

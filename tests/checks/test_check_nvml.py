@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sentinel.checks import nvml as check_module
-from sentinel.checks.base import Absent, Unknown
+from sentinel.checks.base import Absent, Kept, Unknown
 from sentinel.checks.child import LineChild
 from sentinel.checks.driver_library import of_node
 from sentinel.checks.gpus import hidden
@@ -78,7 +78,8 @@ def test_a_pod_that_brings_no_library_takes_that_of_its_node(
     (node / "usr/lib64/libnvidia-ml.so.1").symlink_to("/current/libnvidia-ml.so.580.95.05")
     (node / "current").symlink_to("/store/driver")
     sample.root = str(node)
-    sample.kept.pop("child").stop()  # it was told of no node
+    sample.memory.child.close()
+    sample.memory.child = None  # it was told of no node
     scenario.set(gpu0_error=15)
     assert [finding.code for finding in sample().values()] == ["gpu-lost"]
 
@@ -170,8 +171,8 @@ def test_the_second_look_is_of_the_same_agent(sample: Any, cards: Any) -> None:
     sample()
     cards.set(gpu1_error=999)
     sample()
-    sample.kept["child"].close()
-    sample.kept = {"saved": json.loads(json.dumps(sample.kept["saved"]))}  # another agent of this boot
+    sample.kept.close()
+    sample.kept = Kept(saved=json.loads(json.dumps(sample.kept.saved)))  # another agent of this boot
     (found,) = sample().values()
     assert found.severity is Severity.WARNING, "nobody looked while there was none"
     (again,) = sample().values()
@@ -283,7 +284,7 @@ def test_cards_that_a_container_was_not_given_are_not_missing(
     (bound / without).unlink()
     cards.set(devices=1)
     assert sample() == {}
-    assert f"not ours to use, so not looked at: GPU {SECOND}" in sample.kept["detail"]
+    assert f"not ours to use, so not looked at: GPU {SECOND}" in sample.kept.detail
 
 
 def test_a_card_that_the_jobs_control_group_forbids_is_not_missing(machine: Any, bound: Path) -> None:
@@ -317,20 +318,20 @@ def test_a_hang_is_a_finding_the_child_is_killed_and_the_next_one_answers(
     sample()
     child = sample.child_pid
     assert child is not None
-    sample.kept["call_deadline_s"] = 0.3
+    sample.memory.call_deadline_s = 0.3
     cards.set(gpu1_hang=1)
     assert sample.hang().severity is Severity.WARNING
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
-    assert sample.kept["again_s"] < 10, "it is asked again soon"
-    sample.kept["call_deadline_s"] = 600.0
+    assert sample.kept.again_s < 10, "it is asked again soon"
+    sample.memory.call_deadline_s = 600.0
     monkeypatch.setattr(check_module, "CALL_DEADLINE_S", 0.3)
     clock.mono_s += 119.7 - 30  # the next sample is 30 s later
     assert sample.hang().severity is Severity.FATAL, (
         "told when it has lasted, and not when one more call is over"
     )
     cards.set(gpu1_hang=0)
-    sample.kept["call_deadline_s"] = 20.0
+    sample.memory.call_deadline_s = 20.0
     assert sample() == {}
     assert sample.child_pid not in (None, child)
 
@@ -339,10 +340,10 @@ def test_a_driver_that_is_back_just_before_its_hang_is_fatal_gets_time_to_answer
     sample: Any, cards: Any, clock: Any
 ) -> None:
     sample()
-    sample.kept["call_deadline_s"] = 0.3
+    sample.memory.call_deadline_s = 0.3
     cards.set(gpu1_hang=1)
     assert sample.hang().severity is Severity.WARNING
-    sample.kept["call_deadline_s"] = 600.0
+    sample.memory.call_deadline_s = 600.0
     cards.set(gpu1_hang=0)
     clock.mono_s += 119.999 - 30
     assert sample() == {}
@@ -351,7 +352,7 @@ def test_a_driver_that_is_back_just_before_its_hang_is_fatal_gets_time_to_answer
 def test_a_hang_is_degraded_for_who_decides_by_this_look(sample: Any, cards: Any) -> None:
     """He does not see whether it lasts, and is to be told before his own time is over."""
     cards.set(gpu1_hang=1)
-    sample.kept.update(within_s=60.0, call_deadline_s=0.3)
+    sample.kept.within_s, sample.memory.call_deadline_s = 60.0, 0.3
     assert sample.hang().severity is Severity.DEGRADED
 
 
@@ -360,7 +361,7 @@ def test_whoever_has_more_time_gives_the_driver_more(
 ) -> None:
     """Without persistence mode it wakes every card first."""
     monkeypatch.setattr(check_module, "START_DEADLINE_S", 0.001)
-    sample.kept["within_s"] = 60.0
+    sample.kept.within_s = 60.0
     assert sample() == {}
 
 
@@ -369,7 +370,7 @@ def test_a_child_that_cannot_be_killed_at_once_is_fatal_only_when_that_lasts(
 ) -> None:
     """A driver that wakes its cards at a boot answers late, and is not killed before it is done."""
     child = LineChild(["sh", "-c", f"read line; echo x > {frozen}/file"])
-    sample.kept.update(child=child, call_deadline_s=0.3)
+    sample.memory.child, sample.memory.call_deadline_s = child, 0.3
     assert sample.hang().severity is Severity.WARNING
     found = sample.hang()
     assert (found.severity, "cannot be killed" in found.evidence[0]) == (Severity.WARNING, True)
@@ -377,7 +378,7 @@ def test_a_child_that_cannot_be_killed_at_once_is_fatal_only_when_that_lasts(
     assert sample.hang().severity is Severity.FATAL
     subprocess.run(["fsfreeze", "-u", str(frozen)], check=True)
     child.close()
-    sample.kept.clear()
+    sample.kept = Kept()
     assert sample() == {}
 
 
@@ -432,7 +433,7 @@ def test_a_card_whose_device_a_container_does_not_have_is_not_missing(
     assert sample() == {}
     (proc / "self/root/dev").mkdir(parents=True)
     (proc / "self/root/dev/kmsg").touch()
-    sample.kept.pop("doubted")
+    sample.memory.doubted.clear()
     assert [code for _, code in sample()] == ["gpu-missing"]
 
 
@@ -441,7 +442,7 @@ def test_a_child_that_somebody_killed_is_started_again(sample: Any, cards: Any) 
     child = sample.child_pid
     assert child is not None
     os.kill(child, 9)
-    sample.kept["child"]._process.wait()  # until the kernel has it ended
+    sample.memory.child._process.wait()  # until the kernel has it ended
     assert sample() == {}
     assert sample.child_pid != child
 
@@ -457,10 +458,10 @@ def test_modules_in_the_current_directory_are_not_imported(
 
 def test_the_child_ends_when_the_agent_is_gone(machine: Any, cards: Any) -> None:
     program = (
-        "import sys, json, os; from sentinel.checks import nvml; from sentinel.checks.base import Look\n"
+        "import sys, json, os; from sentinel.checks import nvml; from sentinel.checks.base import Kept, Look\n"
         "from sentinel.core.now import Now; from sentinel.settings import Settings\n"
-        "kept = {}; nvml.check(Look(Settings(sysfs=sys.argv[1]), (), Now(1.0, 1.0), 'boot', kept))\n"
-        "print(kept['child'].pid, flush=True); os.kill(os.getpid(), 9)"
+        "kept = Kept(); nvml.check(Look(Settings(sysfs=sys.argv[1]), (), Now(1.0, 1.0), 'boot', kept))\n"
+        "print(kept.own(nvml.Memory).child.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(machine.sysfs)], stdout=subprocess.PIPE)
     until(lambda: not runs(int(done.stdout)), "the child outlived its agent")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sentinel.checks.base import Look
+from sentinel.checks.base import Kept, Look
 from sentinel.checks.findings import FindingBook
 from sentinel.checks.nvml import xid_finding
 from sentinel.checks.nvml_sample import Event
@@ -18,7 +18,7 @@ FIRST, SECOND = "GPU 0000:18:00.0", "GPU 0000:2a:00.0"
 
 
 def woken(sample: Any, within_s: float = 10.0) -> bool:
-    return bool(select.select([sample.kept["wake_fd"]], [], [], within_s)[0])
+    return bool(select.select([sample.kept.wake_fd], [], [], within_s)[0])
 
 
 def test_an_xid_wakes_the_check_and_is_named_with_its_card(sample: Any, cards: Any) -> None:
@@ -78,7 +78,7 @@ def test_a_driver_without_events_is_sampled_as_ever(sample: Any, cards: Any) -> 
 
 def test_events_are_still_told_after_the_child_was_replaced(sample: Any, cards: Any) -> None:
     sample()
-    sample.kept["child"].stop()
+    sample.memory.child.stop()
     sample()
     cards.event(0, 8, 94)
     assert woken(sample)
@@ -93,7 +93,7 @@ def book() -> FindingBook:
 @pytest.fixture
 def by_event(machine: Any) -> Any:
     def make(number: int, at_s: float) -> Finding:
-        look = Look(machine.settings, (), Now(at_s, at_s), "boot", {})
+        look = Look(machine.settings, (), Now(at_s, at_s), "boot", Kept())
         return xid_finding(Event("00000000:18:00.0", 8, number, 0.0), look)
 
     return make

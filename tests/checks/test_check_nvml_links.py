@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from sentinel.checks.base import Kept
 from sentinel.checks.nvml_links import fabric_faults
 from sentinel.checks.nvml_sample import Fabric
 from sentinel.core.health import Severity
@@ -38,9 +39,9 @@ def test_a_link_that_never_was_better_nor_any_peers_may_be_built_so_and_is_only_
     found = sample()
     assert list(found) == [(SECOND, "pcie-link")]
     assert found[SECOND, "pcie-link"].severity is Severity.FATAL
-    saved = sample.kept["saved"]
-    sample.kept["child"].close()
-    sample.kept = {"saved": saved}  # another agent of this boot
+    saved = sample.kept.saved
+    sample.kept.close()
+    sample.kept = Kept(saved=saved)  # another agent of this boot
     cards.set(gpu0_pcie_width=8)
     assert sample.until(2)[FIRST, "pcie-link"].severity is Severity.FATAL
 
@@ -89,9 +90,9 @@ def test_an_nvlink_that_went_down_is_fatal(sample: Any, cards: Any) -> None:
 
 def test_an_nvlink_that_went_down_while_no_agent_ran_is_seen(sample: Any, cards: Any) -> None:
     sample()
-    saved = sample.kept["saved"]
-    sample.kept["child"].close()
-    sample.kept = {"saved": saved}
+    saved = sample.kept.saved
+    sample.kept.close()
+    sample.kept = Kept(saved=saved)
     cards.set(gpu1_link2=0)
     assert (SECOND, "nvlink-down") in sample()
 
@@ -108,9 +109,9 @@ def test_nvlinks_are_waited_for_while_a_driver_that_was_loaded_anew_joins_the_fa
 def test_what_lasts_goes_on_over_a_restart_of_the_agent(sample: Any, cards: Any) -> None:
     cards.set(gpu0_fabric_state=2, gpu1_pcie_width=8)
     sample.until(6)
-    saved = json.loads(json.dumps(sample.kept["saved"]))
-    sample.kept["child"].close()
-    sample.kept = {"saved": saved}
+    saved = json.loads(json.dumps(sample.kept.saved))
+    sample.kept.close()
+    sample.kept = Kept(saved=saved)
     cards.set(gpu1_util=0, gpu1_pstate=8)  # an idle link says nothing, for or against
     found = sample()
     assert found[FIRST, "fabric-not-up"].severity is Severity.FATAL

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from sentinel.checks import proc_scan
+from sentinel.checks.base import Kept
 from sentinel.core.health import Severity
 
 FIRST, SECOND = "GPU 0000:18:00.0", "GPU 0000:2a:00.0"
@@ -91,15 +92,15 @@ def test_in_a_pid_namespace_of_its_own_nvmls_pids_mean_nothing(
     monkeypatch.setattr(proc_scan, "INIT_PID_NAMESPACE", "pid:[1]")
     cards.set(gpu0_processes=f"4194303:{1 << 30}", gpu1_memory_used=20 << 30)
     assert sample.until(3) == {}
-    assert "not in the host's pid namespace" in sample.kept["detail"]
+    assert "not in the host's pid namespace" in sample.kept.detail
 
 
 def test_uncorrected_errors_while_no_agent_ran_count_when_it_is_back(sample: Any, cards: Any) -> None:
     cards.set(gpu0_ecc=5)
     sample()
-    saved = sample.kept["saved"]
-    sample.kept["child"].close()
-    sample.kept = {"saved": saved}
+    saved = sample.kept.saved
+    sample.kept.close()
+    sample.kept = Kept(saved=saved)
     cards.set(gpu0_ecc=6)
     found = sample(1800.0)[FIRST, "ecc-uncorrected"]
     assert "1 more" in found.evidence[0]

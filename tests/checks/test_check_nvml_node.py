@@ -14,16 +14,16 @@ FIRST, SECOND = "GPU 0000:18:00.0", "GPU 0000:2a:00.0"
 
 def test_an_expectation_that_is_not_set_is_said(sample: Any, cards: Any) -> None:
     assert sample() == {}
-    assert "expected driver: not set" in sample.kept["detail"]
+    assert "expected driver: not set" in sample.kept.detail
     sample.settings = {"shape": Shape(name="h100", source="manifest", driver="580.95.05")}
     assert sample() == {}
-    assert "expected driver" not in sample.kept["detail"]
+    assert "expected driver" not in sample.kept.detail
 
 
 def test_what_needs_root_is_named(sample: Any, cards: Any) -> None:
     cards.set(no_root=1, gpu0_inforom_corrupt=1)
     assert sample() == {}
-    assert "needs root: nvmlDeviceValidateInforom" in sample.kept["detail"]
+    assert "needs root: nvmlDeviceValidateInforom" in sample.kept.detail
 
 
 def test_another_driver_model_or_vbios_than_expected_is_told(sample: Any, cards: Any) -> None:
@@ -146,7 +146,7 @@ def test_functions_that_an_old_driver_lacks_are_named(sample: Any, machine: Any,
     nvml("0000:18:00.0", old_driver=True)
     assert sample() == {}
     for function in ("nvmlDeviceGetRemappedRows", "nvmlDeviceGetGpuFabricInfoV", "nvmlGpmQueryDeviceSupport"):
-        assert function in sample.kept["detail"]
+        assert function in sample.kept.detail
 
 
 def test_numbers_for_metrics_are_those_of_dcgm_exporter(sample: Any, cards: Any) -> None:
@@ -159,8 +159,8 @@ def test_numbers_for_metrics_are_those_of_dcgm_exporter(sample: Any, cards: Any)
     assert sample.measure("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION") == 12345
     assert sample.measure("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE") == 0.6
     assert sample.measure("DCGM_FI_DEV_XID_ERRORS") == 0
-    assert {item.name for item in sample.kept["measures"]} <= set(rows())
-    (labels,) = {item.labels for item in sample.kept["measures"] if ("gpu", "1") in item.labels}
+    assert {item.name for item in sample.kept.measures} <= set(rows())
+    (labels,) = {item.labels for item in sample.kept.measures if ("gpu", "1") in item.labels}
     assert [key for key, _ in labels] == rows()["DCGM_FI_DEV_GPU_TEMP"].labels
     assert dict(labels)["pci_bus_id"] == "00000000:2a:00.0"
     assert dict(labels)["device"] == "nvidia1"

@@ -5,13 +5,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from sentinel.checks import oom
-from sentinel.checks.base import Look, Unknown
+from sentinel.checks.base import Kept, Look, Unknown
 from sentinel.checks.findings import KEPT_S, FindingBook
 from sentinel.core.health import Finding, Severity
 from sentinel.core.now import Now
@@ -45,7 +44,7 @@ def killed_in(found: list[Finding], group: Path) -> list[Finding]:
 
 
 def test_a_process_that_the_kernel_kills_for_memory_is_told_with_its_control_group(small_group: Path) -> None:
-    look = Look(Settings(), (), Now(1000.0, 1.7e9), "boot", {})
+    look = Look(Settings(), (), Now(1000.0, 1.7e9), "boot", Kept())
     assert oom.check(look) == []
     assert killed_in(oom.check(look), small_group) == []
     assert eat_memory_in(small_group) == -9
@@ -64,7 +63,7 @@ class Groups:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.kept: dict[str, Any] = {}
+        self.kept = Kept()
         self.total = 3
         (folder / "proc").mkdir()
         for group in ("kubepods.slice/pod1", "kubepods.slice/pod2/main", "system.slice/sshd.service"):
@@ -142,7 +141,7 @@ def test_a_group_may_be_named_in_any_bytes(groups: Groups) -> None:
     groups.check()
     groups.kill(name)
     assert groups.check() == [("cgroup /user.slice/\\udcff", 1)]
-    assert msgspec.json.encode(groups.kept["saved"])
+    assert msgspec.json.encode(groups.kept.saved)
     groups.kill(name)
     assert groups.check() == [("cgroup /user.slice/\\udcff", 1)]
 
@@ -160,7 +159,7 @@ def test_a_flood_of_groups_is_not_walked_to_its_end(groups: Groups, monkeypatch:
     groups.kill("kubepods.slice/pod2/main")
     groups.kill("system.slice/sshd.service")
     assert sum(count for _, count in groups.check()) == 2  # none is lost, whoever it was
-    assert len(groups.kept["saved"]["groups"]) < 4
+    assert len(groups.kept.saved["groups"]) < 4
 
 
 def test_a_kill_in_a_new_group_is_told_and_one_made_anew_counts_from_zero(groups: Groups) -> None:
@@ -174,7 +173,7 @@ def test_a_kill_in_a_new_group_is_told_and_one_made_anew_counts_from_zero(groups
 
 def test_kills_while_the_agent_was_down_are_told_at_its_start(groups: Groups) -> None:
     groups.check()
-    groups.kept = {"saved": msgspec.json.decode(msgspec.json.encode(groups.kept["saved"]))}
+    groups.kept = Kept(saved=msgspec.json.decode(msgspec.json.encode(groups.kept.saved)))
     groups.kill("kubepods.slice/pod1")
     assert groups.check() == [("cgroup /kubepods.slice/pod1", 1)]
 

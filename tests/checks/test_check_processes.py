@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sentinel.checks import processes
-from sentinel.checks.base import Unknown
+from sentinel.checks.base import Kept, Unknown
 from sentinel.checks.proc_scan import parse_stat, scan
 from sentinel.core.health import Finding, Severity
 from tests.checks.proc_tree import ProcTree
@@ -21,11 +21,11 @@ def proc(tmp_path: Path) -> ProcTree:
     return ProcTree(tmp_path / "proc")
 
 
-def found(proc: ProcTree, kept: dict[str, object] | None = None) -> list[tuple[str, Severity]]:
-    return [(item.code, item.severity) for item in processes.check(proc.look({} if kept is None else kept))]
+def found(proc: ProcTree, kept: Kept | None = None) -> list[tuple[str, Severity]]:
+    return [(item.code, item.severity) for item in processes.check(proc.look(kept or Kept()))]
 
 
-def after_looks(proc: ProcTree, count: int, kept: dict[str, object]) -> list[Finding]:
+def after_looks(proc: ProcTree, count: int, kept: Kept) -> list[Finding]:
     for _ in range(count - 1):
         processes.check(proc.look(kept))
     return processes.check(proc.look(kept))
@@ -81,12 +81,12 @@ def test_a_process_near_its_own_limit_of_open_files_is_named_until_it_closes_the
     assert child.stdout
     proc.link(child.pid)
     assert child.stdout.readline() == "open\n"
-    (finding,) = processes.check(proc.look({}))
+    (finding,) = processes.check(proc.look(Kept()))
     assert finding.code == "process-fds"
     assert f"pid {child.pid}: 90" in finding.evidence[0]
     print(file=child.stdin, flush=True)
     assert child.stdout.readline() == "closed\n"
-    assert processes.check(proc.look({})) == []
+    assert processes.check(proc.look(Kept())) == []
     child.communicate("\n")
 
 
@@ -130,7 +130,7 @@ def test_zombies_are_counted_with_their_parent_until_it_collects_them(proc: Proc
     assert found(proc) == []  # 30 of a million
     proc.set("sys/kernel/pid_max", "100\n")
     proc.set("loadavg", "0.5 0.4 0.3 2/31 4242\n")
-    (finding,) = processes.check(proc.look({}))
+    (finding,) = processes.check(proc.look(Kept()))
     assert (finding.code, finding.severity) == ("zombies", Severity.WARNING)
     assert "30 zombies, 30% of 100; 30 of python" in finding.evidence[0]
     assert f"(pid {parent.pid})" in finding.evidence[0]
@@ -157,9 +157,9 @@ def test_a_process_stuck_in_the_kernel_is_told_after_five_looks_until_it_goes_on
     child = subprocess.Popen(["sh", "-c", f"echo x > {frozen}/file"])
     proc.link(child.pid)
     until(lambda: waits_for_thaw(child.pid), "does not block")
-    kept: dict[str, object] = {}
+    kept = Kept()
     assert after_looks(proc, 4, kept) == []
-    assert "1 in D" in str(kept["detail"])
+    assert "1 in D" in str(kept.detail)
     (finding,) = after_looks(proc, 1, kept)
     assert (finding.code, finding.severity, finding.entity) == ("d-state", Severity.WARNING, "processes")
     assert f"pid {child.pid} sh" in finding.evidence[0]
@@ -188,7 +188,7 @@ def test_a_dead_process_with_a_thread_that_does_not_end_is_stuck(proc: ProcTree,
     child.send_signal(signal.SIGKILL)
     until(lambda: state_of(child.pid) == "Z", "the leader does not die")
     proc.link(child.pid)
-    kept: dict[str, object] = {}
+    kept = Kept()
     (finding,) = after_looks(proc, 5, kept)
     assert f"pid {child.pid} python" in finding.evidence[0]
     subprocess.run(["fsfreeze", "-u", str(frozen)], check=True)
@@ -199,11 +199,11 @@ def test_a_dead_process_with_a_thread_that_does_not_end_is_stuck(proc: ProcTree,
 def test_a_program_whose_first_thread_has_ended_is_not_stuck(proc: ProcTree) -> None:
     """It shows as a zombie too, while its other threads work."""
     proc.process(50, "server", "Z", threads=2)
-    assert after_looks(proc, 6, {}) == []
+    assert after_looks(proc, 6, Kept()) == []
 
 
 def test_a_process_that_works_with_a_disk_is_not_stuck(proc: ProcTree) -> None:
-    kept: dict[str, object] = {}
+    kept = Kept()
     for look in range(8):
         proc.process(50, "tar", "D", switches=look)
         assert processes.check(proc.look(kept)) == []
@@ -220,7 +220,7 @@ def test_a_storage_stall_moves_nothing_before_it_has_lasted(proc: ProcTree) -> N
 
 
 def test_another_process_under_the_same_pid_starts_anew(proc: ProcTree) -> None:
-    kept: dict[str, object] = {}
+    kept = Kept()
     proc.process(50, "cp", "D", started=100)
     assert after_looks(proc, 4, kept) == []
     proc.process(50, "cp", "D", started=200)
@@ -244,7 +244,7 @@ def test_what_is_stuck_in_the_nvidia_driver_asks_for_a_reboot(
     proc: ProcTree, name: str, kernel_thread: bool, stack: str
 ) -> None:
     proc.process(50, name, "D", kernel_thread=kernel_thread, stack=stack)
-    kept: dict[str, object] = {}
+    kept = Kept()
     assert after_looks(proc, 4, kept) == []
     (finding,) = after_looks(proc, 1, kept)
     assert (finding.code, finding.severity, finding.action) == (
@@ -258,7 +258,7 @@ def test_what_is_stuck_in_the_nvidia_driver_asks_for_a_reboot(
 
 def test_a_kernel_thread_that_waits_by_design_is_only_told(proc: ProcTree) -> None:
     proc.process(50, "vendor_poll", "D", kernel_thread=True)
-    (finding,) = after_looks(proc, 5, {})
+    (finding,) = after_looks(proc, 5, Kept())
     assert (finding.entity, finding.severity) == ("kernel threads", Severity.WARNING)
 
 
@@ -275,19 +275,19 @@ def test_where_it_is_stuck_is_told_as_far_as_it_can_be_seen(
 ) -> None:
     proc.process(50, "ls", "D", stack=stack)
     proc.set("50/task/50/wchan", wchan)
-    (finding,) = after_looks(proc, 5, {})
+    (finding,) = after_looks(proc, 5, Kept())
     assert finding.evidence == (f"pid 50 ls: {told}",)
 
 
 def test_the_parent_of_a_vfork_is_not_stuck(proc: ProcTree) -> None:
     proc.process(50, "make", "D", stack="[<0>] __do_sys_vfork+0x50/0x60\n")
-    assert after_looks(proc, 6, {}) == []
+    assert after_looks(proc, 6, Kept()) == []
 
 
 def test_hundreds_of_stuck_processes_are_one_finding(proc: ProcTree) -> None:
     for pid in range(100, 400):
         proc.process(pid, "cat", "D")
-    (finding,) = after_looks(proc, 5, {})
+    (finding,) = after_looks(proc, 5, Kept())
     assert "300 cannot run" in finding.summary
     assert len(finding.evidence) == processes.MAX_NAMED
 

@@ -2,12 +2,11 @@
 
 import struct
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sentinel.checks import reboot
-from sentinel.checks.base import Look, Unknown
+from sentinel.checks.base import Kept, Look, Unknown
 from sentinel.checks.reboot import parse_wtmp
 from sentinel.core.health import Severity
 from sentinel.core.now import Now
@@ -46,12 +45,12 @@ class Node:
         self.wtmp.parent.mkdir(parents=True)
         self.now_s = NOW_S
 
-    def look(self, uptime_s: float, boot_id: str = "this", kept: dict[str, Any] | None = None) -> Look:
+    def look(self, uptime_s: float, boot_id: str = "this", kept: Kept | None = None) -> Look:
         (self.folder / "proc/uptime").write_text(f"{uptime_s:.2f} 1.0\n")
         settings = Settings(
             procfs=str(self.folder / "proc"), sysfs=str(self.folder / "sys"), state_dir=str(self.state)
         )
-        return Look(settings, (), Now(uptime_s, self.now_s), boot_id, {} if kept is None else kept)
+        return Look(settings, (), Now(uptime_s, self.now_s), boot_id, kept or Kept())
 
     def found(self, uptime_s: float, boot_id: str = "this") -> list[tuple[str, Severity]]:
         return [(item.code, item.severity) for item in reboot.check(self.look(uptime_s, boot_id))]
@@ -63,7 +62,7 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_a_node_that_has_just_booted_is_held_for_ten_minutes(node: Node) -> None:
-    kept: dict[str, Any] = {}
+    kept = Kept()
     (finding,) = reboot.check(node.look(30.0, kept=kept))
     assert (finding.code, finding.severity, finding.action) == ("recent-boot", Severity.INFO, "HOLD")
     assert reboot.check(node.look(601.0, kept=kept)) == []
@@ -73,7 +72,7 @@ def test_a_boot_without_a_shutdown_before_is_unexpected_and_told_for_a_day(node:
     runlevel = record(RUN_LVL, "runlevel", 80_000)  # written at each start, of the same type as a shutdown
     node.wtmp.write_bytes(boot(90_000) + runlevel + login(80_000) + boot(3600) + login(3000))
     assert node.found(3600) == [("unexpected-reboot", Severity.WARNING)]
-    kept: dict[str, Any] = {}
+    kept = Kept()
     reboot.check(node.look(3600, kept=kept))
     assert reboot.check(node.look(86_401, kept=kept)) == []
 
@@ -94,7 +93,7 @@ def test_a_node_that_goes_down_again_and_again_is_degraded_until_it_is_up_for_a_
         ("unexpected-reboot", Severity.WARNING),
         ("repeated-reboots", Severity.DEGRADED),
     ]
-    kept: dict[str, Any] = {}
+    kept = Kept()
     reboot.check(node.look(1000, kept=kept))
     assert reboot.check(node.look(86_401, kept=kept)) == []
 
@@ -140,16 +139,16 @@ def test_a_log_that_does_not_know_this_boot_is_not_believed(node: Node) -> None:
 
 def test_a_node_without_a_state_directory_says_that_boots_are_not_remembered(node: Node) -> None:
     node.state.rmdir()
-    kept: dict[str, Any] = {}
+    kept = Kept()
     assert reboot.check(node.look(3600, kept=kept)) == []
-    assert "not remembered" in kept["detail"]
+    assert "not remembered" in kept.detail
 
 
 def test_a_memory_of_boots_that_cannot_be_read_is_said(node: Node) -> None:
     (node.state / reboot.FILE).mkdir()
-    kept: dict[str, Any] = {}
+    kept = Kept()
     assert reboot.check(node.look(3600, kept=kept)) == []
-    assert "not remembered" in kept["detail"]
+    assert "not remembered" in kept.detail
 
 
 @pytest.mark.parametrize("garbage", [b"", b"{", b'{"boots": 1}', b"\x00" * 100])

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from sentinel.checks import nvml as nvml_check
 from sentinel.checks.base import Absent, Check, CheckFunction, Look, Unknown
-from sentinel.checks.child import ChildBroke, LineChild
+from sentinel.checks.child import ChildBroke, ChildMemory, LineChild
 from sentinel.checks.runner import CheckRunner
 from sentinel.checks.table import CHECKS
 from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
@@ -128,8 +129,8 @@ def test_a_check_that_had_more_to_say_is_not_asked_without_a_pause_when_it_break
         return [result for result in results if result.check == check]
 
     def probe(look: Look) -> list[Finding]:
-        if not look.kept.get("unfinished"):
-            look.kept["unfinished"] = True
+        if not look.kept.unfinished:
+            look.kept.unfinished = True
             return []
         if hangs:
             blocked.wait()
@@ -178,7 +179,7 @@ def test_what_a_check_uses_is_not_closed_under_it_but_once_when_it_ends(machine:
             closed.append(threading.current_thread().name)
 
     def probe(look: Look) -> list[Finding]:
-        look.kept["held"] = Held()
+        look.kept.own(Held)
         begun.set()
         goes_on.wait()
         return []
@@ -193,6 +194,33 @@ def test_what_a_check_uses_is_not_closed_under_it_but_once_when_it_ends(machine:
     asyncio.run(eventually(lambda: bool(closed)))
     runner.close()
     assert closed == ["check-probe"]
+
+
+def test_what_a_check_made_later_is_closed_first(machine: Any, row: Any) -> None:
+    """It may use what came before."""
+    closed: list[str] = []
+
+    class First:
+        def close(self) -> None:
+            closed.append("first")
+
+    class Plain:
+        pass
+
+    class Last:
+        def close(self) -> None:
+            closed.append("last")
+
+    def probe(look: Look) -> list[Finding]:
+        for kind in (First, Plain, Last, First):
+            look.kept.own(kind)
+        return []
+
+    runner = CheckRunner(machine.settings, checks=[row("probe", probe)])
+    asyncio.run(runner.check_now())
+    runner.close()
+    runner.close()
+    assert closed == ["last", "first"]
 
 
 def test_names_that_are_no_text_can_be_told_and_kept(machine: Any, row: Any) -> None:
@@ -419,7 +447,7 @@ def test_stopping_the_runner_ends_the_nvml_child(machine: Any, nvml: Any) -> Non
         async def body() -> None:
             (result,) = await runner.check_now(["nvml"], max_age_s=60)
             assert result.state is CheckState.OK
-            pids.append(runner._running["nvml"].kept["child"].pid)
+            pids.append(runner._running["nvml"].kept.own(nvml_check.Memory).child.pid)
 
         await while_running(runner, body)
         return pids[0]
@@ -487,14 +515,18 @@ def test_a_busy_machine_is_not_judged_by_the_deadline_of_a_quick_check_of_its_ca
 def test_a_slow_check_takes_no_time_from_what_a_quick_one_has_still_to_read(machine: Any, row: Any) -> None:
     read = threading.Event()
 
+    class Memory:
+        rounds = 0
+
     def slow(look: Look) -> list[Finding]:
         read.wait(10)
         return []
 
     def reads(look: Look) -> list[Finding]:
-        look.kept["rounds"] = look.kept.get("rounds", 0) + 1
-        look.kept["unfinished"] = look.kept["rounds"] < 3
-        if look.kept["unfinished"]:
+        memory = look.kept.own(Memory)
+        memory.rounds += 1
+        look.kept.unfinished = memory.rounds < 3
+        if look.kept.unfinished:
             return []
         read.set()
         return [broken()]
@@ -509,9 +541,9 @@ def test_what_has_still_to_be_read_has_what_is_left_of_the_time(machine: Any, ro
     end = threading.Event()
 
     def reads(look: Look) -> list[Finding]:
-        if look.kept.get("unfinished"):
+        if look.kept.unfinished:
             end.wait(60)
-        look.kept["unfinished"] = True
+        look.kept.unfinished = True
         return []
 
     runner = CheckRunner(machine.settings, checks=[row("log", reads, deadline_s=30.0)])
@@ -526,7 +558,7 @@ def test_the_child_of_a_check_that_hangs_does_not_outlive_the_runner(machine: An
     child = LineChild(["sleep", "600"])
 
     def asks(look: Look) -> list[Finding]:
-        look.kept["child"] = child
+        look.kept.own(ChildMemory).child = child
         try:
             child.ask(b"", 600.0)
         except ChildBroke:
@@ -549,9 +581,13 @@ def test_what_stands_is_not_made_milder_by_a_look_that_saw_less(machine: Any, ro
         broken(), severity=Severity.FATAL, action="RESTART_BM", summary="for long"
     )
 
+    class Memory:
+        looks = 0
+
     def looks(look: Look) -> list[Finding]:
-        look.kept["count"] = look.kept.get("count", 0) + 1
-        raise Unknown("no answer", (fatal if look.kept["count"] == 1 else broken(),))
+        memory = look.kept.own(Memory)
+        memory.looks += 1
+        raise Unknown("no answer", (fatal if memory.looks == 1 else broken(),))
 
     runner = CheckRunner(machine.settings, checks=[row("probe", looks)])
     for _ in range(2):
@@ -566,7 +602,7 @@ def test_a_check_may_ask_to_be_sampled_again_soon(machine: Any, row: Any) -> Non
     def check(look: Look) -> list[Finding]:
         looks.append(look.now.mono_s)
         if len(looks) < 3:
-            look.kept["again_s"] = 0.01
+            look.kept.again_s = 0.01
         return []
 
     runner = CheckRunner(machine.settings, checks=[row("probe", check, interval_s=3600.0)])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sentinel.checks import services
-from sentinel.checks.base import Absent, Look, Unknown
+from sentinel.checks.base import Absent, Kept, Look, Unknown
 from sentinel.checks.proc_scan import INIT_PID_NAMESPACE
 from sentinel.checks.services import parse_show
 from sentinel.core.health import Finding, Severity
@@ -40,7 +40,7 @@ class Node:
         (self.procfs / "self/ns").mkdir(parents=True)
         self.namespace(INIT_PID_NAMESPACE)
         self.shape = Shape()
-        self.kept: dict[str, Any] = {}
+        self.kept = Kept()
         self.mono_s = 1000.0
         self.units: dict[str, str] = {}
 
@@ -102,7 +102,7 @@ def booted(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
 
 def test_services_that_run_are_fine_and_those_that_are_not_enabled_are_not_missed(booted: Node) -> None:
     assert booted.check() == []
-    assert booted.kept["detail"] == "containerd, kubelet; expected services: not set"
+    assert booted.kept.detail == "containerd, kubelet; expected services: not set"
 
 
 @pytest.mark.parametrize("name", ["containerd", "kubelet", "nvidia-fabricmanager", "slurmd"])
@@ -184,7 +184,7 @@ def test_a_container_that_sees_no_service_of_the_node_calls_none_down(node: Node
     node.machine.add_pci("0000:07:00.0", pci_class="0x068000", device="0x22a3")
     assert node.told() == [("service nvidia-fabricmanager", "service-down", Severity.DEGRADED)]
     node.namespace("pid:[4026532999]")
-    node.kept.clear()
+    node.kept = Kept()
     with pytest.raises(Absent, match="in this container"):
         node.check()
     node.shape = Shape(source="manifest", services=("kubelet.service",))
@@ -227,7 +227,7 @@ def test_without_systemd_a_process_that_is_gone_is_missed_until_it_is_back(
     node.systemd(monkeypatch, "echo 'System has not been booted with systemd as init system.' >&2; exit 1")
     (node.procfs / str(containerd.pid)).symlink_to(f"/proc/{containerd.pid}")
     assert node.check() == []
-    assert node.kept["detail"].startswith("containerd;")
+    assert node.kept.detail.startswith("containerd;")
     containerd.kill()
     containerd.wait()
     assert node.check() == []
@@ -256,7 +256,7 @@ def test_an_expected_process_that_never_was_is_missed(node: Node) -> None:
     assert node.told() == [("service nvidia-fabricmanager", "service-down", Severity.DEGRADED)]
     (node.procfs / "77").mkdir()
     (node.procfs / "77/comm").write_text("nv-fabricmanage\n")  # the kernel keeps 15 characters
-    node.kept.clear()
+    node.kept = Kept()
     assert node.check() == []
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sentinel.checks import shape as shapes
-from sentinel.checks.base import Look
+from sentinel.checks.base import Kept, Look
 from sentinel.checks.runner import CheckRunner
 from sentinel.config.load import load_settings
 from sentinel.config.problems import ConfigErrors
@@ -91,7 +91,7 @@ def resolved(settings: Settings, text: str, hostname: str) -> Shape:
 
 
 def look(settings: Settings) -> Look:
-    return Look(shapes.with_shape(settings), (), Now(1.0, 1.0), "boot", {})
+    return Look(shapes.with_shape(settings), (), Now(1.0, 1.0), "boot", Kept())
 
 
 def test_one_settings_file_serves_a_fleet(node: Settings) -> None:

@@ -22,7 +22,7 @@ import msgspec
 import pytest
 
 from sentinel.checks import kernel
-from sentinel.checks.base import Look
+from sentinel.checks.base import Kept, Look
 from sentinel.checks.runner import CheckRunner
 from sentinel.checks.table import CHECKS
 from sentinel.clock import boot_id, system_now
@@ -506,11 +506,10 @@ def waiting_bytes(drain: Drain) -> int:
 
 async def drain_of(runner: CheckRunner) -> Drain:
     """Of a runner that runs, once its child was started."""
-    kept = runner._running["kernel"].kept
-    await eventually(lambda: "drain" in kept and kept["drain"].works)
-    drain = kept["drain"]
-    assert isinstance(drain, Drain)
-    return drain
+    memory = runner._running["kernel"].kept.own(kernel.Memory)
+    await eventually(lambda: memory.drain is not None and memory.drain.works)
+    assert memory.drain is not None
+    return memory.drain
 
 
 def test_a_child_that_is_killed_costs_no_fault_and_is_followed_by_another(
@@ -632,12 +631,12 @@ def test_stopping_leaves_no_process_and_no_descriptor_behind(log: KernelLog) -> 
 
 @pytest.mark.root
 def test_the_ring_of_this_machine_is_read_with_the_users_facility_let_in() -> None:
-    kept: dict[str, Any] = {"saved": None}
+    kept = Kept()
     trusted = KmsgReader("/dev/kmsg")
     trusted.read()
     position = trusted.position
     trusted.close()
-    kept["saved"] = {"boot_id": position.boot_id, "sequence": position.sequence, "at_us": position.at_us}
+    kept.saved = {"boot_id": position.boot_id, "sequence": position.sequence, "at_us": position.at_us}
     bus = f"{os.getpid() & 0xFF:02x}"  # another run of the tests may write to the same ring
     cards = [f"00{index:02x}:{bus}:00" for index in range(40)]
     write_to_the_ring([xid(79, card) for card in cards])
@@ -645,9 +644,8 @@ def test_the_ring_of_this_machine_is_read_with_the_users_facility_let_in() -> No
     found = kernel.check(look, trusted=(0, 1))
     ours = [finding.entity for finding in found if f":{bus}:" in finding.entity]
     assert ours == [f"GPU {card}.0" for card in cards]
-    assert kept["counters"]["lost"] == 0
-    kept["reader"].close()
-    del kept["reader"]
+    assert kept.counters["lost"] == 0
+    kept.close()
     assert kernel.check(look) == []  # nothing new, and nothing of it would be believed
-    assert read_boot_id() == kept["saved"]["boot_id"]
-    kept["reader"].close()
+    assert read_boot_id() == kept.saved["boot_id"]
+    kept.close()

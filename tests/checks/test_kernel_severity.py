@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sentinel.checks import kernel
-from sentinel.checks.base import Look
+from sentinel.checks.base import Kept, Look
 from sentinel.checks.findings import KEPT_S, BookState, FindingBook
 from sentinel.checks.xid import actions, catalogue, finding_of, recovery_meaning, severities
 from sentinel.core.health import Component, Finding, Severity
@@ -353,10 +353,10 @@ def test_all_rows_at_once_through_the_kernel_log_are_as_many_findings_with_their
     for number in sorted(XIDS):
         machine.log(line(number), line(number, pci=OTHER))
     machine.log(*flood)
-    book, look = FindingBook("boot"), Look(machine.settings, (), NOW, "boot", {})
+    book, look = FindingBook("boot"), Look(machine.settings, (), NOW, "boot", Kept())
     while True:
         book.add(kernel.check(look), NOW)
-        if not look.kept["unfinished"]:
+        if not look.kept.unfinished:
             break
     stands = {(item.entity, item.code): item for item in book.active()}
     assert set(stands) == {(f"GPU {pci}", f"XID {number}") for pci in (CARD, OTHER) for number in XIDS}
@@ -367,13 +367,13 @@ def test_all_rows_at_once_through_the_kernel_log_are_as_many_findings_with_their
 
 
 def test_a_later_fault_of_another_card_stands_though_the_first_one_fills_the_log(machine: Any) -> None:
-    book, look = FindingBook("boot"), Look(machine.settings, (), NOW, "boot", {})
+    book, look = FindingBook("boot"), Look(machine.settings, (), NOW, "boot", Kept())
     for number in range(1, 3000):
         machine.log(f"NVRM: Xid (PCI:0000:18:00): {number}, x")
     machine.log(line(79, pci=OTHER))
     while True:
         book.add(kernel.check(look), NOW)
-        if not look.kept["unfinished"]:
+        if not look.kept.unfinished:
             break
     assert (f"GPU {OTHER}", "XID 79") in {(item.entity, item.code) for item in book.active()[:20]}
 

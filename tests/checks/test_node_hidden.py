@@ -20,7 +20,7 @@ MOUNT = "22 1 {} / / rw,relatime - ext4 /dev/vda rw\n"
 SCRIPT = """
 import os, sys
 from importlib import import_module
-from sentinel.checks.base import Look, Unknown
+from sentinel.checks.base import Kept, Look, Unknown
 from sentinel.checks.node_root import node_root
 from sentinel.core.now import Now
 from sentinel.settings import Settings
@@ -29,7 +29,7 @@ check = import_module("sentinel.checks." + name).check
 if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)
 try:
     settings = Settings(sysfs=sysfs, procfs=procfs, state_dir="/nonexistent")
-    found = check(Look(settings, (), Now(9e5, 9e5), "boot", {}, root=node_root(procfs)))
+    found = check(Look(settings, (), Now(9e5, 9e5), "boot", Kept(), root=node_root(procfs)))
     print("saw", [one.code for one in found])
 except Unknown as unknown:
     print(unknown, [one.code for one in unknown.findings])

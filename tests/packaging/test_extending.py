@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from sentinel.checks.base import Absent, Look, Unknown
+from sentinel.checks.base import Absent, Kept, Look, Unknown
 from sentinel.checks.docs import markdown
 from sentinel.core.health import Severity
 from sentinel.core.now import Now
@@ -62,7 +62,7 @@ def test_the_example_of_a_check_is_a_check(page: str, tmp_path: Path) -> None:
     assert code is not None
     module = ModuleType("swap")
     exec(re.sub(r"^   ", "", code[1], flags=re.M), module.__dict__)
-    look = Look(Settings(procfs=str(tmp_path)), (), Now(1000.0, 1_700_000_000.0), "boot", {})
+    look = Look(Settings(procfs=str(tmp_path)), (), Now(1000.0, 1_700_000_000.0), "boot", Kept())
     with pytest.raises(Unknown, match="meminfo"):
         module.check(look)
     meminfo = tmp_path / "meminfo"
