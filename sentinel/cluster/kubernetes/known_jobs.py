@@ -19,6 +19,7 @@ from sentinel.cluster.kubernetes.job_io import JobRef, Queues
 from sentinel.cluster.kubernetes.job_io import read as read_job
 from sentinel.cluster.kubernetes.job_room import Rooms
 from sentinel.cluster.kubernetes.pod_events import PodEvents
+from sentinel.cluster.kubernetes.shared_read import SharedRead
 from sentinel.core import hold
 from sentinel.core.job_look import Look, Place, look, main_status
 from sentinel.core.job_paths import Json, number, read, text
@@ -47,6 +48,7 @@ class Unread(Struct):
 
 class Known(Struct):
     ref: JobRef
+    read: SharedRead[Seen] | None = None
     turned: asyncio.Event | None = None  # is set when something about its pods changes; None: nobody waits
     pods: dict[int, tuple[str, PodRank]] = {}  # rank -> node, pod; of the running incarnation
     seen: Seen | None = None  # at the last look, where not all of it runs
@@ -207,6 +209,12 @@ class KnownJobs:
         return known
 
     async def _seen(self, known: Known) -> Seen:
+        """As it is after this call. Events of its pods wake all who look at it at once: they share a read."""
+        if known.read is None:
+            known.read = SharedRead(lambda: self._read_now(known))
+        return await known.read()
+
+    async def _read_now(self, known: Known) -> Seen:
         seen = await read_job(self._client, self._queues, known.ref, known.unread.most, known.unread.gpus)
         known.uids |= {text(pod, "metadata.uid") for pod in seen.pods}
         if known.ref.unread and seen.pods:

@@ -1,0 +1,90 @@
+"""Reads that are shared by whoever asks for the same thing."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from sentinel.cluster.kubernetes.shared_read import SharedRead
+from tests.waits import eventually
+
+
+class Shelf:
+    """What is on it is read when `open` is set."""
+
+    def __init__(self) -> None:
+        self.value, self.reads, self.broken = 0, 0, False
+        self.open = asyncio.Event()
+
+    async def read(self) -> int:
+        self.reads += 1
+        value = self.value
+        await self.open.wait()
+        if self.broken:
+            raise ValueError(f"cannot read {value}")
+        return value
+
+
+def run(story: Callable[[Shelf, SharedRead[int]], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        shelf = Shelf()
+        async with asyncio.timeout(60):
+            await story(shelf, SharedRead(shelf.read))
+
+    asyncio.run(whole())
+
+
+def asked(read: SharedRead[int]) -> "asyncio.Task[int]":
+    return asyncio.create_task(read())
+
+
+def test_who_asks_in_the_same_moment_shares_one_read() -> None:
+    async def story(shelf: Shelf, read: SharedRead[int]) -> None:
+        shelf.open.set()
+        assert await asyncio.gather(*(asked(read) for _ in range(5))) == [0] * 5
+        assert shelf.reads == 1
+        shelf.value = 7
+        assert await read() == 7
+
+    run(story)
+
+
+def test_who_asks_while_a_read_is_under_way_gets_what_is_there_then() -> None:
+    async def story(shelf: Shelf, read: SharedRead[int]) -> None:
+        first = asked(read)
+        await eventually(lambda: shelf.reads == 1, "no read begins")
+        shelf.value = 1
+        later = [asked(read) for _ in range(3)]
+        shelf.open.set()
+        assert await first == 0
+        assert await asyncio.gather(*later) == [1, 1, 1]
+        assert shelf.reads == 2
+
+    run(story)
+
+
+def test_who_is_cancelled_ends_it_for_nobody_else() -> None:
+    async def story(shelf: Shelf, read: SharedRead[int]) -> None:
+        first, second = asked(read), asked(read)
+        await eventually(lambda: shelf.reads == 1, "no read begins")
+        first.cancel()
+        shelf.open.set()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert await second == 0
+
+    run(story)
+
+
+def test_a_read_that_fails_is_told_to_each_and_the_next_one_is_another() -> None:
+    async def story(shelf: Shelf, read: SharedRead[int]) -> None:
+        shelf.open.set()
+        shelf.broken = True
+        for one in [asked(read), asked(read)]:
+            with pytest.raises(ValueError, match="cannot read 0"):
+                await one
+        assert shelf.reads == 1
+        shelf.broken = False
+        assert await read() == 0
+
+    run(story)
