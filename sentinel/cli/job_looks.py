@@ -33,6 +33,7 @@ STOPS_S = 5.0  # a job that is being stopped is looked at again after so long
 # A kind that a rank's success makes succeed ends the others first and says so afterwards: the Job controller of
 # Kubernetes 1.34 deletes them (syncJob, deleteActivePods) before it writes SuccessCriteriaMet.
 MAY_SUCCEED_S = 30.0
+APART_S = 0.25  # between two looks at one job
 FAILED_AGAIN_S, MOST_AGAIN_S = 2.0, 10.0  # after a look that failed; doubled with each that fails
 
 
@@ -49,6 +50,10 @@ class Tracked(Struct):
     failures: int = 0  # of looks at it, since one that did not fail
     problem: str = ""  # why the last one failed
     taken_mono_s: float | None = None  # when ranks were first seen taken away after another's success
+
+    def begun(self, now_mono_s: float) -> None:
+        """Its pods start and end one by one, many in a second: it is not looked at for each."""
+        self.changed, self.again_mono_s = False, now_mono_s + APART_S
 
     def failed(self, why: str, now_mono_s: float) -> None:
         again_s = min(FAILED_AGAIN_S * 2 ** min(self.failures, 10), MOST_AGAIN_S)

@@ -321,7 +321,7 @@ class LeadingJobs:
             for name, tracked in list(self._tracked.items()):
                 wanted = tracked.changed or now_s >= tracked.due_mono_s
                 if wanted and tracked.look is None and now_s >= tracked.again_mono_s:
-                    tracked.changed = False
+                    tracked.begun(now_s)
                     tracked.look = asyncio.create_task(self._look(name, tracked), name=f"look at {name}")
             controller.cycle(name for name, one in controller.pictures.items() if one.incident is not None)
 

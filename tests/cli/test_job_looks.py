@@ -118,3 +118,13 @@ def test_a_job_that_runs_again_while_its_recovery_waits_is_theirs_who_started_it
 
     looked_at(Resumed(Seen(row=row(), job=asked, kueue=False), {}), controller)
     assert over == (["ResumedByOthers"] if theirs else [])
+
+
+def test_a_job_whose_pods_start_one_by_one_is_not_looked_at_for_each_of_them() -> None:
+    tracked = Tracked(ref=JobRef(row(), "ns", "train", UID), policy=Policy())
+    tracked.begun(10.0)
+    assert not tracked.changed
+    assert 10.0 < tracked.again_mono_s <= 10.5
+    tracked.failed("the API server does not answer", 10.1)  # its back-off is longer
+    assert tracked.changed
+    assert tracked.again_mono_s >= 12.0
