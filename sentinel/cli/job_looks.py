@@ -14,8 +14,8 @@ from sentinel.cluster.kubernetes.job_cluster import JobCluster
 from sentinel.cluster.kubernetes.job_io import JobRef
 from sentinel.cluster.kubernetes.job_records import JobRecords
 from sentinel.core.job_look import Look
-from sentinel.core.job_state import KUEUE, Seen, Standing, let_run_by
-from sentinel.core.job_stop import over
+from sentinel.core.job_state import KUEUE, Seen, Standing, switched_on
+from sentinel.core.job_stop import RECOVERS, RESUMED, over, theirs
 from sentinel.core.model import Incident, IncidentKind, JobState, Phase, ProtectedJob, Symptom
 from sentinel.core.now import Now
 from sentinel.core.pod_end import rank_exit
@@ -210,8 +210,7 @@ class JobLooks:
             return False
         if (open_.id, open_.phase, open_.incarnation) != (incident.id, incident.phase, incident.incarnation):
             return False  # Sentinel itself has started it meanwhile
-        sentence = f"It was started by {let_run_by(read)}, while Sentinel's recovery of it waited. It is left to run."
-        self._controller.withdrawn(name, "ResumedByOthers", sentence)
+        self._controller.withdrawn(name, RESUMED, theirs(read, RECOVERS))
         tracked.due_mono_s = 0.0  # looked at as one that waits for its pods
         return True
 
@@ -350,9 +349,9 @@ def _rebased(job: ProtectedJob, now: Now, boot: str) -> ProtectedJob:
 
 def _resumed(read: Seen, now: Standing, incident: Incident) -> bool:
     """Does it run again, though it was stopped and nobody has asked for its start yet? One that a person has tried
-    again need not have been stopped before."""
+    again need not have been stopped before. One in a queue may wait there for its turn now."""
     if now.stopped or now.over or not read.row.holds:
-        return False
+        return switched_on(read) and not now.over
     return bool(now.mark) or incident.verdict.symptom is not Symptom.RETRY
 
 

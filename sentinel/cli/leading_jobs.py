@@ -195,9 +195,8 @@ class LeadingJobs:
         self._cluster.unfit, self._cluster.unreached = self._nodes.unfit, self._nodes.unreached
         self._cluster.back_lately = self._nodes.back_lately
         self._cluster.observed = self._observed
-        self._cluster.tell = self._told
-        self._cluster.queued = self._queued
-        self._cluster.succeeded = self._look_again
+        self._cluster.tell, self._cluster.queued = self._told, self._queued
+        self._cluster.look_again = self._look_again
         self._telling = telling = JobTelling(self._events, self._cluster, self._fleet)
         self._tracked = {}
         pods = self._fleet.pods
@@ -227,6 +226,7 @@ class LeadingJobs:
             wake_mail=lambda: self.notifier.wake() if self.notifier is not None else None,
             on_end=self._agents.forget,
         )
+        self._cluster.ends, self._cluster.resumed = controller.ends, controller.resumed
         self._places = JobsOnNodes(controller, self._cluster, self._nodes, self._rooms)
         self._at = JobLooks(
             controller, self._cluster, self._records, self._boot_id, self._effective, self._nodes.lost

@@ -26,6 +26,7 @@ from sentinel.core.job_state import (
     living,
     names,
     standing,
+    switched_on,
     was_size,
 )
 from sentinel.core.job_stop import RESUME, evicts, over, retries_used, switched
@@ -191,12 +192,16 @@ def _children_changed(
 def settle(seen: Seen) -> Plan:
     """Once it runs: a mark that is left over would make a later stop of somebody else look like Sentinel's, and what
     its owner asked of Sentinel before its start would be taken for asked again."""
-    draft = copied(seen.job)
+    draft, above = copied(seen.job), list[Write]()
+    if seen.workload is not None and switched_on(seen):
+        unmarked = copied(seen.workload)
+        annotate(unmarked, STOPPED, "")
+        above = patch(seen.workload, unmarked, "workloads")
     if not standing(seen).stopped:
         annotate(draft, STOPPED, "")
         if annotation(seen.job, ASKS_FOR_START) == "true":
             annotate(draft, ASKS_FOR_START, STARTED)
-    return Plan(writes=tuple(patch(seen.job, draft, seen.row.plural)), sentence="It runs already.")
+    return Plan(writes=(*above, *patch(seen.job, draft, seen.row.plural)), sentence="It runs already.")
 
 
 # ---------------------------------------------------------------- size, nodes

@@ -337,6 +337,11 @@ def deactivated(seen: Seen) -> bool:
     return seen.workload is not None and read(seen.workload, "spec.active") is False
 
 
+def switched_on(seen: Seen) -> bool:
+    """Has somebody else set its Workload going, which Sentinel had stopped? Sentinel itself wipes its mark then."""
+    return seen.workload is not None and bool(annotation(seen.workload, STOPPED)) and not deactivated(seen)
+
+
 def _stopped_by(seen: Seen, queue: str) -> str:
     if queue:
         if not deactivated(seen):
@@ -350,6 +355,12 @@ def let_run_by(seen: Seen) -> str:
     queued = bool(queue_of(seen)) and seen.workload is not None
     by = _writer(seen.workload or {}, "spec.active") if queued else _writer(seen.job, seen.row.suspend)
     return by or "somebody"
+
+
+def let_run(seen: Seen) -> bool:
+    """Does it run, or wait for its turn in its queue, so that nobody holds it stopped?"""
+    now = standing(seen)
+    return not now.over and (not now.stopped or now.stopped_by == KUEUE)
 
 
 def _writer(obj: Json, path: str) -> str:

@@ -17,14 +17,25 @@ from sentinel.core.job_state import (
     Seen,
     Standing,
     groups_of,
+    in_line,
+    let_run,
+    let_run_by,
     living,
     longest_grace_s,
+    mark_of,
+    names,
     needs_owner,
     standing,
 )
 from sentinel.core.job_writes import Plan, Reason, Refusal, Write, check, command, evict, listed, patch, title
 
 ABORT, RESUME = "AbortJob", "ResumeJob"  # Volcano's
+RESUMED = "ResumedByOthers"  # the reason, and what Sentinel did meanwhile
+STOPS, RECOVERS = "Sentinel was stopping it", "Sentinel's recovery of it waited"
+# Not now, which is not never.
+LATER = frozenset(
+    {Reason.NOT_OURS, Reason.STILL_RUNNING, Reason.QUEUE_UNKNOWN, Reason.CHILDREN_UNKNOWN, Reason.NOT_STOPPED}
+)
 
 
 def stop(
@@ -152,6 +163,23 @@ def _fails(seen: Seen, pod: Json) -> bool:
     return on_loss(seen, _group_of(seen, pod)) is Loss.FAILS
 
 
+# ---------------------------------------------------------------- started again by others
+
+
+def resumed(seen: Seen, mark: str, *, obeyed: bool) -> bool:
+    """Has somebody else let it run since it was told to stop with this mark? `obeyed`: it was seen stopped since. Else
+    its mark tells it, but of a kind that obeys a command some time after the mark was written."""
+    told = obeyed or (mark_of(seen) == mark and seen.row.stop is not Means.COMMAND)
+    return told and seen.row.holds and let_run(seen)
+
+
+def theirs(seen: Seen, meanwhile: str) -> str:
+    """Of what somebody else has let run: who, and what becomes of it."""
+    told = f"It was started by {let_run_by(seen)}, while {meanwhile}. {in_line(seen) or 'It is left to run.'}"
+    ending = [pod for pod in living(seen.pods) if read(pod, "metadata.deletionTimestamp") is not None]
+    return f"{told} Pods that still end: {listed(names(ending))}." if ending else told
+
+
 # ---------------------------------------------------------------- queues and commands
 
 
@@ -188,6 +216,20 @@ def retries_used(seen: Seen) -> Refusal | None:
         Reason.RETRIES_USED,
         f"{title(seen.job)}: {own.used} of its {own.at} ({own.limit}) are used, and a start costs one: it would fail.",
     )
+
+
+def never_stops(seen: Seen, mark: str) -> Refusal | None:
+    """Of one that runs, by its kind's own means."""
+    if standing(seen).stopped:
+        return None
+    refused = stop(seen, mark)
+    return None if isinstance(refused, Plan) or refused.reason in {*LATER, Reason.ENDED} else refused
+
+
+def failed(seen: Seen) -> str:
+    """Why no start can be of use any more: its kind has failed it for good."""
+    now = standing(seen)
+    return f"{over(seen, now).sentence} It cannot be started again." if now.ended == "failed" else ""
 
 
 def over(seen: Seen, now: Standing) -> Refusal:

@@ -112,6 +112,11 @@ def place(
     return Placement(nodes=placed)
 
 
+def takes(pod: Json, node: RoomNode) -> bool:
+    """Would the scheduler give it this pod, were it empty?"""
+    return not _refused(pod, node, {}, {})
+
+
 def left_by(pods: Sequence[Json], nodes: Sequence[RoomNode]) -> list[RoomNode]:
     """`nodes` as they would be once as many of `pods` as fit were there."""
     left = {node.name: dict(node.free) for node in nodes}

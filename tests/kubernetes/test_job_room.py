@@ -113,6 +113,21 @@ def test_a_place_that_was_found_is_kept_for_its_job_until_its_pods_are_there_or_
     assert world.find("first", 3) == ""
 
 
+def test_a_bad_node_concerns_only_pods_that_the_scheduler_would_give_to_it(world: World) -> None:
+    """However full it is now."""
+    world.nodes["b"] = node("b", taints=[{"key": "pool", "value": "other", "effect": "NoSchedule"}])
+    world.nodes["c"] = node("c", unschedulable=True)
+    world.pods = {"x/one": pod("one", "a")}
+    pods = {"containers": [{"name": "main", "resources": {"limits": {GPU: "8"}}}]}
+    bad = ("c", "b", "a", "gone")
+    assert world.rooms.taking(bad, [{"spec": pods}]) == ["a"]
+    tolerant = {"spec": {**pods, "tolerations": [{"operator": "Exists"}]}}
+    assert world.rooms.taking(bad, [{"spec": pods}, tolerant]) == ["b", "a"]
+    elsewhere = {"spec": {**pods, "nodeSelector": {"zone": "mars"}}}
+    assert world.rooms.taking(bad, [elsewhere]) == []
+    assert world.rooms.taking(bad, []) == ["b", "a"], "what its pods need is not known"
+
+
 def test_what_waits_before_a_job_takes_its_room_first_where_it_can_go_there(world: World) -> None:
     whole = {"spec": {"containers": [{"name": "main", "resources": {"limits": {GPU: "8"}}}]}}
     nowhere = {"spec": {**whole["spec"], "nodeSelector": {"zone": "mars"}}}

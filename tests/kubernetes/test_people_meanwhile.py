@@ -1,12 +1,15 @@
 """What people do to a job's own object in the middle of its recovery: it is theirs, and holds."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from sentinel.core.health import Severity
 from tests.kubernetes.jobs_site import JobSite
 from tests.kubernetes.test_interrupted_recoveries import (
     RESTARTS,
+    RESUMES,
     World,
     in_phase,
     reasons,
@@ -16,11 +19,15 @@ from tests.kubernetes.test_interrupted_recoveries import (
     vanishes,
     world,
 )
-from tests.kubernetes.test_leading_jobs import kwok, names, plane, uids
+from tests.kubernetes.test_leading_jobs import gang, kwok, names, plane, uids
 from tests.kubernetes.test_sized_jobs import cordon, elastic, quota, sizes, spent, suspended
+from tests.kubernetes.test_uninstall import defined
+from tests.kubernetes.test_uninstalled_jobs import WORKLOADS
+from tests.samples import lost_gpu
 
 __all__ = ["kwok", "plane", "site", "world"]
 
+MARK = "sentinel.dev/stopped"
 SHORT_WAIT = {"precheck": {"wait": "20s"}}
 
 
@@ -71,6 +78,90 @@ def test_a_job_that_a_person_resumes_while_it_waits_for_room_is_left_to_run_and_
     site.until(lambda: len(site.incidents()) == 2 and in_phase(site, "Recovered")())
     assert not before & uids(site.pods())
     assert spent(site) == (1, 0)
+
+
+def stops(site: World, **spec: Any) -> tuple[str, set[str]]:
+    """A job of two lost a rank: Sentinel has told it to stop, and its other pod still ends; its path, and the uids of
+    its pods before."""
+    path = running(site, **(spec or RESTARTS))
+    before = uids(site.pods())
+    site.kwok.daemon.freeze()
+    vanishes(site, site.pods()[0])
+    site.until(lambda: in_phase(site, "Stopping")() and site.admin.get(path)["spec"]["suspend"])
+    site.until(lambda: ending(site) and ending(site) == there(site))
+    return path, before
+
+
+def there(site: JobSite, *, ending: bool = False) -> list[str]:
+    """The names of its pods; `ending`: of those that were told to end."""
+    found = site.admin.items(f"/api/v1/namespaces/{site.space}/pods", labelSelector="job-name")
+    return sorted(names([pod for pod in found if not ending or "deletionTimestamp" in pod["metadata"]]))
+
+
+def ending(site: JobSite) -> list[str]:
+    return there(site, ending=True)
+
+
+def test_a_job_that_a_person_resumes_while_its_ranks_stop_is_left_to_run_and_costs_nothing(
+    site: World,
+) -> None:
+    path, before = stops(site)
+    left = ending(site)
+    suspends(site, path, False)
+    site.until(in_phase(site, "Cancelled"))
+    incident = site.incident()
+    assert (incident["reason"], site.phases()) == ("ResumedByOthers", ["Stopping", "Cancelled"])
+    assert incident["sentence"].startswith("It was started by ")
+    assert "while Sentinel was stopping it. It is left to run." in incident["sentence"]
+    assert incident["sentence"].endswith(f"Pods that still end: {', '.join(left)}.")
+    assert ending(site) == left, "they are not waited for"
+    site.kwok.daemon.thaw()
+    site.until(site.state("running"))
+    job = site.admin.get(path)
+    assert (job["spec"]["suspend"], MARK in job["metadata"].get("annotations", {})) == (False, False)
+    assert not before & uids(site.pods())
+    assert (spent(site), stages(site), site.record()["incarnation"]) == ((0, 0), [], 2)
+
+    # It is followed as ever: the next fault is a recovery of its own, at the usual cost.
+    resumed = uids(site.pods())
+    site.kwok.end_pod(site.space, names(site.pods())[0], 1)
+    site.until(lambda: len(site.incidents()) == 2 and in_phase(site, "Recovered")())
+    assert not resumed & uids(site.pods())
+    assert spent(site) == (1, 0)
+
+
+def test_a_job_that_a_person_resumes_while_it_stops_and_nobody_leads_is_not_stopped_by_the_next_leader(
+    site: World,
+) -> None:
+    path, before = stops(site)
+    site.leader.kill()
+    suspends(site, path, False)
+    generation = site.admin.get(path)["metadata"]["generation"]
+    site.lead()
+    site.until(in_phase(site, "Cancelled"))
+    assert site.incident()["reason"] == "ResumedByOthers"
+    site.kwok.daemon.thaw()
+    site.until(site.state("running"))
+    assert site.admin.get(path)["metadata"]["generation"] == generation, "it was not suspended in between"
+    assert not before & uids(site.pods())
+    assert spent(site) == (0, 0)
+
+
+def test_a_move_that_a_person_ends_by_resuming_the_job_while_it_stops_is_over(site: World) -> None:
+    path = running(site, 1, **RESUMES)
+    (pod,) = site.pods()
+    site.kwok.daemon.freeze()
+    failing = lost_gpu(check="gpus", event=False, severity=Severity.DEGRADED)
+    site.find(pod["spec"]["nodeName"], failing)
+    site.until(lambda: in_phase(site, "Stopping")() and site.admin.get(path)["spec"]["suspend"])
+    site.mend(pod["spec"]["nodeName"])
+    suspends(site, path, False)
+    site.until(in_phase(site, "Cancelled"))
+    assert (site.incident()["kind"], site.incident()["reason"]) == ("chosen", "ResumedByOthers")
+    site.kwok.daemon.thaw()
+    site.until(site.state("running"))
+    assert (len(site.incidents()), spent(site)) == (1, (0, 0))
+    assert site.pods()[0]["metadata"]["uid"] != pod["metadata"]["uid"]
 
 
 def test_who_suspends_a_job_again_that_he_had_resumed_is_known_to_have_done_so(site: World) -> None:
@@ -187,3 +278,85 @@ def test_a_rank_that_is_lost_after_a_person_scaled_a_job_that_starts_is_a_fault_
     assert "FaultAgain" in reasons(site)
     assert (len(site.incidents()), sizes(site), len(site.pods())) == (1, (3, 3), 3)
     assert spent(site) == (2, 0)
+
+
+@pytest.fixture
+def workloads(site: World) -> Iterator[str]:
+    """Kueue is installed, and the test plays its controllers; the path of its Workloads in the namespace."""
+    path = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{site.space}/workloads"
+    defined(site.plane, WORKLOADS, path)
+    yield path
+    site.admin.delete(site.admin.path_of(WORKLOADS))
+    site.until(lambda: not site.found("/apis/kueue.x-k8s.io"))
+
+
+def in_queue(site: World, workloads: str) -> tuple[str, str]:
+    """A job of two, as Kueue has let it in; its path, and that of its Workload."""
+    site.protect(**RESTARTS)
+    job = gang(2)
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus"}
+    job["spec"]["suspend"] = True
+    path = site.create(job)
+    uid = site.admin.get(path)["metadata"]["uid"]
+    meta = {"name": "job-train", "namespace": site.space, "labels": {"kueue.x-k8s.io/job-uid": uid}}
+    head = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "Workload"}
+    site.admin.create({**head, "metadata": meta, "spec": {"active": True, "queueName": "gpus"}})
+    suspends(site, path, False)
+    site.until(site.state("running"))
+    return path, f"{workloads}/job-train"
+
+
+def test_a_queued_job_that_a_person_switches_on_again_is_theirs_and_so_is_their_next_stop(
+    site: World, workloads: str
+) -> None:
+    path, workload = in_queue(site, workloads)
+    lost, other = site.pods()
+    for node in site.admin.items("/api/v1/nodes", labelSelector="rig=train"):
+        cordon(site, node["metadata"]["name"], on=node["metadata"]["name"] != other["spec"]["nodeName"])
+    vanishes(site, lost)
+    site.until(lambda: site.admin.get(workload)["spec"]["active"] is False)
+    assert MARK in site.admin.get(workload)["metadata"]["annotations"]
+    suspends(site, path, True)
+    site.until(lambda: site.incidents()[-1].get("reason") == "NoRoom")
+    site.admin.patch(workload, {"spec": {"active": True}})
+    site.until(in_phase(site, "Cancelled"))
+    incident = site.incident()
+    assert incident["reason"] == "ResumedByOthers"
+    assert (
+        "while Sentinel's recovery of it waited. It waits for its turn in Kueue's queue gpus."
+        in (incident["sentence"])
+    )
+    assert MARK not in site.admin.get(workload)["metadata"].get("annotations", {})
+
+    uncordon_all(site)
+    suspends(site, path, False)
+    site.until(site.state("running"))
+    site.admin.patch(workload, {"spec": {"active": False}})
+    suspends(site, path, True)
+    site.until(site.state("queued"))
+    assert "not by Sentinel" in site.record()["sentence"]
+    assert site.admin.get(workload)["spec"]["active"] is False
+    assert (len(site.incidents()), spent(site)) == (1, (0, 0))
+
+
+def test_a_queued_job_that_a_person_switches_on_again_while_its_ranks_stop_waits_for_its_turn(
+    site: World, workloads: str
+) -> None:
+    path, workload = in_queue(site, workloads)
+    site.kwok.daemon.freeze()
+    vanishes(site, site.pods()[0])
+    site.until(lambda: site.admin.get(workload)["spec"]["active"] is False)
+    suspends(site, path, True)
+    site.until(lambda: ending(site))
+    site.admin.patch(workload, {"spec": {"active": True}})
+    site.until(in_phase(site, "Cancelled"))
+    incident = site.incident()
+    assert (incident["reason"], site.phases()) == ("ResumedByOthers", ["Stopping", "Cancelled"])
+    assert "It waits for its turn in Kueue's queue gpus." in incident["sentence"]
+    assert site.admin.get(workload)["spec"]["active"] is True
+    assert MARK not in site.admin.get(workload)["metadata"].get("annotations", {})
+    site.kwok.daemon.thaw()
+    site.until(lambda: not ending(site))
+    suspends(site, path, False)
+    site.until(site.state("running"))
+    assert (len(site.incidents()), spent(site)) == (1, (0, 0))

@@ -9,13 +9,14 @@ import structlog
 from msgspec import structs
 
 from sentinel.cluster.base import RankProcess, Room, SignalOutcome, StopOutcome
+from sentinel.cluster.kubernetes import job_waits
 from sentinel.cluster.kubernetes.agents import Agents
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import Conflict, NotFound, NotLeading
-from sentinel.cluster.kubernetes.job_io import PODS, carry_out
-from sentinel.cluster.kubernetes.job_room import Rooms
+from sentinel.cluster.kubernetes.job_io import carry_out, delete_pod
+from sentinel.cluster.kubernetes.job_room import Rooms, pods_of
 from sentinel.cluster.kubernetes.job_sizing import Sizing
-from sentinel.cluster.kubernetes.job_waits import STOP_SLACK_S, Left, Waited, on_bad_nodes, some, started_off
+from sentinel.cluster.kubernetes.job_waits import STOP_SLACK_S, Left, Waited, some
 from sentinel.cluster.kubernetes.known_jobs import Known, KnownJobs, started
 from sentinel.core import job_start, job_stop
 from sentinel.core.health import Component
@@ -28,11 +29,12 @@ from sentinel.core.job_state import (
     Seen,
     behind_gates,
     claimed,
-    gating_queue,
     in_line,
     keeps_off,
+    let_run,
     names,
     standing,
+    switched_on,
 )
 from sentinel.core.job_writes import Plan, Reason, Refusal, title
 from sentinel.core.model import Launch, ProtectedJob
@@ -52,14 +54,8 @@ ASK_AGAIN_S = 1.0  # of an API server that is away
 ENDS_WELL_S = 30.0  # for the look at a job that has succeeded
 AWAY_S = 20.0  # without its answers a stop waits, and says so
 AWAY = "The API server does not answer what the stop asks of it: it goes on when it does."
-
 MOST_LAST = 50  # nodes that it is to get last, for the same reason
 MOST_UNFIT = 50  # nodes that a job is kept off besides the one that it flees: its object must stay small
-
-# Not now, which is not never.
-_LATER = frozenset(
-    {Reason.NOT_OURS, Reason.STILL_RUNNING, Reason.QUEUE_UNKNOWN, Reason.CHILDREN_UNKNOWN, Reason.NOT_STOPPED}
-)
 
 
 class _NotNow(TemporaryError):
@@ -75,7 +71,9 @@ class JobCluster(KnownJobs):
         self._sizing = Sizing(client, rooms, rooms.clock)
         self.tell: Callable[[str, str, str], None] = lambda job, reason, sentence: None
         self.queued: Callable[[str, str], None] = lambda job, waits: None
-        self.succeeded: Callable[[str], None] = lambda job: None
+        self.look_again: Callable[[str], None] = lambda job: None
+        self.resumed: Callable[[str, str], None] = lambda job, sentence: None  # by somebody else
+        self.ends: Callable[[str], bool] = lambda job: False  # for good, whoever starts it
         self.observed: Callable[[str], bool] = lambda node: False
         self.unfit: Callable[[Collection[str]], Collection[str]] = lambda components: ()
         self.unreached: Callable[[], Collection[str]] = tuple
@@ -92,8 +90,11 @@ class JobCluster(KnownJobs):
             return Room(size=0, reason="JobUnknown", sentence=str(error))
         now = standing(seen)
         if waits := in_line(seen):  # where it will run is the queue's to find
+            if switched_on(seen):
+                sentence = await self._left_to_others(job.name, known, seen, job_stop.RECOVERS)
+                return Room(size=0, reason=job_stop.RESUMED, sentence=sentence)
             return Room(size=size, excluded=excluded, sentence=waits)
-        if (refused := _never_stops(seen, job.name)) is not None:
+        if (refused := job_stop.never_stops(seen, job.name)) is not None:
             return Room(size=0, reason=refused.reason, sentence=refused.sentence)
         if now.stopped and now.stopped_by != SENTINEL and not claimed(seen, now):
             by = now.stopped_by or "somebody"
@@ -105,7 +106,7 @@ class JobCluster(KnownJobs):
     async def _room(self, job: ProtectedJob, seen: Seen, size: int, excluded: tuple[str, ...]) -> Room:
         bad = [node for node in self.unfit(_asked_about(job)) if self._rooms.schedulable(node)]
         unreached = sorted({*self.unreached()}.difference(bad))
-        if why := self._cannot_keep_off(job.name, seen, (*excluded, *bad)):
+        if why := self._cannot_keep_off(job.name, seen, excluded, bad):
             return Room(size=0, reason="CannotKeepOff", sentence=why)
         bad = [*sorted(bad), *unreached]
         excluded = tuple(dict.fromkeys((*excluded, *bad[:MOST_UNFIT])))
@@ -144,18 +145,18 @@ class JobCluster(KnownJobs):
         known.uids &= {*self._rooms.counted(), *(text(pod, "metadata.uid") for pod in seen.pods)}
         return known.uids
 
-    def _cannot_keep_off(self, job: str, seen: Seen, excluded: Sequence[str]) -> str:
-        """A kind whose pods nothing keeps off a node may start where the node takes none anyway."""
+    def _cannot_keep_off(self, job: str, seen: Seen, excluded: Sequence[str], bad: Sequence[str]) -> str:
+        """A kind whose pods nothing keeps off a node may start where the node takes none anyway. A node that it flees
+        and that was found bad holds it back until that is over."""
         if keeps_off(seen) not in (KeepOff.NONE, KeepOff.SELECTOR):
             return ""
-        open_ = [node for node in dict.fromkeys(excluded) if self._rooms.schedulable(node)]
-        if not open_ or (not self._known(job).pods and started_off(seen, open_)):
+        known = self._known(job)
+        known.bad |= {*bad}
+        fled = [node for node in excluded if node not in known.bad]
+        open_ = self._rooms.taking(dict.fromkeys((*fled, *bad)), pods_of(seen))
+        if not open_ or (not known.pods and job_waits.started_off(seen, open_)):
             return ""
-        queued = " in a queue of Kueue" if gating_queue(seen) else ""
-        return (
-            f"Nothing in a {seen.row.kind}{queued} keeps its pods off {', '.join(open_[:5])}, which still takes pods: "
-            "it waits until the node is out of service or well again."
-        )
+        return job_waits.nothing_keeps_off(seen, open_)
 
     def _hosts(self, seen: Seen, excluded: Sequence[str]) -> tuple[str, ...]:
         if keeps_off(seen) in (KeepOff.NONE, KeepOff.SELECTOR):
@@ -207,7 +208,7 @@ class JobCluster(KnownJobs):
                 self.queued(job, waits)
             if not queued and waited.long_enough():
                 await self._tell_why(job, seen, waited)
-        if why := on_bad_nodes(started(known, seen), excluded):
+        if why := job_waits.on_bad_nodes(started(known, seen), excluded):
             raise TemporaryError(why)
         await self._patiently(lambda: self._decided(known, job_start.settle))
         self._rooms.kept(job)
@@ -215,8 +216,7 @@ class JobCluster(KnownJobs):
 
     async def let_run(self, job: str) -> bool:
         """Does it run by somebody else's doing, though Sentinel had stopped it? Then it is theirs, without a mark."""
-        runs = not standing(await self._decided(self._known(job), job_start.settle)).stopped
-        if runs:
+        if runs := let_run(await self._decided(self._known(job), job_start.settle)):
             self._rooms.kept(job)
         return runs
 
@@ -226,7 +226,7 @@ class JobCluster(KnownJobs):
         while (now := standing(await self._patiently(lambda: self._seen(known)))).ending and not now.ended:
             await self._turn(known)
         if now.ended == "succeeded":
-            self.succeeded(job)
+            self.look_again(job)
             await asyncio.sleep(ENDS_WELL_S)
 
     async def _tell_why(self, job: str, seen: Seen, waited: Waited) -> None:
@@ -254,9 +254,12 @@ class JobCluster(KnownJobs):
                     known.old = mark, frozenset(text(pod, "metadata.uid") for pod in before.pods)
                 old = set(known.old[1])
                 only = None if held else old
-                seen = await self._patiently(
-                    lambda: self._decided(known, lambda seen: job_stop.stop(seen, mark, asked, only))
-                )
+
+                def decide(seen: Seen) -> Plan | Refusal:
+                    theirs = self._resumed(job, known, mark, seen)
+                    return Plan() if theirs else job_stop.stop(seen, mark, asked, only)
+
+                seen = await self._patiently(lambda: self._decided(known, decide))
             if not known.pods:  # a predecessor knew them
                 self._took(known, before)
         except NotFound:
@@ -273,7 +276,9 @@ class JobCluster(KnownJobs):
         left = Left(held, old)
         try:
             async with asyncio.timeout(asked + STOP_SLACK_S):
-                while (alive := left.of(seen)) and not _failed(seen):
+                while (alive := left.of(seen)) and not job_stop.failed(seen):
+                    if self._resumed(job, known, mark, seen):
+                        break
                     await self._hurry(alive, grace_s)
                     await self._turn(known)
                     seen = await self._patiently(lambda: self._seen(known))
@@ -281,10 +286,31 @@ class JobCluster(KnownJobs):
             pass
         except TimeoutError:
             return await self._not_gone(job, incarnation, known, left, asked)
-        if why := _failed(seen):
+        if why := job_stop.failed(seen):
             return StopOutcome(gone=False, ended=why)
+        if self._resumed(job, known, mark, seen):
+            sentence = await self._left_to_others(job, known, seen, job_stop.STOPS)
+            return StopOutcome(gone=False, waits=sentence, reason=job_stop.RESUMED)
         known.pods = {}
         return StopOutcome(gone=True)
+
+    def _resumed(self, job: str, known: Known, mark: str, seen: Seen) -> bool:
+        """Has somebody else let it run since it was stopped for this mark, and may it?"""
+        if not let_run(seen):
+            known.obeyed = mark
+        return job_stop.resumed(seen, mark, obeyed=known.obeyed == mark) and not self.ends(job)
+
+    async def _left_to_others(self, job: str, known: Known, seen: Seen, meanwhile: str) -> str:
+        """It is theirs, without a mark: why, in a sentence. What its recovery does goes no further."""
+        try:
+            await self._patiently(lambda: self._decided(known, job_start.settle))
+        except PermanentError as error:
+            log.warning("mark_left", job=job, error=str(error))
+        self.vacate(job)
+        sentence = job_stop.theirs(seen, meanwhile)
+        self.resumed(job, sentence)
+        self.look_again(job)
+        return sentence
 
     async def _stop_refused(self, known: Known, reason: str, sentence: str) -> StopOutcome:
         """Its kind, or its queue, offers no way now. Said at once, and tried again when there is something new."""
@@ -302,19 +328,7 @@ class JobCluster(KnownJobs):
                 await self._delete(pod, wanted_s)
 
     async def _delete(self, pod: Json, grace_s: int) -> None:
-        await self._patiently(lambda: self._deleted(pod, grace_s))
-
-    async def _deleted(self, pod: Json, grace_s: int) -> None:
-        self._epoch()
-        body = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "gracePeriodSeconds": grace_s,
-            "preconditions": {"uid": text(pod, "metadata.uid")},
-        }
-        path = PODS.path(text(pod, "metadata.namespace"), text(pod, "metadata.name"))
-        with contextlib.suppress(Conflict):  # another pod has its name now
-            await self._client.call("DELETE", path, body, missing_is_fine=True)
+        await self._patiently(lambda: delete_pod(self._client, pod, grace_s, self._epoch))
 
     async def _patiently(self, what: Callable[[], Awaitable[T]]) -> T:
         """Until it is answered. An API server that is away says nothing of the job, nor does a Lease that is renewed
@@ -340,7 +354,7 @@ class JobCluster(KnownJobs):
             return await self._stop_refused(known, "StopWaits", AWAY)
         except NotFound:
             return StopOutcome(gone=True)
-        if why := _failed(seen):
+        if why := job_stop.failed(seen):
             return StopOutcome(gone=False, ended=why)
         if not (pods := left.of(seen)):
             known.pods = {}
@@ -464,7 +478,7 @@ class JobCluster(KnownJobs):
             seen = await self._seen(known)
             plan = decide(seen)
             if isinstance(plan, Refusal):
-                if plan.reason in _LATER:
+                if plan.reason in job_stop.LATER:
                     raise _NotNow(plan.sentence)
                 raise PermanentError(plan.sentence, plan.reason)
             try:
@@ -481,19 +495,3 @@ def _asked_about(job: ProtectedJob) -> Collection[str]:
     """The components that must be well on a node of the job. One that is moved for what is found on its nodes would
     leave a bad one again, whatever is bad there."""
     return job.policy.precheck.checks if job.policy.resume is None else tuple(Component)
-
-
-def _never_stops(seen: Seen, mark: str) -> Refusal | None:
-    """Of one that runs, by its kind's own means."""
-    if standing(seen).stopped:
-        return None
-    refused = job_stop.stop(seen, mark)
-    if isinstance(refused, Plan) or refused.reason in {*_LATER, Reason.ENDED}:
-        return None
-    return refused
-
-
-def _failed(seen: Seen) -> str:
-    """Why no start can be of use any more: its kind has failed it for good."""
-    now = standing(seen)
-    return f"{job_stop.over(seen, now).sentence} It cannot be started again." if now.ended == "failed" else ""

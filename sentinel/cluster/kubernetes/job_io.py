@@ -14,7 +14,7 @@ import structlog
 from msgspec import Struct
 
 from sentinel.cluster.kubernetes.client import Client, Resource, decoded
-from sentinel.cluster.kubernetes.errors import AlreadyExists, Forbidden, NotFound, Refused
+from sentinel.cluster.kubernetes.errors import AlreadyExists, Conflict, Forbidden, NotFound, Refused
 from sentinel.core.job_kinds import JobKind, KeepOff
 from sentinel.core.job_paths import Json, controller, text
 from sentinel.core.job_ranks import selector
@@ -184,6 +184,20 @@ async def carry_out(client: Client, plan: Plan, epoch: Callable[[], int]) -> Non
             if not write.optional:
                 raise
             log.warning("not_written", what=write.plural, name=write.name, error=str(error))
+
+
+async def delete_pod(client: Client, pod: Json, grace_s: int, epoch: Callable[[], int]) -> None:
+    """It has this grace from now on, also where it is being deleted already. Gone, or another of its name: done."""
+    epoch()
+    body = {
+        "apiVersion": "v1",
+        "kind": "DeleteOptions",
+        "gracePeriodSeconds": grace_s,
+        "preconditions": {"uid": text(pod, "metadata.uid")},
+    }
+    path = PODS.path(text(pod, "metadata.namespace"), text(pod, "metadata.name"))
+    with contextlib.suppress(Conflict):
+        await client.call("DELETE", path, body, missing_is_fine=True)
 
 
 async def _write(client: Client, write: Write, answered: str) -> str:

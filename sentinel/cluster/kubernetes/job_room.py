@@ -1,6 +1,6 @@
 """Where a whole job would fit now, from what is known of nodes and pods, less what other recoveries were promised."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct, to_builtins
 
@@ -11,7 +11,7 @@ from sentinel.core.job_change import HOSTNAME, avoid_in
 from sentinel.core.job_paths import Json, copied, read, table
 from sentinel.core.job_ranks import done_for_good, ranks
 from sentinel.core.job_state import Seen, groups_of, living, was_size
-from sentinel.core.room import Placement, RoomNode, RoomTaint, free, left_by, place, requests
+from sentinel.core.room import Placement, RoomNode, RoomTaint, free, left_by, place, requests, takes
 
 FRESH_S = (
     0.1  # many jobs that ask at once are answered from one count; a start into room that is gone is in vain
@@ -52,6 +52,11 @@ class Rooms:
     def schedulable(self, node: str) -> bool:
         one = self._nodes().get(node)
         return one is not None and not one.spec.unschedulable
+
+    def taking(self, nodes: Iterable[str], pods: Sequence[Json]) -> list[str]:
+        """Those of `nodes` to which the scheduler would give one of `pods`, were they empty; of unknown pods: any."""
+        there = [(name, self._room(name, "", ())) for name in nodes if self.schedulable(name)]
+        return [name for name, node in there if not pods or any(takes(pod, node) for pod in pods)]
 
     def find(
         self,

@@ -8,7 +8,7 @@ from msgspec import Struct
 from sentinel.core import job_stop
 from sentinel.core.job_kinds import KeepOff
 from sentinel.core.job_paths import Json, read, text
-from sentinel.core.job_state import Seen, keeps_off, living
+from sentinel.core.job_state import Seen, gating_queue, keeps_off, living
 
 WHY_AFTER_S = 10.0  # pods that are not up are asked for the reason
 HOPELESS_S = 120.0  # a start that nothing but a person helps is given up
@@ -81,6 +81,14 @@ def started_off(seen: Seen, nodes: Collection[str]) -> bool:
     """Has its operator made its pods again by itself, and has the scheduler given none of these nodes to them?"""
     on = {text(pod, "spec.nodeName") for pod in living(seen.pods)}
     return not seen.row.holds and bool(on) and on.isdisjoint({"", *nodes})
+
+
+def nothing_keeps_off(seen: Seen, nodes: Sequence[str]) -> str:
+    queued = " in a queue of Kueue" if gating_queue(seen) else ""
+    return (
+        f"Nothing in a {seen.row.kind}{queued} keeps its pods off {', '.join(nodes[:5])}, which still takes pods: "
+        "it waits until the node is out of service or well again."
+    )
 
 
 def some(found: Collection[str]) -> str:

@@ -65,6 +65,8 @@ class Known(Struct):
     unread: Unread = field(default_factory=Unread)
     # The stop under way, and the uids of the pods that it is about.
     old: tuple[str, frozenset[str]] = ("", frozenset())
+    obeyed: str = ""  # the mark of the last stop since which it was seen stopped
+    bad: set[str] = set()  # nodes that were found bad since its ranks were started last
     refused: str = ""  # why it could not be told to stop, at the last try
 
 
@@ -190,7 +192,7 @@ class KnownJobs:
         """The ranks that run; of those that have ended by now the end is seen at the next look."""
         seen = started(known, seen)
         by_uid = {text(pod, "metadata.uid"): pod for pod in seen.pods}
-        known.pods, known.refused, running = {}, "", list[int]()
+        known.pods, known.refused, known.bad, running = {}, "", set(), list[int]()
         unread = known.unread
         known.others = _others(seen)
         for one in ranks(seen):

@@ -37,7 +37,16 @@ from sentinel.core.job_paths import (
 )
 from sentinel.core.job_resume import ASKS_FOR_MAP
 from sentinel.core.job_resume import told as told_of
-from sentinel.core.job_state import ASKS_FOR_START, STOPPED, Seen, claimed, groups_of, mark_of, standing
+from sentinel.core.job_state import (
+    ASKS_FOR_START,
+    STOPPED,
+    Seen,
+    claimed,
+    groups_of,
+    mark_of,
+    standing,
+    switched_on,
+)
 from sentinel.core.job_writes import Plan, Refusal, patch
 from sentinel.core.model import StoredJob
 from sentinel.core.owners import OWNER
@@ -201,8 +210,7 @@ def _on_job(row: JobKind, job: Json, workload: Json | None) -> OnJob | None:
     waits = claimed(seen, now)
     if now.over or not (waits or any(map(_marked, (job, workload or {}, *templates)))):
         return None
-    # A person has switched the Workload on again: what is left is its mark.
-    switched = workload is not None and bool(annotation(workload, STOPPED)) and not _deactivated(workload)
+    switched = switched_on(seen)  # what is left is its mark
     return OnJob(
         title=f"{row.kind} {now.namespace}/{now.name}",
         job=job_name(now.namespace, _called(row.kind, row.group), now.name),
