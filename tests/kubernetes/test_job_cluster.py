@@ -283,6 +283,40 @@ def test_a_stop_that_the_kind_refuses_says_why_and_is_tried_again_when_its_pods_
     story_of(controller, flow, story)
 
 
+def test_who_starts_a_job_that_stops_is_left_to_it_but_where_it_is_to_end_for_good(
+    installed: "ControlPlane", controller: str, kwok: "Kwok", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_cluster, "STOP_SLACK_S", 1.0)
+    theirs: list[str] = []
+
+    async def story(cluster: JobCluster, flow: Flow) -> None:
+        cluster.resumed = lambda job, sentence: theirs.append(sentence)
+        await cluster.adopt(JOB)
+        kwok.daemon.freeze()
+        assert not (await cluster.stop(JOB, 1, 1.0)).gone
+        cluster.ends = lambda job: True
+        flow.admin.patch(flow.path, {"spec": {"suspend": False}})
+        assert (await cluster.stop(JOB, 1, 1.0)).reason != "ResumedByOthers"
+        assert (flow.now()["spec"]["suspend"], theirs) == (True, [])
+
+        cluster.ends = lambda job: False
+        flow.admin.patch(flow.path, {"spec": {"suspend": False}})
+        generation = flow.now()["metadata"]["generation"]
+        left = await cluster.stop(JOB, 1, 1.0)
+        assert (left.gone, left.reason, theirs) == (False, "ResumedByOthers", [left.waits])
+        after = flow.now()["metadata"]
+        assert after["generation"] == generation, "its spec was not written"
+        assert "sentinel.dev/stopped" not in after.get("annotations", {})
+        kwok.daemon.thaw()
+
+    labels = "batch.kubernetes.io/job-name=train"
+    flow = Flow(Plane(installed), kwok.end_pod, indexed(2), 2, labels)  # type: ignore[arg-type]
+    try:
+        story_of(controller, flow, story)
+    finally:
+        kwok.daemon.thaw()
+
+
 def agents_that_see(process: str, able: list[int]) -> Agents:
     """On each node one process of the job is left, whenever they are asked. `able`: whether it may still run, now."""
 
