@@ -28,6 +28,7 @@ _ALLOWED = {"atATime": _MANY, "perWindow": _MANY}  # the brakes are open
 LEASE_EVERY_S = 10.0  # of a kubelet
 RENEWALS_PER_S = 1000  # at most: a fleet of more than ten thousand takes longer for its round
 WITHIN_S = 120.0
+SAID = 4000  # characters that are shown of what agents printed, since its file goes
 
 
 class Controller:
@@ -140,7 +141,8 @@ class Crowd:
         assert self.process.stdout is not None
         line = self.process.stdout.readline().split()
         if not line:
-            raise RuntimeError(f"a process of agents has ended: see {self._log.name}")
+            said = Path(self._log.name).read_text(errors="replace")[-SAID:]
+            raise RuntimeError(f"a process of agents has ended; the last that these said:\n{said}")
         return line[1:]
 
     def do(self, *words: object) -> list[str]:
