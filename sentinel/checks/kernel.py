@@ -17,7 +17,7 @@ from sentinel.logs.kmsg import KERNEL_ONLY, KmsgPosition, KmsgReader, KmsgRecord
 from sentinel.logs.kmsg_drain import Drain
 
 SAME_PROCESS_S = 5.0  # so soon after the line its pid has not gone to another process
-THREAD_CODE = "hung-task"  # of these lines the number is that of a thread
+THREAD_CODES = ("hung-task", "hung-task-lasting")  # of these lines the number is that of a thread
 SLICE = 50  # lines handled between two looks at the ring: 2 ms, in which no flood fills the smallest ring
 MAX_SAMPLE = (
     2048  # findings of one sample; the next one follows at once, and each is told with all that stand
@@ -96,7 +96,7 @@ def _findings(records: list[KmsgRecord], look: Look) -> list[Finding]:
                 cgroups[finding.pid] = cgroup_of(finding.pid, look.settings.procfs)
             cgroup = cgroups[finding.pid]
             finding = msgspec.structs.replace(finding, cgroup=cgroup, job=job_of_cgroup(cgroup))
-        if finding.code == THREAD_CODE and finding.pid is not None and age_s < SAME_PROCESS_S:
+        if finding.code in THREAD_CODES and finding.pid is not None and age_s < SAME_PROCESS_S:
             finding = msgspec.structs.replace(finding, pid=process_of(finding.pid, look.settings.procfs))
         if finding.job.startswith("pod "):
             if finding.job not in pods:

@@ -348,8 +348,8 @@ def _rebased(job: ProtectedJob, now: Now, boot: str) -> ProtectedJob:
 
 
 def _resumed(read: Seen, now: Standing, incident: Incident) -> bool:
-    """Does it run again, though it was stopped and nobody has asked for its start yet? One that a person has tried
-    again need not have been stopped before. One in a queue may wait there for its turn now."""
+    """Does somebody else let it run, though it was stopped and nobody has asked for its start yet? One that a person
+    has tried again need not have been stopped before. One in a queue may wait there for its turn."""
     if now.stopped or now.over or not read.row.holds:
         return switched_on(read) and not now.over
     return bool(now.mark) or incident.verdict.symptom is not Symptom.RETRY

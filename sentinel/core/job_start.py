@@ -24,9 +24,9 @@ from sentinel.core.job_state import (
     keeps_off,
     kept_off,
     living,
+    marked_in_vain,
     names,
     standing,
-    switched_on,
     was_size,
 )
 from sentinel.core.job_stop import RESUME, evicts, over, retries_used, switched
@@ -193,7 +193,7 @@ def settle(seen: Seen) -> Plan:
     """Once it runs: a mark that is left over would make a later stop of somebody else look like Sentinel's, and what
     its owner asked of Sentinel before its start would be taken for asked again."""
     draft, above = copied(seen.job), list[Write]()
-    if seen.workload is not None and switched_on(seen):
+    if seen.workload is not None and marked_in_vain(seen):
         unmarked = copied(seen.workload)
         annotate(unmarked, STOPPED, "")
         above = patch(seen.workload, unmarked, "workloads")

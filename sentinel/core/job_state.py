@@ -337,9 +337,20 @@ def deactivated(seen: Seen) -> bool:
     return seen.workload is not None and read(seen.workload, "spec.active") is False
 
 
-def switched_on(seen: Seen) -> bool:
-    """Has somebody else set its Workload going, which Sentinel had stopped? Sentinel itself wipes its mark then."""
+def marked_in_vain(seen: Seen) -> bool:
+    """Does its Workload bear Sentinel's mark without being switched off? Sentinel itself wipes it when it starts it."""
     return seen.workload is not None and bool(annotation(seen.workload, STOPPED)) and not deactivated(seen)
+
+
+def switched_on(seen: Seen) -> bool:
+    """Has a person, or another tool, set its Workload going, which Sentinel had stopped?"""
+    return marked_in_vain(seen) and not _by_kueue(seen)
+
+
+def _by_kueue(seen: Seen) -> bool:
+    """Kueue may write the whole Workload anew, `spec.active` with it, when the job asks for other pods."""
+    by = _writer(seen.workload or {}, "spec.active")
+    return bool(by) and by == _writer(seen.workload or {}, "spec.podSets")
 
 
 def _stopped_by(seen: Seen, queue: str) -> str:
@@ -360,7 +371,7 @@ def let_run_by(seen: Seen) -> str:
 def let_run(seen: Seen) -> bool:
     """Does it run, or wait for its turn in its queue, so that nobody holds it stopped?"""
     now = standing(seen)
-    return not now.over and (not now.stopped or now.stopped_by == KUEUE)
+    return not now.over and (not now.stopped or (now.stopped_by == KUEUE and not _by_kueue(seen)))
 
 
 def _writer(obj: Json, path: str) -> str:

@@ -30,7 +30,8 @@ from sentinel.core.job_state import (
 from sentinel.core.job_writes import Plan, Reason, Refusal, Write, check, command, evict, listed, patch, title
 
 ABORT, RESUME = "AbortJob", "ResumeJob"  # Volcano's
-RESUMED = "ResumedByOthers"  # the reason, and what Sentinel did meanwhile
+RESUMED = "ResumedByOthers"
+# What Sentinel did meanwhile.
 STOPS, RECOVERS = "Sentinel was stopping it", "Sentinel's recovery of it waited"
 # Not now, which is not never.
 LATER = frozenset(

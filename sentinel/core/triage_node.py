@@ -15,7 +15,7 @@ from sentinel.core.triage_case import (
     with_note,
 )
 
-STUCK, DRIVER_STUCK = "hung-task", "d-state-nvidia"
+STUCK, DRIVER_STUCK = ("hung-task", "hung-task-lasting"), "d-state-nvidia"
 _OWN = (Component.SYSTEM, Component.KERNEL)
 
 
@@ -58,7 +58,7 @@ def by_stuck_process(case: Case, signal: TimingSignal) -> Why | None:
     """A rank that the kernel says is stuck in it, or a driver in which processes are stuck."""
     for finding in case.findings:
         its_rank = case.rank_of_pid(finding.pid)
-        stuck = finding.code == STUCK and its_rank is not None
+        stuck = finding.code in STUCK and its_rank is not None
         if (stuck or finding.code == DRIVER_STUCK) and finding.severity.order >= Severity.WARNING.order:
             cls = structs.replace(case.failures[CLASS_OF_SYMPTOM[signal.symptom]], cause=Cause.NODE)
             rank = its_rank if stuck else signal.rank

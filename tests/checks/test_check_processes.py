@@ -211,7 +211,7 @@ def test_a_process_that_works_with_a_disk_is_not_stuck(proc: ProcTree) -> None:
 
 def test_a_storage_stall_moves_nothing_before_it_has_lasted(proc: ProcTree) -> None:
     """It meets all nodes at once: jobs that step would be moved from one to the other."""
-    kept: dict[str, object] = {}
+    kept = Kept()
     proc.process(50, "cp", "D")
     (finding,) = after_looks(proc, processes.LASTS_SAMPLES - 1, kept)
     assert finding.severity is Severity.WARNING

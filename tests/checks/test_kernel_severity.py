@@ -119,6 +119,7 @@ MESSAGES = {
         "REPLACE_NIC": "nic-hardware",
     },
     "degraded": {
+        "CHECK_STORAGE_OR_DRIVER": "hung-task-lasting",
         "RESTART_BM": "soft-lockup hard-lockup kernel-oops pcie-not-recovered",
         "RAISE_LIMIT": "files-limit",
         "CHECK_MEMORY": "machine-check-logged hardware-error-recoverable hardware-error-logged",
@@ -156,7 +157,6 @@ REPEATS = [
     ("pcie-uncorrected", 3, 3600, "degraded"),
     ("pcie-slot-down", 3, 3600, "degraded"),
     ("rcu-stall", 3, 600, "degraded"),
-    ("hung-task", 3, 120, "degraded"),
     ("fs-writeback", 2, 3600, "degraded"),
     ("nvme-timeout", 3, 600, "degraded"),
     ("io-error", 10, 300, "degraded"),
@@ -339,6 +339,15 @@ def test_every_other_message_has_the_severity_and_the_action_that_is_expected() 
             assert (found.severity.value, found.action) == expected[row["code"]], row["text"]
             seen.add(row["code"])
     assert seen == set(expected)
+
+
+def test_a_process_that_is_stuck_for_longer_than_a_stall_of_the_storage_lasts_degrades_its_node() -> None:
+    """The kernel counts: these are lines about one process, two minutes apart."""
+    told = []
+    for seconds in (122, 245, 359, 368, 491, 1228):
+        told.append(finding(f"INFO: task python3:4242 blocked for more than {seconds} seconds."))
+    assert [one.severity.value for one in told] == ["warning"] * 3 + ["degraded"] * 3
+    assert {one.entity for one in told} == {"pid 4242 (python3)"}
 
 
 # ---------------------------------------------------------------- folding

@@ -102,6 +102,21 @@ def test_a_workload_that_somebody_else_switches_on_again_bears_no_mark_for_the_n
     assert not switched_on(applied(off, start(off))), "Sentinel itself wipes its mark when it starts it"
 
 
+@pytest.mark.parametrize(("writer", "by_others"), [("kubectl-edit", True), ("kueue", False)])
+def test_a_workload_that_kueue_writes_anew_was_switched_on_by_nobody(writer: str, by_others: bool) -> None:
+    """It may take the job's new pods over, and `active` with them."""
+    before = seen(INDEXED, metadata__labels=QUEUED, workload=workload(active=True))
+    off = changed(gone(applied(before, stop(before, STOP))), suspend=True)
+    on = switched(off, active=True)
+    assert on.workload is not None
+    on.workload["metadata"]["managedFields"] = [
+        {"manager": "kueue", "time": "1", "fieldsV1": {"f:spec": {"f:podSets": {}, "f:active": {}}}},
+        {"manager": writer, "time": "2", "fieldsV1": {"f:spec": {"f:active": {}}}},
+    ]
+    assert switched_on(on) is by_others
+    assert resumed(on, STOP, obeyed=True) is by_others
+
+
 def test_a_queued_job_that_was_switched_on_again_is_said_to_wait_for_its_turn() -> None:
     on = seen(INDEXED, pods=(), metadata__labels=QUEUED, spec__suspend=True, workload=workload(active=True))
     assert theirs(on, STOPS) == (

@@ -673,10 +673,9 @@ def test_an_io_error_of_a_rank_names_what_the_kernel_said_about_it_just_now(code
     assert verdict([ended(0)], [], [kernel_word(code, "filer", Severity.WARNING)]).failure == "unknown"
 
 
-def test_a_rank_that_is_stuck_in_the_kernel_explains_a_hang() -> None:
-    stuck = kernel_word(
-        "hung-task", "pid 4003 (python)", Severity.WARNING, component=Component.KERNEL, pid=4003
-    )
+@pytest.mark.parametrize("code", ["hung-task", "hung-task-lasting"])
+def test_a_rank_that_is_stuck_in_the_kernel_explains_a_hang(code: str) -> None:
+    stuck = kernel_word(code, "pid 4003 (python)", Severity.WARNING, component=Component.KERNEL, pid=4003)
     v = verdict(signal=timing(Symptom.HANG), findings=[stuck])
     assert (v.failure, v.cause, v.rank) == ("hang", Cause.NODE, 3)
     assert "pid 4003 (python)" in v.sentence

@@ -88,3 +88,40 @@ def test_a_read_that_fails_is_told_to_each_and_the_next_one_is_another() -> None
         assert await read() == 0
 
     run(story)
+
+
+def test_a_read_for_which_nobody_waits_any_more_is_given_up() -> None:
+    """One that hangs would hold up all that come after it."""
+
+    async def story(shelf: Shelf, read: SharedRead[int]) -> None:
+        first = asked(read)
+        await eventually(lambda: shelf.reads == 1, "no read begins")
+        second = asked(read)
+        first.cancel()
+        await eventually(lambda: shelf.reads == 2, "the next read does not begin")
+        second.cancel()
+        await asyncio.wait({first, second})
+        shelf.value = 5
+        shelf.open.set()
+        assert await read() == 5
+
+    run(story)
+
+
+def test_who_gives_up_before_its_read_has_begun_ends_none() -> None:
+    async def story(shelf: Shelf, read: SharedRead[int]) -> None:
+        first = asked(read)
+        await eventually(lambda: shelf.reads == 1, "no read begins")
+        second = asked(read)
+        await asyncio.wait({asyncio.create_task(read_never(second))})
+        third = asked(read)
+        shelf.open.set()
+        assert await asyncio.gather(first, third) == [0, 0]
+        assert shelf.reads == 2
+
+    async def read_never(task: "asyncio.Task[int]") -> None:
+        await asyncio.wait({task}, timeout=0.01)
+        task.cancel()
+        await asyncio.wait({task})
+
+    run(story)

@@ -34,7 +34,6 @@ from sentinel.core.job_state import (
     let_run,
     names,
     standing,
-    switched_on,
 )
 from sentinel.core.job_writes import Plan, Reason, Refusal, title
 from sentinel.core.model import Launch, ProtectedJob
@@ -90,9 +89,6 @@ class JobCluster(KnownJobs):
             return Room(size=0, reason="JobUnknown", sentence=str(error))
         now = standing(seen)
         if waits := in_line(seen):  # where it will run is the queue's to find
-            if switched_on(seen):
-                sentence = await self._left_to_others(job.name, known, seen, job_stop.RECOVERS)
-                return Room(size=0, reason=job_stop.RESUMED, sentence=sentence)
             return Room(size=size, excluded=excluded, sentence=waits)
         if (refused := job_stop.never_stops(seen, job.name)) is not None:
             return Room(size=0, reason=refused.reason, sentence=refused.sentence)
@@ -151,7 +147,8 @@ class JobCluster(KnownJobs):
         if keeps_off(seen) not in (KeepOff.NONE, KeepOff.SELECTOR):
             return ""
         known = self._known(job)
-        known.bad |= {*bad}
+        if seen.row.holds:  # else its owner has made its pods again by now, on a node that it flees perhaps
+            known.bad |= {*bad}
         fled = [node for node in excluded if node not in known.bad]
         open_ = self._rooms.taking(dict.fromkeys((*fled, *bad)), pods_of(seen))
         if not open_ or (not known.pods and job_waits.started_off(seen, open_)):
@@ -289,8 +286,7 @@ class JobCluster(KnownJobs):
         if why := job_stop.failed(seen):
             return StopOutcome(gone=False, ended=why)
         if self._resumed(job, known, mark, seen):
-            sentence = await self._left_to_others(job, known, seen, job_stop.STOPS)
-            return StopOutcome(gone=False, waits=sentence, reason=job_stop.RESUMED)
+            return await self._left_to_others(job, known, seen)
         known.pods = {}
         return StopOutcome(gone=True)
 
@@ -300,17 +296,17 @@ class JobCluster(KnownJobs):
             known.obeyed = mark
         return job_stop.resumed(seen, mark, obeyed=known.obeyed == mark) and not self.ends(job)
 
-    async def _left_to_others(self, job: str, known: Known, seen: Seen, meanwhile: str) -> str:
-        """It is theirs, without a mark: why, in a sentence. What its recovery does goes no further."""
+    async def _left_to_others(self, job: str, known: Known, seen: Seen) -> StopOutcome:
+        """It is theirs, without a mark. What its recovery does goes no further."""
         try:
             await self._patiently(lambda: self._decided(known, job_start.settle))
         except PermanentError as error:
             log.warning("mark_left", job=job, error=str(error))
         self.vacate(job)
-        sentence = job_stop.theirs(seen, meanwhile)
+        sentence = job_stop.theirs(seen, job_stop.STOPS)
         self.resumed(job, sentence)
         self.look_again(job)
-        return sentence
+        return StopOutcome(gone=False, waits=sentence, reason=job_stop.RESUMED)
 
     async def _stop_refused(self, known: Known, reason: str, sentence: str) -> StopOutcome:
         """Its kind, or its queue, offers no way now. Said at once, and tried again when there is something new."""
@@ -356,6 +352,8 @@ class JobCluster(KnownJobs):
             return StopOutcome(gone=True)
         if why := job_stop.failed(seen):
             return StopOutcome(gone=False, ended=why)
+        if self._resumed(job, known, f"{job}:{incarnation}", seen):
+            return await self._left_to_others(job, known, seen)
         if not (pods := left.of(seen)):
             known.pods = {}
             return StopOutcome(gone=True)

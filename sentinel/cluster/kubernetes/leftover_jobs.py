@@ -44,8 +44,8 @@ from sentinel.core.job_state import (
     claimed,
     groups_of,
     mark_of,
+    marked_in_vain,
     standing,
-    switched_on,
 )
 from sentinel.core.job_writes import Plan, Refusal, patch
 from sentinel.core.model import StoredJob
@@ -117,7 +117,7 @@ class Jobs:
             job=job_name(namespace, _called(kind, group), text(owner, "name")) if owner else "",
             mark=annotation(workload, STOPPED),
             problem="its job could not be listed" if unread or (self.unread and not owner) else "",
-            stopped=_deactivated(workload),
+            stopped=read(workload, "spec.active") is False,
             workload=workload,
         )
 
@@ -210,7 +210,7 @@ def _on_job(row: JobKind, job: Json, workload: Json | None) -> OnJob | None:
     waits = claimed(seen, now)
     if now.over or not (waits or any(map(_marked, (job, workload or {}, *templates)))):
         return None
-    switched = switched_on(seen)  # what is left is its mark
+    switched = marked_in_vain(seen)  # what is left is its mark
     return OnJob(
         title=f"{row.kind} {now.namespace}/{now.name}",
         job=job_name(now.namespace, _called(row.kind, row.group), now.name),
@@ -237,13 +237,9 @@ def _finished(workload: Json) -> bool:
     return any((one.get("type"), one.get("status")) == ("Finished", "True") for one in conditions)
 
 
-def _deactivated(workload: Json) -> bool:
-    return read(workload, "spec.active") is False
-
-
 def _activation(workload: Json) -> Plan:
     draft = copied(workload)
-    if _deactivated(workload):
+    if read(workload, "spec.active") is False:
         write(draft, "spec.active", True)
     annotate(draft, STOPPED, "")
     return Plan(writes=tuple(patch(workload, draft, WORKLOADS.plural)))

@@ -7,30 +7,42 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
+class _Read(Generic[T]):
+    def __init__(self, read: Callable[[], Awaitable[T]], before: "asyncio.Task[T] | None") -> None:
+        self.open = True  # to whoever asks now: it has not begun
+        self._read, self._before = read, before
+        self._waiting = 0
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> T:
+        if self._before is not None:
+            await asyncio.wait({self._before})
+        self.open = False
+        return await self._read()
+
+    async def result(self) -> T:
+        """Whoever is cancelled ends it for nobody else; the last one ends it."""
+        self._waiting += 1
+        try:
+            return await asyncio.shield(self.task)
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self.open = False
+                self.task.cancel()
+
+
 class SharedRead(Generic[T]):
     """What wakes several who look at one thing makes all of them read it. Each gets what was read after it asked: who
     asks while a read is under way waits for the next one, and shares it with whoever asks until that begins."""
 
     def __init__(self, read: Callable[[], Awaitable[T]]) -> None:
         self._read = read
-        self._newest: asyncio.Task[T] | None = None
-        self._begun = True  # has the newest?
+        self._newest: _Read[T] | None = None
 
     async def __call__(self) -> T:
-        """Raises what the read raises, to each who waits for it. Who is cancelled ends it for nobody else."""
-        if self._newest is None or self._begun:
-            self._begun = False
-            self._newest = asyncio.create_task(self._after(self._newest))
-            self._newest.add_done_callback(_nobody_may_wait)
-        return await asyncio.shield(self._newest)
-
-    async def _after(self, before: asyncio.Task[T] | None) -> T:
-        if before is not None:
-            await asyncio.wait({before})
-        self._begun = True
-        return await self._read()
-
-
-def _nobody_may_wait(task: asyncio.Task[T]) -> None:
-    if not task.cancelled():
-        task.exception()
+        """Raises what the read raises, to each who waits for it."""
+        newest = self._newest
+        if newest is None or not newest.open:
+            newest = self._newest = _Read(self._read, None if newest is None else newest.task)
+        return await newest.result()
