@@ -87,7 +87,7 @@ def nothing_keeps_off(seen: Seen, nodes: Sequence[str]) -> str:
     queued = " in a queue of Kueue" if gating_queue(seen) else ""
     return (
         f"Nothing in a {seen.row.kind}{queued} keeps its pods off {', '.join(nodes[:5])}, which still takes pods: "
-        "it waits until the node is out of service or well again."
+        f"it waits until the node is out of service{' or well again' if seen.row.holds else ''}."
     )
 
 
