@@ -55,13 +55,13 @@ class Follower:
         ahead_bytes: int = 0,
     ) -> None:
         """`ahead_bytes`: room that its writer finds taken on a full disk; of `keep_bytes` at most a quarter."""
+        self._fd = -1
         self._path = os.fspath(path)
         self._resume = position
         self._keep_bytes = keep_bytes
         self._ahead_bytes = ahead_bytes if keep_bytes is None else min(ahead_bytes, keep_bytes // 4)
         self._held_end = self._size = 0
         self._full_problem = ""
-        self._fd = -1
         self._stat_key = (0, 0)  # device, inode of the open file
         self._queue: list[str] = []  # rotated files that come before the path itself
         self._tail = b""
@@ -369,4 +369,8 @@ class Follower:
             self._fd = -1
 
     def close(self) -> None:
+        self._close()
+
+    def __del__(self) -> None:
+        """Who lets go of it without closing it leaks nothing, as with a file."""
         self._close()

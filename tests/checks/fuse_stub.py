@@ -71,9 +71,11 @@ class FuseStub:
             self._answer(unique, opcode)
 
     def _serve(self) -> None:
+        ready = select.poll()  # not select(), which takes no descriptor above 1023
+        ready.register(self._fd, select.POLLIN)
+        ready.register(self._ends, select.POLLIN)
         while True:
-            ready = select.select([self._fd, self._ends], [], [])[0]
-            if self._ends in ready:
+            if self._ends in dict(ready.poll()):
                 return
             try:
                 request = os.read(self._fd, 1 << 20)

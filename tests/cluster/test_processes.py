@@ -131,5 +131,6 @@ def test_a_process_that_was_killed_while_it_is_stuck_in_the_kernel_is_there_and_
         assert process.poll() is None, "it is not gone"
     finally:
         server.release()
-        process.wait()
+        process.kill()
+        process.wait(180)
     assert not runs_no_more(process.pid), "of one that is gone nothing is pending"

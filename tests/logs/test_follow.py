@@ -314,3 +314,13 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
         drain(follower)
     follower.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_who_lets_go_of_it_without_closing_it_leaks_no_descriptor(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("a\n")
+    follower = Follower(path)
+    assert drain(follower) == b"a\n"
+    before = len(os.listdir("/proc/self/fd"))
+    del follower
+    assert len(os.listdir("/proc/self/fd")) == before - 1
