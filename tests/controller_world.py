@@ -10,6 +10,7 @@ from msgspec import structs
 from sentinel.cluster.base import RankProcess, Room, SignalOutcome, StopOutcome
 from sentinel.cluster.local.store import LocalStore
 from sentinel.core.events import EndRequested
+from sentinel.core.flight_record import Stuck
 from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
 from sentinel.core.model import Incident, JobState, Launch, Phase, ProtectedJob
 from sentinel.core.now import Now
@@ -104,6 +105,9 @@ class FakeCluster:
 
     async def stacks(self, job: str, incarnation: int, ranks: Iterable[int]) -> tuple[str, ...]:
         return await self._called("stacks", tuple(ranks)) or ("rank 0: all_reduce",)
+
+    async def stuck(self, job: str, incarnation: int) -> Stuck | None:
+        return await self._called("stuck", incarnation)
 
     async def release(self, job: str) -> None:
         self.calls.append(("release", job, ""))

@@ -1,5 +1,6 @@
 """What was given → why it ended: the core of `replay` over each job's logs, with what the kernel said at that time."""
 
+import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +15,9 @@ from sentinel.cli.replay_kernel import Event, Fault, KernelReplay, read
 from sentinel.cli.replay_open import ROTATED, oldest_first, open_log
 from sentinel.cli.replay_paper import Foreseen
 from sentinel.cli.replay_read import LogError, OldLog, OldLogs
+from sentinel.cli.replay_records import Records, records_of
 from sentinel.cli.replay_show import Why
+from sentinel.core.flight_record import Stuck
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.model import IncidentKind, Restartable, Verdict
 from sentinel.core.policy_model import Policy
@@ -83,12 +86,14 @@ class Answer(Struct, frozen=True, kw_only=True):
     version: int
     jobs: list[Explanation]  # what is explained first
     kernels: list[Kernel]
+    records: Records | None
     skipped: list[Skipped]
     notes: list[str]
 
     @property
     def known(self) -> bool:
-        return bool(self.kernels) or any(not one.quiet for one in self.jobs)
+        told = self.records is not None and self.records.files
+        return bool(self.kernels or told) or any(not one.quiet for one in self.jobs)
 
 
 class _Heard(KernelReplay):
@@ -103,6 +108,7 @@ def explained(found: Given, asked: Policy, settings: Settings, code: int | None)
     """Raises RuleError."""
     notes: list[str] = []
     kernels = [kernel for paths in _kernels(found.kernel) if (kernel := _read(paths, found.skipped, notes))]
+    records = records_of(found.records) if found.records else None
     jobs = []
     ruleset: RuleSet | None = None
     for logs in found.jobs:
@@ -110,7 +116,8 @@ def explained(found: Given, asked: Policy, settings: Settings, code: int | None)
             (*asked.log_rules, *EXIT_RULES), settings.rules_dir, None, asked.timing_formats
         )
         try:
-            jobs.append(_Job(logs, ruleset, asked).explained(kernels, code))
+            own = records.stuck if records is not None and _beside(logs, found) else None
+            jobs.append(_Job(logs, ruleset, asked, own).explained(kernels, code))
         except LogError as error:
             path = logs[0].path
             found.skipped += [
@@ -121,7 +128,13 @@ def explained(found: Given, asked: Policy, settings: Settings, code: int | None)
         Kernel(logs=one.paths, faults=[each for each in one.faults() if each.severity != Severity.INFO])
         for one in kernels
     ]
-    return Answer(version=1, jobs=jobs, kernels=told, skipped=found.skipped, notes=notes)
+    return Answer(version=1, jobs=jobs, kernels=told, records=records, skipped=found.skipped, notes=notes)
+
+
+def _beside(logs: Sequence[OldLog], found: Given) -> bool:
+    """Are the records those of this job: of the only one, or of the one whose logs lie in the same folder?"""
+    folders = {os.path.dirname(path) for path in found.records}
+    return len(found.jobs) == 1 or any(os.path.dirname(log.path) in folders for log in logs)
 
 
 def _kernels(paths: Iterable[str]) -> list[list[str]]:
@@ -150,8 +163,9 @@ def _read(paths: list[str], skipped: list[Skipped], notes: list[str]) -> _Heard 
 class _Job:
     """One job's logs, read to their end."""
 
-    def __init__(self, logs: list[OldLog], ruleset: RuleSet, asked: Policy) -> None:
+    def __init__(self, logs: list[OldLog], ruleset: RuleSet, asked: Policy, records: Stuck | None) -> None:
         self.logs = logs
+        self._records = records
         self._old = OldLogs(logs, ruleset)
         self.replay = Replay(
             "job", asked, failure_classes(), max(log.rank for log in logs) + 1, self._old.start_s
@@ -166,6 +180,7 @@ class _Job:
         if code is not None:
             given[None] = RankExit(rank=0, incarnation=1, at_s=0.0, code=code)
         matches = list(replay.picture.matches)
+        replay.picture.stuck = self._records
         replay.finish(given)
         matches = list(replay.picture.matches) or matches
         stamped = bool(self._old.start_s) and not replay.unstamped

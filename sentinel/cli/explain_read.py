@@ -1,4 +1,4 @@
-"""What `sentinel explain` was given: which of it is the log of a job, which a kernel log, and what is neither."""
+"""What `sentinel explain` was given: logs of jobs, kernel logs, records of flight recorders, and what is none."""
 
 import contextlib
 import io
@@ -15,6 +15,7 @@ from msgspec import Struct
 from sentinel.cli.rank_names import NAMED, in_order, is_stream_of_rank, one_each, rank_of_name, without_gaps
 from sentinel.cli.replay_open import NoLog, is_binary, open_log
 from sentinel.cli.replay_read import LogError, OldLog
+from sentinel.cluster.local.flight_dumps import is_dump
 from sentinel.logs.kernel import KernelLog
 from sentinel.logs.kernel_file import NotALog, saved_lines, unpacked
 from sentinel.transport.open_files import raise_limit
@@ -55,12 +56,13 @@ class Given(Struct):
 
     jobs: list[list[OldLog]]
     kernel: list[str]
+    records: list[str]  # of flight recorders
     skipped: list[Skipped]
 
 
 def given(paths: Iterable[str]) -> Given:
     """Never raises for a file that cannot be read: it is skipped, and why is said."""
-    found = Given([], [], [])
+    found = Given([], [], [], [])
     logs: list[OldLog] = []
     seen: set[tuple[int, int]] = set()
     for path in _files(paths, found.skipped, _most_files()):
@@ -119,7 +121,11 @@ def _sort(path: str, logs: list[OldLog], found: Given) -> None:
     try:
         if path != "-" and stat.S_ISFIFO(os.stat(path).st_mode):
             raise NoLog("a pipe; give what it holds as standard input: … | sentinel explain -")
-        if _is_kernel_log(path):
+        head = _head(path)
+        if is_dump(head):
+            found.records.append(path)
+            return
+        if _is_kernel_log(head):
             found.kernel.append(path)
             return
         log = OldLog(path, whole=False)
@@ -147,9 +153,9 @@ def _head(path: str) -> bytes:
     return head
 
 
-def _is_kernel_log(path: str) -> bool:
+def _is_kernel_log(head: bytes) -> bool:
     """By its first lines. One that only bears a date may be anybody's, unless the date is in a form of dmesg's."""
-    head = _head(path).replace(b"\0", b"")  # of a machine that lost its power; UTF-16 of PowerShell
+    head = head.replace(b"\0", b"")  # of a machine that lost its power; UTF-16 of PowerShell
     if is_binary(head) or b"Traceback (most recent call last)" in head:
         return False
     tagged = _KERNELS.search(head) is not None

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from sentinel.cli.explain_job import Answer, Explanation, Kernel, Line
 from sentinel.cli.replay_kernel import SHOWN_CHARS, explained
+from sentinel.cli.replay_records import lines as records_lines
 from sentinel.cli.tables import pairs
 from sentinel.notify.text import count
 from sentinel.web.words import duration, number, printable
@@ -16,6 +17,13 @@ MOST_FAULTS = 8
 
 def as_text(answer: Answer) -> str:
     parts = [_job(job) for job in answer.jobs if not job.quiet]
+    if answer.records is not None:
+        parts.append(
+            [
+                *(records_lines(answer.records) if answer.records.files else []),
+                *map(printable, answer.records.notes),
+            ]
+        )
     parts += [_kernel(kernel) for kernel in answer.kernels]
     quiet = [path for job in answer.jobs if job.quiet for path in job.logs]
     last = [f"nothing is known in: {_named(quiet)}"] if quiet else []

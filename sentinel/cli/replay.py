@@ -1,5 +1,6 @@
 """`sentinel replay LOG…`: what Sentinel would have seen in old logs, and what it would have decided.
 `sentinel replay --kernel FILE…`: the faults that a saved kernel log names.
+`sentinel replay --flight-recorder DIR`: for whom ranks waited, from what torch's flight recorders wrote.
 `sentinel replay --fleet FILE…`: what the controller of a cluster decided, from its recording.
 
 Nothing is touched and no state is written. Exit codes: 0 replayed; 1 a log cannot be read or tells nothing;
@@ -43,6 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead of a job's logs: name the faults in a saved kernel log (dmesg, syslog, journalctl); several "
         "are one log, the oldest first, or in the order of their rotation (kern.log kern.log.1 kern.log.2.gz); - is "
         "standard input; .gz is read too",
+    )
+    parser.add_argument(
+        "--flight-recorder",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="DIR|FILE",
+        help="what flight recorders of torch.distributed wrote when a collective timed out (TORCH_FR_DUMP_TEMP_FILE): "
+        "which rank is missing in which operation; with the job's logs, to decide by both",
     )
     parser.add_argument(
         "--fleet",
@@ -90,13 +100,17 @@ def main(args: argparse.Namespace) -> int:
     try:
         exits = _exits(args.exit_code, args.signal)
         named = [_named(text) for text in args.rank]
-        if not args.logs and not named:
+        if not args.logs and not named and not args.flight_recorder:
             raise ValueError("no log: sentinel replay [options] LOG…")
         if args.logs.count("-") + sum(path == "-" for _, path in named) > 1:
             raise ValueError("standard input (-) can be read only once")
     except ValueError as error:
         complain(str(error))
         return USAGE
+    if not args.logs and not named:
+        from sentinel.cli.replay_records import show
+
+        return show(args.flight_recorder, args.output)
     try:
         asked, settings = load_in_child(args.policy, args.settings)
         ruleset = load_ruleset(
@@ -116,6 +130,12 @@ def main(args: argparse.Namespace) -> int:
         replay = Replay("replay", asked, failure_classes(), size, logs.start_s)
         for told in logs.told():
             replay.take(told)
+        if args.flight_recorder:
+            from sentinel.cli.replay_records import records_of
+
+            records = records_of(args.flight_recorder)
+            replay.picture.stuck = records.stuck
+            notes += records.notes
         source = replay.finish(exits)
     except LogError as error:
         for line in str(error).splitlines():

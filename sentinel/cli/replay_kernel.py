@@ -230,7 +230,7 @@ def would(finding: Finding) -> str:
 
 
 def main(args: argparse.Namespace) -> int:
-    others = (args.logs, args.rank, args.policy, args.exit_code, args.signal)
+    others = (args.logs, args.rank, args.policy, args.exit_code, args.signal, args.flight_recorder)
     if any(others):
         complain("--kernel stands alone: it takes no logs of a job, no policy and no exit code")
         return USAGE

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from sentinel.core.flight_record import Stuck
 from sentinel.core.model import Incident, JobEvent, Launch, ProtectedJob, Quarantine
 from sentinel.core.reports import Files, RankExit
 
@@ -90,6 +91,9 @@ class Cluster(Protocol):
 
     async def stacks(self, job: str, incarnation: int, ranks: Iterable[int]) -> tuple[str, ...]:
         """Where the ranks stand, for the evidence. Bounded in time and size; never raises."""
+
+    async def stuck(self, job: str, incarnation: int) -> Stuck | None:
+        """Who is missing, as the flight recorders tell that its ranks wrote. Bounded in time; never raises."""
 
     async def release(self, job: str) -> None:
         """The job has ended for good: let go of what keeps its exit statuses."""

@@ -6,6 +6,7 @@ from msgspec import structs
 
 from sentinel.core.diverged import KEY as DIVERGED
 from sentinel.core.events import EndRequested
+from sentinel.core.flight_record import Stuck
 from sentinel.core.health import Finding
 from sentinel.core.model import Incident, Pace, ProtectedJob, Verdict
 from sentinel.core.move_again import Refused, refused
@@ -63,6 +64,7 @@ class JobPicture:
         self.end: EndRequested | None = None
         self.silent_since_s: float | None = None  # last iteration of the incarnation before the running one
         self.lost_s = 0.0  # of its run time: see lost_run_s
+        self.stuck: Stuck | None = None  # what the flight recorders of its ranks told when they had ended
         self.told: set[str] = set()  # keys of what this incarnation's owner was told
         # A whole window of this incarnation was within the thresholds, as a predecessor may have seen.
         self.was_fast: bool = 0 < job.incarnation == job.fast_incarnation
@@ -78,6 +80,7 @@ class JobPicture:
         self.alive.clear()
         self.pids.clear()
         self.told.clear()
+        self.stuck = None
         self.refused.clear()
         self.fits_again = ""
         self.was_fast = False
@@ -229,6 +232,7 @@ class JobPicture:
             now=now,
             started_s=float("-inf") if self.job.started_mono_s is None else self.job.started_mono_s,
             others=self.others,
+            stuck=self.stuck,
             last_iteration_s={
                 rank: timing.last_at_s
                 for rank, timing in self.timing.ranks.items()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import structs
 
+from sentinel.core.flight_record import Stuck
 from sentinel.core.health import Finding, Severity
 from sentinel.core.model import Cause, Failure, Restartable, Symptom, Verdict
 from sentinel.core.now import Now
@@ -44,6 +45,7 @@ from sentinel.core.triage_launcher import (
 )
 from sentinel.core.triage_node import by_network, by_node, by_stuck_process, named_network
 from sentinel.core.triage_past import weigh_past
+from sentinel.core.triage_records import by_records
 from sentinel.core.triage_rows import AGREED, REPORT, FailureClass, Row
 from sentinel.core.triage_said import SURVIVED, clause_of, ended_by_abort, outlived, survived
 from sentinel.core.triage_words import worded
@@ -76,13 +78,15 @@ def triage(
     worker_pids: Mapping[int, tuple[int, int]] | None = None,
     child_pids: Mapping[int, int] | None = None,
     started_s: float = float("-inf"),
+    stuck: Stuck | None = None,
 ) -> Verdict:
     """The one explanation of an incident of `job`.
 
     `exits` and `matches` are those of the running incarnation, `findings` those of the job's nodes,
     `failures` must hold every class of AGREED, `history` is newest last. `last_iteration_s` (monotonic,
     by rank) tells which lines a rank survived: it has iterated since, so they explain nothing. `others` gives
-    what other jobs met, of the last day or longer. `started_s` (monotonic): the incarnation began.
+    what other jobs met, of the last day or longer. `started_s` (monotonic): the incarnation began. `stuck`: what the
+    flight recorders of its ranks tell.
     """
     failed = (e for e in exits if not e.ok and not e.stopped_by_us)
     lost = tuple(sorted(failed, key=lambda e: (e.at_s, _ended_s(e))))
@@ -108,6 +112,7 @@ def triage(
         started_s=started_s,
         others=others,
         now=now,
+        stuck=stuck,
     )
     return worded(case, _with_worker(case, weigh_past(case, _explain(case))))
 
@@ -150,8 +155,11 @@ def _explain(case: Case) -> Why:
             )
             if told is not None:
                 return told
-        if case.symptom is Symptom.HANG and case.signal.rank is None and (waited := _by_symptoms(case)):
-            return waited
+        if case.symptom is Symptom.HANG and case.signal.rank is None:
+            if waited := _by_symptoms(case):
+                return waited
+            if case.stuck is not None:
+                return by_records(case, case.stuck, case.failures["hang"])
         return _by_signal(case, case.signal)
     return hardware or _by_finding(case)
 
@@ -354,6 +362,8 @@ def _by_symptoms(case: Case) -> Why | None:
         return structs.replace(_by_exit(case, exit_), note=f"The messages of {others} follow from that.")
     symptoms = [row for row in rows if row.cls.role == "symptom"]
     first = symptoms[0] if symptoms else rows[0]
+    if case.stuck is not None:
+        return by_records(case, case.stuck, first.cls)
     return _silent_rank(case, first, complaining)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from sentinel.core.flight_record import Stuck
 from sentinel.core.health import Component, Finding
 from sentinel.core.model import HANG, Failure, Symptom
 from sentinel.core.now import Now
@@ -64,6 +65,7 @@ class Case(Struct, frozen=True, kw_only=True):
     started_s: float  # monotonic; of the running incarnation
     others: Callable[[], Iterable[Struck]]  # of other jobs; asked only where it matters
     now: Now
+    stuck: Stuck | None  # what the flight recorders of its ranks tell
 
     @property
     def moment_s(self) -> float:

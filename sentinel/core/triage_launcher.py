@@ -166,6 +166,16 @@ def missing_below(first: Row, case: Case) -> Why | None:
     return Why(cls=first.cls, rank=rank, worker=number, clause=clause, note=note) if told else None
 
 
+def rank_below(number: int, case: Case) -> tuple[int | None, int | None]:
+    """Of a rank by the number that it has in its own world: (rank, worker) as a verdict names them."""
+    if case.size == 1:
+        return 0, number
+    launchers = {one: rank for rank, one in _known(case)}
+    if launchers:
+        return (launchers[number], number) if number in launchers else (None, None)
+    return (number, None) if number < case.size else (None, None)
+
+
 def who_waited_below(case: Case) -> str:
     """Which of the ranks below launchers reported that they had waited in vain, and which did not."""
     known = {rank for rank, _ in _known(case)}

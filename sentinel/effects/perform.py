@@ -194,6 +194,8 @@ class Performer:
         if not outcome.gone:
             return StopStuck(outcome.stuck, stacks, outcome.ended)
         await self._node.drain(job.name)
+        if picture.failed_exits:
+            picture.stuck = await self._cluster.stuck(job.name, incident.incarnation)
         return StopEnded(self._plan(picture, incident), stacks, picture.timing.last_step)
 
     def _plan(self, picture: JobPicture, incident: Incident) -> Plan:

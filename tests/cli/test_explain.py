@@ -570,3 +570,60 @@ def test_what_the_job_had_lived_through_before_is_told_after_it(tmp_path: Path, 
     (job,) = explain(tmp_path)["jobs"]
     assert job["last_step"] == 14
     assert any("CUDA" in one or "GPU memory" in one for one in job["earlier"]), job
+
+
+# ---------------------------------------------------------------- flight recorders
+
+RECORDS = Path(__file__).parents[1] / "cluster/records"
+TIMED_OUT = "this iteration hardware time is 10.5 and e2e time is 20.5 ms.\n" * 3 + WATCHDOG.format(0)
+MISSING = "Rank 2 never took part in all_reduce 4 of group default_pg, in which 3 ranks wait, called at step "
+
+
+def timed_out(folder: Path) -> Path:
+    for rank in range(4):
+        (folder / f"rank-{rank}.log").write_text(TIMED_OUT)
+        record = (RECORDS / "absent" / f"rank-{rank}").read_bytes()
+        (folder / f"flight-rank-{rank}").write_bytes(gzip.compress(record) if rank == 3 else record)
+    return folder
+
+
+def test_a_folder_of_records_alone_tells_who_is_missing(
+    explain: Explain, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = explain(RECORDS / "absent")
+    assert (answer["jobs"], answer["records"]["ranks"]) == ([], [0, 1, 2, 3])
+    assert (answer["records"]["stuck"]["kind"], answer["records"]["stuck"]["ranks"]) == ("absent", [2])
+    assert main(["explain", str(RECORDS / "absent")]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"{RECORDS / 'absent'}: flight recorders of ranks 0-3\n\n{MISSING}")
+
+
+def test_records_beside_its_logs_explain_a_job_that_only_says_that_it_waited(
+    tmp_path: Path, explain: Explain
+) -> None:
+    (job,) = explain(timed_out(tmp_path))["jobs"]
+    assert (job["verdict"]["rank"], job["verdict"]["failure"]) == (2, "nccl-timeout")
+    assert MISSING[1:] in job["sentence"]
+
+
+def test_records_of_another_folder_are_not_those_of_one_of_two_jobs(tmp_path: Path, explain: Explain) -> None:
+    for name in ("one", "two", "records"):
+        (tmp_path / name).mkdir()
+    timed_out(tmp_path / "one")
+    for record in (tmp_path / "one").glob("flight-*"):
+        record.rename(tmp_path / "records" / record.name)
+    (tmp_path / "two" / "other.log").write_text(TIMED_OUT)
+    answer = explain(tmp_path)
+    assert all(MISSING[1:] not in job["sentence"] for job in answer["jobs"])
+    assert answer["records"]["stuck"]["ranks"] == [2]
+
+
+def test_a_record_that_asks_for_code_is_refused_by_name(tmp_path: Path, explain: Explain) -> None:
+    timed_out(tmp_path)
+    asks = b"\x80\x02}q\x00(X\x09\x00\x00\x00pg_configcposix\nsystem\nX\x02\x00\x00\x00idu."
+    (tmp_path / "flight-rank-2").write_bytes(asks)
+    records = explain(tmp_path)["records"]
+    assert records["ranks"] == [0, 1, 3]
+    assert records["notes"] == [
+        f"{tmp_path}/flight-rank-2: it asks for posix.system, which no flight recorder writes: not read"
+    ]

@@ -548,3 +548,26 @@ def test_nothing_is_written_and_no_line_steers_the_terminal(tmp_path: Path) -> N
     assert "\x1b" not in done.stdout
     assert "\x07" not in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.log"]
+
+
+RECORDS = Path(__file__).parents[1] / "cluster/records"
+
+
+def test_flight_recorders_alone_name_the_rank_and_the_operation(run: Run, tmp_path: Path) -> None:
+    found = run("--flight-recorder", RECORDS / "different")["stuck"]
+    assert (found["kind"], found["ranks"], found["group"], found["seq"]) == (
+        "different",
+        [3],
+        "default_pg",
+        4,
+    )
+    assert main(["replay", "--flight-recorder", str(tmp_path)]) == 1
+
+
+def test_flight_recorders_beside_logs_decide_with_them(run: Run, tmp_path: Path) -> None:
+    logs = [
+        write(tmp_path, f"rank-{rank}.log", steps(1, 9, 7200) + WATCHDOG.format(rank)) for rank in range(4)
+    ]
+    seen = run(*logs, "--flight-recorder", RECORDS / "absent")
+    assert seen["ended"]["verdict"]["rank"] == 2
+    assert "rank 2 never took part in all_reduce 4" in seen["ended"]["verdict"]["sentence"]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sentinel.core.flight_record import Kind, Stuck
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.model import Budget, Cause, Failure, Restartable, Symptom, Verdict
 from sentinel.core.now import Now
@@ -35,6 +36,7 @@ def verdict(
     iterated_s: dict[int, float] | None = None,
     started_s: float = 0.0,
     workers: dict[int, tuple[int, int]] | None = None,
+    stuck: Stuck | None = None,
 ) -> Verdict:
     return triage(
         job="j",
@@ -52,6 +54,7 @@ def verdict(
         last_iteration_s=iterated_s,
         started_s=started_s,
         worker_pids=workers,
+        stuck=stuck,
     )
 
 
@@ -263,6 +266,51 @@ def test_an_nccl_timeout_on_seven_ranks_names_the_eighth() -> None:
     assert (v.rank, v.failure, v.budget) == (5, "nccl-timeout", Budget.INFRASTRUCTURE)
     assert "because of rank 5" in v.sentence
     assert "Ranks 0-4, 6, 7 waited for it in vain" in v.sentence
+
+
+def recorded(kind: Kind, *ranks: int) -> Stuck:
+    return Stuck(
+        kind=kind,
+        ranks=ranks,
+        group="default_pg",
+        op="all_reduce",
+        seq=41,
+        waiting=tuple(rank for rank in range(8) if rank not in ranks),
+        since_s=WALL_S,
+        sentence="Rank 2 never took part in all_reduce 41.",
+        evidence=("ranks 0, 1, 3-7 in all_reduce 41 at step (train.py:88)",),
+        advice="Look there.",
+    )
+
+
+def test_of_ranks_that_timed_out_flight_recorders_tell_for_whom_they_waited() -> None:
+    exits = [ended(rank, signal=6) for rank in range(8)]
+    matches = [line("nccl-timeout", rank, 1989.0) for rank in range(8)]
+    v = verdict(exits, matches, stuck=recorded(Kind.ABSENT, 2), steps={2: 109})
+    assert (v.rank, v.failure, v.scope, v.budget) == (2, "nccl-timeout", "node", Budget.INFRASTRUCTURE)
+    assert v.sentence == (
+        "Rank 2 was lost after iteration 109, then 7 more: rank 2 never took part in all_reduce 41."
+    )
+    assert (v.advice, v.place) == ("Look there.", GPUS[2])
+    assert "flight recorder: ranks 0, 1, 3-7 in all_reduce 41 at step (train.py:88)" in v.evidence
+
+
+def test_of_a_launcher_it_is_the_rank_that_it_has_started() -> None:
+    v = verdict([ended(0)], [line("nccl-timeout", 0)], size=1, stuck=recorded(Kind.ABSENT, 2))
+    assert (v.rank, v.worker, v.who) == (0, 2, 2)
+
+
+def test_ranks_that_went_different_ways_are_no_fault_of_a_node() -> None:
+    matches = [line("nccl-timeout", rank, 1989.0) for rank in range(8)]
+    v = verdict([ended(r) for r in range(8)], matches, stuck=recorded(Kind.DIFFERENT, 2))
+    assert (v.cause, v.scope, v.budget, v.rank) == (Cause.USER_CODE, "job", Budget.JOB, 2)
+
+
+def test_flight_recorders_explain_nothing_that_explains_itself() -> None:
+    matches = [line("import-error", 5, 1980.0), *(line("nccl-timeout", rank, 1989.0) for rank in range(8))]
+    v = verdict([ended(r) for r in range(8)], matches, stuck=recorded(Kind.ABSENT, 2))
+    assert (v.failure, v.rank) == ("import-error", 5)
+    assert verdict([ended(1, signal=9)], stuck=recorded(Kind.ABSENT, 2)).failure == "killed"
 
 
 def test_an_nccl_timeout_names_the_rank_that_ended_with_another_reason() -> None:

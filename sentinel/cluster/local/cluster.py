@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from sentinel.cluster.base import RankProcess, SignalOutcome, StopOutcome
-from sentinel.cluster.local import stacks
+from sentinel.cluster.local import flight, stacks
 from sentinel.cluster.local.files import Unseen, files
 from sentinel.cluster.local.order import free_port, order_fields, refusal
 from sentinel.cluster.local.processes import (
@@ -33,6 +33,7 @@ from sentinel.cluster.local.spawned import spawned
 from sentinel.cluster.local.status import Slot, Status, boot_id, read_status
 from sentinel.cluster.local.stop import STUCK_AFTER_S, stop_all
 from sentinel.cluster.local.tracked import Tracked
+from sentinel.core.flight_record import Stuck
 from sentinel.core.model import Launch
 from sentinel.core.reports import Files, RankExit
 from sentinel.errors import PermanentError, TemporaryError
@@ -110,6 +111,10 @@ class LocalCluster:
         port = free_port(other_than=last_port) if launch.nproc is not None else 0
         run = secrets.token_hex(8)
         own = {"SENTINEL_JOB": job, "SENTINEL_INCARNATION": str(incarnation), "SENTINEL_RUN": run}
+        here = os.path.dirname(logs[0])
+        flight.prune(os.path.dirname(here), incarnation)
+        prefix = os.path.join(here, flight.PREFIX)
+        own |= flight.wanted(prefix, launch.env | env)
         fields = order_fields(launch, incarnation, size, env | own, run, port, logs)
         link = await tracked.supervisor()
         answer = await link.start(fields)
@@ -172,6 +177,9 @@ class LocalCluster:
         top = next(iter(found.values())) if len(found) == len(texts) == 1 else None
         below = await spawned(top, texts[0]) if top else {}
         return await stacks.collect(below) if below else texts
+
+    async def stuck(self, job: str, incarnation: int) -> Stuck | None:
+        return await flight.stuck_in(os.path.dirname(self.log_path(job, incarnation, 0)))
 
     async def release(self, job: str) -> None:
         """The supervisor ends as soon as nothing of the job is left. Its files stay."""
