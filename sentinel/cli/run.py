@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "cmd",
         nargs=argparse.REMAINDER,
         metavar="-- CMD …",
-        help="the training command; its ranks read nothing from the terminal (stdin is /dev/null: no breakpoint()), and are "
-        "told where to write torch's flight records (TORCH_FR_DUMP_TEMP_FILE and three more that are not set)",
+        help="the training command; its ranks read nothing from the terminal (stdin is /dev/null: no breakpoint()); "
+        "they are told where to write torch's flight records (TORCH_FR_DUMP_TEMP_FILE and three more, unless set)",
     )
 
 

@@ -1,4 +1,4 @@
-"""Where ranks of `sentinel run` write what torch's flight recorders hold when a collective times out, and who reads it."""
+"""Where ranks of `sentinel run` write what torch's flight recorders hold when a collective times out."""
 
 import asyncio
 import contextlib

@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import re
+import resource
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,7 @@ from sentinel.cluster.local.flight import in_folder
 from sentinel.core.flight_record import Dump, Entry, Group, stuck
 
 MOST_BYTES = 256 << 20  # of one dump; 2,000 operations with their stacks are some 3 MB
+MOST_MEMORY = 4 << 30  # of the child that reads those of a job
 GZIP = b"\x1f\x8b"
 STALE_S = 3600.0  # a dump that ends so long before the others is of another run: the longest time-outs are half an hour
 WORLD = "default_pg"
@@ -310,5 +312,7 @@ def _frame(frame: Any) -> str:
 
 
 def main() -> None:
+    """Beside other jobs: rubbish that unfolds to more is refused."""
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     found = stuck(read_dumps(in_folder(sys.argv[1])).dumps)
     sys.stdout.buffer.write(msgspec.json.encode(found))
