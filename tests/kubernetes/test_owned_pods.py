@@ -170,7 +170,8 @@ def test_pods_that_came_again_are_waited_for_only_where_they_got_a_bad_node(site
     site.until(lambda: page.number("node_finding", **told) == 1)
     lose(site)
     site.until(lambda: site.phases()[-1:] == ["Recovered"])
-    assert site.phases() == RECOVERED
+    # The pre-check may come before its owner has made the pod again, and is made once more then.
+    assert list(dict.fromkeys(site.phases())) == RECOVERED
     assert on(site) == {first}
 
     site.admin.delete(blocker, gracePeriodSeconds=0)
