@@ -69,7 +69,7 @@ def test_a_lost_rank_is_stopped_started_verified_and_told(tmp_path: Path) -> Non
         assert [mail.stage for mail in done.mails] == [Stage.STARTED, Stage.RECOVERED]
 
     world = play(tmp_path, scene)
-    assert world.cluster.names() == ["room", "start", "stop", "room", "room", "start"]
+    assert world.cluster.names() == ["room", "start", "stop", "stuck", "room", "room", "start"]
     assert world.cluster.of("stop") == [(1, 2.0)]
     incarnation, size, env = world.cluster.of("start")[-1]
     assert (incarnation, size, env["SENTINEL_RESUME"]) == (2, 2, "1")
@@ -108,6 +108,7 @@ def test_each_effect_finds_its_phase_already_in_the_records(tmp_path: Path) -> N
         ("room", ""),
         ("start", ""),
         ("stop", "Stopping"),
+        ("stuck", "Stopping"),
         ("room", "Prechecking"),
         ("room", "Starting"),
         ("start", "Starting"),
