@@ -8,7 +8,8 @@ the job's owner named formats, only those make Iterations.
 
 What is written by hand (`fallback`) counts only where no format of a known trainer does, and an epoch only
 where nothing finer does. Such a line may be a stray one, so that only a second one with a higher number
-makes an Iteration.
+makes an Iteration. So it is with the formats of known trainers that do not tell how fast a step was: DeepSpeed prints
+its line (`step=0, skipped=0`) before the first step too, and who has only begun may load for long.
 """
 
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ class FormatState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     epoch: Epoch | None = None
     silent: int = 0
     fell_back: bool = False
-    unsure: dict[str, int | None] = {}  # formats of which one line came -> its number
+    unsure: dict[str, int | None] = {}  # formats of which one line came that proves nothing -> its number
 
 
 class TimingParser:
@@ -220,7 +221,7 @@ class TimingParser:
                 self._lend(values.number)
             return False
         if primary is None:
-            if not form.sure and not self._is_second(form, values):
+            if not form.proves and not self._is_second(form, values):
                 return False
             self._primary, self._unsure = form, {}
             if values.number is not None:
@@ -243,9 +244,12 @@ class TimingParser:
         return not told
 
     def _is_second(self, form: Format, values: Values) -> bool:
-        """Of a format that may be none: has such a line come before, with a lower number?"""
+        """Of a format that may be none, or that tells where the job begins: has such a line come before, with a lower
+        number? A known trainer's may begin anew in each epoch."""
         first = self._unsure.get(form.row.id)
         if form.row.id in self._unsure and (first is None or values.number is None or values.number > first):
+            return True
+        if form.sure and form.row.id in self._unsure and values.number != first:
             return True
         self._unsure[form.row.id] = values.number
         if values.number is not None and not form.epochs_only:

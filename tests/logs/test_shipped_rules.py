@@ -111,8 +111,8 @@ def test_failures_named_by_rules_are_classes_or_activities(shipped: RuleSet) -> 
 def test_a_timing_line_tells_its_numbers(entry: dict[str, object], shipped: RuleSet, tmp_path: Path) -> None:
     path = tmp_path / "log"
     [form] = [form for form in shipped.formats if form.row.id == entry["format"]]
-    # What may be a stray line counts from the second one on, if that has a higher number.
-    first = "" if form.sure else re.sub(r"(?<!\d)0*([1-9]\d*)(?![.\d])", "0", str(entry["line"])) + "\n"
+    # What may be a stray line, or tell where a job begins, counts from the second one on, if that has a higher number.
+    first = "" if form.proves else re.sub(r"(?<!\d)0*([1-9]\d*)(?![.\d])", "0", str(entry["line"])) + "\n"
     path.write_text(f"{first}{entry['line']}\n")
     [iteration] = RankLog(path, shipped).poll(NOW).iterations
     assert iteration.at_s == NOW.mono_s
