@@ -47,7 +47,7 @@ from sentinel.core.triage_node import by_network, by_node, by_stuck_process, nam
 from sentinel.core.triage_past import weigh_past
 from sentinel.core.triage_records import by_records
 from sentinel.core.triage_rows import AGREED, REPORT, FailureClass, Row
-from sentinel.core.triage_said import SURVIVED, clause_of, ended_by_abort, outlived, survived
+from sentinel.core.triage_said import SURVIVED, clause_of, ended_by_abort, outlived, survived, told_by_what
 from sentinel.core.triage_words import worded
 
 __all__ = ["AGREED", "FailureClass", "triage"]
@@ -293,7 +293,8 @@ def _roots(case: Case) -> list[Row]:
     """Root lines. A generic one (a bare exception) counts only where its rank says nothing better, and of one line the
     rule that stands first."""
     told: dict[int, list[Row]] = {}
-    past = {(row.match.rank, row.match.line) for row in case.rows if outlived(row, case)}
+    passed = (row for row in case.rows if outlived(row, case) or told_by_what(row, case))
+    past = {(row.match.rank, row.match.line) for row in passed}
     rows = [
         row
         for row in case.rows

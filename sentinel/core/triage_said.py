@@ -25,13 +25,23 @@ from sentinel.core.triage_rows import ABORTED, Row
 UNREACHABLE, PORT, LOCKED, OOM = "unreachable", "port-in-use", "locked-memory", "host-oom"
 SURVIVED = (UNREACHABLE, PORT, LOCKED)
 # Exceptions that programs catch, print, and do without.
-CAUGHT = ("import-error", "syntax-error", "user-exception", "memory-refused", "no-terminal")
+CAUGHT = (
+    "import-error",
+    "syntax-error",
+    "user-exception",
+    "memory-refused",
+    "no-terminal",
+)
 # Lines in which a parent, or a launcher, tells how a process ended that it had started.
 _OF_A_CHILD = ("terminated", "interrupted", "killed", "segfault", "dataloader")
 _CHILD = re.compile(r"\b(?:CalledProcessError|RayTaskError|RayActorError|ActorDiedError)\b")
 _ABORTS = re.compile(
     r"\bCould not load library |\bstd::bad_alloc\b|\bDefaultCPUAllocator\b"
 )  # words before abort()
+
+# What libstdc++ prints of an exception that nobody has caught: in the second line its own words.
+_THROWN = re.compile(r"\bterminate called after throwing an instance of ")
+_WHAT = re.compile(r"^.{0,60}\bwhat\(\): ")
 
 SIGABRT = 6
 ENDS_S = 10.0  # that a program takes at most from what it raises to its end
@@ -82,6 +92,15 @@ def outlived(row: Row, case: Case) -> bool:
         and _one_process(other.match.line, row.match.line)
         for other in later
     )
+
+
+def told_by_what(row: Row, case: Case) -> bool:
+    """Does the line behind it say what was thrown? A crash is one of which no more is known."""
+    if row.cls.id != "segfault" or _THROWN.search(row.match.line) is None:
+        return False
+    own = (other.match.line for other in _after(row, case) if other.match.rank == row.match.rank)
+    behind = next((line for line in own if _THROWN.search(line) is None), "")
+    return _WHAT.match(behind) is not None
 
 
 def ended_by_abort(why: Why, case: Case, exit_: RankExit | None = None) -> Why:

@@ -19,6 +19,11 @@ HERE = Path(__file__).parent
 LINES = tomllib.loads((HERE / "rule_lines.toml").read_text())
 TIMING = tomllib.loads((HERE / "timing_lines.toml").read_text())["line"]
 ADVICE = [(entry["rule"], entry["line"]) for entry in LINES["ignored"]]
+QUIET = [
+    line
+    for line in (HERE / "says_nothing.txt").read_text().splitlines()
+    if line and not line.startswith("# ")
+]
 NOW = Now(mono_s=100.0, wall_s=1_750_000_000.0)
 
 
@@ -63,6 +68,11 @@ def test_advice_on_the_line_of_an_error_hides_no_error(shipped: RuleSet, tmp_pat
         "CUDA_LAUNCH_BLOCKING=1."
     )
     assert "illegal-access" in matched(shipped, tmp_path / "log", line)
+
+
+@pytest.mark.parametrize("line", QUIET)
+def test_what_healthy_jobs_print_means_no_failure(line: str, shipped: RuleSet, tmp_path: Path) -> None:
+    assert matched(shipped, tmp_path / "log", line) == set()
 
 
 FORMS = """
