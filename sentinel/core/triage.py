@@ -53,6 +53,8 @@ from sentinel.core.triage_words import worded
 __all__ = ["AGREED", "FailureClass", "triage"]
 
 SIGKILL = 9
+# Classes of lines in which a scheduler says why it ends a job: they say more than that it is told to end.
+BY_SCHEDULER = ("preempted", "time-limit", "node-lost")
 # Lines and exits this close belong to one event: a poll of the log, the teardown of a rank.
 MOMENT_S = 2.0
 # An exception this soon after a message that others are gone is about that.
@@ -252,7 +254,7 @@ def _told_to_end(row: Row, case: Case) -> bool:
     by_whom = (e for e in case.lost if e.failure)
     if any(e.rank == row.match.rank or _told_s(e) <= row.match.at_s + MOMENT_S for e in by_whom):
         return True  # who told it to end says more than that it was told
-    if any(other.cls.id == "preempted" for other in case.rows):
+    if any(other.cls.id in BY_SCHEDULER for other in case.rows):
         return True
     before = case.rows[: case.rows.index(row)]
     if any(other.cls.role == "report" and other.match.rank == row.match.rank for other in before):

@@ -35,6 +35,7 @@ AGREED = frozenset(
         "aborted",
         "end-abort",
         "preempted",
+        "time-limit",
         "terminated",
         "dataloader",
         "checkpoint-corrupt",
