@@ -31,6 +31,7 @@ CAUGHT = (
     "user-exception",
     "memory-refused",
     "no-terminal",
+    "access-denied",
 )
 # Lines in which a parent, or a launcher, tells how a process ended that it had started.
 _OF_A_CHILD = ("terminated", "interrupted", "killed", "segfault", "dataloader")
