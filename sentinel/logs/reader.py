@@ -11,7 +11,7 @@ from sentinel.core.now import Now
 from sentinel.core.reports import ACTIVITY, LOSS_SOUND, Iteration, LogMatch, Worker
 from sentinel.logs.cri import CriDecoder
 from sentinel.logs.follow import FilePosition, Follower
-from sentinel.logs.iterations import FormatState, TimingParser
+from sentinel.logs.iterations import MARK_BYTES, FormatState, TimingParser
 from sentinel.logs.life import Life, Sign
 from sentinel.logs.losses import Losses, Lost
 from sentinel.logs.match import LINE_LIMIT_BYTES
@@ -22,7 +22,8 @@ from sentinel.logs.writers import MAX_EXPECTED, apart
 READ_BYTES = 1 << 18  # at once: twice as fast as 1 MiB, since it stays in the CPU's cache
 POLL_BYTES = 1 << 19  # in one poll, so that one flood keeps the others waiting for a few milliseconds only
 NAN = "nan-loss"  # the class of lines whose loss is no number
-KEPT_FIRST = 3  # matches of one rule kept of a batch: the first ones, and the last
+KEPT_FIRST = 3  # matches kept of one rule: the first ones of each process that marks its lines, and the last
+KEPT_PROCESSES = 64  # of which they are kept, at most
 
 
 class Position(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -41,7 +42,7 @@ class LogBatch(Struct, kw_only=True):
 
     iterations: list[Iteration]  # in log order
     before: int  # iterations that the log has told before these
-    matches: list[LogMatch]  # in log order; of one rule the first three and the last in each 256 KiB read
+    matches: list[LogMatch]  # in log order; of one rule those that KEPT_FIRST tells in each 256 KiB read
     counts: dict[str, int]  # rule -> lines that matched, also those that are not in `matches`
     data: bytes  # the raw bytes that were read, for a terminal
     caught_up: bool  # the log was read to its end
@@ -303,6 +304,7 @@ class RankLog:
         for index, start in present:
             count = 0
             last: tuple[int, int] | None = None
+            whose: dict[int | None, int] = {}  # process below a launcher -> its matches
             for bounds in self._rules.patterns[index].lines(text, start):
                 if self._rules.ignored(text[bounds[0] : bounds[1]], index):
                     continue
@@ -311,9 +313,13 @@ class RankLog:
                     continue
                 count += 1
                 last = bounds
-                if count <= KEPT_FIRST:
-                    kept.append((*bounds, index))
-            if last is not None and count > KEPT_FIRST:
+                number = self._timing.writers.number(text[bounds[0] : bounds[0] + MARK_BYTES])
+                if number in whose or len(whose) < KEPT_PROCESSES:
+                    whose[number] = whose.get(number, 0) + 1
+                    if whose[number] <= KEPT_FIRST:
+                        kept.append((*bounds, index))
+                        last = None
+            if last is not None:
                 kept.append((*last, index))
             if count:
                 rule_id = self._rules.rules[index].id

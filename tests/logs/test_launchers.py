@@ -374,6 +374,16 @@ def test_of_the_processes_of_a_launcher_the_one_whose_watchdog_is_silent_is_the_
     assert "Ranks 0, 1, 3 waited for it in vain." in v.sentence
 
 
+def test_of_the_processes_of_a_whole_machine_none_that_waited_is_overlooked(
+    shipped: RuleSet, tmp_path: Path
+) -> None:
+    eight = {1300 + number: (0, number) for number in range(8)}
+    for silent in range(8):
+        text = watchdogs(*(number for number in range(8) if number != silent))
+        v = of(told(text, shipped, tmp_path), workers=eight)
+        assert (v.failure, v.rank, v.worker) == ("nccl-timeout", 0, silent), v
+
+
 def test_where_no_single_process_of_a_launcher_is_silent_the_verdict_says_which_waited_in_vain(
     shipped: RuleSet, tmp_path: Path
 ) -> None:
