@@ -2,7 +2,7 @@
 
 from msgspec import structs
 
-from sentinel.core import stack_reading
+from sentinel.core import stack_verdict
 from sentinel.core.budget import restarts_left
 from sentinel.core.model import Incident, IncidentKind, Phase, ProtectedJob, Symptom
 from sentinel.core.now import Now
@@ -55,7 +55,7 @@ def _with_looks(picture: JobPicture, incident: Incident) -> Incident:
     looks = picture.timing.hang.looks
     if looks is None or (incident.kind != IncidentKind.NOTICE and not looks.still_s):
         return incident
-    verdict = stack_reading.named(incident.verdict, looks.texts, incident.from_size)
+    verdict = stack_verdict.named(incident.verdict, looks.texts, incident.from_size)
     kept = looks.texts[:MOST_STACKS] if incident.kind == IncidentKind.NOTICE else looks.texts
     return structs.replace(incident, stacks=kept, verdict=verdict)
 

@@ -2,7 +2,7 @@
 
 from msgspec import structs
 
-from sentinel.core import stack_reading
+from sentinel.core import stack_verdict
 from sentinel.core.events import (
     CANCELLED_BY_PERSON,
     Begin,
@@ -183,7 +183,7 @@ def stop_ended(incident: Incident, event: StopEnded, now: Now, terms: Terms) -> 
     incident = structs.replace(incident, stacks=event.stacks or incident.stacks, failed_step=failed_step)
     if incident.end_state is not None:
         return close(incident, Phase.ENDED, now, incident.reason_of_end, incident.sentence_of_end)
-    verdict = stack_reading.named(plan.verdict, incident.stacks, incident.from_size)
+    verdict = stack_verdict.named(plan.verdict, incident.stacks, incident.from_size)
     incident = structs.replace(incident, verdict=verdict)
     if incident.kind == IncidentKind.CHOSEN:
         return starting(incident, now, terms, plan.reason, plan.sentence)

@@ -1,17 +1,15 @@
-"""Text that tells where a rank stands → what it waits for, and of all ranks the one for which the others wait. Pure."""
+"""Text that tells where a rank stands → what it waits for, and where the processes stand that it waits for. Pure."""
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise, takewhile
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from sentinel.core import pauses
-from sentinel.core.model import Symptom, Verdict
-from sentinel.core.process_states import HALTED, STOPPED
 
-# As cluster/local/stacks.py heads it.
+# As cluster/local/stacks.py heads it, and what it writes below it.
 _RANK = re.compile(
     r"rank (\d+): (?:pid (?P<pid>\d+) \((?P<state>\S)(?: in (?P<channel>[^)]*))?\))?(?P<more>.*)"
 )
@@ -40,6 +38,46 @@ _TALKS = re.compile(
 )
 # A launcher of the rank's own stands in such a folder too.
 _RUNS = re.compile(r"distributed/(?:run|launch|launcher|elastic)\b")
+# What a program calls and did not write: where the line of the program itself is looked for.
+_OF_OTHERS = re.compile(
+    r"^(?:accelerate|apex|composer|datasets|deepspeed|horovod|joblib|lightning|lightning_fabric|megatron/core|mpi4py"
+    r"|numpy|peft|pytorch_lightning|ray|sentinel|torch|torchvision|transformer_engine|transformers|trl|webdataset)/"
+    r"|/(?:site|dist)-packages/|^<frozen"
+)
+# Who is here gets work from processes that it has started.
+_BY_OTHERS = re.compile(
+    r"(?:^|/)(?:subprocess\.py|multiprocessing/|concurrent/futures/|joblib/|torch/utils/data/)"
+)
+# Through with its program, or with the process group: it comes to no collective again.
+_ENDS = re.compile(
+    r"^ {4}(?:\S+\.)?(?:_shutdown \(threading\.py|_python_exit \(concurrent/futures/"
+    r"|(?:_exit_function|_run_finalizers) \(multiprocessing/util\.py"
+    r"|(?:destroy_process_group|_shutdown_backend) \((?:\S*/)?torch/distributed/)"
+)
+# Ranks of a pipeline, and of groups smaller than the job, wait in different calls of a program that is right.
+_SENDS = re.compile(r"(?:^|[._])i?(?:send|recv)(?:_|$)|p2p|_communicate$")
+_STAGES = re.compile(
+    r"p2p|pipelin|/pipe/|/moe/|/mpu/|tensor/parallel|(?:tensor|model|expert|sequence|context)_parallel"
+    r"|_functional_collectives"
+)
+# Below the stack of a rank: a process that it has started. Its frames are further in than those of a rank's threads.
+_HELPER = re.compile(
+    r"^helper pid (?P<pid>\d+) \((?P<state>\S)(?: in (?P<channel>[^)]*))?\)(?:, (?P<program>\S+))?"
+)
+HELPER_FRAME = " " * 6
+_STARTS = re.compile(r"^ {4}(?:\S+\.)?_bootstrap \(multiprocessing/process\.py")
+_HAS_NO_TASK = "_worker_loop"  # of torch.utils.data
+
+
+class Helper(Struct, frozen=True):
+    """A process that a rank has started, and may wait for."""
+
+    pid: int
+    state: str  # as in /proc/PID/stat
+    channel: str  # where in the kernel it waits
+    program: str
+    place: str  # the innermost frame that is not of Python's own library; "": not known
+    waits_for_work: bool  # a worker of a data loader without a task, or nothing of its program runs
 
 
 class Stack(Struct, frozen=True):
@@ -55,6 +93,13 @@ class Stack(Struct, frozen=True):
     asks: bool = False  # it does so itself
     runs: bool = False  # it runs Python at this moment
     pause: str = ""  # the frame of an evaluation, a save or a preparation of data in which it is
+    called: str = ""  # the line of the program that led there, where that is another one: "train.py:88"
+    ends: str = ""  # the frame in which it ends, or leaves the process group
+    sends: bool = False  # it sends to one other rank, or waits for one
+    staged: bool = False  # one of a pipeline, or of a group that is smaller than the job
+    loads: bool = False  # it waits for a batch of a data loader
+    awaits: bool = False  # it may wait for processes that it has started
+    helpers: tuple[Helper, ...] = ()  # those that were looked at, the most telling first
 
 
 class Used(Struct, frozen=True, gc=False):
@@ -104,7 +149,11 @@ def read(text: str) -> Stack | None:
     inner = takewhile(lambda frame: _LIBRARY.search(frame["file"]), frames)
     waits = next((frame for frame in inner if _is_wait(frame)), None)
     place = next((frame for frame in frames if not _is_standard(frame)), frames[0])
-    sure = _is_sure(waits) if waits else _LOADS.search(place["file"]) is not None
+    loads = _LOADS.search(place["file"]) is not None
+    sure = _is_sure(waits) if waits else loads
+    program = next((frame for frame in frames if _is_programs(frame)), None)
+    library = list(takewhile(lambda frame: not _is_programs(frame), frames))
+    ends = next((frame for frame in frames if _ENDS.match(frame.string)), None)
     return Stack(
         int(head.group(1)),
         place[0].strip(),
@@ -116,7 +165,21 @@ def read(text: str) -> Stack | None:
         any(_TALKS.search(frame["file"]) for frame in frames),
         state.endswith(_RUNS_PYTHON),
         pauses.frame_of(frames),
+        _line(program) if program is not None and program is not (waits or place) else "",
+        ends[0].strip() if ends else "",
+        _sends(waits or place),
+        any(_sends(frame) or _STAGES.search(frame["file"]) for frame in frames),
+        loads and not waits,
+        not waits and any(_BY_OTHERS.search(frame["file"]) for frame in library),
+        tuple(_helpers(text.splitlines())),
     )
+
+
+def own_frames(dump: str) -> tuple[str, ...]:
+    """Of the main thread in what py-spy printed of a process that a rank has started, innermost first, without those
+    that a fork keeps of its parent."""
+    frames = takewhile(lambda frame: not _STARTS.match(frame.string), _threads(dump.splitlines())[1])
+    return tuple(frame[0].strip() for frame in frames)
 
 
 def paused_in(stacks: Iterable[Stack | None]) -> str:
@@ -153,47 +216,33 @@ def _is_sure(frame: re.Match[str]) -> bool:
     return _WAITS_IN.search(frame["file"]) is not None
 
 
-def named(verdict: Verdict, stacks: Sequence[str], size: int) -> Verdict:
-    """Of a hang of which logs do not tell who stopped first: with that rank, where all others wait for it. `size`: of
-    the job; where it is one launcher, the stacks are those of the ranks that it has started."""
-    if (
-        verdict.symptom != Symptom.HANG
-        or verdict.worker is not None
-        or (size > 1 and verdict.rank is not None)
-    ):
-        return verdict
-    heads = [read_head(text) for text in stacks]
-    stopped = [head for head in heads if head is not None and head.state == HALTED]
-    if len(stopped) == 1 and len(heads) > 1:
-        return _blaming(
-            verdict,
-            stopped[0].number,
-            f"Rank {stopped[0].number} (pid {stopped[0].pid}) is {STOPPED[HALTED]}.",
-            size,
-            len(heads),
-        )
-    read_all = [read(text) for text in stacks]
-    found = [stack for stack in read_all if stack is not None]
-    away = [stack for stack in found if not stack.waits]
-    if len(found) != len(read_all) or len(found) < 2 or len(away) != 1:
-        return verdict
-    one, others = away[0], [stack for stack in found if stack.waits]
-    # A number that is fetched from the GPU (`loss.item()`) shows no frame of torch, and waits for the others' work too.
-    if not (one.surely or one.runs or all(stack.surely for stack in others)):
-        return verdict
-    other = others[0]
-    why = (
-        f"Rank {one.number} stands in {one.place}; {'all others wait' if len(found) > 2 else 'the other waits'} for it "
-        f"in {other.waits}."
-    )
-    return _blaming(verdict, one.number, why, size, len(found))
+def _is_programs(frame: re.Match[str]) -> bool:
+    return not _is_standard(frame) and _OF_OTHERS.search(frame["file"]) is None
 
 
-def _blaming(verdict: Verdict, number: int, why: str, size: int, seen: int) -> Verdict:
-    of_launcher = size == 1
-    return structs.replace(
-        verdict,
-        rank=0 if of_launcher else number if seen == size else None,
-        worker=number if of_launcher else None,
-        sentence=f"{verdict.sentence} {why}",
-    )
+def _line(frame: re.Match[str]) -> str:
+    return frame[0].strip().partition(" (")[2].removesuffix(")")
+
+
+def _sends(frame: re.Match[str]) -> bool:
+    by_name = _SENDS.search(frame["function"]) is not None and _TALKS.search(frame["file"]) is None
+    return by_name or "p2p" in frame["file"]
+
+
+def _helpers(lines: Sequence[str]) -> Iterator[Helper]:
+    starts = [k for k, line in enumerate(lines) if _HELPER.match(line)]
+    for start, end in pairwise((*starts, len(lines))):
+        head = _HELPER.match(lines[start])
+        # As of a rank's own thread, which they must not be taken for.
+        told = (line[2:] for line in lines[start + 1 : end] if line.startswith(HELPER_FRAME))
+        frames = [frame for line in told if (frame := _FRAME.match(line)) is not None]
+        place = next((frame for frame in frames if not _is_standard(frame)), None)
+        if head is not None:
+            yield Helper(
+                int(head["pid"]),
+                head["state"],
+                head["channel"] or "",
+                head["program"] or "",
+                place[0].strip() if place else "",
+                bool(frames) and (place is None or place["function"] == _HAS_NO_TASK),
+            )

@@ -21,6 +21,7 @@ from sentinel.settings import Settings
 MAX_STEPS = 40
 MAX_EVIDENCE = 30
 MAX_STACK_LINES = 60
+MAX_SENTENCE = 1000  # of a hang it says where the ranks wait
 MAX_DIGEST = 100
 MAX_NAME = 400  # of a job, where a program reads it: longer than NAMESPACE/KIND/NAME of Kubernetes can be
 
@@ -371,7 +372,7 @@ def mail_request(
         tone=tone,
         label=LABELS.get(stage, "Ended" if ending else "Notice"),
         title=f"{short}: {said}",
-        sentence=clean(incident.sentence if ending else incident.verdict.sentence, 600),
+        sentence=clean(incident.sentence if ending else incident.verdict.sentence, MAX_SENTENCE),
         facts=_facts(incident, job, stage),
         advice=_advice(incident, job, stage),
         story=_story(incident),

@@ -1,101 +1,9 @@
-"""Stacks of all ranks of a hung job → the rank for which the others wait.
-
-`stacks/` was printed by py-spy 0.4 of two programs under torchrun (torch 2.15, gloo): in `loop` rank 1 spins while the
-others stand in an all_reduce, in `data_loader` its loader gives no batch while rank 0 is in the backward pass of
-DistributedDataParallel. `gpu` was printed of three programs (torch 2.11, an H200) behind a kernel that never ends:
-`torch.cuda.synchronize()`, a backward pass that is in it, and the launch of another kernel, which blocks too.
-`torch-1.13` is Debian's torch with the program of tests/trainers, of which rank 1 loops.
-"""
-
-import re
-from pathlib import Path
+"""Where one rank stands, and the processes that it has started, by what py-spy prints of them."""
 
 import pytest
-from msgspec import structs
 
-from sentinel.core.model import Cause, Symptom, Verdict
-from sentinel.core.stack_reading import named, read
-
-HERE = Path(__file__).parent / "stacks"
-HUNG = Verdict(
-    symptom=Symptom.HANG, cause=Cause.UNKNOWN, failure="hang", scope="job", sentence="The job hangs.", rank=0
-)
-
-
-def stacks(name: str) -> list[str]:
-    text = (HERE / f"{name}.txt").read_text()
-    return [part.rstrip() for part in re.split(r"^(?=rank )", text, flags=re.MULTILINE) if part]
-
-
-@pytest.mark.parametrize(
-    ("name", "place", "where"),
-    [
-        ("loop", "spin (train.py:8)", "all others wait for it in all_reduce (torch/distributed/"),
-        (
-            "data_loader",
-            "_MultiProcessingDataLoaderIter._try_get_data (torch/utils/data/dataloader.py:1293)",
-            "the other waits for it in _engine_run_backward (torch/autograd/graph.py",
-        ),
-        (
-            "torch-1.13",
-            "loops (ranks.py:32)",
-            "the other waits for it in backward (torch/autograd/__init__.py",
-        ),
-    ],
-)
-def test_the_rank_that_did_not_come_is_named_with_where_it_stands(name: str, place: str, where: str) -> None:
-    v = named(HUNG, stacks(name), 1)
-    assert (v.rank, v.worker) == (0, 1)
-    assert f"Rank 1 stands in {place}; {where}" in v.sentence
-
-
-def test_the_one_that_a_signal_has_stopped_is_named_wherever_it_stands() -> None:
-    waiting, _, other = stacks("loop")
-    stopped = re.sub(r"pid (\d+) \(\S", r"pid \1 (T", other)
-    v = named(HUNG, [waiting, stopped], 1)
-    assert (v.rank, v.worker) == (0, 2)
-    assert re.search(r"Rank 2 \(pid \d+\) is stopped by a signal\.$", v.sentence), v.sentence
-    assert named(HUNG, [stopped, stopped], 1) == HUNG
-
-
-def test_of_ranks_that_sentinel_started_itself_it_is_the_rank() -> None:
-    v = named(structs.replace(HUNG, rank=None), stacks("loop"), 3)
-    assert (v.rank, v.worker) == (1, None)
-
-
-def test_who_is_named_already_stays_so() -> None:
-    for verdict in (structs.replace(HUNG, worker=2), structs.replace(HUNG, rank=2)):
-        assert named(verdict, stacks("loop"), 3) == verdict
-
-
-def test_nobody_is_named_where_the_stacks_do_not_tell() -> None:
-    loop = stacks("loop")
-    waiting, spinning, _ = loop
-    for known in (
-        [],
-        [spinning],
-        [waiting, waiting],  # all of them wait
-        [spinning, spinning, waiting],
-        [waiting, spinning, "rank 2: gone"],
-        [waiting, spinning, "rank 2: pid 7 (D)\nno Python stack: Permission denied"],
-    ):
-        assert named(HUNG, known, 1) == HUNG
-
-
-def test_who_may_wait_for_the_gpu_is_not_blamed() -> None:
-    _, backward, item = stacks("gpu")
-    assert named(HUNG, [item, backward], 1) == HUNG  # `loss.item()` has no frame of its own
-
-
-def test_who_runs_python_while_the_others_are_in_the_backward_pass_is_the_one_they_wait_for() -> None:
-    _, spinning, _ = stacks("loop")  # (active+gil): who waits for a GPU is (active)
-    backward = stacks("data_loader")[0]
-    verdict = named(HUNG, [backward, spinning], 1)
-    assert verdict.worker == 1
-    assert (
-        "Rank 1 stands in spin (train.py:8); the other waits for it in _engine_run_backward"
-        in verdict.sentence
-    )
+from sentinel.core.stack_reading import own_frames, read
+from tests.core.hung_ranks import rank, stacks
 
 
 def test_who_waits_for_a_gpu_may_wait_for_others_and_a_call_without_a_frame_tells_nothing() -> None:
@@ -103,22 +11,79 @@ def test_who_waits_for_a_gpu_may_wait_for_others_and_a_call_without_a_frame_tell
     assert [stack.waits.partition(" ")[0] for stack in told] == ["synchronize", "_engine_run_backward", ""]
     assert not any(stack.surely for stack in told)
     assert told[1].others[0] == "Slow.backward (gpu.py:79)"
-    assert named(HUNG, stacks("gpu"), 3) == HUNG
 
 
-def test_what_a_rank_does_in_a_forward_pass_below_a_distributed_wrapper_is_its_own() -> None:
-    waiting, spinning, _ = stacks("loop")
-    below = spinning.replace(
-        "    <module> (train.py:16)",
-        "    _call_impl (torch/nn/modules/module.py:1775)\n"
-        "    forward (torch/distributed/fsdp/fully_sharded_data_parallel.py:854)\n    <module> (train.py:16)",
+@pytest.mark.parametrize(
+    ("frames", "called"),
+    [
+        ("all_reduce (torch/distributed/distributed_c10d.py:3)\nmain (train.py:88)", "train.py:88"),
+        (
+            "all_gather (torch/distributed/distributed_c10d.py:3)\ngather (accelerate/utils/operations.py:9)\n"
+            "evaluate (/home/me/job/eval.py:5)\nmain (train.py:7)",
+            "/home/me/job/eval.py:5",
+        ),
+        (
+            "wait (threading.py:3)\nget (/usr/lib/python3/dist-packages/foo/bar.py:9)\nmain (train.py:7)",
+            "train.py:7",
+        ),
+        ("spin (train.py:8)\n<module> (train.py:16)", ""),  # it is there itself
+        ("all_reduce (torch/distributed/distributed_c10d.py:3)\nmain (torch/distributed/run.py:9)", ""),
+    ],
+)
+def test_the_line_of_the_program_is_the_innermost_that_no_library_has(frames: str, called: str) -> None:
+    found = read(rank(0, frames))
+    assert found is not None
+    assert found.called == called
+
+
+HELPERS = """helper pid 812 (D in nfs_wait_bit_killable), python3.11
+      read (data.py:20)
+      __getitem__ (data.py:9)
+      _worker_loop (torch/utils/data/_utils/worker.py:349)
+helper pid 813 (S in do_poll.constprop.0), python3.11
+      poll (multiprocessing/connection.py:257)
+      _worker_loop (torch/utils/data/_utils/worker.py:300)
+helper pid 814 (R), cc1plus
+      not read: Failed to get process executable name (is it gone?)
+"""
+
+
+def test_the_processes_that_a_rank_waits_for_are_read_and_are_no_threads_of_its_own() -> None:
+    waits = rank(1, "_try_get_data (torch/utils/data/dataloader.py:1293)\nmain (ddp.py:12)")
+    alone, found = read(waits), read(f"{waits}\n{HELPERS}")
+    assert alone is not None
+    assert found is not None
+    assert (found.frames, found.others, found.talks) == (alone.frames, alone.others, alone.talks)
+    assert [(one.pid, one.state, one.channel, one.program) for one in found.helpers] == [
+        (812, "D", "nfs_wait_bit_killable", "python3.11"),
+        (813, "S", "do_poll.constprop.0", "python3.11"),
+        (814, "R", "", "cc1plus"),
+    ]
+    assert [(one.place, one.waits_for_work) for one in found.helpers] == [
+        ("read (data.py:20)", False),
+        ("_worker_loop (torch/utils/data/_utils/worker.py:300)", True),
+        ("", False),
+    ]
+    assert alone.helpers == ()
+
+
+def test_what_a_fork_keeps_of_its_parents_stack_is_not_where_the_child_stands() -> None:
+    dump = rank(
+        0,
+        """wait (threading.py:320)
+        Queue.get (multiprocessing/queues.py:103)
+        worker (multiprocessing/pool.py:114)
+        BaseProcess.run (multiprocessing/process.py:108)
+        BaseProcess._bootstrap (multiprocessing/process.py:314)
+        Popen._launch (multiprocessing/popen_fork.py:71)
+        main (train.py:61)""",
     )
-    assert named(HUNG, [waiting, below], 1).worker == 1
-
-
-def test_of_anything_but_a_hang_nothing_is_said() -> None:
-    lost = structs.replace(HUNG, symptom=Symptom.RANK_LOST)
-    assert named(lost, stacks("loop"), 1) == lost
+    assert [frame.partition(" ")[0] for frame in own_frames(dump)] == [
+        "wait",
+        "Queue.get",
+        "worker",
+        "BaseProcess.run",
+    ]
 
 
 # Innermost first, as py-spy prints them; by Python 3.11 and newer with the class.
@@ -207,8 +172,7 @@ def test_of_anything_but_a_hang_nothing_is_said() -> None:
 def test_an_evaluation_a_save_and_a_preparation_of_data_are_known_by_the_innermost_function_that_tells(
     frames: str, where: str
 ) -> None:
-    stack = "".join(f"\n    {frame.strip()}" for frame in frames.splitlines())
-    found = read(f'rank 0: pid 7 (S)\nThread 7 (idle): "MainThread"{stack}')
+    found = read(rank(0, frames))
     assert found is not None
     assert found.pause.startswith(where)
     assert bool(found.pause) == bool(where)
