@@ -189,12 +189,18 @@ for step in range(1, 1000):
 """
 
 
+def stands_for_torch(box: Box, **files: str) -> None:
+    """`distributed/c10d.py`, and other files of a package of that name."""
+    for name, text in {"distributed/c10d.py": COLLECTIVE, **files}.items():
+        file = box.work / "torch" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for package in file.relative_to(box.work).parents[:-1]:
+            (box.work / package / "__init__.py").touch()
+        file.write_text(text)
+
+
 def test_below_a_launcher_the_rank_that_loops_is_named_by_the_stacks(box: Box) -> None:
-    folder = box.work / "torch/distributed"
-    folder.mkdir(parents=True)
-    for package in (folder, folder.parent):
-        (package / "__init__.py").touch()
-    (folder / "c10d.py").write_text(COLLECTIVE)
+    stands_for_torch(box)
     (box.work / "loops.py").write_text(LOOPS)
     job = box.run("sh", "-c", LAUNCHER, "-", "1", sys.executable, "loops.py", policy=box.policy(**WATCHED))
     box.stepping(lines=10)
@@ -203,9 +209,67 @@ def test_below_a_launcher_the_rank_that_loops_is_named_by_the_stacks(box: Box) -
     verdict = incident.verdict
     assert (verdict.rank, verdict.worker) == (0, 1), "\n".join(incident.stacks)
     assert re.search(
-        r"Rank 1 stands in loops \(loops\.py:\d+\); the other waits for it in all_reduce \(torch/distributed/c10d\.py",
+        r"Rank 1 stands in loops \(loops\.py:\d+\); the other waits for it in all_reduce \(torch/distributed/c10d\.py:"
+        r"\d+\), called at loops\.py:9\.$",
         verdict.sentence,
     ), verdict.sentence
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+    box.empty()
+
+
+# Stands for a loader of torch: workers are given tasks, and put what they have read into a queue.
+LOADER = """
+import multiprocessing as mp
+
+def _worker_loop(read, tasks, done):
+    for at in iter(tasks.get, None):
+        done.put(read(at))
+
+class Loader:
+    def __init__(self, read):
+        fork = mp.get_context("fork")
+        self.done, self.tasks = fork.Queue(), [fork.Queue() for _ in range(3)]
+        for tasks in self.tasks:
+            fork.Process(target=_worker_loop, args=(read, tasks, self.done), daemon=True).start()
+
+    def batch(self, at):
+        self.tasks[at % 3].put(at)
+        return self.done.get()
+"""
+LOADS = """
+import os, torch.distributed.c10d as dist, torch.utils.data.dataloader as data
+
+def read_image(at):
+    if os.path.exists("stuck") and os.environ["RANK"] == "1" and "SENTINEL_RESTARTS" not in os.environ:
+        return open("stuck").read()
+    return at
+
+loader = data.Loader(read_image)
+for step in range(1, 1000):
+    loader.batch(step)
+    dist.all_reduce(step, 2)
+    print("this iteration hardware time is 10.5 and e2e time is 20.5 ms.", flush=True)
+"""
+
+
+def test_of_a_rank_that_waits_for_its_data_the_worker_that_reads_them_is_named(box: Box) -> None:
+    stands_for_torch(box, **{"utils/data/dataloader.py": LOADER})
+    (box.work / "loads.py").write_text(LOADS)
+    job = box.run("sh", "-c", LAUNCHER, "-", "1", sys.executable, "loads.py", policy=box.policy(**WATCHED))
+    box.stepping(lines=10)
+    os.mkfifo(box.work / "stuck")  # its reader waits until somebody writes
+    incident = box.phase("Recovered")
+    verdict = incident.verdict
+    assert (verdict.rank, verdict.worker) == (0, 1), "\n".join(incident.stacks)
+    assert re.search(
+        r"Rank 1 waits in Loader\.batch \(torch/utils/data/dataloader\.py:17\), called at loads\.py:11, its worker "
+        r"\(pid \d+, S in \w+\) stands in read_image \(loads\.py:6\); the other waits for it in all_reduce "
+        r"\(torch/distributed/c10d\.py:\d+\), called at loads\.py:12\.$",
+        verdict.sentence,
+    ), verdict.sentence
+    (text,) = (text for text in incident.stacks if text.startswith("rank 1:"))
+    assert len(re.findall(r"^helper pid \d+ \(", text, re.M)) == 3
     job.send(signal.SIGINT)
     assert job.code() == 130
     box.empty()

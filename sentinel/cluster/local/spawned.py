@@ -9,7 +9,6 @@ import re
 from sentinel.cluster.local import stacks
 from sentinel.cluster.local.processes import Proc, cmdline, scan, started
 
-_STARTS = re.compile(r"\b(?:start_processes|join) \((?:\S*/)?torch/multiprocessing/spawn\.py\b")
 _MULTIPROCESSING = re.compile(r"from multiprocessing\.(?:spawn import spawn_main|forkserver import main)\b")
 # A child of multiprocessing that is through with its imports.
 _RUNS = re.compile(r"^ {4}(?:\S+\.)?run \(multiprocessing/process\.py\b", re.M)
@@ -21,7 +20,7 @@ _NUMBER = re.compile(
 async def spawned(top: Proc, text: str) -> dict[int, Proc]:
     """The ranks below a program whose stack is `text`, by the numbers that torch has given them. Empty where they are
     not known for sure: it has not started any, or one of its children could not be read, or still imports."""
-    if _STARTS.search(text) is None:
+    if stacks.SPAWNS_RANKS.search(text) is None:
         return {}
     own = cmdline(top.pid)
     below = [proc for proc in started(top, scan()) if _may_be(cmdline(proc.pid), own)]

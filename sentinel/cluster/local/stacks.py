@@ -3,6 +3,9 @@
 py-spy reads a process's memory from outside; `--nonblocking` never stops it, so that a stopped (SIGSTOP)
 or uninterruptible (D) process cannot hold us. A process that runs may change under such a reading; then it is read
 once more the pausing way. Whether it runs in circles or waits for the GPU, which spins too, samples tell.
+
+Where a rank waits for processes that it has started (workers of a data loader, a compiler), a few of them are looked
+at too.
 """
 
 import asyncio
@@ -10,19 +13,23 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from sentinel import rights
 from sentinel.cluster.local.processes import (
     Proc,
     descendants,
     is_launcher,
+    program,
     read_io_bytes,
     read_proc,
     read_text,
     scan,
     where,
 )
+from sentinel.core.process_states import STOPPED
+from sentinel.core.stack_reading import HELPER_FRAME, own_frames, read
 
 EACH_S = 4.0
 TOTAL_S = 12.0
@@ -31,6 +38,10 @@ MAX_CHARS = 8000
 KERNEL_STACK_CHARS = 2000
 VALUES_CHARS = 1_000_000
 SAMPLES_S, SAMPLES_PER_S = 1, 100
+# Ranks of one machine whose helpers are looked at, helpers of each, and frames of each. A rank may have hundreds.
+MOST_WAITING, MOST_HELPERS, HELPER_FRAMES, MOST_READ = 2, 4, 12, 256
+HELPERS_CHARS = 3000
+SPAWNS_RANKS = re.compile(r"\b(?:start_processes|join) \((?:\S*/)?torch/multiprocessing/spawn\.py\b")
 
 
 # Values of kernel.yama.ptrace_scope (Documentation/admin-guide/LSM/Yama.rst). Ranks are not below Sentinel, but below
@@ -67,9 +78,62 @@ async def collect(ranks: Mapping[int, Proc | None]) -> tuple[str, ...]:
     gate = asyncio.Semaphore(AT_ONCE)
     until_s = asyncio.get_running_loop().time() + TOTAL_S
     table = scan()
-    return tuple(
-        await asyncio.gather(*(_one(rank, proc, table, gate, until_s) for rank, proc in ranks.items()))
-    )
+    texts = await asyncio.gather(*(_one(rank, proc, table, gate, until_s) for rank, proc in ranks.items()))
+    waiting = [
+        (k, proc.pid)
+        for k, (proc, text) in enumerate(zip(ranks.values(), texts, strict=True))
+        if proc is not None and _awaits(text)
+    ]
+    for k, pid in waiting[:MOST_WAITING]:
+        if below := await _helpers(_telling(pid, table), gate, until_s):
+            texts[k] = f"{texts[k][: MAX_CHARS - len(below) - 1]}\n{below}"
+    return tuple(texts)
+
+
+def _awaits(text: str) -> bool:
+    """Does it wait for what it has started? Not where that are ranks, which get texts of their own."""
+    stack = read(text)
+    if stack is None or not stack.awaits or stack.runs:
+        return False
+    return not any(map(SPAWNS_RANKS.search, own_frames(text)))
+
+
+def _telling(pid: int, table: Mapping[int, Proc]) -> list[Proc]:
+    """Of what a rank has started: those that are stuck or busy first, then those that wait where few others do."""
+    below = [
+        proc
+        for known in descendants(table, [pid])[:MOST_READ]
+        if (proc := read_proc(known.pid)) is not None and not proc.dead
+    ]
+    channels = {proc.pid: read_text(f"/proc/{proc.pid}/wchan", 100) for proc in below}
+    like = Counter(channels.values())
+
+    def telling(proc: Proc) -> tuple[int, int, float]:
+        return (
+            0 if proc.state in STOPPED else 1 if proc.state == "R" else 2,
+            like[channels[proc.pid]],
+            -proc.cpu_s,
+        )
+
+    return sorted(below, key=telling)[:MOST_HELPERS]
+
+
+async def _helpers(procs: Sequence[Proc], gate: asyncio.Semaphore, until_s: float) -> str:
+    async def look(proc: Proc) -> str:
+        async with gate:
+            left_s = until_s - asyncio.get_running_loop().time()
+            if left_s <= 0.1:
+                return ""
+            dump, reason = await _python_stack(proc.pid, min(EACH_S, left_s))
+        now = read_proc(proc.pid)
+        if now is None:
+            return ""
+        name = "".join(c if c.isprintable() and not c.isspace() else "?" for c in program(proc.pid))
+        frames = own_frames(dump)[:HELPER_FRAMES] if dump else (f"not read: {reason}",)
+        return "\n".join((f"helper {where(now)}, {name}", *(f"{HELPER_FRAME}{frame}" for frame in frames)))
+
+    texts = await asyncio.gather(*map(look, procs))
+    return "\n".join(filter(None, texts))[:HELPERS_CHARS]
 
 
 async def _one(
