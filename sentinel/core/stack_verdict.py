@@ -150,7 +150,7 @@ def _of_waiting(stacks: Mapping[int, Stack], *, whole: bool) -> Told:
     lines = _lines(stacks)
     calls = {_function(waits) for waits, _ in places}
     staged = any(stack.staged for stack in stacks.values())
-    if not sure or staged or not whole or len(places) != 2 or len(calls) != 2 or not calls <= _TOGETHER:
+    if staged or not whole or len(places) != 2 or len(calls) != 2 or not calls <= _TOGETHER:
         return Told(lines=lines)
     (more, those), (less, these) = places.items()
     if len(these) == 1 and len(those) > 1:

@@ -172,6 +172,10 @@ def all_reduce(step, peers):
     open(f"met.{os.getppid()}.{step}.{os.environ['RANK']}", "w").close()
     while not all(os.path.exists(f"met.{os.getppid()}.{step}.{peer}") for peer in range(peers)):
         time.sleep(0.005)
+
+def barrier():
+    while True:
+        time.sleep(0.005)
 """
 LOOPS = """
 import os, torch.distributed.c10d as dist
@@ -211,6 +215,38 @@ def test_below_a_launcher_the_rank_that_loops_is_named_by_the_stacks(box: Box) -
     assert re.search(
         r"Rank 1 stands in loops \(loops\.py:\d+\); the other waits for it in all_reduce \(torch/distributed/c10d\.py:"
         r"\d+\), called at loops\.py:9\.$",
+        verdict.sentence,
+    ), verdict.sentence
+    job.send(signal.SIGINT)
+    assert job.code() == 130
+    box.empty()
+
+
+STRAYS = """
+import os, torch.distributed.c10d as dist
+
+for step in range(1, 1000):
+    if os.path.exists("stray") and os.environ["RANK"] == "1" and "SENTINEL_RESTARTS" not in os.environ:
+        dist.barrier()
+    dist.all_reduce(step, 3)
+    print("this iteration hardware time is 10.5 and e2e time is 20.5 ms.", flush=True)
+"""
+
+
+def test_of_a_rank_that_waits_where_no_other_does_it_is_said_that_it_went_another_way(box: Box) -> None:
+    stands_for_torch(box)
+    (box.work / "strays.py").write_text(STRAYS)
+    three = LAUNCHER.replace("in 0 1;", "in 0 1 2;")
+    job = box.run("sh", "-c", three, "-", "1", sys.executable, "strays.py", policy=box.policy(**WATCHED))
+    box.stepping(lines=10)
+    (box.work / "stray").touch()
+    incident = box.phase("Recovered")
+    verdict = incident.verdict
+    assert (verdict.rank, verdict.worker) == (0, 1), "\n".join(incident.stacks)
+    assert re.search(
+        r"Rank 1 waits in barrier \(torch/distributed/c10d\.py:\d+\), called at strays\.py:6, where no other rank does"
+        r"; all 2 others wait in all_reduce \(torch/distributed/c10d\.py:\d+\), called at strays\.py:7: it went "
+        r"another way\.$",
         verdict.sentence,
     ), verdict.sentence
     job.send(signal.SIGINT)
