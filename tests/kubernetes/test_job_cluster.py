@@ -23,6 +23,8 @@ from sentinel.job_kinds import job_table
 from sentinel.transport.wire import Arrived
 from tests.kubernetes.conftest import run
 from tests.kubernetes.proxy import Fault, Proxy
+from tests.kubernetes.test_uninstall import defined
+from tests.kubernetes.test_uninstalled_jobs import WORKLOADS
 from tests.rig.operators.flow import Flow, condition, template
 from tests.rig.test_rig_operators import KINDS, job_set, training_job
 from tests.waits import eventually, until
@@ -315,6 +317,48 @@ def test_who_starts_a_job_that_stops_is_left_to_it_but_where_it_is_to_end_for_go
         story_of(controller, flow, story)
     finally:
         kwok.daemon.thaw()
+
+
+@pytest.fixture
+def queues(installed: "ControlPlane") -> Iterator[str]:
+    """Kueue is installed, and the test plays its controllers; the path of all its Workloads."""
+    path = "/apis/kueue.x-k8s.io/v1beta1/workloads"
+    defined(installed, WORKLOADS, path)
+    yield path
+    installed.admin.delete(installed.admin.path_of(WORKLOADS))
+    until(lambda: not installed.admin.find(path), lambda: f"{path} is still served")
+
+
+def test_a_job_that_its_queue_lets_in_while_it_is_told_to_stop_was_started_by_nobody(
+    installed: "ControlPlane", queues: str, proxy: Proxy, behind_proxy: str, kwok: "Kwok"
+) -> None:
+    def lets_in() -> None:
+        flow.admin.patch(workload, {"metadata": {"labels": {"let": "in"}}})
+        flow.admin.patch(flow.path, {"spec": {"suspend": False}})
+
+    async def story(cluster: JobCluster, flow: Flow) -> None:
+        labels = {"kueue.x-k8s.io/job-uid": flow.now()["metadata"]["uid"]}
+        meta = {"name": "job-train", "namespace": flow.space, "labels": labels}
+        spec = {"active": True, "podSets": [], "queueName": "gpus"}  # both written by Kueue
+        head = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "Workload"}
+        flow.admin.create({**head, "metadata": meta, "spec": spec})
+        await cluster.adopt(JOB)
+        flow.admin.patch(flow.path, {"spec": {"suspend": True}})  # it was preempted, and waits for its turn
+        proxy.faults.append(Fault("PATCH", "/workloads/job-train", when_come=lets_in))
+        stopping = asyncio.create_task(cluster.stop(JOB, 1, 1.0))
+        await eventually(
+            lambda: stopping.done() or not flow.admin.get(workload)["spec"]["active"], "it is not stopped"
+        )
+        flow.admin.patch(flow.path, {"spec": {"suspend": True}})  # as Kueue obeys
+        assert (await stopping).gone
+        assert flow.admin.get(workload)["spec"]["active"] is False
+
+    job = indexed(2)
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus"}
+    labels = "batch.kubernetes.io/job-name=train"
+    flow = Flow(Plane(installed), kwok.end_pod, job, 2, labels)  # type: ignore[arg-type]
+    workload = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{flow.space}/workloads/job-train"
+    story_of(behind_proxy, flow, story)
 
 
 def agents_that_see(process: str, able: list[int]) -> Agents:

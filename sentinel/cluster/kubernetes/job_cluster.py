@@ -275,6 +275,8 @@ class JobCluster(KnownJobs):
         try:
             async with asyncio.timeout(asked + STOP_SLACK_S):
                 while (alive := left.of(seen)) and not job_stop.failed(seen):
+                    if not let_run(seen):  # not before the stop is written: a queue lets run what waits in it
+                        known.obeyed = mark
                     if self._resumed(job, known, mark, seen):
                         break
                     await self._hurry(alive, grace_s)
@@ -293,8 +295,6 @@ class JobCluster(KnownJobs):
 
     def _resumed(self, job: str, known: Known, mark: str, seen: Seen) -> bool:
         """Has somebody else let it run since it was stopped for this mark, and may it?"""
-        if not let_run(seen):
-            known.obeyed = mark
         return job_stop.resumed(seen, mark, obeyed=known.obeyed == mark) and not self.ends(job)
 
     async def _left_to_others(self, job: str, known: Known, seen: Seen) -> StopOutcome:
