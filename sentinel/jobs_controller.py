@@ -8,7 +8,7 @@ from msgspec import structs
 
 from sentinel.cluster.base import RankProcess
 from sentinel.controller import Controller
-from sentinel.core import budget, hold, incidents, job_orders, job_stop, policy, recovery
+from sentinel.core import budget, hold, incidents, job_orders, policy, recovery
 from sentinel.core.events import Event, Fault, GivenUp, JobGone, Plan, Rescaled, StartWaits
 from sentinel.core.health import Finding
 from sentinel.core.model import Incident, IncidentKind, JobState, Phase, Placed, ProtectedJob, RankPlace
@@ -128,7 +128,8 @@ class JobsController(Controller):
         self.ended(name, exits, report)
 
     def withdrawn(self, name: str, reason: str, sentence: str) -> None:
-        """Others stopped it: it waits for them, and nothing that its pods did is a fault."""
+        """Others stopped it, or have let it run though a recovery had stopped it: it is theirs, nothing that its pods
+        did is a fault, and no recovery of it is left."""
         picture = self.pictures[name]
         self._cancel(picture, reason, sentence)
         self._held.pop(name, None)
@@ -146,16 +147,11 @@ class JobsController(Controller):
         self._save_job(picture, job)
         self._event(job, reason, sentence)
 
-    def ends(self, name: str) -> bool:
-        """Is it being stopped for good?"""
-        picture = self.pictures.get(name)
-        return picture is not None and picture.incident is not None and picture.incident.end_state is not None
-
-    def resumed(self, name: str, sentence: str) -> None:
-        """Somebody else lets it run, though a recovery had stopped it: no recovery of it is left to stop it again."""
-        picture = self.pictures.get(name)
-        if picture is not None and picture.incident is not None and not self.ends(name):
-            self.withdrawn(name, job_stop.RESUMED, sentence)
+    def _performed(self, picture: JobPicture, event: Event) -> None:
+        if isinstance(event, JobGone):
+            self.withdrawn(picture.job.name, event.reason, event.sentence)
+        else:
+            super()._performed(picture, event)
 
     def waits(self, name: str, reason: str, sentence: str) -> None:
         """Why it does not run yet; said once."""

@@ -75,7 +75,7 @@ class FakeCluster:
         self.running[incarnation] = size
         return [RankProcess(rank=rank, pid=100 + rank, start_ticks=1, log_path="") for rank in range(size)]
 
-    async def stop(self, job: str, incarnation: int, grace_s: float) -> StopOutcome:
+    async def stop(self, job: str, incarnation: int, grace_s: float, ends: Callable[[], bool]) -> StopOutcome:
         outcome = await self._called("stop", (incarnation, grace_s))
         self.running.pop(incarnation, None)
         return outcome if isinstance(outcome, StopOutcome) else StopOutcome(gone=True)

@@ -467,6 +467,22 @@ def test_ctrl_c_twice_asks_for_the_stop_again_at_once_and_the_first_outcome_is_i
     assert world.ended == ["j"]
 
 
+def test_a_job_that_is_to_end_by_now_is_stopped_though_somebody_else_has_let_it_run(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        def started_by_others() -> StopOutcome:
+            world.end(600.0)
+            world.cluster.hooks["stop"] = lambda: StopOutcome(gone=True)
+            return StopOutcome(gone=False, waits="It was started by kubectl-patch.", theirs=True)
+
+        world.cluster.hooks["stop"] = started_by_others
+        world.ends(1)
+        await world.phase(Phase.ENDED)
+
+    world = play(tmp_path, scene)
+    assert len(world.cluster.of("stop")) == 2
+    assert world.job.state == JobState.STOPPED
+
+
 def test_the_outcome_of_an_effect_that_cannot_be_cancelled_comes_too_late(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         async def stubborn() -> StopOutcome:

@@ -73,7 +73,7 @@ class JobHands:
             try:
                 await self._cluster.let_go(name, incarnation)
                 stopped = await self._cluster.stop(name, incarnation, 1.0)
-                if stopped.gone or stopped.ended:
+                if stopped.gone or stopped.ended or stopped.theirs:
                     break
                 log.warning("held_runs_on", job=name, why=stopped.waits, stuck=stopped.stuck)
             except NotFound:

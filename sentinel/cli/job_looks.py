@@ -13,9 +13,10 @@ from sentinel.cluster.base import RankProcess
 from sentinel.cluster.kubernetes.job_cluster import JobCluster
 from sentinel.cluster.kubernetes.job_io import JobRef
 from sentinel.cluster.kubernetes.job_records import JobRecords
+from sentinel.core.events import RESUMED_BY_OTHERS
 from sentinel.core.job_look import Look
-from sentinel.core.job_state import KUEUE, Seen, Standing, switched_on
-from sentinel.core.job_stop import RECOVERS, RESUMED, over, theirs
+from sentinel.core.job_state import KUEUE, Seen
+from sentinel.core.job_stop import RECOVERS, over, resumed, theirs
 from sentinel.core.model import Incident, IncidentKind, JobState, Phase, ProtectedJob, Symptom
 from sentinel.core.now import Now
 from sentinel.core.pod_end import rank_exit
@@ -184,7 +185,9 @@ class JobLooks:
                 return True
         elif incident.phase is Phase.PRECHECKING:
             ordered = incident.verdict.symptom in (Symptom.RETRY, Symptom.FIRST_START)
-            if _resumed(read, now, incident) and await self._let_run(name, tracked, read, incident):
+            # Before another try it need not have been stopped.
+            stopped = bool(now.mark) or incident.verdict.symptom is not Symptom.RETRY
+            if resumed(read, stopped=stopped) and await self._left(name, tracked, read, incident):
                 return True
             if seen.withdrawn and not ordered and not seen.asks_for_start:
                 controller.withdrawn(name, "Stopped", seen.withdrawn)
@@ -200,17 +203,17 @@ class JobLooks:
         if size is not None and size not in (self._controller.pictures[name].job.size, before):
             self._controller.rescaled(name, size)
 
-    async def _let_run(self, name: str, tracked: Tracked, read: Seen, incident: Incident) -> bool:
+    async def _left(self, name: str, tracked: Tracked, read: Seen, incident: Incident) -> bool:
         """Somebody else lets it run, while nothing that Sentinel does is under way: it is left to them, and no
         recovery of it is left to stop it again."""
-        ours = await self._cluster.let_run(name)
+        theirs_now = await self._cluster.leave(name)
         picture = self._controller.pictures.get(name)
         open_ = None if picture is None else picture.incident
-        if not ours or open_ is None:
+        if not theirs_now or open_ is None:
             return False
         if (open_.id, open_.phase, open_.incarnation) != (incident.id, incident.phase, incident.incarnation):
             return False  # Sentinel itself has started it meanwhile
-        self._controller.withdrawn(name, RESUMED, theirs(read, RECOVERS))
+        self._controller.withdrawn(name, RESUMED_BY_OTHERS, theirs(read, RECOVERS))
         tracked.due_mono_s = 0.0  # looked at as one that waits for its pods
         return True
 
@@ -345,14 +348,6 @@ def _rebased(job: ProtectedJob, now: Now, boot: str) -> ProtectedJob:
         return structs.replace(job, boot_id=boot)
     started_s = now.mono_s - max(0.0, now.wall_s - job.started_wall_s)
     return structs.replace(job, boot_id=boot, started_mono_s=started_s)
-
-
-def _resumed(read: Seen, now: Standing, incident: Incident) -> bool:
-    """Does somebody else let it run, though it was stopped and nobody has asked for its start yet? One that a person
-    has tried again need not have been stopped before. One in a queue may wait there for its turn."""
-    if now.stopped or now.over or not read.row.holds:
-        return switched_on(read) and not now.over
-    return bool(now.mark) or incident.verdict.symptom is not Symptom.RETRY
 
 
 def _may_succeed(tracked: Tracked, exits: Sequence[RankExit]) -> bool:

@@ -226,7 +226,6 @@ class LeadingJobs:
             wake_mail=lambda: self.notifier.wake() if self.notifier is not None else None,
             on_end=self._agents.forget,
         )
-        self._cluster.ends, self._cluster.resumed = controller.ends, controller.resumed
         self._places = JobsOnNodes(controller, self._cluster, self._nodes, self._rooms)
         self._at = JobLooks(
             controller, self._cluster, self._records, self._boot_id, self._effective, self._nodes.lost

@@ -1,6 +1,6 @@
 """What the controller needs of the place where jobs run, and of the place where records live."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -23,13 +23,15 @@ class RankProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class StopOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`stuck` names what could not be ended: "pid 42 (D in nvidia_close)". `waits`: why it goes on trying instead.
-    `reason`: of that, a word. `ended`: its kind has ended the job for good, in a sentence."""
+    `reason`: of that, a word. `theirs`: it does not, for somebody else has let it run again, as `waits` says. `ended`:
+    its kind has ended the job for good, in a sentence."""
 
     gone: bool
     killed: int = 0  # processes that needed SIGKILL
     stuck: tuple[str, ...] = ()
     waits: str = ""
     reason: str = "StopWaits"
+    theirs: bool = False
     ended: str = ""
 
 
@@ -68,8 +70,9 @@ class Cluster(Protocol):
         `launch`: None where the cluster itself knows how. `env` keeps a local rank off GPUs.
         """
 
-    async def stop(self, job: str, incarnation: int, grace_s: float) -> StopOutcome:
-        """SIGTERM to every rank, SIGKILL to all that is left of the job after `grace_s`."""
+    async def stop(self, job: str, incarnation: int, grace_s: float, ends: Callable[[], bool]) -> StopOutcome:
+        """SIGTERM to every rank, SIGKILL to all that is left of the job after `grace_s`. `ends`: is it to end for good,
+        as it is known by now, whoever starts it meanwhile?"""
 
     async def signal_ranks(
         self, job: str, incarnation: int, ranks: Iterable[int], name: str

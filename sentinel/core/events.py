@@ -129,6 +129,7 @@ class EndRequested(Struct, frozen=True, tag=True):
     code: int | None = None
 
 
+RESUMED_BY_OTHERS = "ResumedByOthers"  # of a JobGone: they let it run, though a recovery had stopped it
 CANCELLED_BY_PERSON = "CancelledByPerson"  # reason of the end that this makes
 
 

@@ -60,6 +60,11 @@ def _with_looks(picture: JobPicture, incident: Incident) -> Incident:
     return structs.replace(incident, stacks=kept, verdict=verdict)
 
 
+def ends(picture: JobPicture) -> bool:
+    """Is it being stopped for good?"""
+    return picture.incident is not None and picture.incident.end_state is not None
+
+
 def wanted(picture: JobPicture, incident: Incident) -> tuple[int, tuple[str, ...]]:
     """(ranks, entities to avoid) of the next incarnation. An elastic job comes back as large as there is room; after a
     start that did not come up no larger than it was."""

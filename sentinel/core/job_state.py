@@ -368,12 +368,6 @@ def let_run_by(seen: Seen) -> str:
     return by or "somebody"
 
 
-def let_run(seen: Seen) -> bool:
-    """Does it run, or wait for its turn in its queue, so that nobody holds it stopped?"""
-    now = standing(seen)
-    return not now.over and (not now.stopped or (now.stopped_by == KUEUE and not _by_kueue(seen)))
-
-
 def _writer(obj: Json, path: str) -> str:
     """The field manager that wrote the field last; "" where the server does not say."""
     fields = ".".join(f"f:{name}" for name in path.split("."))

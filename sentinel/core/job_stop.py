@@ -18,7 +18,6 @@ from sentinel.core.job_state import (
     Standing,
     groups_of,
     in_line,
-    let_run,
     let_run_by,
     living,
     longest_grace_s,
@@ -26,11 +25,11 @@ from sentinel.core.job_state import (
     names,
     needs_owner,
     standing,
+    switched_on,
 )
 from sentinel.core.job_writes import Plan, Reason, Refusal, Write, check, command, evict, listed, patch, title
 
 ABORT, RESUME = "AbortJob", "ResumeJob"  # Volcano's
-RESUMED = "ResumedByOthers"
 # What Sentinel did meanwhile.
 STOPS, RECOVERS = "Sentinel was stopping it", "Sentinel's recovery of it waited"
 # Not now, which is not never.
@@ -167,11 +166,15 @@ def _fails(seen: Seen, pod: Json) -> bool:
 # ---------------------------------------------------------------- started again by others
 
 
-def resumed(seen: Seen, mark: str, *, obeyed: bool) -> bool:
-    """Has somebody else let it run since it was told to stop with this mark? `obeyed`: it was seen stopped since. Else
-    its mark tells it, but of a kind that obeys a command some time after the mark was written."""
-    told = obeyed or (mark_of(seen) == mark and seen.row.stop is not Means.COMMAND)
-    return told and seen.row.holds and let_run(seen)
+def resumed(seen: Seen, *, stopped: bool) -> bool:
+    """Has somebody else let it run? It may wait for its turn in its queue. `stopped`: it was stopped, as is known."""
+    now = standing(seen)
+    return stopped and not now.over and (switched_on(seen) or (seen.row.holds and not now.stopped))
+
+
+def marked(seen: Seen, mark: str) -> bool:
+    """Does its mark tell that it was stopped? A kind obeys a command some time after the mark was written."""
+    return mark_of(seen) == mark and seen.row.stop is not Means.COMMAND
 
 
 def theirs(seen: Seen, meanwhile: str) -> str:

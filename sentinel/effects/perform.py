@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 
 import structlog
@@ -12,6 +13,7 @@ from sentinel.clock import Clock
 from sentinel.cluster.base import Cluster, RankProcess
 from sentinel.core import budget, incidents, recovery
 from sentinel.core.events import (
+    RESUMED_BY_OTHERS,
     DoMail,
     DoPrecheck,
     DoSave,
@@ -19,6 +21,7 @@ from sentinel.core.events import (
     DoStop,
     Effect,
     Event,
+    JobGone,
     Plan,
     PrecheckPassed,
     PrecheckRefused,
@@ -188,7 +191,10 @@ class Performer:
             ordered.cancel()
         if effect.stacks:
             stacks = await self._cluster.stacks(job.name, incident.incarnation, sorted(picture.alive))
-        outcome = await self._cluster.stop(job.name, incident.incarnation, effect.grace_s)
+        ends = partial(incidents.ends, picture)
+        outcome = await self._cluster.stop(job.name, incident.incarnation, effect.grace_s, ends)
+        if outcome.theirs and not ends():
+            return JobGone(RESUMED_BY_OTHERS, outcome.waits)
         if outcome.waits:
             return StopWaits(outcome.waits, stacks, outcome.reason)
         if not outcome.gone:

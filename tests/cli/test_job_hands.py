@@ -18,7 +18,16 @@ from tests.waits import eventually
 NAME = "ns/job.batch/train"
 
 
-def test_what_was_held_is_asked_to_end_until_nothing_of_it_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "last",
+    [
+        pytest.param(StopOutcome(gone=True), id="nothing of it is left"),
+        pytest.param(StopOutcome(gone=False, waits="It was started.", theirs=True), id="somebody starts it"),
+    ],
+)
+def test_what_was_held_is_asked_to_end_until_nothing_of_it_is_left_to_end(
+    monkeypatch: pytest.MonkeyPatch, last: StopOutcome
+) -> None:
     monkeypatch.setattr(job_hands, "AGAIN_S", 0.0)
     picture = SimpleNamespace(job=ProtectedJob(name=NAME, policy=Policy(), incarnation=2))
     told: list[str] = []
@@ -31,7 +40,7 @@ def test_what_was_held_is_asked_to_end_until_nothing_of_it_is_left(monkeypatch: 
     answers: list[Any] = [
         TemporaryError("the API server is away", 0.0),
         StopOutcome(gone=False, waits="Its last pods have not had their time to end yet."),
-        StopOutcome(gone=True),
+        last,
     ]
 
     class Cluster:

@@ -112,7 +112,7 @@ def test_a_job_that_runs_again_while_its_recovery_waits_is_theirs_who_started_it
     )
 
     class Resumed(Cluster):
-        async def let_run(self, name: str) -> bool:
+        async def leave(self, name: str) -> bool:
             picture.incident = structs.replace(waits, **meanwhile)
             return True
 

@@ -7,12 +7,17 @@ from msgspec import structs
 
 from sentinel.core.job_start import settle, start
 from sentinel.core.job_state import Seen, standing, switched_on
-from sentinel.core.job_stop import STOPS, resumed, stop, theirs
+from sentinel.core.job_stop import STOPS, marked, resumed, stop, theirs
 from tests.core.job_objects import Json, applied, gone, merged, pod, seen, writes
 from tests.core.job_traps import DLROVER, INDEXED, LWS, MARK, PODS, PYTORCH, RAYJOB, VOLCANO, with_trap
 
 STOP = MARK["sentinel.dev/stopped"]
 QUEUED = {"kueue.x-k8s.io/queue-name": "gpus"}
+
+
+def by_mark(one: Seen, mark: str = STOP) -> bool:
+    """Was it resumed, as a leader knows it who has not seen it stopped?"""
+    return resumed(one, stopped=marked(one, mark))
 
 
 def changed(one: Seen, **spec: Any) -> Seen:
@@ -45,31 +50,31 @@ def test_a_job_that_runs_with_the_mark_of_its_stop_was_resumed_by_somebody_else(
     title: str, lets_run: Json
 ) -> None:
     before = seen(title)
-    assert not resumed(before, STOP, obeyed=False), "it was not told to stop yet"
+    assert not by_mark(before), "it was not told to stop yet"
     told = applied(before, stop(before, STOP))
-    assert not resumed(told, STOP, obeyed=False)
+    assert not by_mark(told)
     again = changed(told, **lets_run)
-    assert resumed(again, STOP, obeyed=False)
-    assert not resumed(again, "lab.train-0002", obeyed=False), "the mark is that of an earlier stop"
-    assert not resumed(applied(again, settle(again)), STOP, obeyed=False), "nor is one without any"
-    assert resumed(applied(again, settle(again)), STOP, obeyed=True), "but for who has seen it stopped"
+    assert by_mark(again)
+    assert not by_mark(again, "lab.train-0002"), "the mark is that of an earlier stop"
+    assert not by_mark(applied(again, settle(again))), "nor is one without any"
+    assert resumed(applied(again, settle(again)), stopped=True), "but for who has seen it stopped"
 
 
 def test_a_command_that_is_not_obeyed_yet_was_not_taken_back() -> None:
     told = applied(seen(VOLCANO), stop(seen(VOLCANO), STOP))
     assert standing(told).mark == STOP
-    assert not resumed(told, STOP, obeyed=False)
+    assert not by_mark(told)
     again = seen(VOLCANO, status__state__phase="Running", metadata__annotations=MARK)
-    assert resumed(again, STOP, obeyed=True)
+    assert resumed(again, stopped=True)
 
 
 def test_what_its_operator_makes_again_at_once_was_resumed_by_nobody() -> None:
-    assert not resumed(seen(PODS), STOP, obeyed=True)
+    assert not resumed(seen(PODS), stopped=True)
 
 
 def test_a_job_that_has_ended_was_not_resumed() -> None:
     ended = seen(INDEXED, status__conditions=[{"type": "Complete", "status": "True"}])
-    assert not resumed(ended, STOP, obeyed=True)
+    assert not resumed(ended, stopped=True)
 
 
 def test_who_resumed_it_is_named_with_the_pods_that_still_end() -> None:
@@ -90,10 +95,10 @@ def test_a_workload_that_somebody_else_switches_on_again_bears_no_mark_for_the_n
     assert not switched_on(before)
     off = gone(applied(before, stop(before, STOP)))
     assert not switched_on(off)
-    assert not resumed(off, STOP, obeyed=False)
+    assert not by_mark(off)
     on = switched(off, active=True)
     assert switched_on(on)
-    assert resumed(on, STOP, obeyed=False) is on.row.holds
+    assert by_mark(on)
     (only,) = writes(settle(on))
     assert only.plural == "workloads"
     assert only.body == {"metadata": {"annotations": None}}
@@ -114,7 +119,7 @@ def test_a_workload_that_kueue_writes_anew_was_switched_on_by_nobody(writer: str
         {"manager": writer, "time": "2", "fieldsV1": {"f:spec": {"f:active": {}}}},
     ]
     assert switched_on(on) is by_others
-    assert resumed(on, STOP, obeyed=True) is by_others
+    assert resumed(on, stopped=True) is by_others
 
 
 def test_a_queued_job_that_was_switched_on_again_is_said_to_wait_for_its_turn() -> None:

@@ -32,7 +32,6 @@ from sentinel.core.job_state import (
     claimed,
     in_line,
     keeps_off,
-    let_run,
     names,
     standing,
 )
@@ -72,8 +71,6 @@ class JobCluster(KnownJobs):
         self.tell: Callable[[str, str, str], None] = lambda job, reason, sentence: None
         self.queued: Callable[[str, str], None] = lambda job, waits: None
         self.look_again: Callable[[str], None] = lambda job: None
-        self.resumed: Callable[[str, str], None] = lambda job, sentence: None  # by somebody else
-        self.ends: Callable[[str], bool] = lambda job: False  # for good, whoever starts it
         self.observed: Callable[[str], bool] = lambda node: False
         self.unfit: Callable[[Collection[str]], Collection[str]] = lambda components: ()
         self.unreached: Callable[[], Collection[str]] = tuple
@@ -212,12 +209,6 @@ class JobCluster(KnownJobs):
         self._rooms.kept(job)
         return self._took(known, seen)
 
-    async def let_run(self, job: str) -> bool:
-        """Does it run by somebody else's doing, though Sentinel had stopped it? Then it is theirs, without a mark."""
-        if runs := let_run(await self._decided(self._known(job), job_start.settle)):
-            self._rooms.kept(job)
-        return runs
-
     async def _ends_well(self, job: str, known: Known) -> None:
         """Returns at once where the job has failed. One that succeeds is no start that was refused: the look at it
         ends its recovery, and this with it, but where its ranks may have ended well because they were told to save."""
@@ -237,25 +228,32 @@ class JobCluster(KnownJobs):
 
     # ------------------------------------------------------------ stopping
 
-    async def stop(self, job: str, incarnation: int, grace_s: float) -> StopOutcome:
+    async def stop(
+        self, job: str, incarnation: int, grace_s: float, ends: Callable[[], bool] = lambda: False
+    ) -> StopOutcome:
         """By the kind's own means; gone when no pod of it lives, whatever the kind's condition says.
 
         What an operator starts again at once, since its kind cannot be held stopped, is the next incarnation.
         """
         known = self._known(job)
-        asked = max(1, int(grace_s))
+        mark, asked = f"{job}:{incarnation}", max(1, int(grace_s))
+
+        def theirs(seen: Seen) -> bool:
+            """Has somebody else let it run since it was stopped, and may they?"""
+            stopped = known.obeyed == mark or job_stop.marked(seen, mark)
+            return job_stop.resumed(seen, stopped=stopped) and not ends()
+
         try:
             async with asyncio.timeout(AWAY_S):
                 before = await self._patiently(lambda: self._seen(known))
-                mark, held = f"{job}:{incarnation}", known.ref.row.holds
+                held = known.ref.row.holds
                 if known.old[0] != mark:  # what its owner has made again since is no part of the stop
                     known.old = mark, frozenset(text(pod, "metadata.uid") for pod in before.pods)
                 old = set(known.old[1])
                 only = None if held else old
 
                 def decide(seen: Seen) -> Plan | Refusal:
-                    theirs = self._resumed(job, known, mark, seen)
-                    return Plan() if theirs else job_stop.stop(seen, mark, asked, only)
+                    return Plan() if theirs(seen) else job_stop.stop(seen, mark, asked, only)
 
                 seen = await self._patiently(lambda: self._decided(known, decide))
             if not known.pods:  # a predecessor knew them
@@ -271,14 +269,12 @@ class JobCluster(KnownJobs):
                 return await self._stop_refused(known, error.reason, str(error))
             seen, held, old = await self._patiently(lambda: self._seen(known)), True, set[str]()
         known.refused = ""
-        left = Left(held, old)
+        left = Left(held, old, theirs)
         try:
             async with asyncio.timeout(asked + STOP_SLACK_S):
-                while (alive := left.of(seen)) and not job_stop.failed(seen):
-                    if not let_run(seen):  # not before the stop is written: a queue lets run what waits in it
+                while (alive := left.of(seen)) and not job_stop.failed(seen) and not theirs(seen):
+                    if not job_stop.resumed(seen, stopped=True):  # as read since the stop was written
                         known.obeyed = mark
-                    if self._resumed(job, known, mark, seen):
-                        break
                     await self._hurry(alive, grace_s)
                     await self._turn(known)
                     seen = await self._patiently(lambda: self._seen(known))
@@ -288,26 +284,34 @@ class JobCluster(KnownJobs):
             return await self._not_gone(job, incarnation, known, left, asked)
         if why := job_stop.failed(seen):
             return StopOutcome(gone=False, ended=why)
-        if self._resumed(job, known, mark, seen):
-            return await self._left_to_others(job, known, seen)
+        if theirs(seen):
+            return await self._left_to_others(job, seen)
         known.pods = {}
         return StopOutcome(gone=True)
 
-    def _resumed(self, job: str, known: Known, mark: str, seen: Seen) -> bool:
-        """Has somebody else let it run since it was stopped for this mark, and may it?"""
-        return job_stop.resumed(seen, mark, obeyed=known.obeyed == mark) and not self.ends(job)
-
-    async def _left_to_others(self, job: str, known: Known, seen: Seen) -> StopOutcome:
-        """It is theirs, without a mark. What its recovery does goes no further."""
+    async def _left_to_others(self, job: str, seen: Seen) -> StopOutcome:
+        """What its recovery does goes no further."""
         try:
-            await self._patiently(lambda: self._decided(known, job_start.settle))
+            await self._patiently(lambda: self.leave(job))
         except PermanentError as error:
             log.warning("mark_left", job=job, error=str(error))
         self.vacate(job)
-        sentence = job_stop.theirs(seen, job_stop.STOPS)
-        self.resumed(job, sentence)
         self.look_again(job)
-        return StopOutcome(gone=False, waits=sentence, reason=job_stop.RESUMED)
+        return StopOutcome(gone=False, waits=job_stop.theirs(seen, job_stop.STOPS), theirs=True)
+
+    async def leave(self, job: str) -> bool:
+        """To somebody else who lets it run, though Sentinel had stopped it: without a mark. False: nobody does."""
+        resumed = False
+
+        def decide(seen: Seen) -> Plan:
+            nonlocal resumed
+            resumed = job_stop.resumed(seen, stopped=True)
+            return job_start.settle(seen) if resumed else Plan()
+
+        await self._decided(self._known(job), decide)
+        if resumed:
+            self._rooms.kept(job)
+        return resumed
 
     async def _stop_refused(self, known: Known, reason: str, sentence: str) -> StopOutcome:
         """Its kind, or its queue, offers no way now. Said at once, and tried again when there is something new."""
@@ -353,8 +357,8 @@ class JobCluster(KnownJobs):
             return StopOutcome(gone=True)
         if why := job_stop.failed(seen):
             return StopOutcome(gone=False, ended=why)
-        if self._resumed(job, known, f"{job}:{incarnation}", seen):
-            return await self._left_to_others(job, known, seen)
+        if left.theirs(seen):
+            return await self._left_to_others(job, seen)
         if not (pods := left.of(seen)):
             known.pods = {}
             return StopOutcome(gone=True)

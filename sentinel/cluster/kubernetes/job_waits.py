@@ -20,6 +20,7 @@ class Left(Struct):
 
     held: bool
     old: set[str]  # uids of the pods that it had
+    theirs: Callable[[Seen], bool]  # has somebody else let it run since, who may?
     told_s: dict[str, float] = {}  # by uid, monotonic: since when it is seen that a pod is being ended
 
     def of(self, seen: Seen) -> list[Json]:

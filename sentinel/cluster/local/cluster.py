@@ -136,8 +136,13 @@ class LocalCluster:
             raise TemporaryError("the status file of the job vanished while it was started")
         return self._ranks(job, tracked.status)
 
-    async def stop(self, job: str, incarnation: int, grace_s: float) -> StopOutcome:
-        """End all processes of the incarnation; see stop.py for who gets what. Never raises, never hangs."""
+    async def stop(
+        self, job: str, incarnation: int, grace_s: float, ends: Callable[[], bool] = lambda: False
+    ) -> StopOutcome:
+        """End all processes of the incarnation; see stop.py for who gets what. Never raises, never hangs.
+
+        `ends` says nothing here: nobody else starts it.
+        """
         tracked = await self._attached(job)
         tracked.refresh()
         tracked.tell_pending()
