@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import threading
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tests.kubernetes.jobs_site import NODES, JobSite
@@ -86,7 +87,7 @@ def elastic_jobs() -> "Object":
     return made
 
 
-class Operator(threading.Thread):
+class Operator(threading.Thread, ABC):
     """Of one job it makes the pods that are missing, and those anew that have failed. While a test holds `at_work` it
     does nothing."""
 
@@ -103,12 +104,13 @@ class Operator(threading.Thread):
         self._ended = threading.Event()
         self.start()
 
+    @abstractmethod
     def job(self) -> "Object":
-        raise NotImplementedError
+        """Its object, as an owner creates it."""
 
+    @abstractmethod
     def labels(self) -> dict[str, dict[str, str]]:
         """By the names of the pods."""
-        raise NotImplementedError
 
     def wanted(self, job: "Object") -> bool:
         """Are its pods to run?"""
