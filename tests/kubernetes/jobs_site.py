@@ -17,7 +17,7 @@ from tests.e2e.box import Box, Running
 from tests.kubernetes.conftest import NAMESPACE
 from tests.kubernetes.light_agents import FOUND, LOOKED, RANKS, SAVES, SIGNALLED, Saves
 from tests.kubernetes.light_agents import Ranks as Told
-from tests.kubernetes.local_fleet import AUDIENCE, Fleet
+from tests.kubernetes.local_fleet import AUDIENCE, Fleet, Page
 from tests.rig.operators.flow import template
 
 if TYPE_CHECKING:
@@ -150,6 +150,15 @@ class JobSite(JobRecords, Fleet):
     def state(self, *states: str) -> "Callable[[], bool]":
         return lambda: self.record().get("state") in states
 
+    def until_findings(self, controller: Running, there: bool) -> None:
+        """It has heard of what agents find; not `there`: that they find nothing any more."""
+        page = Page(controller)
+
+        def told() -> bool:
+            return any(n for (name, _), n in page.numbers().items() if name == "sentinel_fleet_findings")
+
+        self.until(lambda: told() is there)
+
     def story(self) -> str:
         return f"{super().story()}\n{self.records_told()}"
 
@@ -184,6 +193,9 @@ class Agents:
             (self.folder / node / FOUND).unlink(missing_ok=True)
             return
         self._write(node, FOUND, finding)
+
+    def find_anything(self) -> bool:
+        return any((folder / FOUND).exists() for folder in self.folder.iterdir())
 
     def ranks(self, node: str, ranks: Told | None) -> None:
         """What the logs of ranks there say; None: nothing more."""

@@ -30,7 +30,6 @@ __all__ = ["kwok", "plane"]
 
 RESTARTS = {"restart": {"maxRestarts": 3}}
 RESUMES = {"resume": {"maxResumes": 3, "gracefulStop": "1s", "checkpoint": CHECKPOINT}}
-FINDINGS = "sentinel_fleet_findings"
 WHOLE = ["Stopping", "Prechecking", "Starting", "Verifying", "Recovered"]
 
 
@@ -49,14 +48,9 @@ class World(JobSite):
 
     def mend(self, node: str) -> None:
         """No job of the next test meets what was found there, as from an agent that tells a new leader so late."""
-        page = Page(self.leader)
-
-        def found() -> bool:
-            return any(n for (name, _), n in page.numbers().items() if name == FINDINGS)
-
-        self.until(found)
+        self.until_findings(self.leader, True)
         self.find(node, None)
-        self.until(lambda: not found())
+        self.until_findings(self.leader, False)
 
 
 @pytest.fixture(scope="module")

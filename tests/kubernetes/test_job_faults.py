@@ -14,7 +14,7 @@ from tests.kubernetes.jobs_site import CUSTOM, Agents, JobSite
 from tests.kubernetes.light_agents import Ranks
 from tests.kubernetes.local_fleet import Page
 from tests.kubernetes.people import Person, bind
-from tests.kubernetes.test_interrupted_recoveries import FINDINGS, RESUMES, in_phase, running
+from tests.kubernetes.test_interrupted_recoveries import RESUMES, in_phase, running
 from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, plane
 from tests.kubernetes.test_sized_jobs import quota
 from tests.samples import lost_gpu
@@ -62,10 +62,11 @@ def site(world: World) -> Iterator[World]:
     """In a namespace of its own."""
     world.space = world.plane.namespace()
     yield world
+    if world.agents.find_anything():  # else that nothing is found may be what was so before
+        world.until_findings(world.controller, True)
     world.agents.hush()
     world.close()
-    page = Page(world.controller)
-    world.until(lambda: not any(n for (name, _), n in page.numbers().items() if name == FINDINGS))
+    world.until_findings(world.controller, False)
 
 
 def node_of(pod: "Object") -> str:
@@ -330,8 +331,7 @@ def test_a_restart_keeps_off_nodes_whose_container_runtime_is_not_well(site: Wor
             "service containerd", "service-down", Severity.DEGRADED, "CHECK_SERVICE", "It does not run"
         ),
     )
-    page = Page(site.controller)
-    site.until(lambda: any(n for (name, _), n in page.numbers().items() if name == FINDINGS))
+    site.until_findings(site.controller, True)
     dies(site, pod)
     site.until(lambda: site.phases()[-1:] == ["Recovered"])
     assert bad in site.admin.get(path)["metadata"]["annotations"]["sentinel.dev/kept-off"].split(",")

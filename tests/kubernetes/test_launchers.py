@@ -8,8 +8,7 @@ import pytest
 from sentinel.core.health import Component, Severity
 from tests.e2e.box import Box
 from tests.kubernetes.jobs_site import NODES, Agents
-from tests.kubernetes.local_fleet import Page
-from tests.kubernetes.test_interrupted_recoveries import FINDINGS, RESUMES, in_phase
+from tests.kubernetes.test_interrupted_recoveries import RESUMES, in_phase
 from tests.kubernetes.test_job_faults import World, node_of, site
 from tests.kubernetes.test_job_kinds_live import kubeflow_job
 from tests.kubernetes.test_leading_jobs import end, kwok, led, plane
@@ -103,8 +102,7 @@ def test_a_bad_gpu_beside_a_parameter_server_moves_nothing_and_a_host_that_goes_
     left = job.beside
     gpu = lost_gpu(check="gpus", event=False, severity=Severity.DEGRADED)
     site.agents.find(left, gpu)
-    page = Page(site.controller)
-    site.until(lambda: any(n for (name, _), n in page.numbers().items() if name == FINDINGS))
+    site.until_findings(site.controller, True)
     site.agents.find(
         left,
         lost_gpu(

@@ -7,9 +7,8 @@ import pytest
 
 from sentinel.core.health import Severity
 from tests.kubernetes.jobs_site import JobSite
-from tests.kubernetes.local_fleet import Page
 from tests.kubernetes.played_kinds import MASTER, RANKS, DLRover, Operator, Trainer, Volcano
-from tests.kubernetes.test_interrupted_recoveries import FINDINGS, RESTARTS, in_phase, vanishes
+from tests.kubernetes.test_interrupted_recoveries import RESTARTS, in_phase, vanishes
 from tests.kubernetes.test_job_faults import World, lasting, node_of, site
 from tests.kubernetes.test_leading_jobs import kwok, plane, uids
 from tests.kubernetes.test_sized_jobs import cordon, spent
@@ -65,12 +64,7 @@ def all_run(site: JobSite, operator: Operator) -> bool:
 def finds(site: World, node: str, severity: Severity | None) -> None:
     """What the agent of the node finds at its GPUs, as the controller has heard of it when this returns."""
     site.agents.find(node, severity and lost_gpu(check="gpus", event=False, severity=severity))
-    page = Page(site.controller)
-
-    def found() -> bool:
-        return any(n for (name, _), n in page.numbers().items() if name == FINDINGS)
-
-    site.until(lambda: found() is bool(severity))
+    site.until_findings(site.controller, bool(severity))
 
 
 @pytest.mark.parametrize(
