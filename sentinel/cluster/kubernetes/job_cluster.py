@@ -19,7 +19,6 @@ from sentinel.cluster.kubernetes.job_sizing import Sizing
 from sentinel.cluster.kubernetes.job_waits import STOP_SLACK_S, Left, Waited, some
 from sentinel.cluster.kubernetes.known_jobs import Known, KnownJobs, started
 from sentinel.core import job_start, job_stop
-from sentinel.core.flight_record import Stuck
 from sentinel.core.health import Component
 from sentinel.core.job_kinds import KeepOff
 from sentinel.core.job_look import all_up
@@ -433,10 +432,6 @@ class JobCluster(KnownJobs):
     async def stacks(self, job: str, incarnation: int, ranks: Iterable[int]) -> tuple[str, ...]:
         answers = await self._ask(job, incarnation, What.STACKS, STACKS_S, sorted(ranks))
         return tuple(line for answer in answers.values() for line in answer.texts)
-
-    async def stuck(self, job: str, incarnation: int) -> Stuck | None:
-        """Their files are in containers that are gone."""
-        return None
 
     async def drain(self, job: str) -> None:
         """Wait until the agents have read the logs to their end and told it; one that is not heard holds up nobody."""

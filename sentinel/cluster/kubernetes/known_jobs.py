@@ -21,6 +21,7 @@ from sentinel.cluster.kubernetes.job_room import Rooms
 from sentinel.cluster.kubernetes.pod_events import PodEvents
 from sentinel.cluster.kubernetes.shared_read import SharedRead
 from sentinel.core import hold
+from sentinel.core.flight_record import Stuck
 from sentinel.core.job_look import Look, Place, look, main_status
 from sentinel.core.job_paths import Json, number, read, text
 from sentinel.core.job_ranks import RankPod, ranks
@@ -77,6 +78,10 @@ class KnownJobs:
         self._client, self._agents, self._rooms = client, agents, rooms
         self._pod_events, self._queues = PodEvents(client), Queues(client)
         self._jobs: dict[str, Known] = {}
+
+    async def stuck(self, job: str, incarnation: int) -> Stuck | None:
+        """None: what its ranks wrote is in containers that are gone."""
+        return None
 
     # ------------------------------------------------------------ which jobs there are
 
