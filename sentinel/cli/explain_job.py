@@ -3,7 +3,7 @@
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 from msgspec import Struct, structs
@@ -15,8 +15,9 @@ from sentinel.cli.replay_kernel import Event, Fault, KernelReplay, read
 from sentinel.cli.replay_open import ROTATED, oldest_first, open_log
 from sentinel.cli.replay_paper import Foreseen
 from sentinel.cli.replay_read import LogError, OldLog, OldLogs
-from sentinel.cli.replay_records import Records, records_of
+from sentinel.cli.replay_records import records_of
 from sentinel.cli.replay_show import Why
+from sentinel.cluster.local.flight import Records
 from sentinel.core.flight_record import Stuck
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.model import IncidentKind, Restartable, Verdict
@@ -33,6 +34,7 @@ AFTER_S = 5.0  # the end of a job's log: the kernel may be that late
 NEAR_S = 30.0  # before the end: a fault that is not fatal
 BOOT_S = 900.0  # after the end: the node that starts anew may have taken the job with it
 UNSTAMPED_S = 1.0
+RECORDS_S = 3600.0  # after the last line: a collective may begin to wait that late
 STAMPS_S = 1.0  # as exact are the times that logs bear
 ZONES_S = 14 * 3600.0  # at most between a clock and another time zone's
 MOST_LINES = 8
@@ -86,14 +88,14 @@ class Answer(Struct, frozen=True, kw_only=True):
     version: int
     jobs: list[Explanation]  # what is explained first
     kernels: list[Kernel]
-    records: Records | None
+    records: list[Records]  # of flight recorders, by folder
     skipped: list[Skipped]
     notes: list[str]
 
     @property
     def known(self) -> bool:
-        told = self.records is not None and self.records.files
-        return bool(self.kernels or told) or any(not one.quiet for one in self.jobs)
+        told = any(one.files for one in self.records)
+        return bool(self.kernels) or told or any(not one.quiet for one in self.jobs)
 
 
 class _Heard(KernelReplay):
@@ -108,7 +110,7 @@ def explained(found: Given, asked: Policy, settings: Settings, code: int | None)
     """Raises RuleError."""
     notes: list[str] = []
     kernels = [kernel for paths in _kernels(found.kernel) if (kernel := _read(paths, found.skipped, notes))]
-    records = records_of(found.records) if found.records else None
+    records = {folder: records_of(paths) for folder, paths in _by_folder(found.records).items()}
     jobs = []
     ruleset: RuleSet | None = None
     for logs in found.jobs:
@@ -116,7 +118,7 @@ def explained(found: Given, asked: Policy, settings: Settings, code: int | None)
             (*asked.log_rules, *EXIT_RULES), settings.rules_dir, None, asked.timing_formats
         )
         try:
-            own = records.stuck if records is not None and _beside(logs, found) else None
+            own = _own(logs, found.jobs, records)
             jobs.append(_Job(logs, ruleset, asked, own).explained(kernels, code))
         except LogError as error:
             path = logs[0].path
@@ -128,13 +130,35 @@ def explained(found: Given, asked: Policy, settings: Settings, code: int | None)
         Kernel(logs=one.paths, faults=[each for each in one.faults() if each.severity != Severity.INFO])
         for one in kernels
     ]
-    return Answer(version=1, jobs=jobs, kernels=told, records=records, skipped=found.skipped, notes=notes)
+    return Answer(
+        version=1,
+        jobs=jobs,
+        kernels=told,
+        records=[*records.values()],
+        skipped=found.skipped,
+        notes=notes,
+    )
 
 
-def _beside(logs: Sequence[OldLog], found: Given) -> bool:
-    """Are the records those of this job: of the only one, or of the one whose logs lie in the same folder?"""
-    folders = {os.path.dirname(path) for path in found.records}
-    return len(found.jobs) == 1 or any(os.path.dirname(log.path) in folders for log in logs)
+def _by_folder(paths: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        found.setdefault(os.path.dirname(path), []).append(path)
+    return found
+
+
+def _own(
+    logs: Sequence[OldLog], jobs: Sequence[Sequence[OldLog]], records: Mapping[str, Records]
+) -> Stuck | None:
+    """What its records tell: those beside its logs alone, or of the only job."""
+    here = {os.path.dirname(log.path) for log in logs} & records.keys()
+    if not here and len(jobs) == 1:
+        here = {*records}
+    if len(here) != 1:
+        return None
+    (folder,) = here
+    beside = [one for one in jobs if any(os.path.dirname(log.path) == folder for log in one)]
+    return records[folder].stuck if len(beside) <= 1 else None
 
 
 def _kernels(paths: Iterable[str]) -> list[list[str]]:
@@ -180,13 +204,17 @@ class _Job:
         if code is not None:
             given[None] = RankExit(rank=0, incarnation=1, at_s=0.0, code=code)
         matches = list(replay.picture.matches)
-        replay.picture.stuck = self._records
+        stamped = bool(self._old.start_s) and not replay.unstamped
+        notes: list[str] = []
+        if self._records is not None and stamped and not self._of_its_time(self._records):
+            notes.append("the flight recorders tell of another time than its log, and were not believed")
+        else:
+            replay.picture.stuck = self._records
         replay.finish(given)
         matches = list(replay.picture.matches) or matches
-        stamped = bool(self._old.start_s) and not replay.unstamped
         decision, earlier = _what_ended(replay)
         own = verdict = decision.verdict if decision is not None else None
-        notes = [
+        notes += [
             f"{log.path} is cut off; what could be unpacked was read" for log in self.logs if log.cut_off
         ]
         near: list[tuple[_Heard, Event]] = []
@@ -219,6 +247,9 @@ class _Job:
             earlier=[f"{one.reason}: {one.sentence}" for one in earlier],
             notes=notes,
         )
+
+    def _of_its_time(self, records: Stuck) -> bool:
+        return self.replay.start_s - STAMPS_S <= records.since_s <= self.replay.now_s + RECORDS_S
 
     # ------------------------------------------------------------ the kernel's word
 

@@ -17,11 +17,11 @@ MOST_FAULTS = 8
 
 def as_text(answer: Answer) -> str:
     parts = [_job(job) for job in answer.jobs if not job.quiet]
-    if answer.records is not None:
+    for records in answer.records:
         parts.append(
             [
-                *(records_lines(answer.records) if answer.records.files else []),
-                *map(printable, answer.records.notes),
+                *(records_lines(records) if records.files else []),
+                *map(printable, records.notes),
             ]
         )
     parts += [_kernel(kernel) for kernel in answer.kernels]

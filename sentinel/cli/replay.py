@@ -47,10 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--flight-recorder",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="DIR|FILE",
+        metavar="DIR",
         help="what flight recorders of torch.distributed wrote when a collective timed out (TORCH_FR_DUMP_TEMP_FILE): "
         "which rank is missing in which operation; with the job's logs, to decide by both",
     )
@@ -131,9 +128,12 @@ def main(args: argparse.Namespace) -> int:
         for told in logs.told():
             replay.take(told)
         if args.flight_recorder:
-            from sentinel.cli.replay_records import records_of
+            from sentinel.cli.replay_records import records_in
 
-            records = records_of(args.flight_recorder)
+            try:
+                records = records_in(args.flight_recorder)
+            except OSError as error:
+                raise LogError(f"{args.flight_recorder}: {error.strerror}") from None
             replay.picture.stuck = records.stuck
             notes += records.notes
         source = replay.finish(exits)

@@ -3,59 +3,53 @@
 Exit codes: 0 read, whether ranks waited or not; 1 nothing could be read.
 """
 
+import asyncio
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from msgspec import Struct
-
+from sentinel.cli.replay_open import NoLog, open_log
 from sentinel.cli.tables import complain, pairs, put, put_document
-from sentinel.cluster.local.flight_dumps import is_dump, read_dumps
-from sentinel.core.flight_record import Stuck, stuck
+from sentinel.cluster.local.flight import Records, read
+from sentinel.cluster.local.flight_dumps import is_dump
 from sentinel.core.signals import names
-from sentinel.notify.text import count
+from sentinel.logs.kernel_file import NotALog, unpacked
 from sentinel.web.words import printable, when
 
 HEAD_BYTES = 1 << 16
-
-
-class Records(Struct, frozen=True, kw_only=True):
-    """Of flight recorders. `stuck` None: no rank waited for another."""
-
-    files: list[str]
-    ranks: list[int]
-    stuck: Stuck | None
-    notes: list[str]
+READ_S = 600.0  # thousands of ranks take minutes
 
 
 def records_of(paths: Iterable[str]) -> Records:
-    """`paths`: files, or folders, of which those count that are dumps. Never raises."""
-    found = read_dumps([file for path in paths for file in (_in(path) if os.path.isdir(path) else [path])])
-    return Records(
-        files=found.paths,
-        ranks=[dump.rank for dump in found.dumps],
-        stuck=stuck(found.dumps),
-        notes=found.notes,
-    )
+    """Those of one folder. Never raises."""
+    return asyncio.run(read([*paths], READ_S))
 
 
-def _in(folder: str) -> list[str]:
+def records_in(folder: str) -> Records:
+    """Of what lies in the folder. Raises OSError."""
     files = [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
-    return [file for file in files if os.path.isfile(file) and is_dump(_head(file))]
+    found = [file for file in files if os.path.isfile(file) and is_dump(_head(file))]
+    if found:
+        return records_of(found)
+    return Records(files=[], ranks=[], stuck=None, notes=[f"{folder}: no record of a flight recorder"])
 
 
 def _head(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
-            return file.read(HEAD_BYTES)
-    except OSError:
+        with open_log(path) as file:
+            return unpacked(file).read(HEAD_BYTES)
+    except (OSError, EOFError, NoLog, NotALog):
         return b""
 
 
-def show(paths: Sequence[str], output: str) -> int:
+def show(folder: str, output: str) -> int:
     """The exit code."""
-    records = records_of(paths)
+    try:
+        records = records_in(folder)
+    except OSError as error:
+        complain(f"{folder}: {error.strerror}")
+        return 1
     if not records.files:
-        for note in records.notes or [f"{path}: no record of a flight recorder" for path in paths]:
+        for note in records.notes:
             complain(note)
         return 1
     if output == "json":
@@ -67,10 +61,9 @@ def show(paths: Sequence[str], output: str) -> int:
 
 def lines(records: Records) -> list[str]:
     """For people."""
-    folders = list(dict.fromkeys(os.path.dirname(file) or "." for file in records.files))
-    where = records.files[0] if len(records.files) == 1 else folders[0]
-    where += f" and {count(len(folders) - 1, 'more folder')}" if len(folders) > 1 else ""
-    head = f"{printable(where)}: flight recorders of {names(records.ranks)}"
+    several = len(records.files) > 1
+    where = (os.path.dirname(records.files[0]) or ".") if several else records.files[0]
+    head = f"{printable(where)}: flight recorder{'s' if several else ''} of {names(records.ranks)}"
     found = records.stuck
     if found is None:
         return [head, "", "All operations that they tell of were done: no rank waited for another."]

@@ -22,6 +22,7 @@ _PLACES = re.compile(r"samples in (\d+) place")
 _THREAD = re.compile(r'^Thread (?P<state>.*?)(?:: "(?P<name>[^"]*)")?$')
 # It holds the interpreter: it runs Python. Who waits for a GPU has let go of it, as a rule: in `loss.item()` too.
 _RUNS_PYTHON = "+gil)"
+_SLEEPS = "(idle)"
 _FRAME = re.compile(r"^ {4}(?P<function>\S+) \((?P<file>[^()]*?)(?::\d+)?\)$")
 # A rank waits for others where its innermost frames, before any of another program, are of a library that does it.
 _LIBRARY = re.compile(r"(?:^|/)(?:(?:torch|deepspeed|horovod|mpi4py)/|sentinel/integrations/agreement\b)")
@@ -100,6 +101,7 @@ class Stack(Struct, frozen=True):
     loads: bool = False  # it waits for a batch of a data loader
     awaits: bool = False  # it may wait for processes that it has started
     helpers: tuple[Helper, ...] = ()  # those that were looked at, the most telling first
+    idle: bool = False  # it sleeps
 
 
 class Used(Struct, frozen=True, gc=False):
@@ -172,6 +174,7 @@ def read(text: str) -> Stack | None:
         loads and not waits,
         not waits and any(_BY_OTHERS.search(frame["file"]) for frame in library),
         tuple(_helpers(text.splitlines())),
+        state.endswith(_SLEEPS),
     )
 
 

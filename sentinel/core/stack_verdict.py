@@ -77,13 +77,15 @@ def _compared(texts: Sequence[str], size: int) -> Told:
         return Told(lines=_lines(stacks))
     waiting = {number: stack for number, stack in stacks.items() if stack.waits}
     away = [number for number in stacks if number not in waiting]
-    if len(ended) + len(away) > 1 or not waiting:
+    short = len(heads) < size  # of those that were not seen any may be the one
+    if len(ended) + len(away) > (not short) or not waiting:
         return Told(lines=_lines(stacks))
     if ended:
         return Told(ended[0], f"Rank {ended[0]} {out[ended[0]]}; {_wait_for_it(waiting)}.")
     if away:
         return _of_away(next(head for head in heads if head.number == away[0]), stacks[away[0]], waiting)
-    return _of_waiting(waiting, whole=len(heads) >= size and sorted(waiting) == list(range(len(waiting))))
+    all_ = len(heads) == size or size == 1
+    return _of_waiting(waiting, whole=all_ and sorted(waiting) == list(range(len(waiting))))
 
 
 def _of_halted(head: Head, found: Mapping[int, Stack | None]) -> Told:
@@ -106,14 +108,18 @@ def _ended(head: Head, text: str) -> str:
 def _of_away(head: Head, one: Stack, others: Mapping[int, Stack]) -> Told:
     # A number that is fetched from the GPU (`loss.item()`) shows no frame of torch, and waits for the others' work too.
     # So may who waits for the next stage of a pipeline.
-    sure = one.surely or one.runs or all(stack.surely for stack in others.values())
+    # That it sleeps, not busy with a GPU that has not answered, is the kernel's word.
+    rests = one.idle and all(stack.surely for stack in others.values())
+    sure = one.surely or one.runs or rests
     if (one.sends and not one.runs) or not sure:
         return Told(lines=_lines({one.number: one, **others}))
     state = f" (pid {head.pid}, {STOPPED['D']}, in {head.channel or 'it'})" if head.state == "D" else ""
     does = "waits" if one.loads else "stands"
     helper = _helper(one)
     return Told(
-        one.number,
+        None
+        if one.pause
+        else one.number,  # it saves or evaluates for the others: nothing is wrong with it by that
         f"Rank {one.number}{state} {does} in {_at(one.place, one.called)}{f', {helper}' if helper else ''}; "
         f"{_wait_for_it(others)}.",
     )
@@ -157,7 +163,7 @@ def _of_waiting(stacks: Mapping[int, Stack], *, whole: bool) -> Told:
         return Told(
             these[0],
             f"Rank {these[0]} waits in {_at(*less)}, where no other rank does; all {len(those)} others wait in "
-            f"{_at(*more)}: it went another way.",
+            f"{_at(*more)}: it went another way, or did not get through the one before.",
         )
     first, wait = names(those), "waits" if len(those) == 1 else "wait"
     here = f"{first[0].upper()}{first[1:]} {wait} in {_at(*more)}"

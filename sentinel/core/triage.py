@@ -45,7 +45,7 @@ from sentinel.core.triage_launcher import (
 )
 from sentinel.core.triage_node import by_network, by_node, by_stuck_process, named_network
 from sentinel.core.triage_past import weigh_past
-from sentinel.core.triage_records import by_records
+from sentinel.core.triage_records import by_records, decides, with_records
 from sentinel.core.triage_rows import AGREED, REPORT, FailureClass, Row
 from sentinel.core.triage_said import SURVIVED, clause_of, ended_by_abort, outlived, survived, told_by_what
 from sentinel.core.triage_words import worded
@@ -365,9 +365,10 @@ def _by_symptoms(case: Case) -> Why | None:
         return structs.replace(_by_exit(case, exit_), note=f"The messages of {others} follow from that.")
     symptoms = [row for row in rows if row.cls.role == "symptom"]
     first = symptoms[0] if symptoms else rows[0]
-    if case.stuck is not None:
+    if case.stuck is not None and decides(case.stuck):
         return by_records(case, case.stuck, first.cls)
-    return _silent_rank(case, first, complaining)
+    why = _silent_rank(case, first, complaining)
+    return why if case.stuck is None else with_records(why, case.stuck)
 
 
 def _silent_rank(case: Case, first: Row, complaining: set[int]) -> Why:

@@ -167,12 +167,11 @@ def missing_below(first: Row, case: Case) -> Why | None:
 
 
 def rank_below(number: int, case: Case) -> tuple[int | None, int | None]:
-    """Of a rank by the number that it has in its own world: (rank, worker) as a verdict names them."""
-    if case.size == 1:
-        return 0, number
-    launchers = {one: rank for rank, one in _known(case)}
-    if launchers:
-        return (launchers[number], number) if number in launchers else (None, None)
+    """Of a rank by the number that it has in its own world: (rank, worker) as a verdict names them; (None, None) where
+    it is not known to be one of this job's processes."""
+    if known := _known(case):
+        launchers = [rank for rank, one in known if one == number]  # several may give the same numbers
+        return (launchers[0], number) if len(launchers) == 1 else (None, None)
     return (number, None) if number < case.size else (None, None)
 
 

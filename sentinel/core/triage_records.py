@@ -8,7 +8,17 @@ from sentinel.core.triage_case import Case, Why
 from sentinel.core.triage_launcher import rank_below
 from sentinel.core.triage_rows import FailureClass
 
-_BY_PROGRAM = (Kind.DIFFERENT, Kind.CROSSED)  # no node can bring that about
+_BY_PROGRAM = (Kind.DIFFERENT, Kind.CROSSED)  # where each rank goes its own way, no node does
+
+
+def decides(found: Stuck) -> bool:
+    """Does it tell more than the ranks' own words may?"""
+    return found.kind in _BY_PROGRAM or bool(found.ranks)
+
+
+def with_records(why: Why, found: Stuck) -> Why:
+    """What does not tell for whom they waited is told beside what they said."""
+    return structs.replace(why, others=(*why.others, *_lines(found.sentence, *found.evidence)))
 
 
 def by_records(case: Case, found: Stuck, cls: FailureClass) -> Why:
@@ -22,5 +32,9 @@ def by_records(case: Case, found: Stuck, cls: FailureClass) -> Why:
         rank=rank,
         worker=worker,
         clause=clause,
-        others=tuple(f"flight recorder: {line}" for line in found.evidence),
+        others=_lines(*found.evidence),
     )
+
+
+def _lines(*told: str) -> tuple[str, ...]:
+    return tuple(f"flight recorder: {line}" for line in told)

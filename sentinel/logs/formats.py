@@ -22,7 +22,8 @@ class TimingRow(TimingFormat, frozen=True, kw_only=True, omit_defaults=True, for
 
     `fallback`: any other format that tells the job's iterations goes before it. `progress_bar`: the same step
     may be drawn again, and a shorter bar inside a longer one (an evaluation) is not training. `each_epoch`: the
-    steps begin anew in each epoch, which the line does not tell. `measured`: it tells a speed, though no step time.
+    steps begin anew in each epoch, which the line does not tell. `at_start`: such a line comes before the first step
+    too.
     """
 
     literal: str = ""  # a string that every match contains; without it each line is looked at
@@ -31,7 +32,7 @@ class TimingRow(TimingFormat, frozen=True, kw_only=True, omit_defaults=True, for
     progress_bar: bool = False
     fallback: bool = False
     each_epoch: bool = False
-    measured: bool = False
+    at_start: bool = False
     first_epoch: int = 1
 
 
@@ -89,22 +90,16 @@ class Format:
         return self.owned or not (self.row.fallback or self.epochs_only)
 
     @cached_property
-    def _times(self) -> int:
-        has_hardware = not {"hardware_ms", "hardware_s"}.isdisjoint(self.groups)
-        has_e2e = not {"e2e_ms", "e2e_s", "rate_per_s"}.isdisjoint(self.groups)
-        return 2 * has_e2e + has_hardware
-
-    @cached_property
     def proves(self) -> bool:
-        """Does a single line prove that an iteration was made? It tells how fast that was, or the job's owner says so.
-
-        Others may print such a line at the start too, with the number that the job begins at."""
-        return self.owned or (self.sure and (self._times > 0 or self.row.measured))
+        """Does a single line prove that an iteration was made?"""
+        return self.sure and not self.row.at_start
 
     @cached_property
     def rank(self) -> tuple[int, int, bool, int]:
+        has_hardware = not {"hardware_ms", "hardware_s"}.isdisjoint(self.groups)
+        has_e2e = not {"e2e_ms", "e2e_s", "rate_per_s"}.isdisjoint(self.groups)
         worth = 3 if self.owned else 2 if self.sure else 0 if self.epochs_only else 1
-        return worth, self._times, "step" in self.groups, -self.index
+        return worth, 2 * has_e2e + has_hardware, "step" in self.groups, -self.index
 
     @cached_property
     def _quick(self) -> re.Pattern[bytes] | None:

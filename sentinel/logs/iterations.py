@@ -8,8 +8,8 @@ the job's owner named formats, only those make Iterations.
 
 What is written by hand (`fallback`) counts only where no format of a known trainer does, and an epoch only
 where nothing finer does. Such a line may be a stray one, so that only a second one with a higher number
-makes an Iteration. So it is with the formats of known trainers that do not tell how fast a step was: DeepSpeed prints
-its line (`step=0, skipped=0`) before the first step too, and who has only begun may load for long.
+makes an Iteration. So it is with a format of which a line comes before the first step too (`at_start`, as DeepSpeed's
+`step=0, skipped=0`): who has only begun may load for long.
 """
 
 from collections.abc import Sequence
@@ -245,7 +245,7 @@ class TimingParser:
 
     def _is_second(self, form: Format, values: Values) -> bool:
         """Of a format that may be none, or that tells where the job begins: has such a line come before, with a lower
-        number? A known trainer's may begin anew in each epoch."""
+        number? A known trainer's may begin anew."""
         first = self._unsure.get(form.row.id)
         if form.row.id in self._unsure and (first is None or values.number is None or values.number > first):
             return True

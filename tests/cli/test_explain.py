@@ -576,7 +576,9 @@ def test_what_the_job_had_lived_through_before_is_told_after_it(tmp_path: Path, 
 
 RECORDS = Path(__file__).parents[1] / "cluster/records"
 TIMED_OUT = "this iteration hardware time is 10.5 and e2e time is 20.5 ms.\n" * 3 + WATCHDOG.format(0)
-MISSING = "Rank 2 never took part in all_reduce 4 of group default_pg, in which 3 ranks wait, called at step "
+MISSING = (
+    "Rank 2 did not take part in all_reduce 4 of group default_pg, in which 3 ranks wait, called at step "
+)
 
 
 def timed_out(folder: Path) -> Path:
@@ -591,8 +593,9 @@ def test_a_folder_of_records_alone_tells_who_is_missing(
     explain: Explain, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer = explain(RECORDS / "absent")
-    assert (answer["jobs"], answer["records"]["ranks"]) == ([], [0, 1, 2, 3])
-    assert (answer["records"]["stuck"]["kind"], answer["records"]["stuck"]["ranks"]) == ("absent", [2])
+    (records,) = answer["records"]
+    assert (answer["jobs"], records["ranks"]) == ([], [0, 1, 2, 3])
+    assert (records["stuck"]["kind"], records["stuck"]["ranks"]) == ("absent", [2])
     assert main(["explain", str(RECORDS / "absent")]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"{RECORDS / 'absent'}: flight recorders of ranks 0-3\n\n{MISSING}")
@@ -615,14 +618,31 @@ def test_records_of_another_folder_are_not_those_of_one_of_two_jobs(tmp_path: Pa
     (tmp_path / "two" / "other.log").write_text(TIMED_OUT)
     answer = explain(tmp_path)
     assert all(MISSING[1:] not in job["sentence"] for job in answer["jobs"])
-    assert answer["records"]["stuck"]["ranks"] == [2]
+    assert answer["records"][0]["stuck"]["ranks"] == [2]
+
+
+def test_records_of_each_start_are_those_of_its_own_logs(tmp_path: Path, explain: Explain) -> None:
+    for name, kind in (("1", "different"), ("2", "absent")):
+        (tmp_path / name).mkdir()
+        timed_out(tmp_path / name)
+        for rank in range(4):
+            record = (RECORDS / kind / f"rank-{rank}").read_bytes()
+            (tmp_path / name / f"flight-rank-{rank}").write_bytes(record)
+    told = {job["logs"][0].split("/")[-2]: job["verdict"]["rank"] for job in explain(tmp_path)["jobs"]}
+    assert told == {"1": 3, "2": 2}
+
+
+def test_a_log_that_names_what_records_hold_is_a_log(tmp_path: Path, explain: Explain) -> None:
+    (tmp_path / "train.log").write_text('{"pg_status": "up", "pg_config": {"host": "db"}}\n' + TRACEBACK)
+    answer = explain(tmp_path / "train.log")
+    assert (len(answer["jobs"]), answer["records"]) == (1, [])
 
 
 def test_a_record_that_asks_for_code_is_refused_by_name(tmp_path: Path, explain: Explain) -> None:
     timed_out(tmp_path)
     asks = b"\x80\x02}q\x00(X\x09\x00\x00\x00pg_configcposix\nsystem\nX\x02\x00\x00\x00idu."
     (tmp_path / "flight-rank-2").write_bytes(asks)
-    records = explain(tmp_path)["records"]
+    (records,) = explain(tmp_path)["records"]
     assert records["ranks"] == [0, 1, 3]
     assert records["notes"] == [
         f"{tmp_path}/flight-rank-2: it asks for posix.system, which no flight recorder writes: not read"

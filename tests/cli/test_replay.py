@@ -553,7 +553,9 @@ def test_nothing_is_written_and_no_line_steers_the_terminal(tmp_path: Path) -> N
 RECORDS = Path(__file__).parents[1] / "cluster/records"
 
 
-def test_flight_recorders_alone_name_the_rank_and_the_operation(run: Run, tmp_path: Path) -> None:
+def test_flight_recorders_alone_name_the_rank_and_the_operation(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = run("--flight-recorder", RECORDS / "different")["stuck"]
     assert (found["kind"], found["ranks"], found["group"], found["seq"]) == (
         "different",
@@ -562,6 +564,8 @@ def test_flight_recorders_alone_name_the_rank_and_the_operation(run: Run, tmp_pa
         4,
     )
     assert main(["replay", "--flight-recorder", str(tmp_path)]) == 1
+    assert main(["replay", "--flight-recorder", str(tmp_path / "gone")]) == 1
+    assert "gone: No such file or directory" in capsys.readouterr().err
 
 
 def test_flight_recorders_beside_logs_decide_with_them(run: Run, tmp_path: Path) -> None:
@@ -570,4 +574,4 @@ def test_flight_recorders_beside_logs_decide_with_them(run: Run, tmp_path: Path)
     ]
     seen = run(*logs, "--flight-recorder", RECORDS / "absent")
     assert seen["ended"]["verdict"]["rank"] == 2
-    assert "rank 2 never took part in all_reduce 4" in seen["ended"]["verdict"]["sentence"]
+    assert "rank 2 did not take part in all_reduce 4" in seen["ended"]["verdict"]["sentence"]

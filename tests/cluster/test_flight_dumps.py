@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.cluster.local.flight import in_folder, prune, stuck_in, wanted
+from sentinel.cluster.local.flight import in_folder, prune, read, stuck_in, wanted
 from sentinel.cluster.local.flight_dumps import DumpError, is_dump, rank_of_dump, read_dump, read_dumps
 from sentinel.core.flight_record import Kind, Stuck, stuck
 
@@ -34,7 +34,7 @@ def told(kind: str) -> Stuck:
 @pytest.mark.parametrize(
     ("kind", "is_", "rank", "says"),
     [
-        ("absent", Kind.ABSENT, 2, "Rank 2 never took part in all_reduce 4 of group default_pg"),
+        ("absent", Kind.ABSENT, 2, "Rank 2 did not take part in all_reduce 4 of group default_pg"),
         ("different", Kind.DIFFERENT, 3, "rank 3 in broadcast of Float [8] at evaluate (programs/stuck.py:"),
         ("silent", Kind.SILENT, 1, "There is no record of rank 1"),
     ],
@@ -111,14 +111,92 @@ def test_each_cut_of_a_real_record_is_refused_or_read() -> None:
             read_dump(data[:end], 0)
 
 
+def nccl(*entries: dict[str, object], status: dict[str, object] | None = None) -> bytes:
+    """As ProcessGroupNCCL of torch 2.15 writes a record; of groups 0 (ranks 4 and 5) and 5 (4 and 6)."""
+    config = {
+        "0": {"name": "0", "desc": "default_pg", "ranks": "[4, 5]"},
+        "5": {"name": "5", "desc": "DP", "ranks": "[4, 6]"},
+    }
+    common = {
+        "pg_id": 0,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": 0,
+        "p2p_seq_id": 0,
+        "is_p2p": False,
+        "state": "scheduled",
+        "retired": False,
+        "input_sizes": [[4, 8]],
+        "input_dtypes": ["Float"],
+        "time_created_ns": 10**18,
+    }
+    told = [common | {"record_id": number} | entry for number, entry in enumerate(entries)]
+    return pickle.dumps({"version": "2.10", "pg_config": config, "pg_status": status or {}, "entries": told})
+
+
+def reduces(seq: int, **more: object) -> dict[str, object]:
+    return {"profiling_name": "nccl:all_reduce", "collective_seq_id": seq} | more
+
+
+def test_what_timing_tells_and_how_far_a_group_came_is_read() -> None:
+    other = {"pg_id": 3, "process_group": ("5", "DP")}
+    dump = read_dump(
+        nccl(
+            reduces(7, record_id=5000, state="started", retired=True),
+            reduces(2, state="completed", **other),
+            status={"0": {"last_enqueued_collective": 9}, "3": {"last_enqueued_collective": "4"}},
+        ),
+        4,
+    )
+    assert [(one.seq, one.done, one.started, one.group.ranks) for one in dump.entries] == [
+        (7, False, True, (4, 5)),
+        (2, True, False, (4, 6)),
+    ]
+    assert {group.name: seq for group, seq in dump.last.items()} == {"0": 9, "5": 4}
+    assert not dump.whole
+    assert read_dump(nccl(reduces(1)), 4).whole
+
+
+def test_the_same_numbers_in_another_shape_are_the_same_to_nccl() -> None:
+    one, other = (read_dump(nccl(reduces(1, input_sizes=[shape])), 4) for shape in ([4, 8], [32]))
+    assert one.entries[0].amount == other.entries[0].amount
+    assert one.entries[0].shapes != other.entries[0].shapes
+
+
+def test_collectives_of_one_launch_are_one() -> None:
+    group = {"pg_id": 3, "process_group": ("5", "DP")}
+    dump = read_dump(
+        nccl(
+            reduces(1),
+            reduces(1, **group),
+            reduces(1, **group),
+            reduces(1, profiling_name="nccl:coalesced", state="completed", **group),
+        ),
+        4,
+    )
+    assert [(one.group.name, one.op, one.done) for one in dump.entries] == [
+        ("0", "all_reduce", False),
+        ("5", "all_reduce coalesced", True),
+    ]
+
+
+def test_records_of_an_old_torch_are_refused_with_the_reason() -> None:
+    with pytest.raises(DumpError, match=r"of a torch before 2\.4"):
+        read_dump(pickle.dumps({"entries": [{"seq_id": 1, "profiling_name": "nccl:all_reduce"}]}), 0)
+
+
 def test_odd_fields_lose_the_field_and_not_the_record() -> None:
     entries = [
-        {"record_id": 0, "collective_seq_id": 1, "profiling_name": "nccl:all_reduce", "state": "scheduled"},
-        {"record_id": 1, "collective_seq_id": 2, "profiling_name": "", "frames": [1, {}], "input_sizes": 7},
+        {
+            "record_id": 0,
+            "collective_seq_id": 1,
+            "profiling_name": "nccl:all_reduce\ud800",
+            "state": "scheduled",
+        },
+        {"collective_seq_id": 2, "profiling_name": "", "frames": [1, {}], "input_sizes": 7},
     ]
-    odd = {"version": 2, "pg_config": [], "pg_status": [], "entries": entries, "more": object}
-    odd.pop("more")
-    assert len(read_dump(pickle.dumps(odd), 0).entries) == 2
+    odd = {"version": 2, "pg_config": [], "pg_status": [], "entries": entries}
+    read = read_dump(pickle.dumps(odd), 0)
+    assert [one.op for one in read.entries] == ["all_reduce?", ""]
 
 
 def test_a_record_that_cannot_be_read_is_said_and_the_others_are_read(tmp_path: Path) -> None:
@@ -140,7 +218,8 @@ def test_a_record_of_another_run_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "rank-2").write_bytes(pickle.dumps(old))
     read = read_dumps(sorted(map(str, tmp_path.iterdir())))
     assert [dump.rank for dump in read.dumps] == [0, 1, 3]
-    assert "rank-2: ends 5 h before the others, so it is of another run; left out" in read.notes[0]
+    assert read.unread == {2}
+    assert "rank-2: ends 5 h before the others, as one of another run: left out" in read.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +230,9 @@ def test_a_record_of_another_run_is_left_out(tmp_path: Path) -> None:
         ("flight-rank-0", 0),
         ("trace_7.json", 7),
         ("job2_rank5.pkl", 5),
+        ("worker-0_trace_3", 3),
+        ("trace_rank_4_1764336459", 4),
+        ("rank-11.gz", 11),
         ("core", None),
     ],
 )
@@ -158,23 +240,22 @@ def test_the_name_tells_the_rank(name: str, rank: int | None) -> None:
     assert rank_of_dump(f"/x/rank_9/{name}") == rank
 
 
-def test_launches_of_several_operations_are_one_and_their_state_is_that_of_the_launch() -> None:
-    """As NCCL records a batch of sends and receives: only the last entry has events to ask."""
-    common = {
-        "pg_id": 0,
-        "process_group": ["0", "default_pg"],
-        "is_p2p": True,
-        "p2p_seq_id": 1,
-        "state": "scheduled",
-    }
-    names = ["nccl:send 0->1", "nccl:recv 0<-1", "nccl:coalesced"]
-    entries = [common | {"record_id": k, "profiling_name": name} for k, name in enumerate(names)]
-    entries[-1]["state"] = "completed"
-    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[4, 5]"}}
-    dump = read_dump(pickle.dumps({"version": "2.10", "pg_config": config, "entries": entries}), 4)
-    assert [(one.op, one.peers, one.done) for one in dump.entries] == [
-        ("send", (4, 5), True),
-        ("recv", (5, 4), True),
+def test_sends_of_one_launch_have_its_state_whatever_stands_between_them() -> None:
+    """Only the last entry has events to ask; a collective of another thread may be recorded before it."""
+    sends = {"is_p2p": True, "p2p_seq_id": 1}
+    dump = read_dump(
+        nccl(
+            sends | {"profiling_name": "nccl:send 0->1"},
+            reduces(1),
+            sends | {"profiling_name": "nccl:recv 0<-1"},
+            sends | {"profiling_name": "nccl:coalesced", "state": "completed"},
+        ),
+        4,
+    )
+    assert [(one.op, one.peers, one.done, one.batched) for one in dump.entries] == [
+        ("send", (4, 5), True, True),
+        ("recv", (5, 4), True, True),
+        ("all_reduce", None, False, False),
     ]
 
 
@@ -183,16 +264,10 @@ def test_launches_of_several_operations_are_one_and_their_state_is_that_of_the_l
 
 def test_a_job_is_told_where_to_write_unless_it_has_its_own() -> None:
     env = wanted("/logs/flight-rank-", {"PATH": "/bin"})
-    assert env == {
-        "TORCH_FR_DUMP_TEMP_FILE": "/logs/flight-rank-",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/logs/flight-rank-",
-        "TORCH_FR_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-    }
+    assert env == {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/logs/flight-rank-", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     for name in env:
         assert name not in wanted("/logs/flight-rank-", {name: "0"})
-    assert "TORCH_FR_BUFFER_SIZE" not in wanted("/x", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "20000"})
-    assert "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in wanted("/x", {"TORCH_FR_DUMP_TEMP_FILE": "/y"})
+    assert wanted("/x", {"TORCH_FR_DUMP_TEMP_FILE": "/y"}) == {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 
 
 def test_what_ranks_wrote_beside_their_logs_is_read_by_a_child(tmp_path: Path) -> None:
@@ -205,6 +280,19 @@ def test_what_ranks_wrote_beside_their_logs_is_read_by_a_child(tmp_path: Path) -
     found = asyncio.run(stuck_in(str(tmp_path)))
     assert found is not None
     assert found.rank == 2
+
+
+def test_files_that_break_the_unpickler_break_its_process_alone(tmp_path: Path) -> None:
+    """A key that is nested two million times; a memo of 2^30 places."""
+    nested = b"\x80\x02}(" + b")" + b"\x85" * 2_000_000 + b"K\x01u."
+    memo = b"\x80\x02}r\x00\x00\x00\x40."
+    for number, data in enumerate((nested, memo)):
+        (tmp_path / f"flight-rank-{number}").write_bytes(data)
+        assert asyncio.run(stuck_in(str(tmp_path))) is None
+    records = asyncio.run(read([str(tmp_path / "flight-rank-1"), str(tmp_path / "gone-1")]))
+    assert (records.files, len(records.notes)) == ([], 2)
+    slow = asyncio.run(read([files("absent")[0]], limit_s=0.0))
+    assert slow.notes == [f"{RECORDS / 'absent'}: not read within 0 s"]
 
 
 def test_records_of_the_last_three_starts_are_kept(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_of_one_that_waits_alone_in_another_collective_it_is_said_that_it_went_a
     assert v.rank == 3
     assert v.sentence == (
         f"The job hangs. Rank 3 waits in {BARRIER}, called at train.py:101, where no other rank does; all 15 others "
-        f"wait in {ALL_REDUCE}, called at train.py:88: it went another way."
+        f"wait in {ALL_REDUCE}, called at train.py:88: it went another way, or did not get through the one before."
     )
 
 
@@ -339,3 +339,27 @@ def test_what_a_rank_does_in_a_forward_pass_below_a_distributed_wrapper_is_its_o
 def test_of_anything_but_a_hang_nothing_is_said() -> None:
     lost = structs.replace(HUNG, symptom=Symptom.RANK_LOST)
     assert named(lost, stacks("loop"), 1) == lost
+
+
+def test_of_ranks_that_were_not_all_seen_none_is_named() -> None:
+    spins = rank(0, "log (train.py:61)", where="R", thread="active+gil")
+    texts = [spins, *(in_call(n, "all_reduce", 88) for n in (1, 2, 3))]
+    v = named(OF_JOB, texts, 8)
+    assert (v.rank, v.sentence) == (None, OF_JOB.sentence)
+    assert named(OF_JOB, texts, 4).rank == 0
+
+
+def test_a_rank_that_may_wait_for_its_gpu_is_not_named_whatever_the_others_wait_in() -> None:
+    """`loss.item()` for a log of rank 0: the collectives of the others are in one line with its work."""
+    fetches = rank(0, "log_loss (train.py:77)\nmain (train.py:61)", where="R", thread="active")
+    waiting = [in_call(n, "barrier", 101) for n in range(1, 8)]
+    assert named(OF_JOB, [fetches, *waiting], 8).rank is None
+    sleeps = rank(0, "log_loss (train.py:77)\nmain (train.py:61)")
+    assert named(OF_JOB, [sleeps, *waiting], 8).rank == 0
+
+
+def test_a_rank_that_saves_for_all_is_told_and_not_named() -> None:
+    saves = rank(0, "_save_checkpoint (trainer.py:77)\nmain (train.py:61)", where="D in io_schedule")
+    v = named(OF_JOB, [saves, *(in_call(n, "barrier", 101) for n in range(1, 8))], 8)
+    assert v.rank is None
+    assert "stands in _save_checkpoint (trainer.py:77)" in v.sentence

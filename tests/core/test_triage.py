@@ -277,7 +277,7 @@ def recorded(kind: Kind, *ranks: int) -> Stuck:
         seq=41,
         waiting=tuple(rank for rank in range(8) if rank not in ranks),
         since_s=WALL_S,
-        sentence="Rank 2 never took part in all_reduce 41.",
+        sentence="Rank 2 did not take part in all_reduce 41.",
         evidence=("ranks 0, 1, 3-7 in all_reduce 41 at step (train.py:88)",),
         advice="Look there.",
     )
@@ -289,15 +289,28 @@ def test_of_ranks_that_timed_out_flight_recorders_tell_for_whom_they_waited() ->
     v = verdict(exits, matches, stuck=recorded(Kind.ABSENT, 2), steps={2: 109})
     assert (v.rank, v.failure, v.scope, v.budget) == (2, "nccl-timeout", "node", Budget.INFRASTRUCTURE)
     assert v.sentence == (
-        "Rank 2 was lost after iteration 109, then 7 more: rank 2 never took part in all_reduce 41."
+        "Rank 2 was lost after iteration 109, then 7 more: rank 2 did not take part in all_reduce 41."
     )
     assert (v.advice, v.place) == ("Look there.", GPUS[2])
     assert "flight recorder: ranks 0, 1, 3-7 in all_reduce 41 at step (train.py:88)" in v.evidence
 
 
 def test_of_a_launcher_it_is_the_rank_that_it_has_started() -> None:
-    v = verdict([ended(0)], [line("nccl-timeout", 0)], size=1, stuck=recorded(Kind.ABSENT, 2))
+    workers = {7000 + number: (0, number) for number in range(8)}
+    timed_out = [ended(0)], [line("nccl-timeout", 0)]
+    v = verdict(*timed_out, size=1, workers=workers, stuck=recorded(Kind.ABSENT, 2))
     assert (v.rank, v.worker, v.who) == (0, 2, 2)
+    elsewhere = verdict(*timed_out, size=1, workers=workers, stuck=recorded(Kind.ABSENT, 12))
+    assert (elsewhere.rank, elsewhere.worker, elsewhere.place) == (None, None, "")
+
+
+def test_flight_recorders_that_name_nobody_take_nothing_from_what_the_ranks_said() -> None:
+    exits = [ended(rank, signal=6) for rank in range(8)]
+    matches = [line("nccl-timeout", rank, 1989.0) for rank in range(8) if rank != 5]
+    v = verdict(exits[:5] + exits[6:], matches, stuck=recorded(Kind.INSIDE))
+    assert v.rank == 5
+    assert "did not join a collective operation" in v.sentence
+    assert any(line.startswith("flight recorder: Rank 2 did not") for line in v.evidence)
 
 
 def test_ranks_that_went_different_ways_are_no_fault_of_a_node() -> None:

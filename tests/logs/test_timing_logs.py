@@ -167,13 +167,13 @@ def test_batches_that_begin_anew_have_no_number_and_those_of_a_known_epoch_go_on
         text = "".join(line.format(e=e, n=n) for e in (1, 2) for n in (100, 200, 300))
         assert set(steps(text, shipped, tmp_path / "log")) == {None}, line
         assert len(steps(text, shipped, tmp_path / "log")) >= 5, line
-    for line in (
-        "[{z}/2][{n}/400]\tLoss_D: 1.3\tLoss_G: 3.6\n",
-        "===> Epoch[{e}]({n}/400): Loss: 0.5\n",
-        "Epoch {e}/2, batch {n}/400, loss 0.5\n",
+    for line, first in (
+        ("[{z}/2][{n}/400]\tLoss_D: 1.3\tLoss_G: 3.6\n", [100]),
+        ("===> Epoch[{e}]({n}/400): Loss: 0.5\n", [100]),
+        ("Epoch {e}/2, batch {n}/400, loss 0.5\n", []),
     ):
         text = "".join(line.format(e=e, z=e - 1, n=n) for e in (1, 2) for n in (100, 200, 300))
-        assert steps(text, shipped, tmp_path / "log") == [200, 300, 500, 600, 700], line
+        assert steps(text, shipped, tmp_path / "log") == [*first, 200, 300, 500, 600, 700], line
 
 
 def test_the_time_between_lines_is_right_where_the_batches_begin_anew(
@@ -239,16 +239,6 @@ def test_the_line_that_deepspeed_prints_at_the_start_is_no_iteration(
     assert steps(line(500) + line(0), shipped, path) == [0], "an epoch that counts anew"
 
 
-def test_a_single_line_is_an_iteration_where_it_tells_how_fast_one_was_and_only_there(
-    shipped: RuleSet, tmp_path: Path
-) -> None:
-    """Of each shipped format, however late the second line comes: a job that has only begun does not hang."""
-    timed = {"hardware_ms", "hardware_s", "e2e_ms", "e2e_s", "rate_per_s"}
-    speeds = re.compile(r"tps: |samples/sec|SamplesPerSec|tok/s|s/batch|wps=")
-    known = {form.row.id: form for form in shipped.formats}
-    for entry in LINES:
-        form = known[entry["format"]]
-        told_fast = not timed.isdisjoint(form.groups) or speeds.search(form.row.pattern) is not None
-        proves = not form.row.fallback and told_fast
-        told_once = steps(f"{entry['line']}\n", shipped, tmp_path / "log")
-        assert len(told_once) == proves, entry["line"]
+def test_jobs_that_print_one_number_in_each_epoch_make_iterations(shipped: RuleSet, tmp_path: Path) -> None:
+    text = "".join(f"epoch: {epoch} step: 1875, loss is 0.5\n" for epoch in range(1, 6))
+    assert len(steps(text, shipped, tmp_path / "log")) == 5

@@ -9,34 +9,38 @@ from pathlib import Path
 
 import msgspec
 import structlog
+from msgspec import Struct
 
 from sentinel.core.flight_record import Stuck
 
 log = structlog.get_logger()
 
 MOST_DUMPS = 4096
-READ_S = 30.0
+READ_S, KILLED_S = 30.0, 2.0
 KEPT_STARTS = 3  # of a job
 PREFIX = "flight-rank-"  # of the files that `sentinel run` has its ranks write
-# Where ranks write, and how many operations they keep. Torch 2.9 and later take the second name too.
-PLACES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-DUMPS = "TORCH_NCCL_DUMP_ON_TIMEOUT"
-MOST_ENTRIES = 2000  # torch's own default where it has one
-_CHILD = "import sys; sys.path.append(sys.argv.pop(1)); from sentinel.cluster.local.flight_dumps import main; main()"
+# Where ranks write. Torch 2.9 and later have another name and take this one too, so a program that sets either wins.
+PLACE, PLACE_SINCE_2_9 = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE"
+ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"  # on by default in newer torch
+_CHILD = (
+    "import sys; sys.path.append(sys.argv[1]); from sentinel.cluster.local.flight_dumps import main; main()"
+)
+
+
+class Records(Struct, frozen=True, kw_only=True):
+    """Of flight recorders. `stuck` None: no rank waited for another. `notes`: what was left out, and why."""
+
+    files: list[str]
+    ranks: list[int]
+    stuck: Stuck | None
+    notes: list[str]
 
 
 def wanted(prefix: str, given: Mapping[str, str]) -> dict[str, str]:
     """The variables by which ranks write their records to files of this prefix when a collective times out, without
     those that the job has itself."""
-    own: dict[str, str] = {}
-    if not any(name in given for name in PLACES):
-        own = dict.fromkeys(PLACES, prefix)
-    if not any(name in given for name in SIZES):
-        own[SIZES[0]] = str(MOST_ENTRIES)  # not the second: that torch would warn of it in each log
-    if DUMPS not in given:
-        own[DUMPS] = "1"
-    return own
+    own = {} if PLACE in given or PLACE_SINCE_2_9 in given else {PLACE: prefix}
+    return own if ON_TIMEOUT in given else own | {ON_TIMEOUT: "1"}
 
 
 def in_folder(folder: str) -> list[str]:
@@ -62,30 +66,40 @@ def prune(logs: str, incarnation: int) -> None:
 
 
 async def stuck_in(folder: str) -> Stuck | None:
-    """What they tell. Read by a child, which gives back the memory that large ones take. Never raises."""
-    if not in_folder(folder):
+    """What the records of a job tell. Never raises; ends within READ_S and a moment, whatever they are."""
+    if not (paths := in_folder(folder)):
         return None
+    records = await read(paths)
+    for note in records.notes:
+        log.warning("flight_record_left_out", why=note)
+    return records.stuck
+
+
+async def read(paths: list[str], limit_s: float = READ_S) -> Records:
+    """By a child, which files of anybody may break. Never raises: what could not be read is noted."""
     child: asyncio.subprocess.Process | None = None
+    why = ""
     try:
         child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-c", _CHILD, str(Path(__file__).parents[3]), folder),
-            stdin=asyncio.subprocess.DEVNULL,
+            *(sys.executable, "-P", "-c", _CHILD, str(Path(__file__).parents[3])),
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        async with asyncio.timeout(READ_S):
-            out, errors = await child.communicate()
+        async with asyncio.timeout(limit_s):
+            out, errors = await child.communicate(msgspec.json.encode(paths))
         if child.returncode == 0:
-            return msgspec.json.decode(out, type=Stuck | None)
+            return msgspec.json.decode(out, type=Records)
         last = (errors.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-        log.warning("flight_records_unread", folder=folder, error=last)
-    except (TimeoutError, OSError, msgspec.DecodeError) as error:
-        log.warning(
-            "flight_records_unread", folder=folder, error=str(error) or f"took longer than {READ_S:g} s"
-        )
+        why = f"their reader ended with {child.returncode}: {last[:200]}"
+    except TimeoutError:
+        why = f"not read within {limit_s:g} s"
+    except (OSError, msgspec.DecodeError) as error:
+        why = str(error)
     finally:
         if child is not None and child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
-            await child.wait()
-    return None
+            with contextlib.suppress(TimeoutError):  # one that hangs in the kernel is not waited for
+                await asyncio.wait_for(child.wait(), KILLED_S)
+    return Records(files=[], ranks=[], stuck=None, notes=[f"{os.path.dirname(paths[0]) or '.'}: {why}"])

@@ -1,15 +1,17 @@
 """Reads what flight recorders of torch.distributed wrote: one file a rank, a pickle or JSON. No code of a file is run.
 
-Format: torch/csrc/distributed/c10d/FlightRecorderDetail.hpp of PyTorch, versions 1.x and 2.x of the dump.
+Format: torch/csrc/distributed/c10d/FlightRecorderDetail.hpp of PyTorch, version 2.x of the dump (torch 2.4 and later).
 """
 
 import gzip
 import io
 import json
+import math
 import os
 import pickle
 import re
 import resource
+import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -18,11 +20,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from sentinel.cluster.local.flight import in_folder
+from sentinel.cluster.local.flight import Records
 from sentinel.core.flight_record import Dump, Entry, Group, stuck
 
 MOST_BYTES = 256 << 20  # of one dump; 2,000 operations with their stacks are some 3 MB
-MOST_MEMORY = 4 << 30  # of the child that reads those of a job
+MOST_MEMORY, MOST_CPU_S = 4 << 30, 600  # of the child that reads them
+MOST_CHARS = 200
 GZIP = b"\x1f\x8b"
 STALE_S = 3600.0  # a dump that ends so long before the others is of another run: the longest time-outs are half an hour
 WORLD = "default_pg"
@@ -30,10 +33,12 @@ WORLD = "default_pg"
 _HARMLESS: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch.jit._pickle", f"build_{kind}list"): list for kind in ("int", "double", "bool")
 } | {("torch.jit._pickle", "restore_type_tag"): lambda value, _tag: value}
-_WORDS = (b"pg_config", b"collective_seq_id", b"nccl_comm_state", b"pg_status")
-_RANK = re.compile(
-    r"(?:rank|worker|task|proc)[-_. ]?(\d{1,5})(?!\d)|(\d{1,5})(?=(?:\.(?:json|pkl|pickle|bin))?(?:\.gz)?$)",
-    re.IGNORECASE,
+_PICKLE, _WORDS = b"\x80", (b"pg_config", b"collective_seq_id", b"pg_status")
+_JSON = ((b'"entries"', b'"collective_seq_id"'), (b'"pg_config"', b'"pg_status"', b'"version"'))
+# The prefix is the job's choice, the rank stands behind it; where a time is added, behind a word.
+_RANK = (
+    re.compile(r"(?<!\d)(\d{1,5})(?:\.(?:json|pkl|pickle|bin))?(?:\.gz)?$", re.IGNORECASE),
+    re.compile(r"(?:rank|worker|task|proc)[-_. ]?(\d{1,5})(?!\d)", re.IGNORECASE),
 )
 _PEERS = re.compile(r"(\d+)\s*(->|<-)\s*(\d+)")
 # Frames of these are not the program's own.
@@ -50,7 +55,6 @@ class _RawEntry(Struct):
     pg_id: int = 0
     process_group: Any = None
     collective_seq_id: int | None = None
-    seq_id: int = 0  # of version 1.x
     p2p_seq_id: int = 0
     state: str = ""
     retired: bool = False
@@ -69,10 +73,11 @@ class _RawDump(Struct):
 
 
 class Read(Struct):
-    """`notes`: what was left out, and why. `paths`: those that were read."""
+    """`unread`: ranks of which there is a file that does not count. `notes`: what was left out, and why."""
 
     dumps: list[Dump]
     paths: list[str]
+    unread: set[int]
     notes: list[str]
 
 
@@ -81,18 +86,20 @@ class Read(Struct):
 
 def is_dump(head: bytes) -> bool:
     """By the first bytes of a file; 64 KiB tell."""
-    return head[:1] in (b"\x80", b"{") and any(word in head for word in _WORDS)
+    if head[:1] == _PICKLE:
+        return any(word in head for word in _WORDS)
+    return head[:1] == b"{" and any(all(word in head for word in words) for words in _JSON)
 
 
 def rank_of_dump(path: str) -> int | None:
     """The prefix that the job chose, and its rank: nccl_trace_rank_3, trace_12, comm_lib_trace_rank_0.json."""
-    match = _RANK.search(os.path.basename(path))
-    return None if match is None else int(match[1] or match[2])
+    found = (pattern.search(os.path.basename(path)) for pattern in _RANK)
+    return next((int(match[1]) for match in found if match is not None), None)
 
 
 def read_dumps(paths: Iterable[str]) -> Read:
     """Never raises for a file: what cannot be read is noted. Of several of one rank the newest counts."""
-    read = Read([], [], [])
+    read = Read([], [], set(), [])
     newest: dict[int, tuple[float, str, Dump]] = {}
     for path in paths:
         rank = rank_of_dump(path)
@@ -100,8 +107,9 @@ def read_dumps(paths: Iterable[str]) -> Read:
             read.notes.append(f"{path}: its name tells no rank")
             continue
         try:
-            dump = read_dump(_bytes(path), rank)
-        except (OSError, DumpError) as error:
+            dump = read_dump(_bytes(path), rank, os.stat(path).st_mtime)
+        except (OSError, DumpError, MemoryError) as error:
+            read.unread.add(rank)
             read.notes.append(f"{path}: {getattr(error, 'strerror', None) or error}")
             continue
         end_s = _end_s(dump)
@@ -111,10 +119,11 @@ def read_dumps(paths: Iterable[str]) -> Read:
         if rank not in newest or newest[rank][0] < end_s:
             newest[rank] = (end_s, path, dump)
     last_s = max((end_s for end_s, _, _ in newest.values()), default=0.0)
-    for _, (end_s, path, dump) in sorted(newest.items()):
+    for rank, (end_s, path, dump) in sorted(newest.items()):
         if 0.0 < end_s < last_s - STALE_S:
             hours = round((last_s - end_s) / 3600)
-            read.notes.append(f"{path}: ends {hours} h before the others, so it is of another run; left out")
+            read.notes.append(f"{path}: ends {hours} h before the others, as one of another run: left out")
+            read.unread.add(rank)
             continue
         read.dumps.append(dump)
         read.paths.append(path)
@@ -123,6 +132,8 @@ def read_dumps(paths: Iterable[str]) -> Read:
 
 def _bytes(path: str) -> bytes:
     """Packed ones too. Raises OSError, DumpError."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise DumpError("no file")
     with open(path, "rb") as file:
         packed = file.read(2) == GZIP
         file.seek(0)
@@ -155,12 +166,12 @@ class _Unpickler(pickle.Unpickler):
         raise DumpError("it refers to something outside of it, which no flight recorder does: not read")
 
 
-def read_dump(data: bytes, rank: int) -> Dump:
+def read_dump(data: bytes, rank: int, written_s: float = 0.0) -> Dump:
     """Raises DumpError."""
     try:
         found = json.loads(data) if data[:1] == b"{" else _Unpickler(io.BytesIO(data)).load()
         raw = msgspec.convert(found, _RawDump)
-        return _dump(raw, rank)
+        return _dump(raw, rank, written_s)
     except DumpError:
         raise
     except msgspec.ValidationError as error:
@@ -182,20 +193,19 @@ def read_dump(data: bytes, rank: int) -> Dump:
         raise DumpError(f"not what a flight recorder writes: {error}") from None
 
 
-def _dump(raw: _RawDump, rank: int) -> Dump:
+def _dump(raw: _RawDump, rank: int, written_s: float) -> Dump:
     groups: dict[tuple[str, str], Group] = {}
     places: dict[int, str] = {}
     numbers: dict[str, Group] = {}
-    entries: list[Entry] = []
-    flight: list[_RawEntry] = []
+    launches: dict[tuple[object, ...], list[_RawEntry]] = {}
     for one in raw.entries:
-        group = _group(raw.pg_config, one, groups)
-        numbers[str(one.pg_id)] = group
-        if flight and (_launch(flight[0]) != _launch(one)):
-            entries += _launched(flight, groups, places)
-            flight = []
-        flight.append(one)
-    entries += _launched(flight, groups, places)
+        if one.collective_seq_id is None:
+            raise DumpError(
+                "of a torch before 2.4, whose records do not tell which operations belong together"
+            )
+        numbers[str(one.pg_id)] = _group(raw.pg_config, one, groups)
+        launches.setdefault(_launch(one), []).append(one)
+    entries = [entry for launch in launches.values() for entry in _launched(launch, groups, places)]
     last: dict[Group, int] = {}
     status = raw.pg_status if isinstance(raw.pg_status, dict) else {}
     for number, told in status.items():
@@ -203,7 +213,7 @@ def _dump(raw: _RawDump, rank: int) -> Dump:
         if str(number) in numbers and isinstance(enqueued, int | str) and str(enqueued).isdigit():
             last[numbers[str(number)]] = int(enqueued)
     whole = not raw.entries or raw.entries[0].record_id == 0
-    return Dump(rank, tuple(entries), last, whole)
+    return Dump(rank, tuple(entries), last, whole, written_s)
 
 
 def _group(config: Any, entry: _RawEntry, known: dict[tuple[str, str], Group]) -> Group:
@@ -219,39 +229,35 @@ def _group(config: Any, entry: _RawEntry, known: dict[tuple[str, str], Group]) -
         if isinstance(told, dict):
             told = told.get("ranks")
         ranks = re.findall(r"\d+", told) if isinstance(told, str) else told
-        known[name, desc] = Group(name, desc, tuple(int(one) for one in ranks or ()))
+        known[name, desc] = Group(_clean(name), _clean(desc), tuple(int(one) for one in ranks or ()))
     return known[name, desc]
 
 
 def _launch(entry: _RawEntry) -> tuple[object, ...]:
-    """Operations that one launch holds have one number."""
-    return (entry.pg_id, entry.is_p2p, entry.p2p_seq_id if entry.is_p2p else _seq(entry))
-
-
-def _seq(entry: _RawEntry) -> int:
-    return entry.seq_id if entry.collective_seq_id is None else entry.collective_seq_id
+    """Operations that one launch holds have one number; what another thread records may stand between them."""
+    return (entry.pg_id, entry.is_p2p, entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id)
 
 
 def _launched(
-    flight: Sequence[_RawEntry], groups: dict[tuple[str, str], Group], places: dict[int, str]
+    launch: Sequence[_RawEntry], groups: dict[tuple[str, str], Group], places: dict[int, str]
 ) -> Iterable[Entry]:
     """Only the launch as a whole, which is told last (`coalesced`), knows how far it is."""
-    if not flight:
-        return
-    first, last = flight[0], flight[-1]
+    last = launch[-1]
     whole = last if _op(last) == "coalesced" else None
-    own = [one for one in flight if one is not whole] or [last]
-    several = len(own) > 1
-    for one in own if first.is_p2p else own[:1]:
+    own = [one for one in launch if one is not whole] or [last]
+    several, sends = len(own) > 1, last.is_p2p
+    for one in own if sends else own[:1]:
         group = _group({}, one, groups)
         yield Entry(
             group=group,
-            op=f"{_op(one)} coalesced" if several and not one.is_p2p else _op(one),
-            seq=one.p2p_seq_id if one.is_p2p else _seq(one),
-            done=all(map(_done, [whole or one] if one.is_p2p or whole else own)),
+            op=f"{_op(one)} coalesced" if several and not sends else _op(one),
+            seq=one.p2p_seq_id if sends else one.collective_seq_id or 0,
+            done=all(map(_done, [whole or one] if sends or whole else own)),
             started=(whole or one).state == "started",
             created_s=one.time_created_ns / 1e9,
             shapes="" if several else _shapes(one),
+            amount="" if several else _amount(one),
+            batched=whole is not None,
             peers=_peers(one, group),
             place=_place(one.frames, places),
         )
@@ -264,7 +270,7 @@ def _done(entry: _RawEntry) -> bool:
 
 def _op(entry: _RawEntry) -> str:
     """ "nccl:send 1->2": "send"."""
-    return entry.profiling_name.rpartition(":")[2].partition(" ")[0]
+    return _clean(entry.profiling_name.rpartition(":")[2].partition(" ")[0])
 
 
 def _peers(entry: _RawEntry, group: Group) -> tuple[int, int] | None:
@@ -283,6 +289,13 @@ def _shapes(entry: _RawEntry) -> str:
     kinds = [str(types[place]) if place < len(types) else "" for place in range(len(sizes))]
     said = [f"{kind} {list(size)}".strip() for kind, size in zip(kinds, sizes, strict=True)]
     return ", ".join(said[:2]) + (f" and {len(said) - 2} more" if len(said) > 2 else "")
+
+
+def _amount(entry: _RawEntry) -> str:
+    """Types and how many numbers: the same ones in another shape are the same to NCCL."""
+    sizes = entry.input_sizes if isinstance(entry.input_sizes, list | tuple) else ()
+    counts = [math.prod(size) for size in sizes if isinstance(size, list | tuple)]
+    return f"{entry.input_dtypes} {counts}" if counts else ""
 
 
 def _place(frames: Any, known: dict[int, str]) -> str:
@@ -305,14 +318,28 @@ def _frame(frame: Any) -> str:
         return ""
     folder, _, file = str(frame.get("filename", "")).rpartition("/")
     short = f"{folder.rpartition('/')[2]}/{file}" if folder else file
-    return f"{frame.get('name', '')} ({short}:{frame.get('line', 0)})"
+    return _clean(f"{frame.get('name', '')} ({short}:{frame.get('line', 0)})")
+
+
+def _clean(text: str) -> str:
+    return text[:MOST_CHARS].encode("utf-8", "replace").decode()
 
 
 # ---------------------------------------------------------------- in a child
 
 
 def main() -> None:
-    """Beside other jobs: rubbish that unfolds to more is refused."""
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
-    found = stuck(read_dumps(in_folder(sys.argv[1])).dumps)
-    sys.stdout.buffer.write(msgspec.json.encode(found))
+    """Of the paths that come as JSON on standard input. A file is anybody's: one that unfolds to too much, or makes the
+    unpickler go round or break, ends this process and no other."""
+    for limit, most in ((resource.RLIMIT_AS, MOST_MEMORY), (resource.RLIMIT_CPU, MOST_CPU_S)):
+        hard = resource.getrlimit(limit)[1]
+        allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(limit, (allowed, hard))
+    read = read_dumps(msgspec.json.decode(sys.stdin.buffer.read(), type=list[str]))
+    records = Records(
+        files=read.paths,
+        ranks=[dump.rank for dump in read.dumps],
+        stuck=stuck(read.dumps, read.unread),
+        notes=read.notes,
+    )
+    sys.stdout.buffer.write(msgspec.json.encode(records))
