@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs=argparse.REMAINDER,
         metavar="-- CMD …",
         help="the training command; its ranks read nothing from the terminal (stdin is /dev/null: no breakpoint()); "
-        "they are told where to write torch's flight records (TORCH_FR_DUMP_TEMP_FILE and three more, unless set)",
+        "they are told where to write torch's flight records (TORCH_NCCL_DEBUG_INFO_TEMP_FILE, unless it is set)",
     )
 
 

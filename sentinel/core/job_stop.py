@@ -32,6 +32,9 @@ from sentinel.core.job_writes import Plan, Reason, Refusal, Write, check, comman
 ABORT, RESUME = "AbortJob", "ResumeJob"  # Volcano's
 # What Sentinel did meanwhile.
 STOPS, RECOVERS = "Sentinel was stopping it", "Sentinel's recovery of it waited"
+SUSPENDED_AGAIN = (
+    "It was started while Sentinel was stopping it, and suspended again since: the stop goes on."
+)
 # Not now, which is not never.
 LATER = frozenset(
     {Reason.NOT_OURS, Reason.STILL_RUNNING, Reason.QUEUE_UNKNOWN, Reason.CHILDREN_UNKNOWN, Reason.NOT_STOPPED}

@@ -291,7 +291,8 @@ class JobCluster(KnownJobs):
     async def _left_to_others(self, job: str, seen: Seen) -> StopOutcome:
         """What its recovery does goes no further."""
         try:
-            await self._patiently(lambda: self.leave(job))
+            if not await self._patiently(lambda: self.leave(job)):
+                return StopOutcome(gone=False, waits=job_stop.SUSPENDED_AGAIN)
         except PermanentError as error:
             log.warning("mark_left", job=job, error=str(error))
         self.vacate(job)
