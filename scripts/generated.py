@@ -11,7 +11,7 @@ REPO = Path(__file__).parents[1]
 MAKERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("-m", "scripts.doc_tables"), ""),  # docs/timing.md, docs/triage.md, docs/webhook.schema.json
     (("-m", "sentinel.checks.docs"), "docs/checks.md"),
-    (("-m", "sentinel.checks.kernel_docs"), "docs/kernel-log.md"),
+    (("-m", "sentinel.checks.kernel.docs"), "docs/kernel-log.md"),
     (("-m", "sentinel.metrics"), "docs/metrics.md"),
     (("-m", "sentinel.config.reference", "docs/policy.md"), ""),
     (("-m", "sentinel.cli.fleet_docs", "docs/fleet.md"), ""),

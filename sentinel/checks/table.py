@@ -2,8 +2,8 @@
 
 import shlex
 
+from sentinel.checks.accelerators.families import FAMILIES
 from sentinel.checks.base import Check
-from sentinel.checks.cards_table import FAMILIES
 from sentinel.core.health import Component
 from sentinel.settings import Settings
 
@@ -21,7 +21,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="disk",
         component=Component.DISK,
-        module="sentinel.checks.disk",
+        module="sentinel.checks.disk.file_systems",
         interval_s=15.0,
         deadline_s=12.0,
         needs="nothing; what an unprivileged user may not enter is not seen; in a pod the node's process namespace and "
@@ -30,7 +30,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="block",
         component=Component.DISK,
-        module="sentinel.checks.block",
+        module="sentinel.checks.disk.block",
         interval_s=30.0,
         deadline_s=5.0,
         needs="a block device",
@@ -38,7 +38,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="nvme",
         component=Component.DISK,
-        module="sentinel.checks.nvme",
+        module="sentinel.checks.disk.nvme",
         interval_s=600.0,
         deadline_s=60.0,
         needs="an NVMe drive; root (CAP_SYS_ADMIN), /dev/nvme\\* and `nvme` or `smartctl`",
@@ -47,7 +47,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="memory",
         component=Component.SYSTEM,
-        module="sentinel.checks.memory",
+        module="sentinel.checks.host.memory",
         interval_s=15.0,
         deadline_s=2.0,
         needs="nothing; pressure needs a kernel with PSI",
@@ -55,7 +55,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="processes",
         component=Component.SYSTEM,
-        module="sentinel.checks.processes",
+        module="sentinel.checks.host.processes",
         interval_s=30.0,
         deadline_s=5.0,
         needs="nothing; CAP_SYS_PTRACE to see in which function of the kernel a process is stuck, CAP_SYS_ADMIN to see "
@@ -64,7 +64,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="inventory",
         component=Component.SYSTEM,
-        module="sentinel.checks.inventory",
+        module="sentinel.checks.host.inventory",
         interval_s=300.0,
         deadline_s=2.0,
         needs="memoryGib and cpus of the expected shape, to compare",
@@ -72,7 +72,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="edac",
         component=Component.SYSTEM,
-        module="sentinel.checks.edac",
+        module="sentinel.checks.host.edac",
         interval_s=60.0,
         deadline_s=5.0,
         needs="memory with ECC and its EDAC driver",
@@ -80,7 +80,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="fragmentation",
         component=Component.SYSTEM,
-        module="sentinel.checks.fragmentation",
+        module="sentinel.checks.host.fragmentation",
         interval_s=60.0,
         deadline_s=2.0,
         needs="nothing",
@@ -88,7 +88,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="governor",
         component=Component.SYSTEM,
-        module="sentinel.checks.governor",
+        module="sentinel.checks.host.governor",
         interval_s=300.0,
         deadline_s=2.0,
         needs="a machine whose kernel sets the CPUs' frequency",
@@ -96,7 +96,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="clocks",
         component=Component.SYSTEM,
-        module="sentinel.checks.clocks",
+        module="sentinel.checks.host.clocks",
         interval_s=60.0,
         deadline_s=2.0,
         needs="nothing; CAP_SYS_TIME in a container that filters adjtimex (containerd's own filter does not)",
@@ -104,7 +104,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="conntrack",
         component=Component.SYSTEM,
-        module="sentinel.checks.conntrack",
+        module="sentinel.checks.network.conntrack",
         interval_s=30.0,
         deadline_s=2.0,
         needs="nf_conntrack, in the node's network namespace",
@@ -112,7 +112,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="reboot",
         component=Component.SYSTEM,
-        module="sentinel.checks.reboot",
+        module="sentinel.checks.host.reboot",
         interval_s=60.0,
         deadline_s=2.0,
         needs="wtmp, in a pod by the node's process namespace and CAP_SYS_PTRACE; else boots are only remembered",
@@ -120,7 +120,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="oom",
         component=Component.SYSTEM,
-        module="sentinel.checks.oom",
+        module="sentinel.checks.host.oom",
         interval_s=15.0,
         deadline_s=5.0,
         needs="the node's control groups, to name the one in which it happened",
@@ -128,7 +128,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="modules",
         component=Component.SYSTEM,
-        module="sentinel.checks.modules",
+        module="sentinel.checks.host.modules",
         interval_s=300.0,
         deadline_s=5.0,
         needs="a GPU, an InfiniBand card or expected modules; in a pod the node's process namespace and "
@@ -137,7 +137,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="environment",
         component=Component.RUNTIME,
-        module="sentinel.checks.environment",
+        module="sentinel.checks.host.environment",
         interval_s=300.0,
         deadline_s=5.0,
         needs="a GPU or an RDMA device; root (CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH) to look into other users' programs",
@@ -145,7 +145,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="services",
         component=Component.RUNTIME,
-        module="sentinel.checks.services",
+        module="sentinel.checks.host.services",
         interval_s=60.0,
         deadline_s=8.0,
         needs="systemd, or the node's process namespace",
@@ -153,7 +153,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="bmc",
         component=Component.SYSTEM,
-        module="sentinel.checks.bmc",
+        module="sentinel.checks.host.bmc",
         interval_s=600.0,
         deadline_s=45.0,
         needs="ipmitool, a management controller, root and /dev/ipmi0",
@@ -162,7 +162,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="gpu-pci",
         component=Component.GPU,
-        module="sentinel.checks.gpu_pci",
+        module="sentinel.checks.pci.gpu_pci",
         interval_s=10.0,
         deadline_s=5.0,
         needs="an NVIDIA GPU on the PCI bus",
@@ -170,7 +170,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="infiniband",
         component=Component.NIC,
-        module="sentinel.checks.infiniband",
+        module="sentinel.checks.network.infiniband",
         interval_s=30.0,
         deadline_s=5.0,
         needs="an InfiniBand or RoCE card; ibPorts and ibRateGbps of the expected shape, to miss what never came up",
@@ -178,7 +178,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="ethernet",
         component=Component.NIC,
-        module="sentinel.checks.ethernet",
+        module="sentinel.checks.network.ethernet",
         interval_s=20.0,
         deadline_s=5.0,
         needs="the node's network namespace; nics of the shape or network.interfaces, to miss what never came up",
@@ -186,7 +186,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="nic-aer",
         component=Component.NIC,
-        module="sentinel.checks.nic_aer",
+        module="sentinel.checks.pci.nic_aer",
         interval_s=30.0,
         deadline_s=5.0,
         needs="a network card on PCIe, and a kernel with AER counters (4.19)",
@@ -194,7 +194,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="acs",
         component=Component.SYSTEM,
-        module="sentinel.checks.acs",
+        module="sentinel.checks.pci.acs",
         interval_s=3600.0,
         deadline_s=5.0,
         needs="a GPU with a peer, bare metal, CAP_SYS_ADMIN",
@@ -202,7 +202,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="kernel",
         component=Component.KERNEL,
-        module="sentinel.checks.kernel",
+        module="sentinel.checks.kernel.messages",
         interval_s=1.0,
         deadline_s=10.0,
         needs="/dev/kmsg, which a container opens only where it is privileged; CAP_SYSLOG, or kernel.dmesg_restrict=0",
@@ -210,7 +210,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="nvml",
         component=Component.GPU,
-        module="sentinel.checks.nvml",
+        module="sentinel.checks.nvidia.nvml",
         interval_s=30.0,
         deadline_s=45.0,
         needs="libnvidia-ml.so.1 of the NVIDIA driver, in a pod by the node's process namespace and CAP_SYS_PTRACE; "

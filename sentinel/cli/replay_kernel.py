@@ -17,8 +17,8 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import Struct
 
+from sentinel.checks.disk.media import on_media
 from sentinel.checks.findings import LATEST_WINS, NOTHING, FindingBook
-from sentinel.checks.media import on_media
 from sentinel.checks.repeats import Key
 from sentinel.checks.xid import actions, catalogue, finding_of
 from sentinel.cli.replay_open import NoLog, oldest_first, open_log

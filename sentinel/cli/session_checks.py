@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import structs
 
-from sentinel.checks.mounts import on_network
+from sentinel.checks.disk.mounts import on_network
 from sentinel.checks.runner import CheckRunner
 from sentinel.cluster.local.store import LocalStore
 from sentinel.core.model import ProtectedJob
@@ -55,7 +55,7 @@ class SessionChecks:
     def rank_ended(self, gone: RankExit) -> None:
         """A disk may have filled since it was last looked at."""
         if not gone.ok and may_be_a_failed_write(gone):
-            from sentinel.checks.disk import full_now
+            from sentinel.checks.disk.file_systems import full_now
 
             if full := full_now(self._settings, self._watched_paths()):
                 self.runner.seen("disk", full)

@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from sentinel.checks.rdma import COUNTERS, HW_COUNTERS
+from sentinel.checks.network.rdma import COUNTERS, HW_COUNTERS
 from tests.bench.harness import Row, at_most, cpu_seconds, process_tree, pss_bytes, wait_until
 from tests.checks.conftest import HEALTHY, STUB, Scenario
 from tests.checks.sysfs_tree import Tree, write

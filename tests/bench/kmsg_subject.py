@@ -12,10 +12,10 @@ import sys
 
 
 def sentinel(arguments: list[str]) -> int:
-    from sentinel.checks import kernel
+    from sentinel.checks.kernel import messages
     from sentinel.cli import main
 
-    kernel.check = functools.partial(kernel.check, trusted=(0, 1))  # type: ignore[assignment]
+    messages.check = functools.partial(messages.check, trusted=(0, 1))  # type: ignore[assignment]
     sys.argv = ["sentinel", *arguments]
     return main()
 

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sentinel.checks import nvml as nvml_check
 from sentinel.checks.base import Kept, Look, Unknown
+from sentinel.checks.nvidia import nvml as nvml_check
 from sentinel.core.health import Finding
 from sentinel.core.now import Now
 from sentinel.logs.kmsg import encode_record

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.checks import bmc
 from sentinel.checks.base import Absent, Kept, Look, Unknown
+from sentinel.checks.host import bmc
 from sentinel.checks.table import select
 from sentinel.core.health import Finding, Severity
 from sentinel.core.now import Now

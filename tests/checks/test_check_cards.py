@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from sentinel.checks import cards_amd, cards_ascend, cards_cambricon
-from sentinel.checks.cards import NotUnderstood
-from sentinel.checks.cards_table import FAMILIES, family
-from sentinel.checks.cards_tool import SAMPLE_S, Memory
+from sentinel.checks.accelerators import amd, ascend, cambricon
+from sentinel.checks.accelerators.cards import NotUnderstood
+from sentinel.checks.accelerators.families import FAMILIES, family
+from sentinel.checks.accelerators.tool import SAMPLE_S, Memory
 from sentinel.checks.runner import CheckRunner
 from sentinel.core.health import CheckResult, CheckState, Severity
 from tests.waits import runs, until
@@ -315,8 +315,7 @@ def test_every_family_has_a_row_that_says_what_is_proved() -> None:
 
 def test_the_tables_of_three_versions_of_cnmon_are_read() -> None:
     new, hidden, old = (
-        cards_cambricon.parse_table(text(f"cnmon-{version}.txt"))
-        for version in ("5.10.10", "5.10.31", "1.16.0")
+        cambricon.parse_table(text(f"cnmon-{version}.txt")) for version in ("5.10.10", "5.10.31", "1.16.0")
     )
     assert [(card.index, card.address, card.name) for card in new] == [
         ("0", "0000:1b:00.0", "MLU370-X4"),
@@ -367,9 +366,7 @@ def test_more_memory_errors_of_an_mlu_are_told_and_a_counter_that_starts_anew_is
 
 
 def test_the_tables_of_two_versions_of_npu_smi_are_read() -> None:
-    new, old = (
-        cards_ascend.parse_info(text(f"npu-smi-{version}.txt")) for version in ("24.1.rc3.7", "22.0.0")
-    )
+    new, old = (ascend.parse_info(text(f"npu-smi-{version}.txt")) for version in ("24.1.rc3.7", "22.0.0"))
     assert [(card.index, card.address) for card in new] == [
         ("0/0", "0000:9d:00.0"),
         ("0/1", "0000:9f:00.0"),
@@ -381,7 +378,7 @@ def test_the_tables_of_two_versions_of_npu_smi_are_read() -> None:
     assert [(card.name, card.health, card.memory_total_bytes) for card in old] == [
         ("310P3", "OK", 21534 << 20)
     ]
-    assert cards_ascend.parse_ecc(text("npu-smi-ecc.txt")) == {"0": (0, 0)}
+    assert ascend.parse_ecc(text("npu-smi-ecc.txt")) == {"0": (0, 0)}
 
 
 @pytest.mark.parametrize(
@@ -436,8 +433,8 @@ def test_a_chip_that_its_tool_listed_before_and_no_longer_does_is_fatal(bench: C
 
 def test_both_layouts_of_amd_smi_are_read() -> None:
     for suffix, names in (("", "Navi 23 [Radeon RX 6600/6600 XT"), ("-7", "AMD Instinct MI210")):
-        static = cards_amd.gpus_of(text(f"amd-smi-static{suffix}.json").encode(), "static")
-        (card,) = cards_amd.parse_amd_smi(text(f"amd-smi-metric{suffix}.json").encode(), static, {})
+        static = amd.gpus_of(text(f"amd-smi-static{suffix}.json").encode(), "static")
+        (card,) = amd.parse_amd_smi(text(f"amd-smi-metric{suffix}.json").encode(), static, {})
         assert card.name == names
         assert (card.ecc_uncorrected, len(card.temperatures)) == (0, 3)
         assert all(reading.limit_celsius for reading in card.temperatures)
@@ -519,7 +516,7 @@ def test_where_only_rocm_smi_is_installed_it_is_asked(bench: Callable[..., Bench
     assert one.look().state is CheckState.OK
     assert one.values("memory_total_bytes") == [34342961152.0] * 2
     with pytest.raises(NotUnderstood):
-        cards_amd.parse_rocm_smi(b"{}")
+        amd.parse_rocm_smi(b"{}")
 
 
 def test_a_partition_that_changes_the_functions_of_a_card_loses_no_card(bench: Callable[..., Bench]) -> None:

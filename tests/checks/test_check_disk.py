@@ -16,12 +16,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from sentinel.checks import disk, memory
 from sentinel.checks.base import Kept, Look, Unknown
 from sentinel.checks.child import LineChild
-from sentinel.checks.memory import parse_meminfo, parse_pressure
-from sentinel.checks.mount_calls import Memory, judge_calls
-from sentinel.checks.mounts import Mount, holding, on_network, parse_mountinfo, resolve, targets
+from sentinel.checks.disk import file_systems
+from sentinel.checks.disk.mount_calls import Memory, judge_calls
+from sentinel.checks.disk.mounts import Mount, holding, on_network, parse_mountinfo, resolve, targets
+from sentinel.checks.host import memory
+from sentinel.checks.host.memory import parse_meminfo, parse_pressure
 from sentinel.checks.runner import CheckRunner
 from sentinel.cluster.local.machine import LocalMachine
 from sentinel.core.health import Finding, Severity
@@ -84,7 +85,7 @@ class Disks:
         self.clock.mono_s += 15.0
         look = Look(self.settings, self.paths, self.clock(), "boot", self.kept, root=self.root)
         try:
-            found = disk.check(look)
+            found = file_systems.check(look)
         except Unknown as error:
             found = list(error.findings)
         return [item for item in found if item.entity == str(self.point)]
@@ -250,8 +251,8 @@ def test_a_volume_of_one_pod_that_is_full_is_no_matter_of_the_node() -> None:
         "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:9 / /var/lib/k0s/kubelet/pods/1/v rw - nfs4 filer:/ rw\n"
     )
     _, volume = targets(Settings(), (), parse_mountinfo(text))
-    full = disk.Stats.of([4096, 1_000_000, 0, 0, 0, 0])
-    assert [one.severity for one in disk.judge_space(volume, full, {})] == [Severity.WARNING]
+    full = file_systems.Stats.of([4096, 1_000_000, 0, 0, 0, 0])
+    assert [one.severity for one in file_systems.judge_space(volume, full, {})] == [Severity.WARNING]
 
 
 def test_a_start_is_refused_while_its_disk_is_full_and_not_longer(
@@ -345,7 +346,7 @@ def test_a_file_system_that_the_kernel_turned_read_only_needs_no_earlier_look(
     (tmp_path / "self").mkdir()
     line = "30 1 8:1 / {} rw,relatime - ext4 /dev/sda1 ro,errors=remount-ro\n"
     (tmp_path / "self/mountinfo").write_text(line.format("/"))
-    found = disk.check(Look(Settings(procfs=str(tmp_path)), (), clock(), "boot", Kept()))
+    found = file_systems.check(Look(Settings(procfs=str(tmp_path)), (), clock(), "boot", Kept()))
     assert (READ_ONLY, Severity.DEGRADED) in [(item.code, item.severity) for item in found]
 
 
@@ -461,7 +462,7 @@ def test_local_disks_are_judged_where_network_mounts_cannot_be_asked(
     kept = Kept()
     kept.own(Memory).child = LineChild(["/bin/false"])
     with pytest.raises(Unknown, match="network mounts are not seen") as unknown:
-        disk.check(Look(Settings(), (str(ext4), str(server.point)), clock(), "boot", kept))
+        file_systems.check(Look(Settings(), (str(ext4), str(server.point)), clock(), "boot", kept))
     assert (str(ext4), SPACE) in [(item.entity, item.code) for item in unknown.value.findings]
 
 
@@ -598,7 +599,7 @@ def test_a_file_system_is_named_once_however_many_of_its_paths_are_watched(
     never_enough = Disk(warn_free_share=2.0)
     (tmp_path / "a").mkdir()
     paths = (str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "not-yet"))
-    found = disk.check(Look(Settings(disk=never_enough), paths, clock(), "boot", Kept()))
+    found = file_systems.check(Look(Settings(disk=never_enough), paths, clock(), "boot", Kept()))
     keys = [finding.key for finding in found]
     assert keys
     assert len(keys) == len(set(keys))
@@ -610,7 +611,7 @@ def test_an_expected_mount_that_is_missing_is_found_until_it_is_mounted(
 ) -> None:
     def missing(source: str, *points: str) -> list[tuple[str, Severity]]:
         settings = Settings(procfs=str(tmp_path), shape=Shape(name="h100", source=source, mounts=points))
-        found = disk.check(Look(settings, (), clock(), "boot", Kept()))
+        found = file_systems.check(Look(settings, (), clock(), "boot", Kept()))
         return [(item.entity, item.severity) for item in found if item.code == "mount-missing"]
 
     (tmp_path / "self").mkdir()
@@ -626,18 +627,18 @@ def test_an_expected_mount_that_is_missing_is_found_until_it_is_mounted(
 
 def test_expected_mounts_that_are_not_set_are_said(clock: HandClock) -> None:
     kept = Kept()
-    disk.check(Look(Settings(), (), clock(), "boot", kept))
+    file_systems.check(Look(Settings(), (), clock(), "boot", kept))
     assert "expected mounts: not set" in kept.detail
 
 
 def test_without_a_table_of_mounts_nothing_is_called_healthy(tmp_path: Path, clock: HandClock) -> None:
     with pytest.raises(Unknown, match="mountinfo"):
-        disk.check(Look(Settings(procfs=str(tmp_path)), (), clock(), "boot", Kept()))
+        file_systems.check(Look(Settings(procfs=str(tmp_path)), (), clock(), "boot", Kept()))
 
 
 def test_each_file_system_is_measured_in_the_names_of_node_exporter(ext4: Path, clock: HandClock) -> None:
     kept = Kept()
-    disk.check(Look(Settings(), (str(ext4),), clock(), "boot", kept))
+    file_systems.check(Look(Settings(), (str(ext4),), clock(), "boot", kept))
     mine = {m.name: m.value for m in kept.measures if ("mountpoint", str(ext4)) in m.labels}
     stats = os.statvfs(ext4)
     assert mine["node_filesystem_size_bytes"] == stats.f_blocks * stats.f_frsize

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sentinel.checks import environment
 from sentinel.checks.base import Absent, Kept, Look, Unknown
-from sentinel.checks.environment import BAD_VARIABLES, bad_variables, locked_limit
+from sentinel.checks.host import environment
+from sentinel.checks.host.environment import BAD_VARIABLES, bad_variables, locked_limit
 from sentinel.core.health import Finding, Severity
 from sentinel.core.now import Now
 from sentinel.settings import Settings
@@ -125,7 +125,7 @@ def test_real_files_of_a_process_are_read() -> None:
 # Runs as nobody where this is root: the processes of root are hidden from it.
 SCRIPT = """
 import os, sys
-from sentinel.checks import environment
+from sentinel.checks.host import environment
 from sentinel.checks.base import Kept, Look, Unknown
 from sentinel.core.now import Now
 from sentinel.settings import Settings

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sentinel.checks import ethernet
-from sentinel.checks.netdev import default_routes
+from sentinel.checks.network import ethernet
+from sentinel.checks.network.netdev import default_routes
 from sentinel.measures import rows
 from sentinel.settings import Network, Settings, Shape
 from tests.checks.sysfs_tree import Sampler, Tree, write
@@ -21,7 +21,7 @@ A, B = "0000:18:00.0", "0000:2a:00.0"
 # Runs in a network namespace with a /sys of its own: takes each step, then looks so many seconds later.
 SCRIPT = """
 import json, subprocess, sys
-from sentinel.checks import ethernet
+from sentinel.checks.network import ethernet
 from sentinel.settings import Network, Settings
 from tests.checks.sysfs_tree import Sampler
 look = Sampler(ethernet.check, Settings(network=Network(interfaces=tuple(json.loads(sys.argv[2])))), "ethernet")

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from sentinel.checks import gpu_pci
 from sentinel.checks.base import Absent, Kept, Look, Unknown
 from sentinel.checks.gpus import cuda_environment, inventory, usable
+from sentinel.checks.pci import gpu_pci
 from sentinel.core.health import Severity
 from sentinel.settings import Shape
 from tests.checks.conftest import no_more_descriptors

@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sentinel.checks import clocks, conntrack, edac, fragmentation, governor, inventory
 from sentinel.checks.base import Absent, Kept, Look, Unknown
 from sentinel.checks.findings import FindingBook
+from sentinel.checks.host import clocks, edac, fragmentation, governor, inventory
+from sentinel.checks.network import conntrack
 from sentinel.checks.runner import CheckRunner
 from sentinel.core.health import Finding, Severity
 from sentinel.core.now import Now

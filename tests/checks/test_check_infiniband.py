@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sentinel.checks import infiniband
 from sentinel.checks.base import Kept
+from sentinel.checks.network import infiniband
 from sentinel.checks.sysfs import StuckReads
 from sentinel.measures import rows
 from sentinel.settings import Network, Settings, Shape

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from sentinel.checks import kernel
 from sentinel.checks.base import Kept, Look
 from sentinel.checks.findings import FindingBook
+from sentinel.checks.kernel import messages
 from sentinel.checks.xid import job_of_cgroup
 from sentinel.clock import boot_id, system_now
 from sentinel.core.health import Component, Finding, Severity
@@ -35,13 +35,13 @@ EAT = "data = []\nwhile True: data.append(bytearray(1 << 20))"
 def ring() -> Iterator[Look]:
     """The ring of this machine, read to its end."""
     look = Look(Settings(), (), system_now(), boot_id(), Kept())
-    kernel.check(look)
+    messages.check(look)
     yield look
     look.kept.close()
 
 
 def sample(look: Look) -> list[Finding]:
-    return kernel.check(Look(look.settings, (), system_now(), look.boot_id, look.kept))
+    return messages.check(Look(look.settings, (), system_now(), look.boot_id, look.kept))
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def ext4(tmp_path: Path) -> Iterator[str]:
 def test_a_real_file_system_error_names_the_device_and_that_it_takes_no_more_writes(
     ring: Look, ext4: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel, "on_media", lambda finding, media: finding)  # as if it were a disk
+    monkeypatch.setattr(messages, "on_media", lambda finding, media: finding)  # as if it were a disk
     Path(f"/sys/fs/ext4/{ext4}/trigger_fs_error").write_text("NVRM: Xid (PCI:0000:18:00): 79, quoted")
     found = {finding.code: finding for finding in sample(ring) if finding.entity == ext4}
     assert {"fs-error", "fs-shutdown", "journal-abort"} <= set(found)
@@ -140,13 +140,13 @@ def test_what_is_pulled_out_of_usb_is_told_and_moves_no_job_also_when_it_is_gone
     attach(machine, "sda", "pci0000:00/0000:00:17.0/ata1/host0/target0:0:0/0:0:0:0/block")
     stick = attach(machine, "sdb1", f"{STICK}/sdb")
     look, book = look_at(machine), FindingBook("boot")
-    kernel.check(look)
+    messages.check(look)
     stick.unlink()
     machine.log(CORRUPT.format("sdb1"))
     for number in range(12):
         machine.log(FAILS.format("sdb1", number), FAILS.format("sda", number))
         look = later(look, 20.0)
-        book.fold("kernel", kernel.check(look), look.now)
+        book.fold("kernel", messages.check(look), look.now)
     found = {finding.entity: (finding.code, finding.severity) for finding in book.active()}
     assert found == {"sdb1": ("media-error", Severity.WARNING), "sda": ("io-error", Severity.DEGRADED)}
 
@@ -154,7 +154,7 @@ def test_what_is_pulled_out_of_usb_is_told_and_moves_no_job_also_when_it_is_gone
 def test_a_burst_of_errors_is_one_trouble_and_not_ten(machine: Any) -> None:
     look, book = look_at(machine), FindingBook("boot")
     machine.log(*(FAILS.format("sda", number) for number in range(50)))
-    book.fold("kernel", kernel.check(look), look.now)
+    book.fold("kernel", messages.check(look), look.now)
     (found,) = book.active()
     assert (found.code, found.severity, found.count) == ("io-error", Severity.WARNING, 50)
 
@@ -162,11 +162,11 @@ def test_a_burst_of_errors_is_one_trouble_and_not_ten(machine: Any) -> None:
 def test_a_disk_that_has_the_name_of_a_stick_that_is_gone_is_a_disk(machine: Any) -> None:
     stick = attach(machine, "sdb", STICK)
     look = look_at(machine)
-    kernel.check(look)
+    messages.check(look)
     stick.unlink()
     attach(machine, "sdb", "pci0000:00/0000:00:17.0/ata2/host1/target1:0:0/1:0:0:0/block")
     machine.log(CORRUPT.format("sdb"))
-    (found,) = kernel.check(later(look, 1.0))
+    (found,) = messages.check(later(look, 1.0))
     assert (found.code, found.severity) == ("fs-error", Severity.DEGRADED)
 
 
@@ -208,10 +208,12 @@ def test_the_disk_that_a_node_boots_from_is_its_own_on_usb_too(
     below(attach(machine, "md0", "virtual/block"), "sdb2", own)
     (attach(machine, "md0p1", "virtual/block/md0", "9:1") / "partition").write_text("1\n")
     look = mounted(machine, tmp_path, mounts)
-    kernel.check(look)
+    messages.check(look)
     mounted(machine, tmp_path, "")  # as a disk that dies is
     machine.log(CORRUPT.format("sdb2"), FAILS.format("sdb", 1), FAILS.format("sdc", 1))
-    found = {finding.entity: (finding.code, finding.severity) for finding in kernel.check(later(look, 60.0))}
+    found = {
+        finding.entity: (finding.code, finding.severity) for finding in messages.check(later(look, 60.0))
+    }
     assert found == {
         "sdb2": ("fs-error", Severity.DEGRADED),
         "sdb": ("io-error", Severity.WARNING),
@@ -224,20 +226,20 @@ def test_a_stick_that_has_the_name_of_the_nodes_own_disk_that_is_gone_is_a_stick
 ) -> None:
     own = attach(machine, "sdb", STICK, "8:16")
     look = mounted(machine, tmp_path, "26 1 8:16 / / rw - ext4 /dev/sdb rw")
-    kernel.check(look)
+    messages.check(look)
     own.unlink()
     attach(machine, "sdb", STICK.replace("host8", "host9"))
     machine.log(CORRUPT.format("sdb"))
-    (found,) = kernel.check(later(look, 60.0))
+    (found,) = messages.check(later(look, 60.0))
     assert found.code == "media-error"
 
 
 def test_a_stick_that_is_mounted_elsewhere_is_a_stick(machine: Any, tmp_path: Path) -> None:
     attach(machine, "sdb1", f"{STICK}/sdb", "8:17")
     look = mounted(machine, tmp_path, "26 1 8:17 / /mnt/usb rw - vfat /dev/sdb1 rw")
-    kernel.check(look)
+    messages.check(look)
     machine.log(CORRUPT.format("sdb1"))
-    (found,) = kernel.check(look)
+    (found,) = messages.check(look)
     assert (found.code, found.severity) == ("media-error", Severity.WARNING)
 
 
@@ -278,10 +280,10 @@ def test_an_xid_names_the_cgroup_of_its_process_while_that_lives(machine: Any) -
     look = look_at(machine)
     with subprocess.Popen(["sleep", "60"]) as process:
         machine.log(f"NVRM: Xid (PCI:0000:18:00): 13, pid={process.pid}, name=sleep, x")
-        (found,) = kernel.check(look)
+        (found,) = messages.check(look)
         process.kill()
     assert (found.pid, found.process) == (process.pid, "sleep")
-    assert found.cgroup == kernel.cgroup_of(os.getpid()) != ""
+    assert found.cgroup == messages.cgroup_of(os.getpid()) != ""
     assert found.job == job_of_cgroup(found.cgroup)
 
 
@@ -294,7 +296,7 @@ def test_an_xid_under_a_pod_names_its_job_by_the_folder_of_its_logs(machine: Any
         machine.settings, procfs=str(machine.folder / "proc"), pod_logs=str(machine.folder / "pods")
     )
     machine.log("NVRM: Xid (PCI:0000:18:00): 13, pid=77, name=python3, x")
-    (found,) = kernel.check(Look(settings, (), system_now(), "boot", Kept()))
+    (found,) = messages.check(Look(settings, (), system_now(), "boot", Kept()))
     assert (found.job, uid in found.cgroup) == ("pod ml/llama", True)
 
 
@@ -307,7 +309,7 @@ def test_a_thread_that_is_stuck_names_its_process(machine: Any) -> None:
         f"INFO: task python3:{thread.native_id} blocked for more than 122 seconds.",
         "INFO: task gone:4194305 blocked for more than 122 seconds.",
     )
-    stuck, gone = kernel.check(look_at(machine))
+    stuck, gone = messages.check(look_at(machine))
     stop.set()
     thread.join()
     assert (stuck.pid, stuck.entity) == (os.getpid(), f"pid {thread.native_id} (python3)")
@@ -316,7 +318,7 @@ def test_a_thread_that_is_stuck_names_its_process(machine: Any) -> None:
 
 def test_a_line_from_long_ago_has_not_the_cgroup_of_who_has_its_pid_now(machine: Any) -> None:
     machine.log(f"NVRM: Xid (PCI:0000:18:00): 13, pid={os.getpid()}, name=gone, x", at_us=1)
-    (found,) = kernel.check(look_at(machine))
+    (found,) = messages.check(look_at(machine))
     assert (found.pid, found.cgroup) == (os.getpid(), "")
 
 
@@ -333,8 +335,8 @@ def test_a_line_from_long_ago_has_not_the_cgroup_of_who_has_its_pid_now(machine:
 def test_the_cgroup_is_read_under_both_versions(content: str, cgroup: str, tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7/cgroup").write_text(content)
-    assert kernel.cgroup_of(7, str(tmp_path)) == cgroup
-    assert kernel.cgroup_of(8, str(tmp_path)) == ""
+    assert messages.cgroup_of(7, str(tmp_path)) == cgroup
+    assert messages.cgroup_of(8, str(tmp_path)) == ""
 
 
 def test_a_fatal_error_of_the_bus_is_the_gpus_where_it_is_the_gpus(machine: Any) -> None:
@@ -343,7 +345,7 @@ def test_a_fatal_error_of_the_bus_is_the_gpus_where_it_is_the_gpus(machine: Any)
         machine.log(
             f"pcieport {address}: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (x)"
         )
-    gpu, port = kernel.check(look_at(machine))
+    gpu, port = messages.check(look_at(machine))
     assert (gpu.component, gpu.entity) == (Component.GPU, "GPU 0000:18:00.0")
     assert (port.component, port.entity) == (Component.SYSTEM, "PCI 0000:00:03.0")
 
@@ -351,12 +353,12 @@ def test_a_fatal_error_of_the_bus_is_the_gpus_where_it_is_the_gpus(machine: Any)
 def test_a_fault_is_told_also_where_no_file_can_be_opened(machine: Any) -> None:
     machine.add_pci("0000:18:00.0")
     look = look_at(machine)
-    kernel.check(look)
+    messages.check(look)
     machine.log(
         "pcieport 0000:18:00.0: AER: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer"
     )
     with no_more_descriptors():
-        (found,) = kernel.check(look)
+        (found,) = messages.check(look)
     assert found.code == "pcie-fatal"
 
 
@@ -364,7 +366,7 @@ def test_a_storm_of_corrected_errors_does_not_search_the_bus_for_each_line(machi
     """A bus has hundreds of functions: to read them for each line took half a minute for 4,000 lines."""
     machine.add_pci("0000:18:00.0")
     look = look_at(machine)
-    kernel.check(look)
+    messages.check(look)
     bus = str(machine.sysfs / "bus/pci/devices")
     searches: list[str] = []
 
@@ -376,7 +378,7 @@ def test_a_storm_of_corrected_errors_does_not_search_the_bus_for_each_line(machi
         *["pcieport 0000:18:00.0: AER: PCIe Bus Error: severity=Corrected, type=Physical Layer"] * 1000
     )
     sys.addaudithook(count)
-    found = kernel.check(look)
+    found = messages.check(look)
     assert {finding.entity for finding in found} == {"GPU 0000:18:00.0"}
     assert sum(finding.count for finding in found) == 1000
     assert len(searches) == 1
@@ -393,5 +395,5 @@ def test_a_server_that_answers_again_ends_its_finding_in_the_same_or_in_a_later_
         ["nfs: server b OK"],
     ):
         machine.log(*lines)
-        book.fold("kernel", kernel.check(look), look.now)
+        book.fold("kernel", messages.check(look), look.now)
         assert [finding.entity for finding in book.active()] == (["b"] if len(lines) == 3 else [])

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from sentinel.checks import modules
 from sentinel.checks.base import Absent, Kept, Look
+from sentinel.checks.host import modules
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.now import Now
 from sentinel.settings import Settings, Shape

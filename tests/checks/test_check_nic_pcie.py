@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.checks import acs, nic_aer
-from sentinel.checks.acs import acs_control
+from sentinel.checks.pci import acs, nic_aer
+from sentinel.checks.pci.acs import acs_control
 from sentinel.settings import Settings
 from tests.checks.sysfs_tree import Sampler, Tree, write
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sentinel.checks import block, nvme
 from sentinel.checks.base import Absent, Kept, Look, Unknown
-from sentinel.checks.nvme import ToolFailed, parse_health
+from sentinel.checks.disk import block, nvme
+from sentinel.checks.disk.nvme import ToolFailed, parse_health
 from sentinel.checks.table import select
 from sentinel.core.health import Finding, Severity
 from tests.checks.conftest import HandClock, Machine, no_more_descriptors

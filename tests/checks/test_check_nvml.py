@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from sentinel.checks import nvml as check_module
 from sentinel.checks.base import Absent, Kept, Unknown
 from sentinel.checks.child import LineChild
-from sentinel.checks.driver_library import of_node
 from sentinel.checks.gpus import hidden
 from sentinel.checks.node_root import node_root
+from sentinel.checks.nvidia import nvml as check_module
+from sentinel.checks.nvidia.driver_library import of_node
 from sentinel.checks.proc_scan import INIT_PID_NAMESPACE
 from sentinel.core.health import Severity
 from tests.waits import runs, until
@@ -458,7 +458,7 @@ def test_modules_in_the_current_directory_are_not_imported(
 
 def test_the_child_ends_when_the_agent_is_gone(machine: Any, cards: Any) -> None:
     program = (
-        "import sys, json, os; from sentinel.checks import nvml; from sentinel.checks.base import Kept, Look\n"
+        "import sys, json, os; from sentinel.checks.nvidia import nvml; from sentinel.checks.base import Kept, Look\n"
         "from sentinel.core.now import Now; from sentinel.settings import Settings\n"
         "kept = Kept(); nvml.check(Look(Settings(sysfs=sys.argv[1]), (), Now(1.0, 1.0), 'boot', kept))\n"
         "print(kept.own(nvml.Memory).child.pid, flush=True); os.kill(os.getpid(), 9)"

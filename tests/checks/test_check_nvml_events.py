@@ -7,8 +7,8 @@ import pytest
 
 from sentinel.checks.base import Kept, Look
 from sentinel.checks.findings import FindingBook
-from sentinel.checks.nvml import xid_finding
-from sentinel.checks.nvml_sample import Event
+from sentinel.checks.nvidia.nvml import xid_finding
+from sentinel.checks.nvidia.nvml_sample import Event
 from sentinel.checks.xid import finding_of
 from sentinel.core.health import Finding, Severity
 from sentinel.core.now import Now

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from sentinel.checks.base import Kept
-from sentinel.checks.nvml_links import fabric_faults
-from sentinel.checks.nvml_sample import Fabric
+from sentinel.checks.nvidia.links import fabric_faults
+from sentinel.checks.nvidia.nvml_sample import Fabric
 from sentinel.core.health import Severity
 
 FIRST, SECOND = "GPU 0000:18:00.0", "GPU 0000:2a:00.0"

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sentinel.checks import oom
 from sentinel.checks.base import Kept, Look, Unknown
 from sentinel.checks.findings import KEPT_S, FindingBook
+from sentinel.checks.host import oom
 from sentinel.core.health import Finding, Severity
 from sentinel.core.now import Now
 from sentinel.settings import Settings

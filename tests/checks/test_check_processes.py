@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.checks import processes
 from sentinel.checks.base import Kept, Unknown
+from sentinel.checks.host import processes
 from sentinel.checks.proc_scan import parse_stat, scan
 from sentinel.core.health import Finding, Severity
 from tests.checks.proc_tree import ProcTree

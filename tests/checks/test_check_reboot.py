@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.checks import reboot
 from sentinel.checks.base import Kept, Look, Unknown
-from sentinel.checks.reboot import parse_wtmp
+from sentinel.checks.host import reboot
+from sentinel.checks.host.reboot import parse_wtmp
 from sentinel.core.health import Severity
 from sentinel.core.now import Now
 from sentinel.settings import Settings

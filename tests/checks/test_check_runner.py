@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from sentinel.checks import nvml as nvml_check
 from sentinel.checks.base import Absent, Check, CheckFunction, Look, Unknown
 from sentinel.checks.child import ChildBroke, ChildMemory, LineChild
+from sentinel.checks.nvidia import nvml as nvml_check
 from sentinel.checks.runner import CheckRunner
 from sentinel.checks.table import CHECKS
 from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity

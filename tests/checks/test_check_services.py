@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from sentinel.checks import services
 from sentinel.checks.base import Absent, Kept, Look, Unknown
+from sentinel.checks.host import services
+from sentinel.checks.host.services import parse_show
 from sentinel.checks.proc_scan import INIT_PID_NAMESPACE
-from sentinel.checks.services import parse_show
 from sentinel.core.health import Finding, Severity
 from sentinel.core.now import Now
 from sentinel.settings import Settings, Shape

@@ -388,7 +388,7 @@ def test_a_fault_of_a_device_is_named_by_its_address() -> None:
 def test_every_action_that_a_check_names_has_its_row(repo: Path) -> None:
     """`ACTION` in the calls that make findings: sentinel check prints what its row says."""
     named: dict[str, str] = {}
-    for file in (repo / "sentinel" / "checks").glob("*.py"):
+    for file in (repo / "sentinel" / "checks").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, ast.Call) and "finding" in ast.unparse(node.func).lower():
                 told = [*node.args, *(one.value for one in node.keywords if one.arg == "action")]

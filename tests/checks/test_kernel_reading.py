@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sentinel.checks import kernel
 from sentinel.checks.base import Kept, Look
+from sentinel.checks.kernel import messages
 from sentinel.checks.runner import CheckRunner
 from sentinel.checks.table import CHECKS
 from sentinel.clock import boot_id, system_now
@@ -273,7 +273,7 @@ def test_a_sample_that_came_back_after_its_deadline_still_tells_what_happened(
 ) -> None:
     """Its records are out of the ring: nobody reads them a second time."""
     hold, ended = threading.Event(), threading.Event()
-    really = kernel.check
+    really = messages.check
 
     def late(look: Look) -> list[Finding]:
         found = really(look)
@@ -288,7 +288,7 @@ def test_a_sample_that_came_back_after_its_deadline_still_tells_what_happened(
     log.log(xid(79))
 
     async def story() -> CheckResult:
-        monkeypatch.setattr(kernel, "check", late)
+        monkeypatch.setattr(messages, "check", late)
         (result,) = await runner.check_now(["kernel"], max_age_s=-1)
         assert result.state is CheckState.UNKNOWN
         hold.set()
@@ -381,7 +381,7 @@ def test_a_journal_that_hangs_is_given_up_in_time_and_asked_once_more(
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(kernel, "JOURNAL_DEADLINE_S", 0.3)
+    monkeypatch.setattr(messages, "JOURNAL_DEADLINE_S", 0.3)
     log.skip(3)
     log.log(xid(48))
     runner = runner_at(log)
@@ -471,7 +471,7 @@ def test_the_ring_is_emptied_while_everybody_else_is_busy(monkeypatch: pytest.Mo
 
     In ten pieces, each when the one before it was taken out: how fast that goes is for the benchmark to say.
     """
-    monkeypatch.setattr(kernel, "check", functools.partial(kernel.check, trusted=(0, 1)))
+    monkeypatch.setattr(messages, "check", functools.partial(messages.check, trusted=(0, 1)))
     runner = CheckRunner(Settings(), checks=[row for row in CHECKS if row.name == "kernel"])
     card = f"{time.time_ns() // 1_000_000_000 % 0xFFFF:04x}"  # what an earlier run wrote is still in the ring
 
@@ -506,7 +506,7 @@ def waiting_bytes(drain: Drain) -> int:
 
 async def drain_of(runner: CheckRunner) -> Drain:
     """Of a runner that runs, once its child was started."""
-    memory = runner._running["kernel"].kept.own(kernel.Memory)
+    memory = runner._running["kernel"].kept.own(messages.Memory)
     await eventually(lambda: memory.drain is not None and memory.drain.works)
     assert memory.drain is not None
     return memory.drain
@@ -515,7 +515,7 @@ async def drain_of(runner: CheckRunner) -> Drain:
 def test_a_child_that_is_killed_costs_no_fault_and_is_followed_by_another(
     log: KernelLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel, "NEXT_CHILD_S", 0.0)
+    monkeypatch.setattr(messages, "NEXT_CHILD_S", 0.0)
     runner = runner_at(log)
 
     async def story() -> None:
@@ -641,11 +641,11 @@ def test_the_ring_of_this_machine_is_read_with_the_users_facility_let_in() -> No
     cards = [f"00{index:02x}:{bus}:00" for index in range(40)]
     write_to_the_ring([xid(79, card) for card in cards])
     look = Look(Settings(), (), system_now(), boot_id(), kept)
-    found = kernel.check(look, trusted=(0, 1))
+    found = messages.check(look, trusted=(0, 1))
     ours = [finding.entity for finding in found if f":{bus}:" in finding.entity]
     assert ours == [f"GPU {card}.0" for card in cards]
     assert kept.counters["lost"] == 0
     kept.close()
-    assert kernel.check(look) == []  # nothing new, and nothing of it would be believed
+    assert messages.check(look) == []  # nothing new, and nothing of it would be believed
     assert read_boot_id() == kept.saved["boot_id"]
     kept.close()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sentinel.checks import kernel
 from sentinel.checks.base import Kept, Look
 from sentinel.checks.findings import KEPT_S, BookState, FindingBook
+from sentinel.checks.kernel import messages
 from sentinel.checks.xid import actions, catalogue, finding_of, recovery_meaning, severities
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.model import Cause, Verdict
@@ -364,7 +364,7 @@ def test_all_rows_at_once_through_the_kernel_log_are_as_many_findings_with_their
     machine.log(*flood)
     book, look = FindingBook("boot"), Look(machine.settings, (), NOW, "boot", Kept())
     while True:
-        book.add(kernel.check(look), NOW)
+        book.add(messages.check(look), NOW)
         if not look.kept.unfinished:
             break
     stands = {(item.entity, item.code): item for item in book.active()}
@@ -381,7 +381,7 @@ def test_a_later_fault_of_another_card_stands_though_the_first_one_fills_the_log
         machine.log(f"NVRM: Xid (PCI:0000:18:00): {number}, x")
     machine.log(line(79, pci=OTHER))
     while True:
-        book.add(kernel.check(look), NOW)
+        book.add(messages.check(look), NOW)
         if not look.kept.unfinished:
             break
     assert (f"GPU {OTHER}", "XID 79") in {(item.entity, item.code) for item in book.active()[:20]}

@@ -22,10 +22,11 @@ import os, sys
 from importlib import import_module
 from sentinel.checks.base import Kept, Look, Unknown
 from sentinel.checks.node_root import node_root
+from sentinel.checks.table import CHECKS
 from sentinel.core.now import Now
 from sentinel.settings import Settings
 name, sysfs, procfs = sys.argv[1:]
-check = import_module("sentinel.checks." + name).check
+check = import_module(next(row.module for row in CHECKS if row.name == name)).check
 if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)
 try:
     settings = Settings(sysfs=sysfs, procfs=procfs, state_dir="/nonexistent")

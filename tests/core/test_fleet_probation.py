@@ -96,7 +96,7 @@ def test_what_wears_out_is_what_the_table_of_severities_lets_become_fatal_by_cou
 
 def test_actions_about_a_part_are_actions_that_findings_ask_for() -> None:
     written = {row.name for row in severities().actions}
-    for path in Path(checks.__path__[0]).glob("*.py"):
+    for path in Path(checks.__path__[0]).rglob("*.py"):
         written |= set(re.findall(r'"([A-Z]+(?:_[A-Z0-9]+)+)"', path.read_text()))
     assert PARTS - written == set()
 

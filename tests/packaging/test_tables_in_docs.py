@@ -5,8 +5,8 @@ from pathlib import Path
 from types import ModuleType
 
 from scripts.doc_tables import failure_table, replaced, timing_table
-from sentinel.checks import kernel_docs
 from sentinel.checks.docs import markdown
+from sentinel.checks.kernel import docs as kernel_docs
 from sentinel.checks.table import CHECKS
 from sentinel.core import hang, performance, timing, triage, triage_case, triage_past
 

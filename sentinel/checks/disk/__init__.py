@@ -1,0 +1,1 @@
+"""File systems and mounts, block devices and NVMe drives."""

@@ -1,0 +1,1 @@
+"""What the kernel's messages mean: findings, and the page about them."""

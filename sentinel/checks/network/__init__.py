@@ -1,0 +1,1 @@
+"""InfiniBand, RoCE and Ethernet, and the kernel's table of connections."""
