@@ -11,22 +11,36 @@ The draws of a seed do not depend on faults or on what is counted: the same seed
 import math
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
 from operator import add
 from typing import Literal
 
 from msgspec import Struct
 
 from sentinel.core.reports import Iteration
+from tests.core.ring_faults import (
+    Fault,
+    Layout,
+    SlowCard,
+    SlowData,
+    SlowHost,
+    SlowLink,
+    SlowNic,
+    host_of,
+    hosts,
+    links,
+    ring,
+)
+
+__all__ = ["QUIET", "Counts", "Fault", "Layout", "Noise", "Program", "hosts", "links", "simulate"]
+__all__ += ["SlowCard", "SlowData", "SlowHost", "SlowLink", "SlowNic"]
 
 # "compute": kernels of computation. "tensor": what lies between events around the forward and backward passes, so
 # also tensor-parallel communication and the waiting in it. "all": from a rank's first kernel to the end of the
 # iteration, whatever it waits for. None: no hardware time is printed.
 Counts = Literal["compute", "tensor", "all"] | None
 
-HOST = 8  # ranks of a host
 LAYERS = 8  # of a stage
 LAYER_MS = 2.5  # forward pass of a layer, one micro-batch; the backward pass takes twice as long
 EMBEDDING, LOSS = 0.3, 1.5  # of the first and the last stage, in layers
@@ -38,131 +52,13 @@ GRADIENT_MS: NearFar = (1.0, 8.0)  # of a layer, in a long ring
 START_S = 1000.0
 
 
-class Layout(Struct, frozen=True):
-    """Ranks in Megatron's order: tensor fastest, then data, pipeline slowest."""
-
-    tensor: int = 1
-    pipeline: int = 1
-    data: int = 1
-
-    @property
-    def ranks(self) -> int:
-        return self.tensor * self.pipeline * self.data
-
-    def rank(self, tensor: int, stage: int, replica: int) -> int:
-        return tensor + self.tensor * (replica + self.data * stage)
-
-    def place(self, rank: int) -> tuple[int, int, int]:
-        """Its tensor rank, stage and replica."""
-        rest, tensor = divmod(rank, self.tensor)
-        stage, replica = divmod(rest, self.data)
-        return tensor, stage, replica
-
-    def tensor_group(self, rank: int) -> list[int]:
-        _, stage, replica = self.place(rank)
-        return [self.rank(t, stage, replica) for t in range(self.tensor)]
-
-    def data_group(self, rank: int) -> list[int]:
-        tensor, stage, _ = self.place(rank)
-        return [self.rank(tensor, stage, d) for d in range(self.data)]
-
-
-def host_of(rank: int) -> int:
-    return rank // HOST
-
-
-def hosts(layout: Layout) -> list[int]:
-    """The host of each rank."""
-    return [host_of(rank) for rank in range(layout.ranks)]
-
-
-class Fault(Struct, frozen=True, kw_only=True):
-    """What is slow from iteration `since` on, and as before from iteration `until` on."""
-
-    since: int = 0
-    until: int | None = None
-
-    def at(self, step: int) -> bool:
-        return self.since <= step and (self.until is None or step < self.until)
-
-    def card(self, rank: int) -> float:
-        """By which factor its kernels take longer."""
-        return 1.0
-
-    def link(self, a: int, b: int) -> float:
-        """By which factor a transfer between two ranks takes longer."""
-        return 1.0
-
-    def loading(self, rank: int) -> tuple[float, float]:
-        """The factor of the time that its loader takes, and ms that the rank itself takes on top."""
-        return 1.0, 0.0
-
-
-class SlowCard(Fault, frozen=True):
-    rank: int
-    factor: float
-
-    def card(self, rank: int) -> float:
-        return self.factor if rank == self.rank else 1.0
-
-
-class SlowHost(Fault, frozen=True):
-    """All cards of a host: a power cap, heat."""
-
-    host: int
-    factor: float
-
-    def card(self, rank: int) -> float:
-        return self.factor if host_of(rank) == self.host else 1.0
-
-
-class SlowLink(Fault, frozen=True, kw_only=True):
-    """Between two ranks, or all between two hosts. It matters where `links` has it."""
-
-    factor: float
-    ranks: tuple[int, int] | None = None
-    hosts: tuple[int, int] | None = None
-
-    def link(self, a: int, b: int) -> float:
-        hit = {a, b} == set(self.ranks or ()) or {host_of(a), host_of(b)} == set(self.hosts or ())
-        return self.factor if hit else 1.0
-
-
-class SlowNic(Fault, frozen=True):
-    """What leaves a host or comes to it; with `rank`, only by the network card of that rank."""
-
-    host: int
-    factor: float
-    rank: int | None = None
-
-    def link(self, a: int, b: int) -> float:
-        ends = {a, b} if host_of(a) != host_of(b) else set()
-        hit = any(host_of(end) == self.host and self.rank in (None, end) for end in ends)
-        return self.factor if hit else 1.0
-
-
-class SlowData(Fault, frozen=True, kw_only=True):
-    """`factor`: the loader works longer, which prefetching hides for as long as it keeps up with the iterations.
-    `extra_ms`: the rank itself does (it puts batches together, copies them), which nothing hides."""
-
-    factor: float = 1.0
-    extra_ms: float = 0.0
-    rank: int | None = None
-    host: int | None = None
-
-    def loading(self, rank: int) -> tuple[float, float]:
-        hit = rank == self.rank or host_of(rank) == self.host
-        return (self.factor, self.extra_ms) if hit else (1.0, 0.0)
-
-
 class Program(Struct, frozen=True, kw_only=True):
     micro: int = 8  # micro-batches of an iteration
-    lengths: float = (
-        0.0  # sigma of the batches' lengths (lognormal), one length for each replica and iteration
-    )
+    lengths: float = 0.0  # sigma (lognormal) of batches: one length for each replica and iteration
     checkpoint_every: int = 0  # iterations
     checkpoint_ms: float = 4000.0
     first_ms: float = 5000.0  # on top of the first iteration: memory, communicators, kernels to choose
+    overlap: float = 0.0  # share of the last backward pass in which gradients are already reduced
     load_ms: float = 250.0  # that a rank's loader takes for the batches of an iteration
     prefetch: int = 4  # iterations ahead
 
@@ -187,23 +83,6 @@ def layers(stage: int, stages: int) -> float:
     """What a stage computes, in layers. One in the middle (of two: the last) has a layer less."""
     less = stages > 1 and stage == stages // 2
     return LAYERS - less + (stage == 0) * EMBEDDING + (stage == stages - 1) * LOSS
-
-
-def ring(members: Sequence[int]) -> list[tuple[int, int]]:
-    closed = [*members, members[0]] if len(members) > 2 else members
-    return list(pairwise(closed))
-
-
-def links(layout: Layout) -> Iterator[tuple[str, int, int]]:
-    """All that is used: "tensor", "data" or "pipeline", and its two ranks."""
-    for rank in range(layout.ranks):
-        tensor, stage, replica = layout.place(rank)
-        if not tensor:
-            yield from (("tensor", *link) for link in ring(layout.tensor_group(rank)))
-        if not replica:
-            yield from (("data", *link) for link in ring(layout.data_group(rank)))
-        if stage:
-            yield "pipeline", layout.rank(tensor, stage - 1, replica), rank
 
 
 @cache
@@ -324,7 +203,8 @@ class _Job:
         reduced = list(free)
         for leader, ms in gradient.items():
             group = layout.data_group(leader)
-            end = max(free[rank] for rank in group) + ms
+            begin = max(free[rank] - program.overlap * 2 * forward[rank] for rank in group)
+            end = max(begin + ms, *(free[rank] for rank in group))
             for rank in group:
                 reduced[rank] = end
         end = max(reduced[rank] + OPTIMIZER_MS * kernel[rank] for rank in ranks) + BARRIER_MS
