@@ -53,13 +53,15 @@ START_S = 1000.0
 
 
 class Program(Struct, frozen=True, kw_only=True):
-    micro: int = 8  # micro-batches of an iteration
+    micro: int = (
+        16  # micro-batches of an iteration; few for many stages: they wait for each other much of the time
+    )
     lengths: float = 0.0  # sigma (lognormal) of batches: one length for each replica and iteration
     checkpoint_every: int = 0  # iterations
     checkpoint_ms: float = 4000.0
     first_ms: float = 5000.0  # on top of the first iteration: memory, communicators, kernels to choose
     overlap: float = 0.0  # share of the last backward pass in which gradients are already reduced
-    load_ms: float = 250.0  # that a rank's loader takes for the batches of an iteration
+    load_ms: float = 30.0  # that a rank's loader takes for a micro-batch
     prefetch: int = 4  # iterations ahead
 
 
@@ -80,9 +82,11 @@ QUIET = Noise(spread=0, transfer=0, wander=0, fabric=0, load=0, hiccup=0, lag_ms
 
 
 def layers(stage: int, stages: int) -> float:
-    """What a stage computes, in layers. One in the middle (of two: the last) has a layer less."""
-    less = stages > 1 and stage == stages // 2
-    return LAYERS - less + (stage == 0) * EMBEDDING + (stage == stages - 1) * LOSS
+    """What a stage computes, in layers. The last has one less, for its loss; so has one in the middle, since the number
+    of layers cannot be divided by that of stages."""
+    last = stage == stages - 1
+    less = stages > 1 and (last or (stages > 2 and stage == stages // 2))
+    return LAYERS - less + (stage == 0) * EMBEDDING + last * LOSS
 
 
 @cache
@@ -162,6 +166,9 @@ class _Job:
         )
         self.draw = random.Random(seed)
         self.cards = [self._about_one(noise.spread) for _ in range(layout.ranks)]
+        places = [layout.place(rank) for rank in range(layout.ranks)]
+        self.layer_ms = [layers(stage, layout.pipeline) * LAYER_MS for _, stage, _ in places]
+        self.replica = [replica for _, _, replica in places]
         self.wander = self.fabric = 0.0
         self.now = [0.0] * layout.ranks  # of each rank's process: when it began the iteration
         self.loaded = [0.0] * layout.ranks  # when the newest batch was there
@@ -174,11 +181,11 @@ class _Job:
     def _drift(self, value: float, sigma: float) -> float:
         return 0.98 * value + math.sqrt(1 - 0.98**2) * sigma * self.draw.gauss(0, 1)
 
+    def _fabric(self, ms: dict[int, NearFar]) -> dict[int, float]:
+        return {key: max(near, far * (1 + self.fabric)) for key, (near, far) in ms.items()}
+
     def _transfers(self, ms: dict[int, NearFar]) -> dict[int, float]:
-        return {
-            key: max(near, far * (1 + self.fabric)) * self._about_one(self.noise.transfer)
-            for key, (near, far) in ms.items()
-        }
+        return {key: each * self._about_one(self.noise.transfer) for key, each in self._fabric(ms).items()}
 
     def iteration(self, step: int, counts: Counts) -> list[Iteration]:
         layout, program, noise, draw = self.layout, self.program, self.noise, self.draw
@@ -240,7 +247,7 @@ class _Job:
         speed = [self._about_one(self.noise.load) for _ in range(host_of(self.layout.ranks - 1) + 1)]
         first = []
         for rank, queue in enumerate(self.begun):
-            load_ms = program.load_ms * self.faulty.loader[rank] * speed[host_of(rank)]
+            load_ms = program.micro * program.load_ms * self.faulty.loader[rank] * speed[host_of(rank)]
             self.loaded[rank] = max(self.loaded[rank], queue[0]) + load_ms
             begun = max(self.now[rank] + pause, self.loaded[rank]) + self.faulty.extra_ms[rank]
             queue.append(begun)
@@ -252,41 +259,68 @@ class _Job:
     ) -> tuple[list[float], list[float], list[float]]:
         """Of each rank: when its last backward pass ends, what a forward pass computes, and the time in all passes."""
         layout, size = self.layout, self.layout.tensor
-        stages = layout.pipeline
-        ring_ms, hop_ms = self._transfers(self.faulty.tensor), self._transfers(self.faulty.hop)
-        stalled, stalled_micro, stall_ms = stall
         free, between = list(first), [0.0] * layout.ranks
-        forward = []
-        for rank in range(layout.ranks):
-            _, stage, replica = layout.place(rank)
-            forward.append(layers(stage, stages) * LAYER_MS * length[replica] * kernel[rank])
-        for replica in range(layout.data):
-            groups = [range(r, r + size) for r in (layout.rank(0, s, replica) for s in range(stages))]
-            share = length[replica]
-            ring_of = [ring_ms[group[0]] * share for group in groups]
-            hops = [[hop_ms.get(rank, 0.0) * share for rank in group] for group in groups]
-            costs = [[[x * forward[rank] for rank in group] for group in groups] for x in (1, 2)]
-            ready = [[first[rank] for rank in group] for group in groups]
-            inside = [[0.0] * size for _ in groups]
+        forward = [
+            ms * length[d] * card for ms, d, card in zip(self.layer_ms, self.replica, kernel, strict=True)
+        ]
+        rings, hops = self._transfers(self.faulty.tensor), self._fabric(self.faulty.hop)
+        stalled, stalled_micro, stall_ms = stall
+        for replica, share in enumerate(length):
+            groups = []
+            for stage in range(layout.pipeline):
+                leader = layout.rank(0, stage, replica)
+                ranks = range(leader, leader + size)
+                wobble = share * self._about_one(self.noise.transfer)
+                stalls = [stall_ms * (host_of(rank) == stalled) for rank in ranks]
+                hops_ms = [hops.get(rank, 0.0) * wobble for rank in ranks]
+                mine = slice(leader, leader + size)
+                groups.append(_Group(first[mine], forward[mine], rings[leader] * share, hops_ms, stalls))
             done: list[float] = []
-            for stage, back, micro, needed in schedule(stages, self.program.micro):
-                begin, cost = ready[stage], costs[back][stage]
-                if needed >= 0:
-                    sent = done[needed]
-                    begin = [max(b, sent + hop) for b, hop in zip(begin, hops[stage + back], strict=True)]
-                if stall_ms and micro == stalled_micro and not back:
-                    group = groups[stage]
-                    cost = [
-                        ms + stall_ms * (host_of(r) == stalled) for ms, r in zip(cost, group, strict=True)
-                    ]
-                end = max(map(add, begin, cost)) + ring_of[stage]
-                inside[stage] = [ms + end - b for ms, b in zip(inside[stage], begin, strict=True)]
-                ready[stage] = [end] * size
-                done.append(end)
+            for stage, back, micro, needed in schedule(layout.pipeline, self.program.micro):
+                group, stalls_now = groups[stage], bool(stall_ms) and micro == stalled_micro and not back
+                if needed < 0:
+                    done.append(group.work(back, None, 0.0, stalls_now))
+                else:
+                    done.append(group.work(back, groups[stage + back], done[needed], stalls_now))
             for stage, group in enumerate(groups):
-                for t, rank in enumerate(group):
-                    free[rank], between[rank] = ready[stage][t], inside[stage][t]
+                leader = layout.rank(0, stage, replica)
+                free[leader : leader + size] = [group.free] * size
+                between[leader : leader + size] = [group.together + apart for apart in group.apart]
         return free, forward, between
+
+
+class _Group:
+    """The ranks of a stage that share a tensor ring, in one iteration: no pass of theirs ends before the others' do."""
+
+    def __init__(
+        self, first: list[float], forward: list[float], ring_ms: float, hops: list[float], stalls: list[float]
+    ) -> None:
+        self.first, self.forward, self.ring_ms, self.hops, self.stalls = first, forward, ring_ms, hops, stalls
+        self.slowest = max(forward)
+        self.even = min(hops) == max(hops)  # all get a micro-batch at the same time
+        self.free = -1.0  # when their last pass ended; -1: they had none
+        self.together, self.apart = (
+            0.0,
+            [0.0] * len(first),
+        )  # time in passes: that all had, that each had beside
+
+    def work(self, back: int, border: "_Group | None", sent: float, stalls: bool) -> float:
+        """A pass of one micro-batch, which came at `sent` across a border between stages; returns its end."""
+        if self.free >= 0 and not stalls and (border is None or border.even):
+            begin = self.free if border is None else max(self.free, sent + border.hops[0])
+            end = begin + (1 + back) * self.slowest + self.ring_ms
+            self.together += end - begin
+        else:
+            each = self.first if self.free < 0 else [self.free] * len(self.first)
+            if border is not None:
+                each = [max(free, sent + hop) for free, hop in zip(each, border.hops, strict=True)]
+            cost = [(1 + back) * ms for ms in self.forward]
+            if stalls:
+                cost = list(map(add, cost, self.stalls))
+            end = max(map(add, each, cost)) + self.ring_ms
+            self.apart = [ms + end - begin for ms, begin in zip(self.apart, each, strict=True)]
+        self.free = end
+        return end
 
 
 def simulate(
