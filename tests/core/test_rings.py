@@ -1,7 +1,7 @@
 """The simulator of timing lines keeps to physics: who is slow, who waits for it, and what shows neither."""
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import fmean, median
 
 import pytest
@@ -82,13 +82,15 @@ def test_a_slow_card_shows_in_its_own_compute_time_alone_and_in_all_iterations_a
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, *SMALL])
 def test_a_slow_link_shows_in_no_compute_time_and_in_every_iteration(layout: Layout) -> None:
+    sound = e2e(quiet(layout))
     for kind in {kind for kind, _, _ in links(layout)}:
-        a, b = next((a, b) for used, a, b in links(layout) if used == kind)
-        fault = SlowLink(ranks=(b, a), factor=40.0)
-        assert changed(layout, fault, counts="compute") == set()
-        sound, ill = e2e(quiet(layout)), e2e(quiet(layout, fault))
-        assert len({ill[rank] - sound[rank] for rank in ill}) == 1, kind
-        assert ill[0] > sound[0] + 1, kind
+        used = [(a, b) for each, a, b in links(layout) if each == kind]
+        for a, b in used[0], used[-1]:
+            fault = SlowLink(ranks=(b, a), factor=40.0)
+            assert changed(layout, fault, counts="compute") == set()
+            longer = {ms - sound[rank] for rank, ms in e2e(quiet(layout, fault)).items()}
+            assert len(longer) == 1, kind
+            assert longer.pop() > 1, kind
 
 
 def test_a_link_that_nobody_uses_may_be_slow() -> None:
@@ -98,6 +100,21 @@ def test_a_link_that_nobody_uses_may_be_slow() -> None:
     assert quiet(layout, SlowLink(ranks=(0, 17), factor=3.0)) == quiet(layout)
     within = Layout(8, 1, 1)
     assert quiet(within, SlowNic(0, 3.0)) == quiet(within)
+    stages = Layout(8, 4, 1)
+    assert quiet(stages, SlowLink(hosts=(0, 2), factor=3.0)) == quiet(stages)
+
+
+def test_one_network_card_is_slow_for_its_own_rank() -> None:
+    layout = Layout(8, 2, 1)
+    own = SlowLink(ranks=(1, 9), factor=5.0)
+    assert quiet(layout, SlowNic(0, 5.0, rank=1), counts="tensor") == quiet(layout, own, counts="tensor")
+
+
+def test_a_link_that_is_hardly_slower_hardly_matters() -> None:
+    layout = Layout(2, 4, 2)
+    for _, a, b in links(layout):
+        fault = SlowLink(ranks=(a, b), factor=1.01)
+        assert e2e(quiet(layout, fault))[0] == pytest.approx(e2e(quiet(layout))[0], rel=0.002)
 
 
 def test_tensor_counting_spreads_a_slow_card_over_its_tensor_group_only() -> None:
@@ -162,6 +179,24 @@ def test_each_further_micro_batch_costs_what_the_slowest_stage_takes() -> None:
     slowest = rings.layers(7, 8) * (3 * rings.LAYER_MS + 2 * rings.TENSOR_MS[0])
     times = [e2e(quiet(layout, micro=micro))[0] for micro in range(16, 20)]
     assert [b - a for a, b in pairwise(times)] == pytest.approx([slowest] * 3, abs=AFTER_MS)
+
+
+@pytest.mark.parametrize(("stages", "micro"), [(1, 3), (4, 2), (4, 16), (8, 8)])
+def test_a_stage_holds_as_many_micro_batches_as_there_are_stages_from_it_on(stages: int, micro: int) -> None:
+    order = rings.schedule(stages, micro)
+    for stage in range(stages):
+        passes = [(back, m) for at, back, m, _ in order if at == stage]
+        assert sorted(passes) == [(back, m) for back in (0, 1) for m in range(micro)]
+        held = accumulate(-1 if back else 1 for back, _ in passes)
+        assert max(held) == min(stages - stage, micro)
+
+
+@pytest.mark.parametrize(("ranks", "shown_ms"), [(8, 0.0), (16, 9.8 * (8 * 15 / 16 - 2 * 2.5))])
+def test_gradients_may_be_reduced_behind_the_last_backward_pass(ranks: int, shown_ms: float) -> None:
+    alone = e2e(quiet(Layout()))[0]
+    hidden = Program(first_ms=0, load_ms=0, overlap=1.0)
+    lines = simulate(Layout(1, 1, ranks), 2, seed=1, jitter=0, noise=QUIET, program=hidden)
+    assert e2e(lines)[0] == pytest.approx(alone + shown_ms, abs=AFTER_MS)
 
 
 def test_prefetching_hides_a_slow_loader_for_as_long_as_it_keeps_up() -> None:
@@ -250,7 +285,8 @@ def test_no_time_is_negative_and_no_hardware_time_longer_than_its_iteration() ->
         assert list(lines) == list(range(layout.ranks))
         for each in lines.values():
             assert [line.step for line in each] == list(range(20))
-            assert all(a.at_s < b.at_s for a, b in pairwise(each))
+            for before, line in pairwise(each):
+                assert (line.at_s - before.at_s) * 1000 == pytest.approx(line.e2e_ms, abs=0.06)
             for line in each:
                 assert line.e2e_ms is not None
                 if counts is None:
