@@ -53,9 +53,7 @@ START_S = 1000.0
 
 
 class Program(Struct, frozen=True, kw_only=True):
-    micro: int = (
-        16  # micro-batches of an iteration; few for many stages: they wait for each other much of the time
-    )
+    micro: int = 16  # micro-batches of an iteration; with few of them, many stages stand idle for long
     lengths: float = 0.0  # sigma (lognormal) of batches: one length for each replica and iteration
     checkpoint_every: int = 0  # iterations
     checkpoint_ms: float = 4000.0
@@ -76,6 +74,7 @@ class Noise(Struct, frozen=True, kw_only=True):
     hiccup: float = 1 / 200  # probability in an iteration that one host stands still for a moment
     hiccup_ms: float = 150.0  # median
     lag_ms: float = 0.2  # mean, until a rank's process notices the end of an iteration
+    poll_s: float = 0.0  # an agent reads what its ranks print every so often: `at_s` is then
 
 
 QUIET = Noise(spread=0, transfer=0, wander=0, fabric=0, load=0, hiccup=0, lag_ms=0)
@@ -193,10 +192,8 @@ class _Job:
         active = [fault for fault in self.faults if fault.at(step)]
         if active != self.faulty.active:
             self.faulty = _Faulty(layout, active)
-        self.wander, self.fabric = (
-            self._drift(self.wander, noise.wander),
-            self._drift(self.fabric, noise.fabric),
-        )
+        self.wander = self._drift(self.wander, noise.wander)
+        self.fabric = self._drift(self.fabric, noise.fabric)
         sigma = program.lengths
         length = [math.exp(sigma * draw.gauss(0, 1) - sigma**2 / 2) for _ in range(layout.data)]
         kernel = [
@@ -225,9 +222,16 @@ class _Job:
                 hardware = between[rank] if counts == "tensor" else end - first[rank]
             e2e_ms = noticed - self.now[rank]
             shown = None if hardware is None else round(hardware, 1)
-            lines.append(Iteration(START_S + noticed / 1000, step, shown, round(e2e_ms, 1)))
+            lines.append(Iteration(self._read_s(rank, noticed), step, shown, round(e2e_ms, 1)))
             self.now[rank] = noticed
         return lines
+
+    def _read_s(self, rank: int, printed: float) -> float:
+        at_s, poll_s = START_S + printed / 1000, self.noise.poll_s
+        if not poll_s:
+            return at_s
+        phase_s = host_of(rank) * 0.3 % 1 * poll_s  # each agent began at its own time
+        return math.ceil((at_s - phase_s) / poll_s) * poll_s + phase_s
 
     def _stall(self) -> tuple[int, int, float]:
         """The host that stands still, in which micro-batch, for how many ms."""

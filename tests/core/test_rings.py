@@ -300,6 +300,18 @@ def test_no_time_is_negative_and_no_hardware_time_longer_than_its_iteration() ->
                     assert 0 < line.hardware_ms <= line.e2e_ms
 
 
+def test_an_agent_reads_what_was_printed_since_it_last_did() -> None:
+    layout = Layout(8, 2, 1)
+    usual, polled = (simulate(layout, 20, seed=5, noise=Noise(poll_s=poll_s)) for poll_s in (0.0, 3.0))
+    for rank, each in polled.items():
+        for printed, read in zip(usual[rank], each, strict=True):
+            assert 0 <= read.at_s - printed.at_s < 3.0
+            assert read.e2e_ms == printed.e2e_ms
+        assert len({line.at_s for line in each}) < 15
+    assert {line.at_s for line in polled[0]} == {line.at_s for line in polled[7]}
+    assert {line.at_s for line in polled[0]}.isdisjoint(line.at_s for line in polled[8])
+
+
 def test_who_counts_more_counts_longer() -> None:
     for layout in LAYOUTS:
         by = {counts: simulate(layout, 10, seed=5, counts=counts) for counts in ALL}
