@@ -159,6 +159,10 @@ class PerformanceSpec(Section):
     straggler_ratio: OffOrRatio = written(
         "stragglerRatio", "A rank's time / the median of its peers above this names the rank."
     )
+    slowdown_ratio: OffOrRatio = written(
+        "slowdownRatio",
+        "Step time since a lasting change / before it above this is told, with whose fault it is.",
+    )
     over: Annotated[int, whole(3, 10_000), Meaning("whole number, at least 3")] = written(
         "over", "Iterations in the window."
     )

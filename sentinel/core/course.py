@@ -39,10 +39,10 @@ class Course:
         """Another incarnation: other ranks may tell times. What was seen is kept."""
         self._rank = None
 
-    def fold(self, rank: int, iterations: Sequence[Iteration]) -> None:
-        """Those that have a time, in the order of the log."""
+    def fold(self, rank: int, iterations: Sequence[Iteration]) -> bool:
+        """Those that have a time, in the order of the log. Is it this rank that tells the course of the job?"""
         if not iterations or (self._rank is not None and rank > self._rank):
-            return
+            return False
         self._rank = rank
         timed = [one for one in iterations if isfinite(one.at_s)]
         if timed and not self._counts:
@@ -50,6 +50,7 @@ class Course:
         for one in timed:
             if one.e2e_ms is not None:
                 self._add(self._place(one.at_s), one.e2e_ms, _ratio(one), 1)
+        return True
 
     def _place(self, at_s: float) -> int:
         """The slot of this moment; makes it, and room for it."""

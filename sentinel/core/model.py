@@ -33,6 +33,7 @@ class Symptom(StrEnum):
     SLOW = "slow"  # hardware ratio above the owner's threshold, or step time above the baseline
     STARVED = "starved"  # hardware ratio under the owner's threshold: data loading
     STRAGGLER = "straggler"
+    SLOWDOWN = "slowdown"  # steps take longer than the job's own history explains, and it lasts
     FINDING = "finding"
     DIVERGED = "diverged"  # the loss is NaN or infinite for good
     START_FAILED = "start failed"

@@ -35,6 +35,9 @@ while _BOUNDS[-1] < 1e9:
 # Stalls are looked for among this many of the longest gaps.
 MAX_GAPS = 32
 
+LEAST_MARKED = 5  # hardware times before a change from which its median is taken
+
+_TO_SIGMA = 1.4826  # median distance from the median → standard deviation, of a normal distribution
 _AT = attrgetter("at_s")
 _E2E = attrgetter("e2e_ms")
 _STEP = attrgetter("step")
@@ -45,6 +48,12 @@ def median(values: Sequence[float]) -> float:
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation of at least one value, by the median distance from the median: outliers do not count."""
+    middle = median(values)
+    return _TO_SIGMA * median([abs(value - middle) for value in values])
 
 
 def medians_of_others(values: Mapping[int, float]) -> dict[int, float]:
@@ -192,6 +201,7 @@ class RankTiming:
         "_unknown",
         "_warm_left",
         "_window",
+        "before",
         "caught_up",
         "count",
         "first_at_s",
@@ -222,6 +232,9 @@ class RankTiming:
         self._window = array("d")  # at_s, hardware_ms (NaN: None) and e2e_ms of each iteration of `window`
         self.learnt: WindowStats | None = (
             None  # of the first `over` good iterations: the baseline of this rank
+        )
+        self.before: tuple[float, float] | None = (
+            None  # hardware time before the job's last change: median, deviation
         )
         self.pause_since_s: float | None = None  # an activity whose pause no iteration has shown yet
         self._unknown = 0  # iterations of the log before the first that is known
@@ -410,7 +423,18 @@ class RankTiming:
             del self._window[3 * first : 3 * end]
             self._stats_stale = True
 
+    def mark(self, at_s: float) -> None:
+        """The job's step time has changed then: what its hardware took before is kept, if it tells hardware times."""
+        hardware_ms = [i.hardware_ms for i in self.window if i.at_s < at_s and i.hardware_ms is not None]
+        if len(hardware_ms) >= LEAST_MARKED:
+            self.before = median(hardware_ms), deviation(hardware_ms)
+        elif self.learnt is not None and self.learnt.hardware_ms is not None:
+            self.before = self.learnt.hardware_ms, 0.0
+
     # ------------------------------------------------------------ reading
+
+    def hardware_since(self, at_s: float) -> list[float]:
+        return [i.hardware_ms for i in self.window if i.at_s >= at_s and i.hardware_ms is not None]
 
     @property
     def window(self) -> list[Iteration]:

@@ -56,6 +56,7 @@ class Performance(Struct, frozen=True, kw_only=True, omit_defaults=True):
     min_hardware_ratio: float | None = None
     max_step_growth: float | None = None  # step time / the job's own baseline
     straggler_ratio: float | None = 1.5  # a rank's hardware (else step) time / median of its peers; None: off
+    slowdown_ratio: float | None = 1.035  # step time since a lasting change / before it; None: off
     over: int = 20  # iterations in the window
     only_if_grown: float | None = None  # besides: ratio / baseline ratio must be at least this
     action: str = "Alert"  # or "RescheduleAndAlert"

@@ -1,15 +1,20 @@
 """Iterations of a job → rates, ratios, baselines, stragglers, hangs. No clock: every time is an argument."""
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
+from sentinel.core import slowdown
+from sentinel.core.change_point import StepHistory
 from sentinel.core.course import Course
 from sentinel.core.hang_watch import HangWatch
 from sentinel.core.model import Symptom
 from sentinel.core.now import Now
-from sentinel.core.performance import Gap, Histogram, RankTiming, learnt_baseline, median, medians_of_others
+from sentinel.core.performance import Gap, Histogram, RankTiming, learnt_baseline, median
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import Iteration, LogMatch, RankReport
 from sentinel.core.signals import TimingSignal, names
+from sentinel.core.stragglers import role_shares, stragglers
 
 __all__ = ["JobTiming", "RankTiming", "TimingSignal", "TimingSummary"]
 
@@ -17,8 +22,8 @@ __all__ = ["JobTiming", "RankTiming", "TimingSignal", "TimingSummary"]
 STALL = 5.0
 # At least this long without an iteration before a job no longer counts as stepping.
 STEPPING_S = 10.0
-# More stragglers than this in one telling help nobody.
-MAX_STRAGGLERS = 8
+# A slowdown is told again when the job is slower yet by this factor.
+TOLD_AGAIN = 1.1
 
 
 class TimingSummary(Struct, frozen=True, kw_only=True):
@@ -50,6 +55,12 @@ class JobTiming:
         self.ranks: dict[int, RankTiming] = {}
         self.histogram = Histogram()
         self.course = Course()
+        self.history = StepHistory()
+        self._slowdowns = 0  # each slower than those before by TOLD_AGAIN
+        self._slowest_ms = 0.0
+        self._roles: dict[
+            int, float
+        ] = {}  # how unequal ranks are by their roles, as the first incarnation showed it
         self.gaps: list[Gap] = []  # the longest of all ranks and incarnations, longest first
         self._baseline = (baseline_ms, baseline_ratio) if baseline_ms is not None else None
         self.hang = HangWatch(policy, size, self.ranks, self.gaps, timed=baseline_ms is not None)
@@ -78,12 +89,16 @@ class JobTiming:
         A baseline learnt at another size is dropped: a step of fewer ranks takes longer and is no fault.
         """
         self._learn()
+        self._roles = self._roles or role_shares(self._full())
         if size != self.size:
             self._baseline = None
+            self._roles = {}
+            self.history = StepHistory()
         self.hang.start(size, now)
         self.incarnation = incarnation
         self.ranks.clear()
         self.course.restart()
+        self.history.restart()
 
     def fold(self, report: RankReport) -> None:
         """Take in what one poll of one rank's log brought; a report of another incarnation is ignored.
@@ -107,8 +122,23 @@ class JobTiming:
         self.hang.workers.started(report.rank, report.children)
         known = rank.reached - report.before if report.again and rank.count else 0
         if new := report.iterations[max(0, known) :]:
-            self.course.fold(report.rank, rank.fold(new, report.before))
+            timed = rank.fold(new, report.before)
+            if self.course.fold(report.rank, timed):
+                self._compare(timed)
             self.hang.progressed(rank)
+
+    def _compare(self, timed: Sequence[Iteration]) -> None:
+        """With the job's own history."""
+        limit = self.policy.performance.slowdown_ratio
+        if limit is None or not self.history.fold(timed, limit):
+            return
+        change = self.history.change
+        assert change is not None
+        if change.after_ms > TOLD_AGAIN * self._slowest_ms:
+            self._slowdowns += 1
+            self._slowest_ms = change.after_ms
+        for rank in self.ranks.values():
+            rank.mark(change.at_s)
 
     def newest(self, count: int) -> list[Iteration]:
         """Of the first rank that tells how long its iterations take: the newest, the oldest of them first."""
@@ -132,6 +162,7 @@ class JobTiming:
             return False
         for rank in self.ranks.values():
             rank.pause(at_s)
+        self.history.settle()
         return True
 
     # ------------------------------------------------------------ reading
@@ -226,8 +257,8 @@ class JobTiming:
     def signals(self, now: Now) -> list[TimingSignal]:
         """All that holds at `now`, most urgent first."""
         found = [self.hang.signal(now), self._slow(), self._grown(), self._starved(), *self._stragglers()]
-        kept = [signal for signal in found if signal is not None]
-        return kept
+        found.append(self._slowed(now))
+        return [signal for signal in found if signal is not None]
 
     @property
     def slow(self) -> bool:
@@ -334,39 +365,14 @@ class JobTiming:
 
     def _stragglers(self) -> list[TimingSignal]:
         limit = self.policy.performance.straggler_ratio
-        full = [r for r in self._full() if r.stats]
+        full = self._full()
         if limit is None or len(full) < 2:
             return []
-        by_hardware = all(r.stats and r.stats.hardware_low_ms is not None for r in full)
-        usual = {r.rank: _of(r, by_hardware) for r in full}
-        of_peers = medians_of_others(usual)
-        found = []
-        for rank in full:
-            peers = of_peers[rank.rank]
-            assert rank.stats is not None
-            low = (rank.stats.hardware_low_ms or 0.0) if by_hardware else rank.stats.step_low_ms
-            if peers <= 0 or low <= limit * peers:
-                continue
-            what = "hardware time" if by_hardware else "iteration"
-            factor = usual[rank.rank] / peers
-            found.append(
-                TimingSignal(
-                    symptom=Symptom.STRAGGLER,
-                    key=f"straggler:{rank.rank}",
-                    rank=rank.rank,
-                    value=factor,
-                    threshold=limit,
-                    sentence=f"Rank {rank.rank} is a straggler: its {what} is {factor:.3g} times its peers' median.",
-                    evidence=(
-                        f"rank {rank.rank}: {what} {usual[rank.rank]:.6g} ms",
-                        f"median of {len(full) - 1} peers: {peers:.6g} ms",
-                        *self._frozen(),
-                    ),
-                    confidence="both halves of the window show it",
-                )
-            )
-        return sorted(found, key=lambda s: -s.value)[:MAX_STRAGGLERS]
+        return stragglers(full, limit, self._roles or role_shares(full), self._frozen())
 
-
-def _of(rank: RankTiming, by_hardware: bool) -> float:
-    return (rank.hardware_ms if by_hardware else rank.step_ms) or 0.0
+    def _slowed(self, now: Now) -> TimingSignal | None:
+        limit, change = self.policy.performance.slowdown_ratio, self.history.change
+        if limit is None or change is None or change.growth < limit:
+            return None
+        ranks = [rank for rank in self.timed if rank.rank not in self.hang.exited]
+        return slowdown.signal(change, ranks, self._slowdowns, limit, now.mono_s - change.found_s)

@@ -31,6 +31,7 @@ CLASS_OF_SYMPTOM = {
     Symptom.SLOW: "slow",
     Symptom.STARVED: "starved",
     Symptom.STRAGGLER: "straggler",
+    Symptom.SLOWDOWN: "slowdown",
     Symptom.START_FAILED: "start-failed",
 }
 

@@ -148,6 +148,8 @@ def _what(incident: Incident) -> str:
             return f"{rank} makes no iterations" if incident.reason == "MayBeWell" else f"{rank} hung"
         case Symptom.SLOW:
             return "steps became slow"
+        case Symptom.SLOWDOWN:
+            return "iterations take longer than before"
         case Symptom.STARVED:
             return "data loading starved the GPUs"
         case Symptom.STRAGGLER:

@@ -1,0 +1,195 @@
+"""A lasting change of a job's step time, found in its own history. No clock.
+
+One number per iteration comes in, of one rank: the ranks of a job step together. Iterations shorter than `SAMPLE_S`
+are taken together as one sample. A slowdown is found when the newest samples are slower than anything that the history
+explains: their median stands above the one before by more than such medians differ among themselves, and nearly each
+of them above the slowest that the job has shown. So a noisy job needs a large change, a steady one a small one, and
+single slow iterations count for nothing. The same test over medians of samples finds what is too small for a few.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from msgspec import Struct
+
+from sentinel.core.performance import deviation, median
+from sentinel.core.reports import Iteration
+
+SAMPLE_S = 1.0  # of step time, at least, in one sample
+NEW = 10  # values: what has changed is seen after so many
+BEFORE = 40  # values before those, against which they must stand: a slow drift does not
+OLDER = 120  # medians of NEW values that are the history before those
+SURE = 6.0  # times the spread of such medians
+ROUGH = 1.5  # times, while fewer than ENOUGH of them are known: their spread is a guess
+ENOUGH = 12
+SETTLE = 16  # samples after a start that are still settling: caches, buffers, clocks
+SCALES = 2  # samples; medians of NEW samples
+
+OF_MEDIAN = (
+    1.2533 / NEW**0.5
+)  # standard deviation of the median of NEW values / theirs, of a normal distribution
+_QUANTA_MS = (10.0, 1.0, 0.1)  # programs print seconds with two places, or more
+_UNTOLD = -1
+
+
+class Change(Struct, frozen=True, gc=False):
+    """Since about the iteration `step`, which came at `at_s`, a step takes `after_ms` in place of `before_ms`."""
+
+    at_s: float
+    found_s: float  # when the last iteration came that proves it
+    step: int | None
+    before_ms: float
+    after_ms: float
+    spread_ms: float  # how far such medians of the job differ by themselves: one standard deviation
+
+    @property
+    def growth(self) -> float:
+        """A quotient above 1."""
+        return self.after_ms / self.before_ms
+
+
+class _Scale:
+    """The newest values, when each began, and medians of those that were before them. 2 KB."""
+
+    __slots__ = ("_ats_s", "_older", "_steps", "values")
+
+    def __init__(self) -> None:
+        self.values = array("d")
+        self._ats_s = array("d")
+        self._steps = array("q")
+        self._older = array("f")
+
+    def add(self, value: float, at_s: float, step: int) -> tuple[float, float, int] | None:
+        """Where NEW have come since the last time: their median, and when the first of them began."""
+        self.values.append(value)
+        self._ats_s.append(at_s)
+        self._steps.append(step)
+        if len(self.values) == BEFORE + 2 * NEW:
+            self._older.append(median(self.values[:NEW]))
+            del self._older[:-OLDER], self.values[:NEW], self._ats_s[:NEW], self._steps[:NEW]
+        if len(self.values) % NEW:
+            return None
+        return median(self.values[-NEW:]), self._ats_s[-NEW], self._steps[-NEW]
+
+    def slower(self, least: float) -> Change | None:
+        """`least`: the quotient that a change must have, above 1."""
+        if len(self.values) < BEFORE + NEW:
+            return None
+        new, before = self.values[-NEW:], self.values[-NEW - BEFORE : -NEW]
+        before_ms, after_ms = median(before), median(new)
+        grown_ms = after_ms - before_ms
+        if after_ms < least * before_ms:
+            return None
+        medians = [*self._older, *(median(before[k : k + NEW]) for k in range(0, BEFORE, NEW))]
+        slowest_ms = max(*medians, sorted(before)[-4])
+        if sum(value > slowest_ms for value in new) < NEW - 1:
+            return None
+        spread_ms = OF_MEDIAN * deviation(before)
+        if (
+            len(medians) < ENOUGH
+        ):  # too few to tell how far they differ: from how much a value is like the one before
+            spread_ms *= ROUGH * _persistence(before)
+            spread_ms = max(spread_ms, (max(medians) - min(medians)) / 3)
+        else:
+            spread_ms = max(spread_ms, deviation(medians))
+        if grown_ms < max(SURE * spread_ms, 1.5 * _quantum_ms([*before, *new])):
+            return None
+        since = self._since((before_ms + after_ms) / 2)
+        step = self._steps[since]
+        return Change(
+            at_s=self._ats_s[since],
+            found_s=self._ats_s[-1],
+            step=None if step == _UNTOLD else step,
+            before_ms=before_ms,
+            after_ms=after_ms,
+            spread_ms=spread_ms,
+        )
+
+    def faster_than(self, limit_ms: float) -> bool:
+        return len(self.values) >= NEW and sum(value < limit_ms for value in self.values[-NEW:]) >= NEW - 1
+
+    def _since(self, middle_ms: float) -> int:
+        since = len(self.values) - NEW
+        while since < len(self.values) - 1 and self.values[since] <= middle_ms:
+            since += 1
+        while since > 0 and self.values[since - 1] > middle_ms:
+            since -= 1
+        return since
+
+
+class StepHistory:
+    """`change`: the slowdown that lasts, until steps are as fast again; None without one. 5 KB for each job."""
+
+    __slots__ = ("_at_s", "_open_ms", "_scales", "_settling", "_step", "_sum_ms", "change")
+
+    def __init__(self) -> None:
+        self.change: Change | None = None
+        self._open_ms: list[float] = []  # of the sample that is being filled
+        self._sum_ms = 0.0
+        self._at_s, self._step = 0.0, _UNTOLD
+        self._settling = SETTLE
+        self._scales = [_Scale() for _ in range(SCALES)]
+
+    def restart(self) -> None:
+        """Another incarnation, elsewhere perhaps: it is compared with what was, once it has settled."""
+        self.change = None
+        self.settle()
+
+    def settle(self) -> None:
+        self._open_ms, self._sum_ms, self._settling = [], 0.0, SETTLE
+
+    def fold(self, iterations: Iterable[Iteration], least: float) -> bool:
+        """Is one of these the last that proves a slowdown? `least`: the quotient from which one counts, above 1."""
+        found = False
+        for one in iterations:
+            if one.e2e_ms is None:
+                continue
+            if not self._open_ms:
+                self._at_s, self._step = one.at_s, _UNTOLD if one.step is None else one.step
+            self._open_ms.append(one.e2e_ms)
+            self._sum_ms += one.e2e_ms
+            if self._sum_ms >= 1000 * SAMPLE_S:
+                found |= self._sample(median(self._open_ms), least)
+                self._open_ms, self._sum_ms = [], 0.0
+        return found
+
+    def _sample(self, value_ms: float, least: float) -> bool:
+        if self._settling:
+            self._settling -= 1
+            return False
+        told: tuple[float, float, int] | None = (value_ms, self._at_s, self._step)
+        for scale in self._scales:
+            if told is None:
+                return False
+            told = scale.add(*told)
+            if (change := scale.slower(least)) is not None:
+                self.change = change
+                self._begin_anew()
+                return True
+        change = self.change
+        if change is not None and self._scales[0].faster_than((change.before_ms + change.after_ms) / 2):
+            self.change = None
+            self._begin_anew()
+        return False
+
+    def _begin_anew(self) -> None:
+        """The samples that come are compared with one another: those before were of another speed."""
+        self._scales = [_Scale() for _ in range(SCALES)]
+
+
+def _persistence(values: Sequence[float]) -> float:
+    """By how much a median differs more than that of values that know nothing of each other; at least 1."""
+    middle = sum(values) / len(values)
+    away = [value - middle for value in values]
+    power = sum(a * a for a in away)
+    alike = sum(a * b for a, b in pairwise(away)) / power if power else 0.0
+    return ((1 + alike) / (1 - alike)) ** 0.5 if alike > 0 else 1.0
+
+
+def _quantum_ms(values: Sequence[float]) -> float:
+    """How exactly values are printed: the largest power of ten of which all are multiples. 0: none shows."""
+    for quantum in _QUANTA_MS:
+        if all(abs(value / quantum - round(value / quantum)) < 1e-6 for value in values):
+            return quantum
+    return 0.0
