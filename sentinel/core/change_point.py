@@ -10,6 +10,7 @@ single slow iterations count for nothing. The same test over medians of samples 
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from math import inf
 
 from msgspec import Struct
 
@@ -24,6 +25,7 @@ SURE = 6.0  # times the spread of such medians
 ROUGH = 1.5  # times, while fewer than ENOUGH of them are known: their spread is a guess
 ENOUGH = 12
 SETTLE = 16  # samples after a start that are still settling: caches, buffers, clocks
+PASSED = 2  # times as long as slow samples have lasted before that passed by themselves
 SCALES = 2  # samples; medians of NEW samples
 
 OF_MEDIAN = (
@@ -72,8 +74,8 @@ class _Scale:
             return None
         return median(self.values[-NEW:]), self._ats_s[-NEW], self._steps[-NEW]
 
-    def slower(self, least: float) -> Change | None:
-        """`least`: the quotient that a change must have, above 1."""
+    def slower(self, least: float, lasting: int) -> Change | None:
+        """`least`: the quotient that a change must have, above 1; `lasting`: how many values it must have lasted."""
         if len(self.values) < BEFORE + NEW:
             return None
         new, before = self.values[-NEW:], self.values[-NEW - BEFORE : -NEW]
@@ -82,7 +84,7 @@ class _Scale:
         if after_ms < least * before_ms:
             return None
         medians = [*self._older, *(median(before[k : k + NEW]) for k in range(0, BEFORE, NEW))]
-        slowest_ms = max(*medians, sorted(before)[-4])
+        slowest_ms = max(*medians, sorted(before)[-4], (before_ms + after_ms) / 2)
         if sum(value > slowest_ms for value in new) < NEW - 1:
             return None
         spread_ms = OF_MEDIAN * deviation(before)
@@ -96,6 +98,8 @@ class _Scale:
         if grown_ms < max(SURE * spread_ms, 1.5 * _quantum_ms([*before, *new])):
             return None
         since = self._since((before_ms + after_ms) / 2)
+        if len(self.values) - since < lasting:
+            return None
         step = self._steps[since]
         return Change(
             at_s=self._ats_s[since],
@@ -121,7 +125,18 @@ class _Scale:
 class StepHistory:
     """`change`: the slowdown that lasts, until steps are as fast again; None without one. 5 KB for each job."""
 
-    __slots__ = ("_at_s", "_open_ms", "_scales", "_settling", "_step", "_sum_ms", "change")
+    __slots__ = (
+        "_at_s",
+        "_longest",
+        "_open_ms",
+        "_run",
+        "_scales",
+        "_settling",
+        "_slow_ms",
+        "_step",
+        "_sum_ms",
+        "change",
+    )
 
     def __init__(self) -> None:
         self.change: Change | None = None
@@ -129,6 +144,8 @@ class StepHistory:
         self._sum_ms = 0.0
         self._at_s, self._step = 0.0, _UNTOLD
         self._settling = SETTLE
+        self._slow_ms = inf  # a sample above this is slow
+        self._run = self._longest = 0  # slow samples in a row: now, and of those runs that passed
         self._scales = [_Scale() for _ in range(SCALES)]
 
     def restart(self) -> None:
@@ -158,15 +175,23 @@ class StepHistory:
         if self._settling:
             self._settling -= 1
             return False
+        if value_ms > self._slow_ms:
+            self._run += 1
+        else:
+            self._longest, self._run = max(self._longest, self._run), 0
         told: tuple[float, float, int] | None = (value_ms, self._at_s, self._step)
+        lasting = PASSED * self._longest
         for scale in self._scales:
-            if told is None:
-                return False
             told = scale.add(*told)
-            if (change := scale.slower(least)) is not None:
+            if (change := scale.slower(least, lasting)) is not None:
                 self.change = change
                 self._begin_anew()
                 return True
+            if told is None:
+                break
+            lasting //= NEW
+        if len(self._scales[0].values) % NEW == 0:
+            self._slow_ms = (1 + least) / 2 * median(self._scales[0].values)
         change = self.change
         if change is not None and self._scales[0].faster_than((change.before_ms + change.after_ms) / 2):
             self.change = None
@@ -176,6 +201,7 @@ class StepHistory:
     def _begin_anew(self) -> None:
         """The samples that come are compared with one another: those before were of another speed."""
         self._scales = [_Scale() for _ in range(SCALES)]
+        self._slow_ms, self._run = inf, 0
 
 
 def _persistence(values: Sequence[float]) -> float:
