@@ -179,16 +179,17 @@ class StepHistory:
             self._run += 1
         else:
             self._longest, self._run = max(self._longest, self._run), 0
-        told: tuple[float, float, int] | None = (value_ms, self._at_s, self._step)
+        told = value_ms, self._at_s, self._step
         lasting = PASSED * self._longest
         for scale in self._scales:
-            told = scale.add(*told)
+            block = scale.add(*told)
             if (change := scale.slower(least, lasting)) is not None:
                 self.change = change
                 self._begin_anew()
                 return True
-            if told is None:
+            if block is None:
                 break
+            told = block
             lasting //= NEW
         if len(self._scales[0].values) % NEW == 0:
             self._slow_ms = (1 + least) / 2 * median(self._scales[0].values)
