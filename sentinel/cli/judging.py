@@ -4,27 +4,22 @@ in the controller's memory, and a policy that is made to hurt has an end.
 `python -m sentinel.cli.judging` reads {settings, documents} on standard input and prints a list of verdicts.
 """
 
-import asyncio
-import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from sentinel.children import ChildError, OutOfTime, ask, our_python
 from sentinel.core.protection import Judged
 from sentinel.errors import TemporaryError
 from sentinel.settings import Settings
 
 TIMEOUT_S = 60.0
+MOST_BYTES = 1 << 24  # of all verdicts; an object of an API server has less than a tenth of that
 AGAIN_S = 5.0
 MAX_PROBLEMS = 100
-# As sentinel.config.child starts one: nothing of the working directory comes into its path.
-_CHILD = (
-    "import sys; sys.path.append(sys.argv.pop(1)); from sentinel.cli.judging import main; sys.exit(main())"
-)
 
 
 class _Asked(Struct):
@@ -35,40 +30,26 @@ class _Asked(Struct):
 def judge(settings: Settings) -> Callable[[Sequence[dict[str, Any]]], Awaitable[list[Judged]]]:
     """`settings` hold the administrators' caps. The judge raises TemporaryError where the child gave no answer."""
 
-    async def ask(documents: Sequence[dict[str, Any]]) -> list[Judged]:
-        command = (sys.executable, "-P", "-c", _CHILD, str(Path(__file__).parents[2]))
+    async def verdicts_on(documents: Sequence[dict[str, Any]]) -> list[Judged]:
         body = msgspec.json.encode(_Asked(settings, list(documents)))
+        command = our_python("sentinel.cli.judging")
         try:
-            child = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-        except OSError as error:
-            raise TemporaryError(f"policies cannot be judged: {error}", AGAIN_S) from error
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                out, errors = await child.communicate(body)
-        except TimeoutError:
+            ended = await ask(command, body, limit_s=TIMEOUT_S, most_bytes=MOST_BYTES)
+        except OutOfTime:
             raise TemporaryError(f"judging took longer than {TIMEOUT_S:g} s", AGAIN_S) from None
-        finally:
-            if child.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    child.kill()
-                await child.wait()
-        if child.returncode != 0:
-            last = (errors.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-            raise TemporaryError(f"the judge ended with code {child.returncode}: {last}", AGAIN_S)
+        except ChildError as error:
+            raise TemporaryError(f"policies cannot be judged: {error}", AGAIN_S) from error
+        if ended.code != 0:
+            raise TemporaryError(f"the judge ended with code {ended.code}: {ended.last_line}", AGAIN_S)
         try:
-            verdicts = msgspec.json.decode(out, type=list[Judged])
+            verdicts = msgspec.json.decode(ended.answer, type=list[Judged])
         except msgspec.DecodeError as error:
             raise TemporaryError(f"the judge's answer cannot be read: {error}", AGAIN_S) from error
         if len(verdicts) != len(documents):
             raise TemporaryError(f"{len(verdicts)} verdicts on {len(documents)} policies", AGAIN_S)
         return verdicts
 
-    return ask
+    return verdicts_on
 
 
 def main() -> int:

@@ -6,14 +6,11 @@ and SMTP happen in a short-lived child (`sentinel.notify.sender`), never more th
 
 import asyncio
 import contextlib
-import os
 import random
-import signal
 import socket
-import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ import msgspec
 import structlog
 from msgspec import Struct, structs
 
-import sentinel
+from sentinel.children import ChildError, OutOfTime, ask, our_python
 from sentinel.core.model import Incident, Mailing, ProtectedJob
 from sentinel.core.now import Now
 from sentinel.effects.mail_pace import Sent, at_once_of, opens_s
@@ -41,7 +38,7 @@ MAX_ATTEMPTS = 295
 MAX_BATCH = 20
 MAX_SETTLED = 4096
 CHILD_SLACK_S = 10.0  # to start and to end
-MAX_ANSWER_BYTES = 1 << 20
+MAX_ANSWER_BYTES = 1 << 20  # about one mail
 TOGETHER = 5  # of a cluster: more than so many at once to the same addresses are one digest
 IDLE_S = 300.0  # a mail that nobody announced is still found
 
@@ -118,7 +115,6 @@ class Notifier:
         self._clock = clock
         self._wake = asyncio.Event()
         self._lock = asyncio.Lock()
-        self._child: asyncio.subprocess.Process | None = None
         self._hold_until_s = 0.0  # CLOCK_BOOTTIME: the server is in trouble until then
         self._trouble = ""  # of the server, in the last round that asked it
         self._troubles = 0  # rounds in a row that met a server in trouble
@@ -182,18 +178,11 @@ class Notifier:
                 async with self._lock:
                     await self._round(final=True)
         except TimeoutError:
-            self._kill()  # it may be the child of `run`
             log.warning("notify_flush_out_of_time", timeout_s=timeout_s, waiting=self.waiting)
         except Exception:
             self.errors += 1
             log.exception("notify_flush_failed")
         return self.waiting
-
-    def _kill(self) -> None:
-        if self._child is not None and self._child.returncode is None:
-            # Not Process.kill(): it reaps an ended child behind the back of asyncio's own watcher.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._child.pid, signal.SIGKILL)
 
     # ------------------------------------------------------------ one round
 
@@ -336,54 +325,34 @@ class Notifier:
         unanswered = {parcel.request.message_id: parcel for parcel in parcels}
         trouble = ""
         said = "the mail child gave no answer"
+
+        def take(line: bytes) -> None:
+            nonlocal trouble
+            answer = msgspec.json.decode(line, type=Answer)
+            parcel = unanswered.pop(answer.message_id, None)
+            if parcel is not None:
+                trouble = answer.error if answer.server else trouble
+                self._settle(parcel, answer)
+
         try:
-            async with asyncio.timeout(deadline_s + CHILD_SLACK_S):
-                async with contextlib.aclosing(self._answers(order)) as answers:
-                    async for answer in answers:
-                        parcel = unanswered.pop(answer.message_id, None)
-                        if parcel is not None:
-                            trouble = answer.error if answer.server else trouble
-                            self._settle(parcel, answer)
-        except TimeoutError:
+            ended = await ask(
+                our_python("sentinel.notify.sender"),
+                msgspec.json.encode(order),
+                limit_s=deadline_s + CHILD_SLACK_S,
+                most_bytes=MAX_ANSWER_BYTES,
+                take=take,
+            )
+            if ended.complaint:
+                log.warning("mail_child_complained", said=clean(ended.complaint[-600:], 600))
+        except OutOfTime:
             said = "the mail child did not end in its time"
-        except (OSError, ValueError) as error:  # it could not be started, or wrote what is no answer
+        except (ChildError, ValueError) as error:  # it could not be started, or wrote what is no answer
             said = f"the mail child: {clean(str(error))}"
         for parcel in unanswered.values():
             trouble = said
             self._settle(parcel, _unanswered(parcel.request, said))
         if not held:
             self._note_trouble(trouble)
-
-    async def _answers(self, order: Order) -> AsyncGenerator[Answer, None]:
-        """What the child says, as it says it. Ended early, it takes the child with it."""
-        self._child = child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "sentinel.notify.sender"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=_child_env(),
-            limit=MAX_ANSWER_BYTES,
-            start_new_session=True,  # Ctrl-C on the terminal is for the job
-        )
-        assert child.stdin is not None
-        assert child.stdout is not None
-        assert child.stderr is not None
-        try:
-            with contextlib.suppress(ConnectionError):
-                child.stdin.write(msgspec.json.encode(order))
-                await child.stdin.drain()
-            child.stdin.close()
-            async for line in child.stdout:
-                yield msgspec.json.decode(line, type=Answer)
-            complaint = (await child.stderr.read(4000)).decode("utf-8", "replace").strip()
-            if complaint:
-                log.warning("mail_child_complained", said=clean(complaint[-600:], 600))
-        finally:
-            self._kill()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(2.0):
-                    await child.wait()
-            self._child = None
 
     def _note_trouble(self, trouble: str) -> None:
         self._trouble = trouble
@@ -474,12 +443,3 @@ def _unanswered(request: MailRequest, said: str) -> Answer:
         error=said,
         server=True,
     )
-
-
-def _child_env() -> dict[str, str]:
-    """Our environment; the child finds the same Sentinel as we did, and nothing of the job's directory."""
-    root = str(Path(sentinel.__file__).parent.parent)
-    if Path(root).name == "site-packages":
-        return dict(os.environ)
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
-    return os.environ | {"PYTHONPATH": path}

@@ -277,7 +277,9 @@ def test_an_answer_of_the_judge_that_cannot_be_read_or_told_holds_up_no_policy(
         if [one["metadata"]["name"] for one in documents] == ["long"]:
             return [structs.replace((await ask(documents))[0], summary="x" * 100_000)]
         with monkeypatch.context() as patched:
-            patched.setattr("sentinel.cli.judging._CHILD", "print('a library has said this')")
+            patched.setattr(
+                "sentinel.cli.judging.our_python", lambda module: ["echo", "a library has said this"]
+            )
             return await ask(documents)
 
     async def test() -> None:

@@ -1,30 +1,26 @@
 """Where ranks of `sentinel run` write what torch's flight recorders hold when a collective times out."""
 
-import asyncio
 import contextlib
 import os
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 import structlog
 from msgspec import Struct
 
+from sentinel.children import ChildError, OutOfTime, ask, our_python
 from sentinel.core.flight_record import Stuck
 
 log = structlog.get_logger()
 
 MOST_DUMPS = 4096
-READ_S, KILLED_S = 30.0, 2.0
+MOST_BYTES = 1 << 23  # of what is told of them
+READ_S = 30.0
 KEPT_STARTS = 3  # of a job
 PREFIX = "flight-rank-"  # of the files that `sentinel run` has its ranks write
 # Where ranks write. Torch 2.9 and later have another name and take this one too, so a program that sets either wins.
 PLACE, PLACE_SINCE_2_9 = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE"
 ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"  # on by default in newer torch
-_CHILD = (
-    "import sys; sys.path.append(sys.argv[1]); from sentinel.cluster.local.flight_dumps import main; main()"
-)
 
 
 class Records(Struct, frozen=True, kw_only=True):
@@ -77,29 +73,14 @@ async def stuck_in(folder: str) -> Stuck | None:
 
 async def read(paths: list[str], limit_s: float = READ_S) -> Records:
     """By a child, which files of anybody may break. Never raises: what could not be read is noted."""
-    child: asyncio.subprocess.Process | None = None
-    why = ""
     try:
-        child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-c", _CHILD, str(Path(__file__).parents[3])),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        async with asyncio.timeout(limit_s):
-            out, errors = await child.communicate(msgspec.json.encode(paths))
-        if child.returncode == 0:
-            return msgspec.json.decode(out, type=Records)
-        last = (errors.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-        why = f"their reader ended with {child.returncode}: {last[:200]}"
-    except TimeoutError:
+        command = our_python("sentinel.cluster.local.flight_dumps")
+        ended = await ask(command, msgspec.json.encode(paths), limit_s=limit_s, most_bytes=MOST_BYTES)
+        if ended.code == 0:
+            return msgspec.json.decode(ended.answer, type=Records)
+        why = f"their reader ended with {ended.code}: {ended.last_line[:200]}"
+    except OutOfTime:
         why = f"not read within {limit_s:g} s"
-    except (OSError, msgspec.DecodeError) as error:
+    except (ChildError, msgspec.DecodeError) as error:
         why = str(error)
-    finally:
-        if child is not None and child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
-            with contextlib.suppress(TimeoutError):  # one that hangs in the kernel is not waited for
-                await asyncio.wait_for(child.wait(), KILLED_S)
     return Records(files=[], ranks=[], stuck=None, notes=[f"{os.path.dirname(paths[0]) or '.'}: {why}"])

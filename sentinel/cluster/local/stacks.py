@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from sentinel import rights
+from sentinel.children import NotStarted, OutOfTime, SaidTooMuch, ask
 from sentinel.cluster.local.processes import (
     Proc,
     descendants,
@@ -248,22 +249,14 @@ async def with_values(pid: int, limit_s: float) -> str:
 
 
 async def _run(command: list[str], limit_s: float, most: int = MAX_CHARS) -> tuple[int, str, str]:
-    """Exit code (-1: killed after `limit_s`), and what was printed, at most `most` characters each."""
+    """Exit code (-1: killed after `limit_s`), and what was printed: at most `most` bytes, and the end of its errors."""
+    env = {"PATH": os.environ.get("PATH", os.defpath)}
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={"PATH": os.environ.get("PATH", os.defpath)},
-        )
-    except OSError as error:
-        return -1, "", f"{command[0]}: {error.strerror}"
-    try:
-        async with asyncio.timeout(limit_s):
-            output, errors = await process.communicate()
-    except TimeoutError:
-        process.kill()
+        ended = await ask(command, limit_s=limit_s, most_bytes=most, env=env)
+    except NotStarted as error:
+        return -1, "", str(error)
+    except OutOfTime:
         return -1, "", f"py-spy did not answer within {limit_s:.1f} s"
-    code = process.returncode if process.returncode is not None else -1
-    return code, output.decode("utf-8", "replace")[:most], errors.decode("utf-8", "replace")[:most]
+    except SaidTooMuch as error:
+        return 0, error.begun.decode(errors="replace"), error.complaint
+    return ended.code, ended.answer.decode(errors="replace"), ended.complaint

@@ -1,0 +1,240 @@
+"""Real children that answer, refuse to listen, flood, hang and leave others behind."""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from sentinel import children
+from sentinel.children import (
+    COMPLAINT_BYTES,
+    Ended,
+    NotStarted,
+    OutOfTime,
+    SaidTooMuch,
+    ask,
+    our_python,
+)
+from tests.waits import eventually, runs, until
+
+LONG_S = 120.0
+
+
+def shell(text: str) -> list[str]:
+    return ["/bin/sh", "-c", text]
+
+
+def python(text: str) -> list[str]:
+    return [sys.executable, "-c", text]
+
+
+def asked(command: list[str], question: bytes = b"", limit_s: float = LONG_S, most: int = 1 << 20) -> Ended:
+    return asyncio.run(ask(command, question, limit_s=limit_s, most_bytes=most))
+
+
+def gone(pid: int) -> bool:
+    """Not even a zombie."""
+    return not Path(f"/proc/{pid}").exists()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+# ---------------------------------------------------------------- a question and its answer
+
+
+def test_a_question_larger_than_any_pipe_is_answered_while_it_is_asked() -> None:
+    question = os.urandom(1 << 16) * 50
+    assert asked(["cat"], question, most=len(question)) == Ended(0, question, "")
+
+
+def test_without_a_question_its_input_is_empty() -> None:
+    assert asked(shell("cat; echo done")).answer == b"done\n"
+
+
+def test_its_exit_status_and_the_last_line_of_its_errors_are_told() -> None:
+    ended = asked(shell("echo begun; echo first >&2; echo 'no route' >&2; exit 3"))
+    assert ended == Ended(3, b"begun\n", "first\nno route")
+    assert ended.last_line == "no route"
+    assert asked(shell("kill -9 $$")) == Ended(-9, b"", "")
+    assert asked(shell("exit 1")).last_line == "it said nothing"
+
+
+def test_lines_are_taken_as_they_come_and_each_is_bounded_alone() -> None:
+    """The child says the next line when the one before has been taken."""
+    loops, taken = 50, list[bytes]()
+
+    async def test() -> Ended:
+        answered, answers = os.pipe()
+
+        def take(line: bytes) -> None:
+            taken.append(line)
+            os.write(answers, b"\n")
+
+        told = (
+            f"for k in $(seq {loops}); do echo line $k; read -r _ < /proc/{os.getpid()}/fd/{answered}; done"
+        )
+        try:
+            return await ask(shell(f"{told}; printf rest"), limit_s=LONG_S, most_bytes=10, take=take)
+        finally:
+            os.close(answered)
+            os.close(answers)
+
+    assert asyncio.run(test()) == Ended(0, b"rest", "")
+    assert taken == [b"line %d" % (k + 1) for k in range(loops)]
+    with pytest.raises(SaidTooMuch):
+        asyncio.run(ask(shell("echo 12345678901"), limit_s=LONG_S, most_bytes=10, take=taken.append))
+
+
+def test_what_takes_a_line_may_refuse_it() -> None:
+    pids = list[int]()
+
+    def refuse(line: bytes) -> None:
+        pids.append(int(line))
+        raise ValueError("no answer")
+
+    with pytest.raises(ValueError, match="no answer"):
+        asyncio.run(ask(shell("echo $$; sleep 1000"), limit_s=LONG_S, most_bytes=100, take=refuse))
+    assert gone(pids[0])
+
+
+def test_our_own_python_takes_no_module_from_the_folder_it_is_called_in(tmp_path: Path) -> None:
+    for name in ("sentinel", "msgspec", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('of the job')\n")
+    command = our_python("sentinel.cluster.local.flight_dumps")
+    ended = asyncio.run(ask(command, b"[]", limit_s=LONG_S, most_bytes=1 << 20, cwd=str(tmp_path)))
+    assert (ended.code, ended.complaint) == (0, "")
+
+
+# ---------------------------------------------------------------- children that do not answer
+
+
+def test_what_cannot_be_started_is_named(tmp_path: Path) -> None:
+    before = descriptors()
+    with pytest.raises(NotStarted, match=f"{tmp_path}/none: No such file or directory"):
+        asked([f"{tmp_path}/none"])
+    assert descriptors() == before
+
+
+def test_an_answer_that_is_too_long_ends_its_child_and_fills_no_memory(tmp_path: Path) -> None:
+    most = 100_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(SaidTooMuch, match="longer than 100000 bytes") as caught:
+            asked(shell(f"echo $$ > {tmp_path}/pid; echo much >&2; exec yes"), most=most)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert caught.value.begun == b"y\n" * (most // 2)
+    assert caught.value.complaint == "much"
+    assert peak < 2_000_000
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_of_endless_errors_the_end_is_kept_and_they_fill_no_memory() -> None:
+    tracemalloc.start()
+    try:
+        ended = asked(shell("head -c 30000000 /dev/zero >&2; echo >&2; echo the end >&2; exit 4"))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (ended.code, ended.last_line) == (4, "the end")
+    assert len(ended.complaint) <= COMPLAINT_BYTES
+    assert peak < 2_000_000
+
+
+def test_a_child_that_does_not_listen_may_answer_all_the_same() -> None:
+    assert asked(shell("exec <&-; echo known; exit 5"), b"x" * 10_000_000) == Ended(5, b"known\n", "")
+    assert asked(shell("head -c 3"), b"y" * 10_000_000) == Ended(0, b"yyy", "")
+
+
+def test_a_child_that_never_answers_is_killed_with_its_children_at_its_time_limit(tmp_path: Path) -> None:
+    before = descriptors()
+    text = f"sleep 1000 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/pid; echo asked it >&2; wait"
+    with pytest.raises(OutOfTime, match="no answer within 3 s") as caught:
+        asked(shell(text), b"x" * 10_000_000, limit_s=3.0)
+    assert caught.value.complaint == "asked it"
+    assert gone(int((tmp_path / "pid").read_text()))
+    until(lambda: not runs(int((tmp_path / "child").read_text())))
+    assert descriptors() == before
+
+
+def test_what_its_children_hold_open_is_not_waited_for_nor_left_in_its_group(tmp_path: Path) -> None:
+    ended = asked(shell(f"sleep 1000 & echo $! > {tmp_path}/child; echo done"))
+    assert ended == Ended(0, b"done\n", "")
+    until(lambda: not runs(int((tmp_path / "child").read_text())))
+
+
+def test_of_one_that_left_its_group_and_goes_on_talking_only_so_much_is_read(tmp_path: Path) -> None:
+    speaker = "import os,sys; os.setsid(); print(os.getpid(), file=open(sys.argv[1],'w'), flush=True)\n"
+    speaker += "while True: os.write(2, b'again\\n'); os.write(1, b'again\\n')"
+    told = tmp_path / "pid"
+    text = f"'{sys.executable}' -c \"$0\" {told} & until [ -s {told} ]; do :; done; echo done"
+    command = [*shell(text), speaker]
+    try:
+        ended = asyncio.run(ask(command, limit_s=LONG_S, most_bytes=1 << 20, take=lambda _: None))
+        assert ended.code == 0
+    finally:
+        os.kill(int(told.read_text()), signal.SIGKILL)
+
+
+# ---------------------------------------------------------------- who asks goes
+
+
+def test_cancelling_kills_the_child_and_reaps_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        told = tmp_path / "pid"
+        task = asyncio.create_task(
+            ask(shell(f"echo $$ > {told}; exec sleep 1000"), b"?", limit_s=LONG_S, most_bytes=10)
+        )
+        pid = int(await eventually(lambda: told.exists() and told.read_text()))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert gone(pid)
+
+    asyncio.run(test())
+
+
+def test_a_child_that_outlives_its_kill_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that hangs in the kernel: here the signal is not sent."""
+    monkeypatch.setattr(children._Child, "_kill", lambda self: None)
+    monkeypatch.setattr(children, "KILLED_S", 0.1)
+    told = tmp_path / "pid"
+    before = descriptors()
+    command = shell(f"echo $$ > {told}; exec sleep 1000")
+    with pytest.raises(OutOfTime):
+        asked(command, limit_s=3.0)
+    pid = int(told.read_text())
+    assert runs(pid)
+    assert descriptors() == before
+    os.kill(pid, signal.SIGKILL)
+    # Whoever starts the next child reaps it.
+    until(lambda: asked(["true"]).code == 0 and gone(pid))
+
+
+def test_children_cost_no_threads(tmp_path: Path) -> None:
+    def names() -> set[str]:
+        return {one.name for one in threading.enumerate()}
+
+    before = names()
+
+    async def test() -> None:
+        told = tmp_path / "pid"
+        task = asyncio.create_task(
+            ask(shell(f"echo $$ > {told}; exec sleep 1000"), limit_s=LONG_S, most_bytes=10)
+        )
+        await eventually(told.exists)
+        assert names() == before
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(test())
