@@ -5,7 +5,6 @@ import io
 import os
 import re
 import stat
-import sys
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -13,14 +12,13 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from sentinel.cli.rank_names import NAMED, in_order, is_stream_of_rank, one_each, rank_of_name, without_gaps
-from sentinel.cli.replay_open import NoLog, is_binary, open_log
+from sentinel.cli.replay_open import NoLog, head_of, is_binary
 from sentinel.cli.replay_read import LogError, OldLog
 from sentinel.cluster.local.flight_dumps import is_dump
 from sentinel.logs.kernel import KernelLog
-from sentinel.logs.kernel_file import NotALog, saved_lines, unpacked
+from sentinel.logs.kernel_file import NotALog, saved_lines
 from sentinel.transport.open_files import raise_limit
 
-HEAD_BYTES = 1 << 16
 HEAD_LINES = 400
 MAX_FILES = 2000  # of all folders together
 SPARE_FILES = 64  # descriptors that are for others
@@ -121,7 +119,7 @@ def _sort(path: str, logs: list[OldLog], found: Given) -> None:
     try:
         if path != "-" and stat.S_ISFIFO(os.stat(path).st_mode):
             raise NoLog("a pipe; give what it holds as standard input: … | sentinel explain -")
-        head = _head(path)
+        head = head_of(path)
         if is_dump(head):
             found.records.append(path)
             return
@@ -138,19 +136,6 @@ def _sort(path: str, logs: list[OldLog], found: Given) -> None:
             found.skipped.append(Skipped(path, "empty"))
         else:
             logs.append(log)
-
-
-def _head(path: str) -> bytes:
-    """As much as can be unpacked."""
-    if path == "-":
-        return b"" if sys.stdin is None else sys.stdin.buffer.peek(HEAD_BYTES)[:HEAD_BYTES]  # type: ignore[union-attr]
-    head = b""
-    with open_log(path) as file:
-        stream = unpacked(file)
-        with contextlib.suppress(EOFError):
-            while len(head) < HEAD_BYTES and (piece := stream.read(1 << 10)):
-                head += piece
-    return head
 
 
 def _is_kernel_log(head: bytes) -> bool:

@@ -1,5 +1,6 @@
 """Opens a saved log: a file, standard input, a pipe. What never ends is refused, and who waits for a pipe is told."""
 
+import contextlib
 import io
 import os
 import re
@@ -9,9 +10,11 @@ import sys
 import time
 
 from sentinel.cli.tables import complain
+from sentinel.logs.kernel_file import unpacked
 
 NOTICE_S = 3.0  # a pipe into which nothing was written for so long is mentioned
-HEAD_BYTES = 4096
+HEAD_BYTES = 1 << 16
+LOOKED_AT_BYTES = 4096  # of a head, to tell text from what is none
 CONTROL_SHARE = 0.1  # of bytes: more is no text
 STRANGE_SHARE = 0.3  # of what is no UTF-8: of packed data it is half, of a text in another code less
 GIVE_UP_S = 30.0  # and one with a name is given up: a fifo that nobody serves
@@ -41,7 +44,7 @@ def oldest_first(paths: list[str]) -> list[str]:
 
 def is_binary(head: bytes) -> bool:
     """Text may hold runs of NUL (a machine lost its power) or one behind each character (UTF-16 of PowerShell)."""
-    text = head[:HEAD_BYTES].replace(b"\0", b"")
+    text = head[:LOOKED_AT_BYTES].replace(b"\0", b"")
     control = sum(byte < 9 or 13 < byte < 27 or byte == 127 for byte in text)
     strange = text.decode("utf-8", "replace").count("\ufffd")
     return control > CONTROL_SHARE * len(text) or strange > STRANGE_SHARE * len(text)
@@ -76,6 +79,19 @@ def open_log(path: str, notice_s: float = NOTICE_S, give_up_s: float = GIVE_UP_S
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def head_of(path: str) -> bytes:
+    """As much as can be unpacked. Of standard input nothing is taken. Raises OSError, zlib.error, NoLog and NotALog."""
+    if path == "-":
+        return b"" if sys.stdin is None else sys.stdin.buffer.peek(HEAD_BYTES)[:HEAD_BYTES]  # type: ignore[union-attr]
+    head = b""
+    with open_log(path) as file:
+        stream = unpacked(file)
+        with contextlib.suppress(EOFError):
+            while len(head) < HEAD_BYTES and (piece := stream.read(1 << 10)):
+                head += piece
+    return head
 
 
 def _wait(descriptor: int, name: str, notice_s: float, give_up_s: float | None) -> None:

@@ -5,17 +5,17 @@ Exit codes: 0 read, whether ranks waited or not; 1 nothing could be read.
 
 import asyncio
 import os
+import zlib
 from collections.abc import Iterable
 
-from sentinel.cli.replay_open import NoLog, open_log
+from sentinel.cli.replay_open import NoLog, head_of
 from sentinel.cli.tables import complain, pairs, put, put_document
 from sentinel.cluster.local.flight import Records, read
 from sentinel.cluster.local.flight_dumps import is_dump
 from sentinel.core.signals import names
-from sentinel.logs.kernel_file import NotALog, unpacked
+from sentinel.logs.kernel_file import NotALog
 from sentinel.web.words import printable, when
 
-HEAD_BYTES = 1 << 16
 READ_S = 600.0  # thousands of ranks take minutes
 
 
@@ -27,18 +27,17 @@ def records_of(paths: Iterable[str]) -> Records:
 def records_in(folder: str) -> Records:
     """Of what lies in the folder. Raises OSError."""
     files = [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
-    found = [file for file in files if os.path.isfile(file) and is_dump(_head(file))]
+    found = [file for file in files if os.path.isfile(file) and _is_record(file)]
     if found:
         return records_of(found)
     return Records(files=[], ranks=[], stuck=None, notes=[f"{folder}: no record of a flight recorder"])
 
 
-def _head(path: str) -> bytes:
+def _is_record(path: str) -> bool:
     try:
-        with open_log(path) as file:
-            return unpacked(file).read(HEAD_BYTES)
-    except (OSError, EOFError, NoLog, NotALog):
-        return b""
+        return is_dump(head_of(path))
+    except (NoLog, NotALog, OSError, zlib.error):
+        return False
 
 
 def show(folder: str, output: str) -> int:

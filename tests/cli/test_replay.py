@@ -568,6 +568,16 @@ def test_flight_recorders_alone_name_the_rank_and_the_operation(
     assert "gone: No such file or directory" in capsys.readouterr().err
 
 
+def test_a_damaged_file_beside_the_records_of_flight_recorders_is_passed_over(
+    run: Run, tmp_path: Path
+) -> None:
+    for record in (RECORDS / "different").iterdir():
+        (tmp_path / record.name).write_bytes(record.read_bytes())
+    packed = gzip.compress(b"a line\n" * 1000)
+    (tmp_path / "old.log.gz").write_bytes(packed[:10] + b"\xff" * 20 + packed[30:])
+    assert run("--flight-recorder", tmp_path)["stuck"]["ranks"] == [3]
+
+
 def test_flight_recorders_beside_logs_decide_with_them(run: Run, tmp_path: Path) -> None:
     logs = [
         write(tmp_path, f"rank-{rank}.log", steps(1, 9, 7200) + WATCHDOG.format(rank)) for rank in range(4)
