@@ -30,6 +30,8 @@ LEFT_BYTES = 1 << 20  # that are read when it has ended: its children may go on 
 
 Take = Callable[[bytes], None]
 
+_left: list[subprocess.Popen[bytes]] = []  # not reaped yet: they outlived their kill
+
 
 class Ended(Struct, frozen=True):
     """By itself. `code` below zero: by that signal. `complaint`: the end of its errors."""
@@ -122,6 +124,7 @@ class _Child:
         self._program, self._question, self._most, self._take = command[0], memoryview(question), most, take
         self._loop = asyncio.get_running_loop()
         self._turn, self._ended = asyncio.Event(), asyncio.Event()
+        _left[:] = [one for one in _left if one.poll() is None]
         self._process = process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE if question else subprocess.DEVNULL,
@@ -137,6 +140,7 @@ class _Child:
             self._pidfd = os.pidfd_open(process.pid)
         except OSError:  # no descriptor is left
             self._kill()
+            _left.append(process)
             for stream in self._streams:
                 stream.close()
             raise
@@ -227,7 +231,7 @@ class _Child:
         try:
             async with asyncio.timeout(KILLED_S):
                 await self._ended.wait()
-        except TimeoutError:  # the next child that is started looks after it
+        except TimeoutError:
             log.warning("child_outlives_its_kill", pid=self._process.pid, program=self._program)
         finally:
             self.complaint()
@@ -236,6 +240,8 @@ class _Child:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             code = self._process.poll()
+            if code is None:
+                _left.append(self._process)
         return code
 
     def _kill(self) -> None:
