@@ -1,6 +1,7 @@
 """Real children that answer, refuse to listen, flood, hang and leave others behind."""
 
 import asyncio
+import fcntl
 import os
 import signal
 import sys
@@ -92,6 +93,31 @@ def test_lines_are_taken_as_they_come_and_each_is_bounded_alone() -> None:
         asyncio.run(ask(shell("echo 12345678901"), limit_s=LONG_S, most_bytes=10, take=taken.append))
 
 
+def test_what_it_said_just_before_its_end_is_read_to_the_last_byte() -> None:
+    """All of it lies in a large pipe when the child is seen to have ended."""
+    text = f"import fcntl, os; fcntl.fcntl(1, {fcntl.F_SETPIPE_SZ}, {1 << 20}); "
+    text += "os.write(1, b'%d\\n' % os.getpid() + b'x' * 700_000)"
+
+    def take(line: bytes) -> None:
+        until(lambda: not runs(int(line)))
+
+    ended = asyncio.run(ask(python(text), limit_s=LONG_S, most_bytes=1 << 20, take=take))
+    assert ended == Ended(0, b"x" * 700_000, "")
+
+
+def test_a_stream_that_it_has_closed_is_looked_at_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = [0]
+    listen = children._Child._listen
+
+    def counted(child: children._Child) -> int:
+        turns[0] += 1
+        return listen(child)
+
+    monkeypatch.setattr(children._Child, "_listen", counted)
+    assert asked(shell("exec >&-; exec 2>&-; sleep 0.5")) == Ended(0, b"", "")
+    assert turns[0] < 20
+
+
 def test_what_takes_a_line_may_refuse_it() -> None:
     pids = list[int]()
 
@@ -171,7 +197,7 @@ def test_what_its_children_hold_open_is_not_waited_for_nor_left_in_its_group(tmp
     until(lambda: not runs(int((tmp_path / "child").read_text())))
 
 
-def test_of_one_that_left_its_group_and_goes_on_talking_only_so_much_is_read(tmp_path: Path) -> None:
+def test_one_that_left_its_group_and_goes_on_talking_is_not_waited_for(tmp_path: Path) -> None:
     speaker = "import os,sys; os.setsid(); print(os.getpid(), file=open(sys.argv[1],'w'), flush=True)\n"
     speaker += "while True: os.write(2, b'again\\n'); os.write(1, b'again\\n')"
     told = tmp_path / "pid"
