@@ -25,7 +25,9 @@ SURE = 6.0  # times the spread of such medians
 ROUGH = 1.5  # times, while fewer than ENOUGH of them are known: their spread is a guess
 ENOUGH = 12
 SETTLE = 16  # samples after a start that are still settling: caches, buffers, clocks
-PASSED = 2  # times as long as slow samples have lasted before that passed by themselves
+PASSES = 20  # slow samples in a row, at most, that pass by themselves: a save behind the training, a burst of others
+FAST = 3  # others in a row, and such a run has passed
+PASSED = 2  # times as long as such have lasted in this job a slowdown must last
 SCALES = 2  # samples; medians of NEW samples
 
 OF_MEDIAN = (
@@ -84,17 +86,10 @@ class _Scale:
         if after_ms < least * before_ms:
             return None
         medians = [*self._older, *(median(before[k : k + NEW]) for k in range(0, BEFORE, NEW))]
-        slowest_ms = max(*medians, sorted(before)[-4], (before_ms + after_ms) / 2)
+        slowest_ms = max(*medians, sorted(before)[-BEFORE // 5], (before_ms + after_ms) / 2)
         if sum(value > slowest_ms for value in new) < NEW - 1:
             return None
-        spread_ms = OF_MEDIAN * deviation(before)
-        if (
-            len(medians) < ENOUGH
-        ):  # too few to tell how far they differ: from how much a value is like the one before
-            spread_ms *= ROUGH * _persistence(before)
-            spread_ms = max(spread_ms, (max(medians) - min(medians)) / 3)
-        else:
-            spread_ms = max(spread_ms, deviation(medians))
+        spread_ms = _spread_of_medians(before, new, medians)
         if grown_ms < max(SURE * spread_ms, 1.5 * _quantum_ms([*before, *new])):
             return None
         since = self._since((before_ms + after_ms) / 2)
@@ -122,17 +117,43 @@ class _Scale:
         return since
 
 
+class _Passing:
+    """How long slow samples last that pass by themselves. `longest`: in a row, of those that did."""
+
+    __slots__ = ("_fast", "_run", "longest", "slow_ms")
+
+    def __init__(self) -> None:
+        self.longest = 0
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        self.slow_ms = inf  # a sample above this is slow
+        self._run = self._fast = 0
+
+    def add(self, value_ms: float) -> None:
+        if value_ms > self.slow_ms:
+            self._run, self._fast = self._run + 1, 0
+            return
+        self._fast += 1
+        if self._fast == FAST:
+            self.passed(self._run)
+            self._run = 0
+
+    def passed(self, lasted: int) -> None:
+        if lasted <= PASSES:
+            self.longest = max(self.longest, lasted)
+
+
 class StepHistory:
     """`change`: the slowdown that lasts, until steps are as fast again; None without one. 5 KB for each job."""
 
     __slots__ = (
         "_at_s",
-        "_longest",
+        "_lasted",
         "_open_ms",
-        "_run",
+        "_passing",
         "_scales",
         "_settling",
-        "_slow_ms",
         "_step",
         "_sum_ms",
         "change",
@@ -140,12 +161,12 @@ class StepHistory:
 
     def __init__(self) -> None:
         self.change: Change | None = None
+        self._lasted = 0  # samples since it began
         self._open_ms: list[float] = []  # of the sample that is being filled
         self._sum_ms = 0.0
         self._at_s, self._step = 0.0, _UNTOLD
         self._settling = SETTLE
-        self._slow_ms = inf  # a sample above this is slow
-        self._run = self._longest = 0  # slow samples in a row: now, and of those runs that passed
+        self._passing = _Passing()
         self._scales = [_Scale() for _ in range(SCALES)]
 
     def restart(self) -> None:
@@ -167,7 +188,8 @@ class StepHistory:
             self._open_ms.append(one.e2e_ms)
             self._sum_ms += one.e2e_ms
             if self._sum_ms >= 1000 * SAMPLE_S:
-                found |= self._sample(median(self._open_ms), least)
+                lower_median_ms = sorted(self._open_ms)[(len(self._open_ms) - 1) // 2]
+                found |= self._sample(lower_median_ms, least)
                 self._open_ms, self._sum_ms = [], 0.0
         return found
 
@@ -175,34 +197,42 @@ class StepHistory:
         if self._settling:
             self._settling -= 1
             return False
-        if value_ms > self._slow_ms:
-            self._run += 1
-        else:
-            self._longest, self._run = max(self._longest, self._run), 0
+        self._passing.add(value_ms)
         told = value_ms, self._at_s, self._step
-        lasting = PASSED * self._longest
+        lasting = PASSED * self._passing.longest
         for scale in self._scales:
             block = scale.add(*told)
             if (change := scale.slower(least, lasting)) is not None:
-                self.change = change
+                self.change, self._lasted = change, NEW
                 self._begin_anew()
                 return True
             if block is None:
                 break
             told = block
             lasting //= NEW
-        if len(self._scales[0].values) % NEW == 0:
-            self._slow_ms = (1 + least) / 2 * median(self._scales[0].values)
-        change = self.change
-        if change is not None and self._scales[0].faster_than((change.before_ms + change.after_ms) / 2):
+        fast = self._scales[0]
+        if len(fast.values) % NEW == 0:
+            self._passing.slow_ms = (1 + least) / 2 * median(fast.values)
+        self._lasted += 1
+        if self.change is not None and fast.faster_than((self.change.before_ms + self.change.after_ms) / 2):
             self.change = None
+            self._passing.passed(self._lasted - NEW)
             self._begin_anew()
         return False
 
     def _begin_anew(self) -> None:
         """The samples that come are compared with one another: those before were of another speed."""
         self._scales = [_Scale() for _ in range(SCALES)]
-        self._slow_ms, self._run = inf, 0
+        self._passing.begin_anew()
+
+
+def _spread_of_medians(before: Sequence[float], new: Sequence[float], medians: Sequence[float]) -> float:
+    """How far medians of NEW values differ by chance: as their values do, and as such medians have done."""
+    by_values = OF_MEDIAN * max(deviation(before), deviation(new))
+    if len(medians) >= ENOUGH:
+        return max(by_values, deviation(medians))
+    # Too few to tell: neighbours that are alike tell that medians differ more than their values let expect.
+    return max(ROUGH * _persistence(before) * by_values, (max(medians) - min(medians)) / 3)
 
 
 def _persistence(values: Sequence[float]) -> float:
