@@ -109,7 +109,12 @@ class Replay:
 
     def _watch(self) -> None:
         asked = self.picture.job.policy.performance
-        limits = (asked.max_hardware_ratio, asked.min_hardware_ratio, asked.max_step_growth)
+        limits = (
+            asked.max_hardware_ratio,
+            asked.min_hardware_ratio,
+            asked.max_step_growth,
+            asked.slowdown_ratio,
+        )
         peers = self.size > 1 and asked.straggler_ratio is not None
         watched = peers or any(limit is not None for limit in limits)
         self._look_every = max(1, asked.over // LOOKS) if watched else UNWATCHED

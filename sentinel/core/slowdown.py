@@ -5,7 +5,7 @@ card is slow grows by about as much as the iteration does, unless hardware time 
 Ranks are compared with themselves, so it does not matter that stages of a pipeline are unequal.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import Enum
 
 from msgspec import Struct
@@ -13,13 +13,14 @@ from msgspec import Struct
 from sentinel.core.change_point import NEW, OF_MEDIAN, Change
 from sentinel.core.model import Symptom
 from sentinel.core.performance import RankTiming, median
-from sentinel.core.signals import TimingSignal, names
+from sentinel.core.signals import TimingSignal, length, names
 
 SHARE = 0.5  # of what the iteration has grown by: who has grown by as much itself is slow itself
 SURE = 4.0  # times the spread of its median
 LEAST_VALUES = 5  # hardware times since the change
 MOST_OWN = 0.5  # of the ranks: where more have grown, it is no matter of single cards
 MOST_TOLD = 4  # ranks in the evidence
+MOST_TELL = 0.75  # of the ranks: where fewer tell hardware times, those that do may be like all others
 PATIENCE_S = 30.0  # with the reports of other ranks
 
 
@@ -27,7 +28,7 @@ class Whose(Enum):
     RANKS = "ranks"  # theirs, by their own hardware times
     NOBODY = "nobody"  # hardware works as long as before: links, data or processors
     ALL = "all"  # it works longer on most ranks alike
-    UNTOLD = "untold"  # no hardware times
+    UNTOLD = "untold"  # too few ranks tell hardware times
 
 
 class Grown(Struct, frozen=True, gc=False):
@@ -43,23 +44,25 @@ class Blame(Struct, frozen=True):
     grown: tuple[Grown, ...] = ()  # those that have grown by their share, the most grown first
 
 
-def blame(change: Change, ranks: Iterable[RankTiming]) -> Blame | None:
-    """None: not all `ranks` that tell hardware times have told enough of them since the change."""
+def enough(change: Change, rank: RankTiming) -> bool:
+    """Has it told enough hardware times since? One that tells none has."""
+    return rank.before is None or len(rank.hardware_since(change.at_s)) >= LEAST_VALUES
+
+
+def blame(change: Change, ranks: Iterable[RankTiming], size: int) -> Blame:
+    """`ranks`: all of the `size` ranks that tell iterations, each of which has told `enough`."""
     told = 0
     grown = []
     for rank in ranks:
         if rank.before is None:
             continue
-        since = rank.hardware_since(change.at_s)
-        if len(since) < LEAST_VALUES:
-            return None
         told += 1
         before_ms, deviation_ms = rank.before
-        after_ms = median(since)
+        after_ms = median(rank.hardware_since(change.at_s))
         least_ms = max(SHARE * (change.after_ms - change.before_ms), SURE * OF_MEDIAN * deviation_ms)
         if after_ms - before_ms >= least_ms:
             grown.append(Grown(rank.rank, before_ms, after_ms))
-    if not told:
+    if told < MOST_TELL * size:
         return Blame(Whose.UNTOLD)
     if not grown:
         return Blame(Whose.NOBODY)
@@ -69,57 +72,66 @@ def blame(change: Change, ranks: Iterable[RankTiming]) -> Blame | None:
 
 
 def signal(
-    change: Change, ranks: Sequence[RankTiming], number: int, limit: float, waited_s: float
+    change: Change, found: Blame | None, size: int, number: int, limit: float, now_s: float
 ) -> TimingSignal | None:
-    """`number`: how many slowdowns of the job were told before this one. `waited_s`: since it was found."""
-    found = blame(change, ranks)
-    if found is None and waited_s < PATIENCE_S:
+    """`found` None: not all ranks have told enough; they are waited for. `number`: of the slowdowns that are told."""
+    if found is None and now_s - change.found_s < PATIENCE_S:
         return None
     own = found.grown if found is not None and found.whose is Whose.RANKS else ()
-    one = own[0] if len(own) == 1 and len(ranks) > 1 else None
-    since = "For some time" if change.step is None else f"Since iteration {change.step}"
+    one = own[0] if len(own) == 1 and size > 1 else None
+    since = f"Since iteration {change.step}"
+    if change.step is None:
+        since = f"For {length(now_s - change.at_s)}"
     sentence = (
-        f"{since} an iteration takes {100 * (change.growth - 1):.2g} % longer: {change.after_ms:.5g} ms in place of "
-        f"{change.before_ms:.5g} ms. {_whose(found, len(ranks))}"
+        f"{since} an iteration takes {_percent(change.growth)} longer: {_instead(change.before_ms, change.after_ms)}. "
+        f"{_whose(found, size)}"
     )
     return TimingSignal(
         symptom=Symptom.SLOWDOWN if one is None else Symptom.STRAGGLER,
-        key=f"slowdown:{number}" if one is None else f"straggler:{one.rank}",
+        key=f"slowdown:{number}" if one is None or number > 1 else f"straggler:{one.rank}",
         rank=None if one is None else one.rank,
         value=change.growth,
         threshold=limit,
         sentence=sentence,
         evidence=tuple(
-            f"rank {one.rank}: hardware time {one.before_ms:.5g} ms before, {one.after_ms:.5g} ms since"
+            f"rank {one.rank}: hardware time {_instead(one.before_ms, one.after_ms)}"
             for one in own[:MOST_TOLD]
         ),
         confidence=f"by itself the median of {NEW} of its iterations differs by {change.spread_ms:.2g} ms",
     )
 
 
-def _whose(found: Blame | None, ranks: int) -> str:
+def _whose(found: Blame | None, size: int) -> str:
     if found is None:
         return "Not all ranks have told their hardware times since, so whose fault it is is not known."
-    longer = ""
-    if found.grown:
-        first = found.grown[0]
-        longer = f"{first.after_ms:.5g} ms in place of {first.before_ms:.5g} ms"
+    longer = _instead(found.grown[0].before_ms, found.grown[0].after_ms) if found.grown else ""
     match found.whose:
         case Whose.UNTOLD:
-            return "No hardware times are printed, so nothing tells whose fault it is."
+            few = "No" if size == 1 else "Too few"
+            return f"{few} hardware times are printed to tell whose fault it is."
         case Whose.NOBODY:
-            whose = "No rank's hardware time has grown" if ranks > 1 else "The hardware time has not grown"
+            whose = "No rank's hardware time has grown" if size > 1 else "The hardware time has not grown"
             return f"{whose}: the time is lost in links, the loading of data or processors."
         case Whose.ALL:
             return (
                 f"The hardware time has grown on most ranks alike ({longer}): each iteration has more work to do, or "
                 "hardware time counts the waiting for others."
             )
-        case Whose.RANKS if ranks == 1:
+        case Whose.RANKS if size == 1:
             return f"Its hardware works longer in it: {longer}."
         case Whose.RANKS if len(found.grown) == 1:
             alone = found.grown[0].rank
             return f"Rank {alone} alone works longer in it: hardware time {longer}; the others wait for it."
         case Whose.RANKS:
             which = names([one.rank for one in found.grown])
-            return f"Of {ranks} ranks {which} work longer in it (hardware time {longer}); the others wait for them."
+            return f"Of {size} ranks {which} work longer in it (hardware time {longer}); the others wait for them."
+
+
+def _percent(growth: float) -> str:
+    more = 100 * (growth - 1)
+    return f"{more:.1f} %" if more < 10 else f"{more:.0f} %"
+
+
+def _instead(before_ms: float, after_ms: float) -> str:
+    places = 0 if after_ms >= 10_000 else 1
+    return f"{after_ms:.{places}f} ms in place of {before_ms:.{places}f} ms"

@@ -58,6 +58,8 @@ class JobTiming:
         self.history = StepHistory()
         self._slowdowns = 0  # each slower than those before by TOLD_AGAIN
         self._slowest_ms = 0.0
+        self._unheard: set[int] = set()  # ranks that have not told enough since the slowdown
+        self._blame: slowdown.Blame | None = None  # once all have
         self._roles: dict[
             int, float
         ] = {}  # how unequal ranks are by their roles, as the first incarnation showed it
@@ -125,6 +127,7 @@ class JobTiming:
             timed = rank.fold(new, report.before)
             if self.course.fold(report.rank, timed):
                 self._compare(timed)
+            self._hear(rank)
             self.hang.progressed(rank)
 
     def _compare(self, timed: Sequence[Iteration]) -> None:
@@ -137,8 +140,19 @@ class JobTiming:
         if change.after_ms > TOLD_AGAIN * self._slowest_ms:
             self._slowdowns += 1
             self._slowest_ms = change.after_ms
-        for rank in self.ranks.values():
+        for rank in self.timed:
             rank.mark(change.at_s)
+        self._blame = None
+        self._unheard = {rank.rank for rank in self.timed}
+
+    def _hear(self, rank: RankTiming) -> None:
+        """Once all ranks have told enough of a slowdown it is settled whose fault it is: one mail, one verdict."""
+        change = self.history.change
+        if change is None or rank.rank not in self._unheard or not slowdown.enough(change, rank):
+            return
+        self._unheard.discard(rank.rank)
+        if not self._unheard:
+            self._blame = slowdown.blame(change, self.timed, self.size)
 
     def newest(self, count: int) -> list[Iteration]:
         """Of the first rank that tells how long its iterations take: the newest, the oldest of them first."""
@@ -374,5 +388,4 @@ class JobTiming:
         limit, change = self.policy.performance.slowdown_ratio, self.history.change
         if limit is None or change is None or change.growth < limit:
             return None
-        ranks = [rank for rank in self.timed if rank.rank not in self.hang.exited]
-        return slowdown.signal(change, ranks, self._slowdowns, limit, now.mono_s - change.found_s)
+        return slowdown.signal(change, self._blame, self.size, self._slowdowns, limit, now.mono_s)

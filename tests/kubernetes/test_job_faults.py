@@ -199,6 +199,14 @@ def test_a_host_on_which_two_jobs_have_their_slowest_rank_is_told_as_slow_and_st
     site.until(lambda: states(site) == {"one": "running", "two": "running"})
     slow, *others = sorted({node_of(pod) for pod in site.pods()})
 
+    def learnt(job: str) -> bool:
+        """Written until its agent follows the pod. Only the slow one has iterations: what is learnt is learnt of it."""
+        site.agents.ranks(slow, Ranks(count=8, job=f"/{job}"))
+        found = site.admin.items(f"{CUSTOM}/namespaces/{site.space}/protectedjobs")
+        return any(
+            one["spec"]["name"].endswith(f"/{job}") and "baselineMilliseconds" in one["spec"] for one in found
+        )
+
     def told(job: str) -> "list[Object]":
         """Written until their agents follow the pods."""
         for node in (slow, *others):
@@ -206,6 +214,9 @@ def test_a_host_on_which_two_jobs_have_their_slowest_rank_is_told_as_slow_and_st
         found = [one for one in site.incidents() if one["job"].endswith(f"/{job}")]
         return [one["verdict"] for one in found if one["verdict"]["symptom"] == "straggler"]
 
+    for job in ("one", "two"):
+        site.until(lambda job=job: learnt(job))  # type: ignore[misc]
+        site.agents.ranks(slow, None)
     (first,) = site.until(lambda: told("one"))
     assert first["place"] == slow
     assert "follows" not in first
