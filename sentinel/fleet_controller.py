@@ -53,6 +53,7 @@ from sentinel.fleet_status import SHOWN_AT_ONCE, RecordStatus
 from sentinel.metrics import Metrics
 from sentinel.recording import Recorder
 from sentinel.transport.wire import Arrived
+from sentinel.troubles import Trouble
 from sentinel.works import Works
 
 log = structlog.get_logger(__name__)
@@ -162,15 +163,15 @@ class FleetController:
             fleet_numbers.measure(self._metrics, picture, records, self.settings, now, self.nodes.plain)
             self._metrics.agents_clock(self.nodes.clocks.offset_s(now.mono_s))
 
-    def troubles(self) -> dict[str, str]:
+    def troubles(self) -> dict[str, Trouble]:
         """What it cannot do while it leads, by name."""
         found = dict(fleet_troubles.of_works(self._works.failing))
         if not self.lead_began.is_set() and self._not_begun:
-            found["take-over"] = f"it leads and cannot begin: {self._not_begun}"
+            found["take-over"] = Trouble(f"it leads and cannot begin: {self._not_begun}")
         if problem := self._cluster.codes_problem:
-            found["codes"] = problem
+            found["codes"] = Trouble(problem)
         if (off := self.nodes.clocks.off(self._clock().mono_s)) is not None:
-            found["clock"] = off.sentence
+            found["clock"] = Trouble(off.sentence)
         return found
 
     def stand_by(self) -> None:

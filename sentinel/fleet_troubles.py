@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from sentinel.core.epochs import AGENT, Where
-from sentinel.troubles import TRIES, several
+from sentinel.troubles import TRIES, Trouble, several
 from sentinel.works import Failing
 
 # effect -> what it means for these nodes that it fails
@@ -26,39 +26,41 @@ SENTENCES = {
 NOT_READY = ("take-over", "clock", "claim", "isolate", "save", "settle")
 
 
-def of_epochs(unbelieved: Mapping[Where, int]) -> Mapping[str, str]:
-    """Where an epoch stands that no controller can have had -> a sentence; one that an agent told needs a person."""
+def of_epochs(unbelieved: Mapping[Where, int]) -> Mapping[str, Trouble]:
+    """Where an epoch stands that no controller can have had; one that an agent told needs a person."""
     told = [(str(where), epoch) for where, epoch in unbelieved.items() if where.kind == AGENT]
     written = [(str(where), epoch) for where, epoch in unbelieved.items() if where.kind != AGENT]
     found = {}
     if written:
-        found["epochs"] = (
-            f"{_with_epochs(written)}, which no controller can have had: it is not followed, and the next write there "
-            "takes it away"
+        found["epochs"] = _with_epochs(
+            written,
+            "which no controller can have had: it is not followed, and the next write there takes it away",
         )
     if told:
-        found["epochs of agents"] = (
-            f"{_with_epochs(told)}, which no controller can have had, and obeys none below it: remove the file "
-            "controller/epoch from its state folder and restart it"
+        found["epochs of agents"] = _with_epochs(
+            told,
+            "which no controller can have had, and obeys none below it: remove the file controller/epoch from its "
+            "state folder and restart it",
         )
     return found
 
 
-def _with_epochs(found: Sequence[tuple[str, int]]) -> str:
+def _with_epochs(found: Sequence[tuple[str, int]], meaning: str) -> Trouble:
     more = f" (and {len(found) - 1} more such)" if len(found) > 1 else ""
     where, epoch = min(found)
-    return f"{where}{more} bears epoch {epoch}"
+    return Trouble(f"{where}{more} bears epoch {epoch}, {meaning}", tuple(where for where, _ in found))
 
 
-def of_works(failing: Iterable[Failing]) -> Mapping[str, str]:
-    """Effect -> sentence."""
+def of_works(failing: Iterable[Failing]) -> Mapping[str, Trouble]:
+    """By effect."""
     found: dict[str, list[Failing]] = {}
     for one in failing:
         if one.number >= TRIES:
             found.setdefault(one.effect, []).append(one)
-    return {effect: _sentence(effect, sorted(own, key=lambda one: one.key)) for effect, own in found.items()}
+    return {effect: _trouble(effect, sorted(own, key=lambda one: one.key)) for effect, own in found.items()}
 
 
-def _sentence(effect: str, failing: list[Failing]) -> str:
-    nodes = several([one.key for one in failing], "node")
-    return f"{SENTENCES[effect].format(nodes=nodes)}: {failing[0].error}"
+def _trouble(effect: str, failing: list[Failing]) -> Trouble:
+    nodes = tuple(one.key for one in failing)
+    text = SENTENCES[effect].format(nodes=several(nodes, "node"))
+    return Trouble(f"{text}: {failing[0].error}", nodes)

@@ -1294,6 +1294,6 @@ def test_jobs_are_told_of_nodes_that_came_back_lately() -> None:
 def test_words_that_cannot_be_read_are_a_trouble_of_the_leader() -> None:
     async def test(fleet: Led) -> None:
         fleet.cluster.codes_problem = "the ConfigMap sentinel-codes says nothing readable in a: no JSON"
-        assert fleet.controller.troubles()["codes"] == fleet.cluster.codes_problem
+        assert fleet.controller.troubles()["codes"].text == fleet.cluster.codes_problem
 
     led(test)

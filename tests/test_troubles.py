@@ -1,14 +1,23 @@
-"""What keeps a controller from its work is said once when it has stood for a while, and once when it is over."""
+"""What keeps a controller from its work is said when it has stood for a while, again when more join it, and when it is
+over."""
 
 import asyncio
+from collections.abc import Mapping
+from itertools import pairwise
 
 import pytest
 
+from sentinel.cli.job_looks import Tracked
+from sentinel.cli.job_troubles import of_jobs
+from sentinel.cluster.kubernetes.job_io import JobRef
+from sentinel.core.epochs import Where, agent_of
 from sentinel.core.now import Now
+from sentinel.core.policy_model import Policy
 from sentinel.errors import TemporaryError
-from sentinel.fleet_troubles import SENTENCES, of_works
-from sentinel.troubles import MOST, STANDS_S, Troubles
+from sentinel.fleet_troubles import SENTENCES, of_epochs, of_works
+from sentinel.troubles import MOST, MOST_REST_S, STANDS_S, TRIES, Trouble, Troubles, alone
 from sentinel.works import Failing, Works
+from tests.core.test_job_look import row
 from tests.waits import eventually
 
 
@@ -19,6 +28,13 @@ class Told:
         self.troubles = Troubles(self.lines.append, lambda: Now(self.now_s, 0.0))
 
     def after(self, seconds: float, **standing: str) -> list[str]:
+        return self.look(seconds, alone(standing))
+
+    def of(self, seconds: float, *nodes: str, text: str = "") -> list[str]:
+        """One trouble of these nodes stands."""
+        return self.look(seconds, {"show": Trouble(text or f"not marked: {' '.join(nodes)}", nodes)})
+
+    def look(self, seconds: float, standing: Mapping[str, Trouble]) -> list[str]:
         self.now_s += seconds
         self.troubles.look(standing)
         said, self.lines[:] = [*self.lines], []
@@ -50,21 +66,68 @@ def test_no_more_are_said_at_once_than_a_person_reads() -> None:
     assert told.after(1.0, **many) == []
 
 
+def test_it_is_said_again_when_more_join_it_and_its_end_is_that_of_the_last_telling() -> None:
+    told = Told()
+    told.of(0.0, "n1")
+    assert told.of(STANDS_S, "n1") == ["in trouble for 20 s: not marked: n1"]
+    assert told.of(STANDS_S, "n1", "n2") == ["in trouble for 40 s: not marked: n1 n2"]
+    assert told.of(10_000.0, "n1", "n2", text="not marked: 500") == []
+    assert told.of(1.0, "n3", "n2") == ["in trouble for 10041 s: not marked: n3 n2"]
+    assert told.of(10_000.0, "n1", "n2") == [], "one that was told is back"
+    assert told.after(9.0) == ["over after 20050 s: not marked: n3 n2"]
+
+
+def test_those_that_join_one_after_the_other_are_said_together_and_less_and_less_often() -> None:
+    told = Told()
+    nodes: list[str] = []
+    said_s: list[float] = []
+    while told.now_s < 4 * MOST_REST_S:
+        nodes.append(f"n{len(nodes)}")
+        if told.of(10.0, *nodes):
+            said_s.append(told.now_s)
+    between_s = [later - before for before, later in pairwise(said_s)]
+    assert between_s[:4] == [STANDS_S, 2 * STANDS_S, 4 * STANDS_S, 8 * STANDS_S]
+    assert max(between_s) == MOST_REST_S
+
+
 def failing(*keys: str, effect: str = "isolate", number: int = 3) -> list[Failing]:
     return [Failing(key, effect, number, "403 Forbidden", 0.0) for key in keys]
 
 
 def test_what_fails_again_and_again_is_told_with_some_nodes_and_the_last_error() -> None:
-    (sentence,) = of_works(failing("n3", "n1", "n2", "n4", "n5")).values()
-    assert sentence == (
-        "n1, n2, n3 and 2 more nodes cannot be taken out of service, for that cannot be saved: 403 Forbidden"
+    (trouble,) = of_works(failing("n3", "n1", "n2", "n4", "n5")).values()
+    assert trouble == Trouble(
+        "n1, n2, n3 and 2 more nodes cannot be taken out of service, for that cannot be saved: 403 Forbidden",
+        ("n1", "n2", "n3", "n4", "n5"),
     )
     assert of_works(failing("n1", number=2)) == {}
 
 
 @pytest.mark.parametrize("effect", SENTENCES)
 def test_each_effect_has_a_sentence_that_names_the_node(effect: str) -> None:
-    assert "n1" in of_works(failing("n1", effect=effect))[effect]
+    assert "n1" in of_works(failing("n1", effect=effect))[effect].text
+
+
+def test_an_epoch_that_no_controller_can_have_had_is_one_trouble_of_every_place_where_it_stands() -> None:
+    found = of_epochs({Where("nodes", "n2"): 9, Where("nodes", "n1"): 8, agent_of("n3"): 7})
+    assert [(key, one.of) for key, one in found.items()] == [
+        ("epochs", ("nodes n2", "nodes n1")),
+        ("epochs of agents", ("the agent of node n3",)),
+    ]
+    assert found["epochs"].text.startswith(
+        "nodes n1 (and 1 more such) bears epoch 8, which no controller can"
+    )
+
+
+def test_a_job_that_cannot_be_looked_at_or_written_is_one_that_its_trouble_is_about() -> None:
+    ref = JobRef(row(), "ns", "train", "uid")
+    tracked = {name: Tracked(ref, Policy()) for name in ("b", "a", "c")}
+    for name in ("b", "a"):
+        tracked[name].failures, tracked[name].problem = TRIES, "404"
+    assert of_jobs("", tracked, {"c": "500"}) == {
+        "job looks": Trouble("nothing is decided about a, b: 404", ("a", "b")),
+        "job records": Trouble("what was decided about c cannot be written, and waits: 500", ("c",)),
+    }
 
 
 def test_what_fails_is_failing_until_it_goes_well() -> None:

@@ -211,7 +211,7 @@ class Controlling:
             self._settings,
             place,
             parts,
-            lambda: [*self._pages.troubles().values()],
+            lambda: [one.text for one in self._pages.troubles().values()],
             self._mail.wake,
             system_now,
         )

@@ -26,6 +26,7 @@ from sentinel.metrics import Metrics
 from sentinel.transport.certs import Keeper
 from sentinel.transport.open_files import too_few
 from sentinel.transport.server import Server
+from sentinel.troubles import Trouble, alone
 from sentinel.web import runbooks
 from sentinel.web.server import Asked, Place, Route, Told, serve_routes
 
@@ -156,44 +157,44 @@ class Pages:
 
     def missing(self) -> list[str]:
         """Why it could not lead now, or does not do it well; of a standby too."""
-        return [*self._missing().values()]
+        return [one.text for one in self._missing().values()]
 
-    def troubles(self) -> dict[str, str]:
+    def troubles(self) -> dict[str, Trouble]:
         """By name: what is missing or has changed, and of the leader also what it cannot do."""
-        return self._missing() | self._of_leader() | self._of_parts() | self.settings
+        return self._missing() | self._of_leader() | self._of_parts() | alone(self.settings)
 
-    def _missing(self) -> dict[str, str]:
+    def _missing(self) -> dict[str, Trouble]:
         if self.parts is None:
-            return {**self.waits_for}
-        found = {text.partition(":")[0]: text for text in self.parts.fleet.problems}
-        if self.parts.kinds.problem:
-            found["custom resources"] = self.parts.kinds.problem
+            return alone(self.waits_for)
+        found = alone({text.partition(":")[0]: text for text in self.parts.fleet.problems})
+        if self.parts.kinds.missing:
+            found["custom resources"] = Trouble(self.parts.kinds.problem, self.parts.kinds.missing)
         election = self.parts.election
         if election.leading:
             troubles = self._of_leader()
             if self.parts.controller.turned_mono_s is None:
-                found["take-over"] = "it leads and has not read everything yet"
+                found["take-over"] = Trouble("it leads and has not read everything yet")
             found |= {
                 name: troubles[name] for name in (*NOT_READY, *job_troubles.NOT_READY) if name in troubles
             }
         elif not election.leader.identity:
-            found["leader"] = "nobody leads"
+            found["leader"] = Trouble("nobody leads")
         return found
 
     def _shown(self) -> list[str]:
         """On the page. What cannot be read of people's words about codes stands among its notes."""
-        return [text for name, text in self.troubles().items() if name != "codes"]
+        return [one.text for name, one in self.troubles().items() if name != "codes"]
 
-    def _of_parts(self) -> dict[str, str]:
+    def _of_parts(self) -> dict[str, Trouble]:
         if self.parts is None:
             return {}
         found = {
             "open files": too_few(self.parts.server.limits, self.parts.files, len(self.parts.fleet.nodes())),
             "certificates": self.parts.certificates.trouble(),
         }
-        return {name: text for name, text in found.items() if text}
+        return alone({name: text for name, text in found.items() if text})
 
-    def _of_leader(self) -> dict[str, str]:
+    def _of_leader(self) -> dict[str, Trouble]:
         if self.parts is None or not self.parts.election.leading:
             return {}
         epochs = of_epochs(self.parts.epochs.unbelieved)

@@ -50,6 +50,7 @@ from sentinel.metrics import Metrics
 from sentinel.settings import Settings
 from sentinel.slices import in_slices
 from sentinel.transport.wire import Alive, Arrived, Orders
+from sentinel.troubles import Trouble
 from sentinel.web.fleet_view import JobRow
 from sentinel.web.view import Protector, View, build_view, rank_rows
 
@@ -290,7 +291,7 @@ class LeadingJobs:
         if self.notifier is not None:
             self.notifier.measure(metrics)
 
-    def troubles(self) -> dict[str, str]:
+    def troubles(self) -> dict[str, Trouble]:
         """What it cannot do as leader, by a name that stays the same."""
         unwritten = {} if self.controller is None else self._records.unwritten
         return of_jobs(self._unread, self._tracked, unwritten)

@@ -35,11 +35,22 @@ class _Resources(Struct):
 
 
 class OwnKinds:
-    """`problem`: a sentence; "": all are there, as far as is known."""
+    """`missing`: their names; (): all are there, as far as is known. `problem`: the same in a sentence, or ""."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self.problem = ""
+        self.missing: tuple[str, ...] = ()
+
+    @property
+    def problem(self) -> str:
+        if not self.missing:
+            return ""
+        without = dict.fromkeys(what for one, what in NEEDED.items() if one.plural in self.missing)
+        names = ", ".join(f"{plural}.{GROUP}" for plural in self.missing)
+        be = "is" if len(self.missing) == 1 else "are"
+        return (
+            f"{names} {be} not installed: {', '.join(without)}; `kubectl apply -f deploy/crds` installs them"
+        )
 
     async def look(self) -> bool:
         """False: it cannot be known now."""
@@ -50,19 +61,8 @@ class OwnKinds:
         except (TemporaryError, PermanentError):
             return False
         there = {one.name for one in served.resources}
-        before, self.problem = (
-            self.problem,
-            _problem([one.plural for one in NEEDED if one.plural not in there]),
-        )
-        if self.problem and self.problem != before:
+        missing = tuple(one.plural for one in NEEDED if one.plural not in there)
+        before, self.missing = self.missing, missing
+        if missing and missing != before:
             log.warning("custom_resources_missing", problem=self.problem)
         return True
-
-
-def _problem(missing: list[str]) -> str:
-    if not missing:
-        return ""
-    without = dict.fromkeys(what for one, what in NEEDED.items() if one.plural in missing)
-    names = ", ".join(f"{plural}.{GROUP}" for plural in missing)
-    be = "is" if len(missing) == 1 else "are"
-    return f"{names} {be} not installed: {', '.join(without)}; `kubectl apply -f deploy/crds` installs them"
