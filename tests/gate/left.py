@@ -92,11 +92,29 @@ def marked(mark: str) -> dict[int, str]:
     """Living processes with this mark: pid -> command line."""
     wanted = f"{MARK}={mark}".encode()
     found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        if entry.name == str(os.getpid()):
-            continue
-        with contextlib.suppress(OSError):
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                found[int(entry.name)] = words.strip()
+    looked_at = {os.getpid()}
+    # One of which the parent has ended meanwhile is in a later list alone.
+    while new := {int(entry) for entry in os.listdir("/proc") if entry.isdecimal()} - looked_at:
+        looked_at |= new
+        for pid in new:
+            process = Path(f"/proc/{pid}")
+            with contextlib.suppress(OSError):
+                if wanted in _environment(process).split(b"\0"):
+                    words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    found[pid] = words.strip()
     return found
+
+
+def _environment(process: Path) -> bytes:
+    """It is empty for a moment where the process begins a program, until that is loaded."""
+    while not (found := (process / "environ").read_bytes()):
+        if _is_loaded(process):
+            return (process / "environ").read_bytes()  # it may have been loaded since; or it has none
+        time.sleep(0.001)
+    return found
+
+
+def _is_loaded(process: Path) -> bool:
+    """`startcode`, the 26th field (proc_pid_stat(5)): set once the environment is (fs/binfmt_elf.c of Linux)."""
+    state_and_on = (process / "stat").read_text().rpartition(")")[2].split()
+    return state_and_on[23] != "0"

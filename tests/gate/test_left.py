@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sentinel.cluster.local.processes import read_proc
+from tests.gate.left import MARK, marked
 from tests.waits import until
 
 TESTS = """
@@ -96,6 +97,22 @@ def test_processes_that_a_test_leaves_fail_it_and_are_ended(tmp_path: Path, repo
     assert re.search("8 passed.* 3 errors", told)
     for pid in re.findall(r"^process (\d+): ", told, re.MULTILINE):
         until(partial(gone, int(pid)), f"{pid} still runs")
+
+
+@pytest.mark.parametrize("turns", ['exec "$0"', '"$0" &'], ids=["begins programs", "leaves orphans"])
+def test_a_process_is_seen_at_any_moment(tmp_path: Path, turns: str) -> None:
+    program = tmp_path / "turns"
+    program.write_text(f"#!/bin/sh\n{turns}\n")
+    program.chmod(0o755)
+    mark = f"turns-{os.getpid()}"
+    subprocess.run(
+        ["sh", "-c", '"$0" & exit 0', program], env=os.environ | {MARK: mark}, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert all(marked(mark) for _ in range(100))
+    finally:
+        program.unlink()  # the next one is the last
+        until(lambda: not marked(mark), "it still runs")
 
 
 @pytest.mark.root
