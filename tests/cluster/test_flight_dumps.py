@@ -1,7 +1,7 @@
 """What flight recorders of torch wrote is read as data, and tells who is missing.
 
 The files of `records/` were written by torch 2.15 (gloo, four ranks) with tests/trainers/programs/stuck.py: `absent`
-(rank 2 loads data), `different` (rank 3 evaluates), `silent` (rank 1 is stopped), `well`. Gloo records no sends.
+(rank 2 does not come), `different` (rank 3 evaluates), `silent` (rank 1 writes none), `well`. Gloo records no sends.
 """
 
 import asyncio

@@ -57,10 +57,10 @@ def test_without_py_spy_it_is_said_how_it_comes(tmp_path: Path, monkeypatch: pyt
 
 
 PARENT = """
-import multiprocessing, time
+import multiprocessing, signal
 
 def rests():
-    time.sleep(100_000)
+    signal.pause()
 
 def spins():
     while True:

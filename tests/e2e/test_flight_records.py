@@ -4,6 +4,7 @@ NCCL needs GPUs: records of gloo stand in for its own (tests/cluster/records); t
 by torch (tests/logs/rule_lines.toml).
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,18 +12,19 @@ from tests.e2e.box import Box
 
 RECORDS = Path(__file__).parents[1] / "cluster/records"
 TIMED_OUT = """
-import os, shutil, sys, time
+import os, shutil, sys
 rank, records = os.environ["RANK"], sys.argv[1]
 if os.environ["SENTINEL_INCARNATION"] == "2":
     sys.exit(0)
 for step in range(4):
     print("this iteration hardware time is 10.5 and e2e time is 20.5 ms.", flush=True)
-    time.sleep(0.02)
 if os.path.exists(f"{records}/rank-{rank}"):
     shutil.copy(f"{records}/rank-{rank}", os.environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] + rank)
-open(f"wrote.{rank}", "w").close()
-while not all(os.path.exists(f"wrote.{one}") for one in range(4)):
-    time.sleep(0.01)
+all_wrote = os.open(f"wrote.{rank}", os.O_RDWR)
+for one in range(4):
+    os.write(os.open(f"wrote.{one}", os.O_RDWR), b".")
+for one in range(4):
+    os.read(all_wrote, 1)
 print(f"[rank{rank}]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank {rank}] Watchdog caught collective "
     "operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, NumelIn=466119168, NumelOut=466119168, "
     "Timeout(ms)=600000) ran for 600060 milliseconds before timing out.", file=sys.stderr, flush=True)
@@ -32,6 +34,8 @@ os.abort()
 
 def timed_out(box: Box, kind: str) -> None:
     (box.work / "timed_out.py").write_text(TIMED_OUT)
+    for rank in range(4):
+        os.mkfifo(box.work / f"wrote.{rank}")
     job = box.run(sys.executable, "timed_out.py", str(RECORDS / kind), options=("--nproc", "4"))
     assert job.code() == 0
 

@@ -166,7 +166,7 @@ def test_two_launchers_are_four_ranks(box: Box) -> None:
 
 # Stands for a collective of torch: py-spy sees its file and function.
 COLLECTIVE = """
-import os, time
+import os, signal, time
 
 def all_reduce(step, peers):
     open(f"met.{os.getppid()}.{step}.{os.environ['RANK']}", "w").close()
@@ -174,8 +174,7 @@ def all_reduce(step, peers):
         time.sleep(0.005)
 
 def barrier():
-    while True:
-        time.sleep(0.005)
+    signal.pause()
 """
 LOOPS = """
 import os, torch.distributed.c10d as dist

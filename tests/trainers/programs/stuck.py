@@ -5,53 +5,53 @@ The files of tests/cluster/records were written by it, with torch 2.15 (TORCH_FR
 """
 
 import os
-import signal
+import pickle
 import sys
-import threading
 import time
 
 import torch
 import torch.distributed as dist
 
-DUMP_S = 6.0
 KIND, PREFIX = sys.argv[1:3]
+APART = {"absent": 2, "silent": 1, "different": 3}.get(KIND)  # the rank for which the others wait
 
 
-def dump() -> None:
-    time.sleep(DUMP_S)
+def dump(open_: int) -> None:
+    """As soon as so many operations are open: those before are retired a moment after they are done."""
+    while True:
+        record = torch._C._distributed_c10d._dump_fr_trace()
+        if sum(not entry["retired"] for entry in pickle.loads(record)["entries"]) == open_:
+            break
+        time.sleep(0.01)
     with open(f"{PREFIX}{dist.get_rank()}", "wb") as file:
-        file.write(torch._C._distributed_c10d._dump_fr_trace())
-    time.sleep(DUMP_S / 2)  # torchrun ends the others with the first
-    os._exit(0)
+        file.write(record)
 
 
-def step(value: torch.Tensor) -> None:
-    dist.all_reduce(value)
+def step(value: torch.Tensor) -> dist.Work:
+    return dist.all_reduce(value, async_op=True)
 
 
-def load_batch() -> None:
-    time.sleep(60)
-
-
-def evaluate() -> None:
-    dist.broadcast(torch.zeros(8), src=0)
+def evaluate() -> dist.Work:
+    return dist.broadcast(torch.zeros(8), src=0, async_op=True)
 
 
 def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    threading.Thread(target=dump, daemon=True).start()
     for _ in range(3):
-        step(torch.ones(4))
-    if KIND == "absent" and rank == 2:
-        load_batch()
-    if KIND == "different" and rank == 3:
-        evaluate()
-    if KIND == "silent" and rank == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    if KIND != "well":
-        step(torch.ones(4))
-    time.sleep(60)
+        step(torch.ones(4)).wait()
+    works = []
+    if KIND == "different" and rank == APART:
+        works.append(evaluate())
+    elif KIND != "well" and rank != APART:
+        works.append(step(torch.ones(4)))
+    if KIND != "silent" or rank != APART:
+        dump(len(works))
+    # With the first that ends the operations of the others end too.
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"dumped {rank}", "")
+    store.wait([f"dumped {one}" for one in range(dist.get_world_size())])
+    os._exit(0)
 
 
 main()
