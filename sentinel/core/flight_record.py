@@ -153,9 +153,8 @@ def _clearest(named: Sequence[tuple[_Wait, tuple[int, ...]]]) -> _Wait:
 
 def _collectives(of: Mapping[int, Dump]) -> Iterable[_Wait]:
     told: dict[Group, dict[int, dict[int, Entry]]] = {}
-    batched: set[Group] = (
-        set()
-    )  # some versions of torch count a batch of sends as a collective of those that send
+    # Some versions of torch count a batch of sends as a collective of those that send.
+    batched: set[Group] = set()
     for rank, dump in of.items():
         for entry in dump.entries:
             if entry.peers is None:
