@@ -7,20 +7,22 @@ Ranks are compared with themselves, so it does not matter that stages of a pipel
 
 from collections.abc import Iterable
 from enum import Enum
+from math import log
 
 from msgspec import Struct
 
 from sentinel.core.change_point import NEW, OF_MEDIAN, Change
 from sentinel.core.model import Symptom
-from sentinel.core.performance import RankTiming, median
+from sentinel.core.performance import RankTiming, deviation, median
 from sentinel.core.signals import TimingSignal, length, names
 
 SHARE = 0.5  # of what the iteration has grown by: who has grown by as much itself is slow itself
-SURE = 4.0  # times the spread of its median
+SURE = 6.0  # times the spread of its median
 LEAST_VALUES = 5  # hardware times since the change
 MOST_OWN = 0.5  # of the ranks: where more have grown, it is no matter of single cards
 MOST_TOLD = 4  # ranks in the evidence
 MOST_TELL = 0.75  # of the ranks: where fewer tell hardware times, those that do may be like all others
+LEVEL = 1.1  # a slowdown is told again when the job is slower yet by this factor
 PATIENCE_S = 30.0  # with the reports of other ranks
 
 
@@ -58,8 +60,10 @@ def blame(change: Change, ranks: Iterable[RankTiming], size: int) -> Blame:
             continue
         told += 1
         before_ms, deviation_ms = rank.before
-        after_ms = median(rank.hardware_since(change.at_s))
-        least_ms = max(SHARE * (change.after_ms - change.before_ms), SURE * OF_MEDIAN * deviation_ms)
+        since_ms = rank.hardware_since(change.at_s)
+        after_ms = median(since_ms)
+        chance_ms = OF_MEDIAN * max(deviation_ms, deviation(since_ms))
+        least_ms = max(SHARE * (change.after_ms - change.before_ms), SURE * chance_ms)
         if after_ms - before_ms >= least_ms:
             grown.append(Grown(rank.rank, before_ms, after_ms))
     if told < MOST_TELL * size:
@@ -71,10 +75,12 @@ def blame(change: Change, ranks: Iterable[RankTiming], size: int) -> Blame:
     return Blame(Whose.RANKS, tuple(sorted(grown, key=lambda one: one.before_ms - one.after_ms)))
 
 
-def signal(
-    change: Change, found: Blame | None, size: int, number: int, limit: float, now_s: float
-) -> TimingSignal | None:
-    """`found` None: not all ranks have told enough; they are waited for. `number`: of the slowdowns that are told."""
+def signal(change: Change, found: Blame | None, size: int, limit: float, now_s: float) -> TimingSignal | None:
+    """`found` None: not all ranks have told enough; they are waited for.
+
+    A rank has the key of a straggler: it is told once that it is slow, however it was found. Of a job it is told once
+    how slow it is, in steps of LEVEL.
+    """
     if found is None and now_s - change.found_s < PATIENCE_S:
         return None
     own = found.grown if found is not None and found.whose is Whose.RANKS else ()
@@ -88,7 +94,7 @@ def signal(
     )
     return TimingSignal(
         symptom=Symptom.SLOWDOWN if one is None else Symptom.STRAGGLER,
-        key=f"slowdown:{number}" if one is None or number > 1 else f"straggler:{one.rank}",
+        key=f"slowdown:{int(log(change.after_ms, LEVEL))}" if one is None else f"straggler:{one.rank}",
         rank=None if one is None else one.rank,
         value=change.growth,
         threshold=limit,

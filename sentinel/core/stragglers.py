@@ -23,16 +23,21 @@ def role_shares(ranks: Sequence[RankTiming]) -> dict[int, float]:
 def stragglers(
     ranks: Sequence[RankTiming], limit: float, shares: Mapping[int, float], notes: tuple[str, ...]
 ) -> list[TimingSignal]:
-    """`ranks`: those whose windows are full. `notes`: more for the evidence."""
+    """`ranks`: those whose windows are full. `shares`: of roles, as known; else as these show them. `notes`: more for
+    the evidence."""
     stats = {rank.rank: rank.stats for rank in ranks if rank.stats is not None}
     if len(stats) < 2:
         return []
     by_hardware = all(one.hardware_low_ms is not None for one in stats.values())
     usual = {rank: (one.hardware_ms if by_hardware else one.step_ms) or 0.0 for rank, one in stats.items()}
+    of_peers = medians_of_others(usual)
+    slow = [rank for rank in stats if 0 < limit * of_peers[rank] < _low_ms(stats[rank], by_hardware)]
+    if slow and by_hardware:
+        shares = shares or role_shares(ranks)
     found = []
-    for rank, peers_ms in medians_of_others(usual).items():
-        share = shares.get(rank, 1.0) if by_hardware else 1.0
-        if peers_ms <= 0 or _low_ms(stats[rank], by_hardware) <= limit * share * peers_ms:
+    for rank in slow:
+        peers_ms, share = of_peers[rank], shares.get(rank, 1.0) if by_hardware else 1.0
+        if _low_ms(stats[rank], by_hardware) <= limit * share * peers_ms:
             continue
         what = "hardware time" if by_hardware else "iteration"
         factor = usual[rank] / peers_ms

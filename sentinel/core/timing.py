@@ -22,8 +22,6 @@ __all__ = ["JobTiming", "RankTiming", "TimingSignal", "TimingSummary"]
 STALL = 5.0
 # At least this long without an iteration before a job no longer counts as stepping.
 STEPPING_S = 10.0
-# A slowdown is told again when the job is slower yet by this factor.
-TOLD_AGAIN = 1.1
 
 
 class TimingSummary(Struct, frozen=True, kw_only=True):
@@ -56,13 +54,9 @@ class JobTiming:
         self.histogram = Histogram()
         self.course = Course()
         self.history = StepHistory()
-        self._slowdowns = 0  # each slower than those before by TOLD_AGAIN
-        self._slowest_ms = 0.0
         self._unheard: set[int] = set()  # ranks that have not told enough since the slowdown
         self._blame: slowdown.Blame | None = None  # once all have
-        self._roles: dict[
-            int, float
-        ] = {}  # how unequal ranks are by their roles, as the first incarnation showed it
+        self._roles: dict[int, float] = {}  # how unequal ranks are by them, as the first incarnation showed
         self.gaps: list[Gap] = []  # the longest of all ranks and incarnations, longest first
         self._baseline = (baseline_ms, baseline_ratio) if baseline_ms is not None else None
         self.hang = HangWatch(policy, size, self.ranks, self.gaps, timed=baseline_ms is not None)
@@ -136,10 +130,8 @@ class JobTiming:
         if limit is None or not self.history.fold(timed, limit):
             return
         change = self.history.change
-        assert change is not None
-        if change.after_ms > TOLD_AGAIN * self._slowest_ms:
-            self._slowdowns += 1
-            self._slowest_ms = change.after_ms
+        if change is None:  # these show that it is over, too
+            return
         for rank in self.timed:
             rank.mark(change.at_s)
         self._blame = None
@@ -382,10 +374,10 @@ class JobTiming:
         full = self._full()
         if limit is None or len(full) < 2:
             return []
-        return stragglers(full, limit, self._roles or role_shares(full), self._frozen())
+        return stragglers(full, limit, self._roles, self._frozen())
 
     def _slowed(self, now: Now) -> TimingSignal | None:
         limit, change = self.policy.performance.slowdown_ratio, self.history.change
         if limit is None or change is None or change.growth < limit:
             return None
-        return slowdown.signal(change, self._blame, self.size, self._slowdowns, limit, now.mono_s)
+        return slowdown.signal(change, self._blame, self.size, limit, now.mono_s)
