@@ -20,6 +20,7 @@ from sentinel.core.reports import Iteration
 SAMPLE_S = 1.0  # of step time, at least, in one sample
 NEW = 10  # values: what has changed is seen after so many
 BEFORE = 40  # values before those, against which they must stand: a slow drift does not
+LEAST_BEFORE = 30  # of those: what has changed before is part of what is usual
 OLDER = 120  # medians of NEW values that are the history before those
 SURE = 6.0  # times the spread of such medians
 ROUGH = 1.5  # times, while fewer than ENOUGH of them are known: their spread is a guess
@@ -69,7 +70,7 @@ class _Scale:
         self.values.append(value)
         self._ats_s.append(at_s)
         self._steps.append(step)
-        if len(self.values) == BEFORE + 2 * NEW:
+        if len(self.values) == BEFORE + 3 * NEW:
             self._older.append(median(self.values[:NEW]))
             del self._older[:-OLDER], self.values[:NEW], self._ats_s[:NEW], self._steps[:NEW]
         if len(self.values) % NEW:
@@ -78,22 +79,25 @@ class _Scale:
 
     def slower(self, least: float, lasting: int) -> Change | None:
         """`least`: the quotient that a change must have, above 1; `lasting`: how many values it must have lasted."""
-        if len(self.values) < BEFORE + NEW:
+        values = self.values
+        if len(values) < BEFORE + NEW:
             return None
-        new, before = self.values[-NEW:], self.values[-NEW - BEFORE : -NEW]
+        usual, newest = median(values[:-NEW]), median(values[-NEW:])
+        if newest < least * usual:
+            return None
+        since = self._since((usual + newest) / 2)
+        new, before = values[since:], values[max(0, since - BEFORE) : since]
+        if len(new) < max(NEW - 1, lasting) or len(before) < LEAST_BEFORE:
+            return None
         before_ms, after_ms = median(before), median(new)
-        grown_ms = after_ms - before_ms
-        if after_ms < least * before_ms:
-            return None
-        medians = [*self._older, *(median(before[k : k + NEW]) for k in range(0, BEFORE, NEW))]
-        slowest_ms = max(*medians, sorted(before)[-BEFORE // 5], (before_ms + after_ms) / 2)
-        if sum(value > slowest_ms for value in new) < NEW - 1:
+        medians = [*self._older, *(median(before[k : k + NEW]) for k in range(0, len(before) - NEW + 1, NEW))]
+        apart_ms = min(max(SURE * deviation(before), (least - 1) * before_ms), (after_ms - before_ms) / 2)
+        slowest_ms = max(*medians, sorted(before)[-len(before) // 5], before_ms + apart_ms)
+        if sum(value <= slowest_ms for value in new) > len(new) // NEW:
             return None
         spread_ms = _spread_of_medians(before, new, medians)
-        if grown_ms < max(SURE * spread_ms, 1.5 * _quantum_ms([*before, *new])):
-            return None
-        since = self._since((before_ms + after_ms) / 2)
-        if len(self.values) - since < lasting:
+        quantum_ms = _quantum_ms([*before, *new])
+        if after_ms - before_ms < max((least - 1) * before_ms, SURE * spread_ms, 1.5 * quantum_ms):
             return None
         step = self._steps[since]
         return Change(
@@ -108,12 +112,16 @@ class _Scale:
     def faster_than(self, limit_ms: float) -> bool:
         return len(self.values) >= NEW and sum(value < limit_ms for value in self.values[-NEW:]) >= NEW - 1
 
-    def _since(self, middle_ms: float) -> int:
-        since = len(self.values) - NEW
-        while since < len(self.values) - 1 and self.values[since] <= middle_ms:
-            since += 1
-        while since > 0 and self.values[since - 1] > middle_ms:
-            since -= 1
+    def _since(self, limit_ms: float) -> int:
+        """The place from which on values are above it, but for fewer than FAST in a row."""
+        since, fast = len(self.values), 0
+        for place in range(len(self.values) - 1, -1, -1):
+            if self.values[place] > limit_ms:
+                since, fast = place, 0
+            else:
+                fast += 1
+                if fast == FAST:
+                    break
         return since
 
 
@@ -228,7 +236,7 @@ class StepHistory:
 
 def _spread_of_medians(before: Sequence[float], new: Sequence[float], medians: Sequence[float]) -> float:
     """How far medians of NEW values differ by chance: as their values do, and as such medians have done."""
-    by_values = OF_MEDIAN * max(deviation(before), deviation(new))
+    by_values = max(OF_MEDIAN * deviation(before), OF_MEDIAN * (NEW / len(new)) ** 0.5 * deviation(new))
     if len(medians) >= ENOUGH:
         return max(by_values, deviation(medians))
     # Too few to tell: neighbours that are alike tell that medians differ more than their values let expect.

@@ -130,7 +130,10 @@ def _whose(found: Blame | None, size: int) -> str:
             return f"Rank {alone} alone works longer in it: hardware time {longer}; the others wait for it."
         case Whose.RANKS:
             which = names([one.rank for one in found.grown])
-            return f"Of {size} ranks {which} work longer in it (hardware time {longer}); the others wait for them."
+            return (
+                f"Of {size} ranks the hardware time of {which} alone has grown ({longer}): look at what they share, a "
+                "host or a link, or at who keeps them waiting."
+            )
 
 
 def _percent(growth: float) -> str:

@@ -10,6 +10,9 @@ from statistics import NormalDist
 
 PROFILES = Path(__file__).parent / "jitter" / "profiles.toml"
 _NORMAL = NormalDist()
+SLOW = (
+    1.3  # ratios are cut there where correlation was measured: iterations that take longer come by themselves
+)
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,24 @@ class Profile:
         part = (share - low) / (high - low)
         return self.quantiles[place - 1] + (self.quantiles[place] - self.quantiles[place - 1]) * part
 
+    def share_below(self, ratio: float) -> float:
+        """The share of the iterations that stay below this ratio: 0 to 1."""
+        place = bisect.bisect_right(self.quantiles, ratio)
+        if place in (0, len(self.quantiles)):
+            return float(place > 0)
+        low, high = self.quantiles[place - 1], self.quantiles[place]
+        return self.shares[place - 1] + (self.shares[place] - self.shares[place - 1]) * (ratio - low) / (
+            high - low
+        )
+
     def series_ms(self, seed: int = 0, count: int | None = None, *, steady: bool = False) -> list[float]:
         """Step times in ms, the same for the same seed; `steady` leaves out the job's own changes of level."""
         source = random.Random(f"{self.name} {seed}")
-        normal, times = source.gauss(), []
+        normal, times, usual = source.gauss(), [], self.share_below(SLOW)
         for iteration in range(self.count if count is None else count):
-            ratio = self.ratio_below(_NORMAL.cdf(normal))
+            ratio = self.ratio_below(usual * _NORMAL.cdf(normal))
+            if source.random() > usual:
+                ratio = self.ratio_below(source.uniform(usual, 1.0))
             if self.spike_every and iteration % self.spike_every == self.spike_first:
                 ratio = self.spike_ratio
             times.append(self.median_ms * ratio * (1.0 if steady else self.level(iteration)))

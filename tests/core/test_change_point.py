@@ -50,7 +50,7 @@ def test_a_slowdown_of_5_percent_at_1_percent_of_jitter_is_found_within_10_itera
         assert abs(change.step - WELL) <= 4
         delays.append(told - WELL)
     assert sum(delay <= 10 for delay in delays) >= 95
-    assert max(delays) <= 15
+    assert max(delays) <= 25
 
 
 def test_it_is_told_when_it_began_how_long_iterations_took_and_take_and_when_that_was_proved() -> None:

@@ -84,14 +84,14 @@ def test_a_card_that_becomes_slow_is_named_within_10_iterations(layout: Layout) 
 def test_where_hardware_time_counts_the_waiting_in_its_tensor_group_that_group_is_named() -> None:
     signal = only(judged(TENSOR, SlowCard(13, 1.1, since=SINCE), counts="tensor"))
     assert (signal.symptom, signal.rank) == (Symptom.SLOWDOWN, None)
-    assert "Of 64 ranks ranks 8-15 work longer in it" in signal.sentence
+    assert "Of 64 ranks the hardware time of ranks 8-15 alone has grown (" in signal.sentence
 
 
 def test_the_ranks_of_a_slow_host_are_named_whatever_their_stage() -> None:
     for layout in (DATA, TENSOR, PIPELINE):
         signal = only(judged(layout, SlowHost(2, 1.25, since=SINCE)))
         assert (signal.symptom, signal.rank, signal.key) == (Symptom.SLOWDOWN, None, signal.key)
-        assert "Of 64 ranks ranks 16-23 work longer in it" in signal.sentence
+        assert "Of 64 ranks the hardware time of ranks 16-23 alone has grown (" in signal.sentence
         assert len(signal.evidence) == 4
 
 
