@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import inf
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sentinel.core.performance import deviation, median
 from sentinel.core.reports import Iteration
@@ -26,6 +26,8 @@ SURE = 6.0  # times the spread of such medians
 ROUGH = 1.5  # times, while fewer than ENOUGH of them are known: their spread is a guess
 ENOUGH = 12
 SETTLE = 16  # samples after a start that are still settling: caches, buffers, clocks
+SLOW = 2.0  # standard deviations above what is usual: such a sample is slow
+WORSE = 1.1  # a slowdown that is slower yet by this factor is found again at once
 PASSES = 20  # slow samples in a row, at most, that pass by themselves: a save behind the training, a burst of others
 FAST = 3  # others in a row, and such a run has passed
 PASSED = 2  # times as long as such have lasted in this job a slowdown must last
@@ -34,6 +36,8 @@ SCALES = 2  # samples; medians of NEW samples
 OF_MEDIAN = (
     1.2533 / NEW**0.5
 )  # standard deviation of the median of NEW values / theirs, of a normal distribution
+_MOST_STEP = 2**62
+_QUANTA_PER_S = (0.1, 0.01, 0.001)
 _QUANTA_MS = (10.0, 1.0, 0.1)  # programs print seconds with two places, or more
 _UNTOLD = -1
 
@@ -42,6 +46,8 @@ class Change(Struct, frozen=True, gc=False):
     """Since about the iteration `step`, which came at `at_s`, a step takes `after_ms` in place of `before_ms`."""
 
     at_s: float
+    samples: int  # that have come since
+    restarted: bool  # it began with a restart: what ranks did before is not known of each
     found_s: float  # when the last iteration came that proves it
     step: int | None
     before_ms: float
@@ -102,12 +108,21 @@ class _Scale:
         step = self._steps[since]
         return Change(
             at_s=self._ats_s[since],
+            samples=len(new),
+            restarted=False,
             found_s=self._ats_s[-1],
             step=None if step == _UNTOLD else step,
             before_ms=before_ms,
             after_ms=after_ms,
             spread_ms=spread_ms,
         )
+
+    @property
+    def newest_s(self) -> float:
+        return self._ats_s[-1]
+
+    def slower_than(self, limit_ms: float) -> bool:
+        return len(self.values) >= NEW and sum(value > limit_ms for value in self.values[-NEW:]) >= NEW - 1
 
     def faster_than(self, limit_ms: float) -> bool:
         return len(self.values) >= NEW and sum(value < limit_ms for value in self.values[-NEW:]) >= NEW - 1
@@ -151,6 +166,11 @@ class _Passing:
         if lasted <= PASSES:
             self.longest = max(self.longest, lasted)
 
+    def learn(self, values: Sequence[float], least: float) -> None:
+        """What is slow, from the newest values."""
+        usual_ms = median(values)
+        self.slow_ms = usual_ms + max((least - 1) / 2 * usual_ms, SLOW * deviation(values))
+
 
 class StepHistory:
     """`change`: the slowdown that lasts, until steps are as fast again; None without one. 5 KB for each job."""
@@ -161,6 +181,7 @@ class StepHistory:
         "_open_ms",
         "_passing",
         "_scales",
+        "_settled",
         "_settling",
         "_step",
         "_sum_ms",
@@ -174,16 +195,19 @@ class StepHistory:
         self._sum_ms = 0.0
         self._at_s, self._step = 0.0, _UNTOLD
         self._settling = SETTLE
+        self._settled = 0  # samples since it has settled
         self._passing = _Passing()
         self._scales = [_Scale() for _ in range(SCALES)]
 
     def restart(self) -> None:
         """Another incarnation, elsewhere perhaps: it is compared with what was, once it has settled."""
-        self.change = None
+        if self.change is not None:
+            self.change = None
+            self._begin_anew()
         self.settle()
 
     def settle(self) -> None:
-        self._open_ms, self._sum_ms, self._settling = [], 0.0, SETTLE
+        self._open_ms, self._sum_ms, self._settling, self._settled = [], 0.0, SETTLE, 0
 
     def fold(self, iterations: Iterable[Iteration], least: float) -> bool:
         """Is one of these the last that proves a slowdown? `least`: the quotient from which one counts, above 1."""
@@ -192,7 +216,7 @@ class StepHistory:
             if one.e2e_ms is None:
                 continue
             if not self._open_ms:
-                self._at_s, self._step = one.at_s, _UNTOLD if one.step is None else one.step
+                self._at_s, self._step = one.at_s, _UNTOLD if one.step is None else min(one.step, _MOST_STEP)
             self._open_ms.append(one.e2e_ms)
             self._sum_ms += one.e2e_ms
             if self._sum_ms >= 1000 * SAMPLE_S:
@@ -205,24 +229,37 @@ class StepHistory:
         if self._settling:
             self._settling -= 1
             return False
+        self._settled += 1
+        self._lasted += 1
         self._passing.add(value_ms)
-        told = value_ms, self._at_s, self._step
-        lasting = PASSED * self._passing.longest
+        told, samples = (value_ms, self._at_s, self._step), 1
         for scale in self._scales:
             block = scale.add(*told)
+            lasting = PASSED * self._passing.longest // samples
             if (change := scale.slower(least, lasting)) is not None:
-                self.change, self._lasted = change, NEW
-                self._begin_anew()
+                self._found(structs.replace(change, samples=samples * change.samples))
                 return True
             if block is None:
                 break
-            told = block
-            lasting //= NEW
-        fast = self._scales[0]
-        if len(fast.values) % NEW == 0:
-            self._passing.slow_ms = (1 + least) / 2 * median(fast.values)
-        self._lasted += 1
-        if self.change is not None and fast.faster_than((self.change.before_ms + self.change.after_ms) / 2):
+            told, samples = block, samples * NEW
+        newest = self._scales[0]
+        if len(newest.values) % NEW == 0:
+            self._passing.learn(newest.values, least)
+        return self.change is not None and self._changes_again(self.change, newest)
+
+    def _found(self, change: Change) -> None:
+        restarted = change.samples >= self._settled
+        self.change, self._lasted = structs.replace(change, restarted=restarted), change.samples
+        self._begin_anew()
+
+    def _changes_again(self, change: Change, newest: _Scale) -> bool:
+        """Is it slower yet, before there is a history of the new speed? Where it is over, it is forgotten."""
+        if newest.slower_than(WORSE * change.after_ms):
+            after_ms = median(newest.values[-NEW:])
+            self.change = structs.replace(change, after_ms=after_ms, found_s=newest.newest_s)
+            self._begin_anew()
+            return True
+        if newest.faster_than((change.before_ms + change.after_ms) / 2):
             self.change = None
             self._passing.passed(self._lasted - NEW)
             self._begin_anew()
@@ -253,8 +290,16 @@ def _persistence(values: Sequence[float]) -> float:
 
 
 def _quantum_ms(values: Sequence[float]) -> float:
-    """How exactly values are printed: the largest power of ten of which all are multiples. 0: none shows."""
+    """How exactly values are printed, in ms or as a rate: all are multiples of this power of ten. 0: none shows."""
     for quantum in _QUANTA_MS:
-        if all(abs(value / quantum - round(value / quantum)) < 1e-6 for value in values):
+        if _multiples(values, quantum):
             return quantum
+    rates = [1000 / value for value in values]
+    for quantum in _QUANTA_PER_S:
+        if _multiples(rates, quantum):
+            return quantum * max(values) ** 2 / 1000
     return 0.0
+
+
+def _multiples(values: Sequence[float], quantum: float) -> bool:
+    return all(abs(value / quantum - round(value / quantum)) < 1e-6 for value in values)

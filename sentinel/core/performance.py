@@ -36,6 +36,7 @@ while _BOUNDS[-1] < 1e9:
 MAX_GAPS = 32
 
 LEAST_MARKED = 5  # hardware times before a change from which its median is taken
+KEPT_S = 60.0  # between two windows of which they are kept for a change that is found later
 
 _TO_SIGMA = 1.4826  # median distance from the median → standard deviation, of a normal distribution
 _AT = attrgetter("at_s")
@@ -195,6 +196,7 @@ class RankTiming:
         "_group",
         "_group_before_s",
         "_histogram",
+        "_kept",
         "_stats",
         "_stats_stale",
         "_timed",
@@ -236,6 +238,7 @@ class RankTiming:
         self.before: tuple[float, float] | None = (
             None  # hardware time before the job's last change: median, deviation
         )
+        self._kept = array("d")  # of the two newest windows that are KEPT_S apart: when, median, deviation
         self.pause_since_s: float | None = None  # an activity whose pause no iteration has shown yet
         self._unknown = 0  # iterations of the log before the first that is known
         self._warm_left = WARM_UP
@@ -402,6 +405,7 @@ class RankTiming:
                 self.learnt = window_stats(self.window)
         self._fill(good[-self.over :])
         self._stats_stale = True
+        self._keep_hardware()
 
     def _fill(self, good: Sequence[Iteration]) -> None:
         for one in map(_clean, good):
@@ -423,13 +427,26 @@ class RankTiming:
             del self._window[3 * first : 3 * end]
             self._stats_stale = True
 
+    def _keep_hardware(self) -> None:
+        """What its hardware takes now, for a change that is found later."""
+        if not self.full or (self._kept and (self.last_at_s or 0.0) - self._kept[-3] < KEPT_S):
+            return
+        window = self.window
+        if hardware_ms := [i.hardware_ms for i in window if i.hardware_ms is not None]:
+            self._kept.extend((window[-1].at_s, median(hardware_ms), deviation(hardware_ms)))
+            del self._kept[:-6]
+
     def mark(self, at_s: float) -> None:
-        """The job's step time has changed then: what its hardware took before is kept, if it tells hardware times."""
+        """The job's step time has changed then: what its hardware took shortly before is kept, where it told that."""
+        self.before = None
         hardware_ms = [i.hardware_ms for i in self.window if i.at_s < at_s and i.hardware_ms is not None]
-        if len(hardware_ms) >= LEAST_MARKED:
+        if len(hardware_ms) >= min(LEAST_MARKED, self.over):
             self.before = median(hardware_ms), deviation(hardware_ms)
-        elif self.learnt is not None and self.learnt.hardware_ms is not None:
-            self.before = self.learnt.hardware_ms, 0.0
+            return
+        for place in range(len(self._kept) - 3, -1, -3):
+            if self._kept[place] < at_s:
+                self.before = self._kept[place + 1], self._kept[place + 2]
+                return
 
     # ------------------------------------------------------------ reading
 

@@ -4,7 +4,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, structs
 
-from sentinel.core import diverged, recovery
+from sentinel.core import diverged, recovery, slowdown
 from sentinel.core.books import MOVE_DID_NOT_HELP
 from sentinel.core.budget import spent_budget
 from sentinel.core.events import DeadlinePassed, EndRequested, Event, Fault, JobFinished, Progressed
@@ -32,6 +32,9 @@ from sentinel.core.timing import TimingSignal
 
 DAY_S = 86_400.0
 MOVES_FOR_PERFORMANCE = 2  # in 24 h
+MOST_SLOWDOWNS = (
+    3  # told of an incarnation: whose work grows by plan, or who is slow again and again, is known for it
+)
 UNTOLD_STEPS = 20  # iterations without a step number after which the loss is told without one
 ENDED_BY_SAVE = "EndedBySave"  # reason of the recovery of ranks that a signal to save has ended
 
@@ -344,6 +347,11 @@ def _decide_signal(picture: JobPicture, signal: TimingSignal, now: Now) -> Decis
             return Open("Slow", verdict.sentence, IncidentKind.CHOSEN, verdict, key=signal.key)
         verdict = structs.replace(verdict, sentence=f"{verdict.sentence} Not restarted: {refusal}")
         return _notice(picture, reason, verdict, signal.key)
+    if (
+        signal.symptom == Symptom.SLOWDOWN
+        and sum(key.startswith(slowdown.KEY) for key in picture.told) >= MOST_SLOWDOWNS
+    ):
+        return Nothing("AlreadyTold", verdict.sentence)
     return _notice(picture, "Observed" if observe else "AlertOnly", verdict, signal.key)
 
 

@@ -22,7 +22,8 @@ LEAST_VALUES = 5  # hardware times since the change
 MOST_OWN = 0.5  # of the ranks: where more have grown, it is no matter of single cards
 MOST_TOLD = 4  # ranks in the evidence
 MOST_TELL = 0.75  # of the ranks: where fewer tell hardware times, those that do may be like all others
-LEVEL = 1.1  # a slowdown is told again when the job is slower yet by this factor
+LEVEL = 1.25  # a slowdown is told again when the job is slower yet by about this factor
+KEY = "slowdown:"  # of signals
 PATIENCE_S = 30.0  # with the reports of other ranks
 
 
@@ -45,10 +46,19 @@ class Blame(Struct, frozen=True):
     whose: Whose
     grown: tuple[Grown, ...] = ()  # those that have grown by their share, the most grown first
 
+    @property
+    def one(self) -> Grown | None:
+        """The rank that has grown alone."""
+        return self.grown[0] if self.whose is Whose.RANKS and len(self.grown) == 1 else None
+
+    def straggles(self, limit: float | None) -> bool:
+        """Is that rank slower by so much that it becomes a straggler by itself?"""
+        return limit is not None and self.one is not None and self.one.after_ms > limit * self.one.before_ms
+
 
 def enough(change: Change, rank: RankTiming) -> bool:
     """Has it told enough hardware times since? One that tells none has."""
-    return rank.before is None or len(rank.hardware_since(change.at_s)) >= LEAST_VALUES
+    return rank.before is None or len(rank.hardware_since(change.at_s)) >= min(LEAST_VALUES, rank.over)
 
 
 def blame(change: Change, ranks: Iterable[RankTiming], size: int) -> Blame:
@@ -78,23 +88,26 @@ def blame(change: Change, ranks: Iterable[RankTiming], size: int) -> Blame:
 def signal(change: Change, found: Blame | None, size: int, limit: float, now_s: float) -> TimingSignal | None:
     """`found` None: not all ranks have told enough; they are waited for.
 
-    A rank has the key of a straggler: it is told once that it is slow, however it was found. Of a job it is told once
-    how slow it is, in steps of LEVEL.
+    How slow a job is is told once, in steps of LEVEL; that all its ranks work longer alike, once. No symptom of a
+    straggler, which may count against a host: a rank's hardware time may be another's for which it waits.
     """
     if found is None and now_s - change.found_s < PATIENCE_S:
         return None
+    one = found.one if found is not None and size > 1 else None
     own = found.grown if found is not None and found.whose is Whose.RANKS else ()
-    one = own[0] if len(own) == 1 and size > 1 else None
     since = f"Since iteration {change.step}"
-    if change.step is None:
+    if change.restarted:
+        since = "Since it was started again"
+    elif change.step is None:
         since = f"For {length(now_s - change.at_s)}"
     sentence = (
         f"{since} an iteration takes {_percent(change.growth)} longer: {_instead(change.before_ms, change.after_ms)}. "
         f"{_whose(found, size)}"
     )
+    alike = found is not None and found.whose is Whose.ALL
     return TimingSignal(
-        symptom=Symptom.SLOWDOWN if one is None else Symptom.STRAGGLER,
-        key=f"slowdown:{int(log(change.after_ms, LEVEL))}" if one is None else f"straggler:{one.rank}",
+        symptom=Symptom.SLOWDOWN,
+        key=f"{KEY}alike" if alike else f"{KEY}{int(log(change.after_ms, LEVEL))}",
         rank=None if one is None else one.rank,
         value=change.growth,
         threshold=limit,
@@ -103,7 +116,7 @@ def signal(change: Change, found: Blame | None, size: int, limit: float, now_s: 
             f"rank {one.rank}: hardware time {_instead(one.before_ms, one.after_ms)}"
             for one in own[:MOST_TOLD]
         ),
-        confidence=f"by itself the median of {NEW} of its iterations differs by {change.spread_ms:.2g} ms",
+        confidence=f"medians of {NEW} of the job's iterations differ by {change.spread_ms:.2g} ms by themselves",
     )
 
 
@@ -113,8 +126,7 @@ def _whose(found: Blame | None, size: int) -> str:
     longer = _instead(found.grown[0].before_ms, found.grown[0].after_ms) if found.grown else ""
     match found.whose:
         case Whose.UNTOLD:
-            few = "No" if size == 1 else "Too few"
-            return f"{few} hardware times are printed to tell whose fault it is."
+            return "Not enough hardware times are known, before and since, to tell whose fault it is."
         case Whose.NOBODY:
             whose = "No rank's hardware time has grown" if size > 1 else "The hardware time has not grown"
             return f"{whose}: the time is lost in links, the loading of data or processors."
@@ -127,7 +139,10 @@ def _whose(found: Blame | None, size: int) -> str:
             return f"Its hardware works longer in it: {longer}."
         case Whose.RANKS if len(found.grown) == 1:
             alone = found.grown[0].rank
-            return f"Rank {alone} alone works longer in it: hardware time {longer}; the others wait for it."
+            return (
+                f"Of {size} ranks the hardware time of rank {alone} alone has grown ({longer}): it is slower itself, "
+                "or waits within that time for another."
+            )
         case Whose.RANKS:
             which = names([one.rank for one in found.grown])
             return (

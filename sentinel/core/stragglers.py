@@ -16,8 +16,8 @@ def role_shares(ranks: Sequence[RankTiming]) -> dict[int, float]:
 
     Of hardware times alone: iterations of stages that wait for each other end together.
     """
-    usual = {r.rank: r.learnt.hardware_ms or 0.0 for r in ranks if r.learnt is not None}
-    return roles.shares(usual) if len(usual) > 1 and min(usual.values()) > 0 else {}
+    usual = {r.rank: r.learnt.hardware_ms for r in ranks if r.learnt is not None and r.learnt.hardware_ms}
+    return roles.shares(usual) if len(usual) > 1 else {}
 
 
 def stragglers(
@@ -36,8 +36,8 @@ def stragglers(
         shares = shares or role_shares(ranks)
     found = []
     for rank in slow:
-        peers_ms, share = of_peers[rank], shares.get(rank, 1.0) if by_hardware else 1.0
-        if _low_ms(stats[rank], by_hardware) <= limit * share * peers_ms:
+        peers_ms, share = of_peers[rank], shares.get(rank) if by_hardware else 1.0
+        if share is None or _low_ms(stats[rank], by_hardware) <= limit * share * peers_ms:
             continue
         what = "hardware time" if by_hardware else "iteration"
         factor = usual[rank] / peers_ms

@@ -1,6 +1,7 @@
 """Iterations of a job → rates, ratios, baselines, stragglers, hangs. No clock: every time is an argument."""
 
 from collections.abc import Sequence
+from math import inf
 
 from msgspec import Struct
 
@@ -85,7 +86,9 @@ class JobTiming:
         A baseline learnt at another size is dropped: a step of fewer ranks takes longer and is no fault.
         """
         self._learn()
-        self._roles = self._roles or role_shares(self._full())
+        full = self._full()
+        if not self._roles and len(full) == self.size:
+            self._roles = role_shares(full)
         if size != self.size:
             self._baseline = None
             self._roles = {}
@@ -127,13 +130,16 @@ class JobTiming:
     def _compare(self, timed: Sequence[Iteration]) -> None:
         """With the job's own history."""
         limit = self.policy.performance.slowdown_ratio
-        if limit is None or not self.history.fold(timed, limit):
+        if limit is None:  # what comes meanwhile is no history
+            self.history = StepHistory()
+            return
+        if not self.history.fold(timed, limit):
             return
         change = self.history.change
         if change is None:  # these show that it is over, too
             return
         for rank in self.timed:
-            rank.mark(change.at_s)
+            rank.mark(-inf if change.restarted else change.at_s)
         self._blame = None
         self._unheard = {rank.rank for rank in self.timed}
 
@@ -263,8 +269,12 @@ class JobTiming:
     def signals(self, now: Now) -> list[TimingSignal]:
         """All that holds at `now`, most urgent first."""
         found = [self.hang.signal(now), self._slow(), self._grown(), self._starved(), *self._stragglers()]
-        found.append(self._slowed(now))
-        return [signal for signal in found if signal is not None]
+        kept = [signal for signal in found if signal is not None]
+        if (slowed := self._slowed(now)) is not None and not any(
+            _tells_it(signal, slowed) for signal in kept
+        ):
+            kept.append(slowed)
+        return kept
 
     @property
     def slow(self) -> bool:
@@ -377,7 +387,16 @@ class JobTiming:
         return stragglers(full, limit, self._roles, self._frozen())
 
     def _slowed(self, now: Now) -> TimingSignal | None:
-        limit, change = self.policy.performance.slowdown_ratio, self.history.change
-        if limit is None or change is None or change.growth < limit:
+        asked, change = self.policy.performance, self.history.change
+        if asked.slowdown_ratio is None or change is None or change.growth < asked.slowdown_ratio:
             return None
-        return slowdown.signal(change, self._blame, self.size, limit, now.mono_s)
+        if self._blame is not None and self._blame.straggles(asked.straggler_ratio):
+            return None  # its whole window will show that
+        return slowdown.signal(change, self._blame, self.size, asked.slowdown_ratio, now.mono_s)
+
+
+def _tells_it(signal: TimingSignal, slowed: TimingSignal) -> bool:
+    """Is what a slowdown says told with more already?"""
+    return signal.symptom is Symptom.SLOW or (
+        signal.symptom is Symptom.STRAGGLER and signal.rank == slowed.rank is not None
+    )

@@ -426,7 +426,7 @@ def _by_signal(case: Case, signal: TimingSignal) -> Why:
     cls = case.failures[CLASS_OF_SYMPTOM.get(signal.symptom, "unknown")]
     entity = (
         case.entities.get(signal.rank, "")
-        if signal.rank is not None and signal.symptom is not Symptom.HANG
+        if signal.rank is not None and signal.symptom not in (Symptom.HANG, Symptom.SLOWDOWN)
         else ""
     )
     for finding in case.findings:

@@ -48,6 +48,7 @@ AGREED = frozenset(
         "slow",
         "starved",
         "straggler",
+        "slowdown",
         "start-failed",
         "not-found",
         "network",

@@ -91,6 +91,7 @@ def test_a_job_that_goes_on_more_slowly_after_a_restart_is_compared_with_what_it
     history.restart()
     ((told, change),) = follow(history, normal(60, 0.01, 4, usual_ms=1.06 * USUAL_MS), first=WELL)
     assert told <= WELL + 30  # it settles first
+    assert change.restarted
     assert change.before_ms == pytest.approx(USUAL_MS, rel=0.01)
 
 
@@ -100,6 +101,30 @@ def test_slower_yet_is_another_change() -> None:
     assert first[1].after_ms == pytest.approx(1.06 * USUAL_MS, rel=0.01)
     assert second[1].before_ms == pytest.approx(1.06 * USUAL_MS, rel=0.01)
     assert second[1].growth == pytest.approx(1.1, abs=0.015)
+
+
+@pytest.mark.parametrize(("spread", "factor"), [(0.02, 1.1), (0.03, 1.2), (0.05, 1.5)])
+def test_the_jitter_of_a_job_that_is_well_does_not_make_it_wait(spread: float, factor: float) -> None:
+    for seed in range(20):
+        ((told, _),) = follow(StepHistory(), slower(normal(700, spread, seed), 500, factor))
+        assert 500 < told <= 512, seed
+
+
+def test_one_that_is_slower_yet_before_it_has_a_history_is_found_again_at_once() -> None:
+    times_ms = slower(slower(normal(400, 0.01, 15), 100, 1.05), 120, 1.4)
+    first, second = follow(StepHistory(), times_ms)
+    assert first[0] <= 112
+    assert 120 < second[0] <= 132
+    assert second[1].before_ms == first[1].before_ms
+    assert second[1].growth == pytest.approx(1.47, abs=0.02)
+
+
+def test_after_a_restart_that_mended_it_it_is_found_again() -> None:
+    history = StepHistory()
+    assert len(follow(history, slower(normal(300, 0.01, 16), 150, 1.2))) == 1
+    history.restart()
+    again = follow(history, slower(normal(500, 0.01, 17), 300, 1.2), first=300)
+    assert [300 < told - 300 <= 312 for told, _ in again] == [True]
 
 
 def test_a_slowdown_is_over_when_steps_are_as_fast_as_before() -> None:
@@ -158,7 +183,10 @@ def test_slow_times_that_have_passed_by_themselves_before_must_last_longer() -> 
     times_ms = normal(4000, 0.01, 9)
     for k in range(100, len(times_ms), 200):
         times_ms[k : k + 12] = [1.2 * took for took in times_ms[k : k + 12]]
-    assert len(follow(StepHistory(), times_ms)) <= 1  # the first of them
+    history = StepHistory()
+    assert len(follow(history, times_ms)) <= 1  # the first of them
+    (lasting,) = follow(history, normal(60, 0.01, 14, usual_ms=1.3 * USUAL_MS), first=4000)
+    assert 4020 < lasting[0] <= 4040
 
 
 def test_steps_that_become_faster_are_no_slowdown() -> None:
@@ -170,6 +198,11 @@ def test_steps_that_become_faster_are_no_slowdown() -> None:
 def test_a_change_by_one_unit_of_what_is_printed_is_none() -> None:
     """0.26 s for 0.25 s: it may be 0.2551 for 0.2549."""
     assert not follow(StepHistory(), [250.0] * 1000 + [260.0] * 400)
+
+
+def test_a_change_by_one_unit_of_a_printed_rate_is_none() -> None:
+    """1.2 it/s for 1.3: it may be 1.249 for 1.251."""
+    assert not follow(StepHistory(), [1000 / 1.3] * 1000 + [1000 / 1.2] * 400)
 
 
 def test_the_first_iterations_of_a_start_are_no_history() -> None:

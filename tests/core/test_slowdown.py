@@ -73,10 +73,10 @@ def only(job: Job) -> TimingSignal:
 def test_a_card_that_becomes_slow_is_named_within_10_iterations(layout: Layout) -> None:
     job = judged(layout, SlowCard(13, 1.1, since=SINCE))
     signal = only(job)
-    assert (signal.symptom, signal.rank, signal.key) == (Symptom.STRAGGLER, 13, "straggler:13")
-    assert job.told_at["straggler:13"] <= SINCE + 10
+    assert (signal.symptom, signal.rank) == (Symptom.SLOWDOWN, 13)
+    assert job.told_at[signal.key] <= SINCE + 10
     assert f"Since iteration {SINCE} an iteration takes " in signal.sentence
-    assert "Rank 13 alone works longer in it: hardware time " in signal.sentence
+    assert "Of 64 ranks the hardware time of rank 13 alone has grown (" in signal.sentence
     (line,) = signal.evidence
     assert line.startswith("rank 13: hardware time ")
 
@@ -90,7 +90,7 @@ def test_where_hardware_time_counts_the_waiting_in_its_tensor_group_that_group_i
 def test_the_ranks_of_a_slow_host_are_named_whatever_their_stage() -> None:
     for layout in (DATA, TENSOR, PIPELINE):
         signal = only(judged(layout, SlowHost(2, 1.25, since=SINCE)))
-        assert (signal.symptom, signal.rank, signal.key) == (Symptom.SLOWDOWN, None, signal.key)
+        assert (signal.symptom, signal.rank) == (Symptom.SLOWDOWN, None)
         assert "Of 64 ranks the hardware time of ranks 16-23 alone has grown (" in signal.sentence
         assert len(signal.evidence) == 4
 
@@ -116,7 +116,7 @@ def test_nobody_is_accused_where_hardware_time_counts_all_waiting_or_is_not_told
     assert "has grown on most ranks alike" in signal.sentence
     signal = only(judged(DATA, SlowCard(13, 1.1, since=SINCE), counts=None))
     assert (signal.symptom, signal.rank) == (Symptom.SLOWDOWN, None)
-    assert "Too few hardware times are printed" in signal.sentence
+    assert "Not enough hardware times are known" in signal.sentence
 
 
 def test_nobody_is_accused_where_one_rank_prints_for_all() -> None:
@@ -125,7 +125,10 @@ def test_nobody_is_accused_where_one_rank_prints_for_all() -> None:
     job.fold(0, [Iteration(3.0 * k, k, 1300.0, 3300.0) for k in range(100, 112)])
     job.ask(340.0)
     assert only(job).rank is None
-    assert "Too few hardware times are printed to tell whose fault it is." in only(job).sentence
+    assert (
+        "Not enough hardware times are known, before and since, to tell whose fault it is."
+        in only(job).sentence
+    )
 
 
 def test_a_program_of_one_rank_is_told_whether_its_hardware_works_longer() -> None:
@@ -233,13 +236,13 @@ def test_ranks_that_end_change_nothing_of_what_was_told() -> None:
     job.ask(340.0)
     job.timing.hang.exited.update((0, 1, 3))
     job.ask(341.0)
-    assert list(job.told) == ["straggler:2"]
+    assert [signal.rank for signal in job.told.values()] == [2]
 
 
-def test_it_is_told_again_only_where_the_job_is_slower_yet_by_a_tenth() -> None:
+def test_it_is_told_again_only_where_the_job_is_much_slower_yet() -> None:
     job = Job(2)
     keys = []
-    for k, e2e_ms in enumerate((3000.0, 3300.0, 3000.0, 3330.0, 3000.0, 3700.0)):
+    for k, e2e_ms in enumerate((3000.0, 3300.0, 3000.0, 3330.0, 3000.0, 4700.0)):
         slowed(job, 100 * k, 100, e2e_ms)
         job.ask(300.0 * (k + 1))
         keys.append(sorted(job.told))
@@ -251,6 +254,58 @@ def test_a_report_that_brings_a_slowdown_and_its_end_tells_nothing() -> None:
     times_ms = [*[3000.0] * 100, *[3300.0] * 40, *[3000.0] * 40]
     job.fold(0, [Iteration(3.0 * k, k, 1000.0, e2e_ms) for k, e2e_ms in enumerate(times_ms)])
     job.ask(540.0)
+    assert job.told == {}
+
+
+def test_a_rank_that_becomes_a_straggler_is_told_as_one_alone() -> None:
+    job = Job(4)
+    for first, slow_ms in ((0, 0.0), (100, 1500.0)):
+        for k in range(first, first + 100, POLL):
+            for rank in range(4):
+                hardware_ms = 2000.0 + slow_ms * (rank == 1)
+                part = [Iteration(3.0 * n, n, hardware_ms, 3000.0 + slow_ms) for n in range(k, k + POLL)]
+                job.fold(rank, part)
+            job.ask(3.0 * (k + POLL))
+    assert only(job).key == "straggler:1"
+
+
+def test_what_a_rank_took_long_ago_is_not_what_it_took_before_the_change() -> None:
+    """It became slower by little at 3000 s, of which nobody was told. At 6000 s a link becomes slow."""
+    job = Job(4)
+    for n in range(10_000):
+        e2e_ms = 1000.0 if n < 6000 else 1080.0
+        for rank in range(4):
+            hardware_ms = 700.0 + 60 * (rank == 3 and n >= 3000)
+            job.fold(rank, [Iteration(float(n), n, hardware_ms, e2e_ms)])
+        if n % 10 == 0:
+            job.ask(float(n))
+        if job.told:
+            break
+    assert only(job).rank is None
+    assert "No rank's hardware time has grown" in only(job).sentence
+
+
+def test_after_a_restart_that_made_it_slower_no_rank_is_acquitted() -> None:
+    job = Job(2)
+    slowed(job, 0, 100, 3000.0)
+    job.timing.start(2, 2, Now(400.0, 400.0))
+    for k in range(100, 160):
+        for rank in (0, 1):
+            job.fold(rank, [Iteration(500 + 3.0 * k, k, 1000.0 + 300 * rank, 3300.0)], incarnation=2)
+    job.ask(1000.0)
+    assert only(job).sentence.startswith("Since it was started again an iteration takes 10 % longer")
+    assert "Not enough hardware times are known, before and since, to tell whose fault" in only(job).sentence
+
+
+def test_a_policy_that_is_switched_on_again_compares_with_what_comes_then() -> None:
+    job = Job(2)
+    slowed(job, 0, 100, 3000.0)
+    slowed(job, 100, 50, 3300.0)
+    job.timing.policy = Policy(performance=Performance(slowdown_ratio=None))
+    slowed(job, 150, 10, 3300.0)
+    job.timing.policy = Policy()
+    slowed(job, 160, 100, 3300.0)
+    job.ask(780.0)
     assert job.told == {}
 
 
