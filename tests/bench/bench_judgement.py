@@ -6,7 +6,8 @@ so most days are of jobs with steps of a second or more, and no series is longer
 counted is the time that was made. Jobs of 64 ranks are those of tests/core/rings.py: evidence of the judgement, not
 of real jobs. A fault that slows its job by less than 5 % there, because slack hides it, is none to be found. Right is
 who names the ranks at fault and no others, and nobody where links or loaders are slow. Where hardware time counts
-tensor-parallel communication too, a whole tensor group is as slow as its slowest card or link.
+tensor-parallel communication too, a whole tensor group is as slow as its slowest card or link, and those who wait in it
+for the data of one of them are told as such.
 """
 
 import math
@@ -25,7 +26,7 @@ from sentinel.core.model import Symptom
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import Iteration, RankReport
-from sentinel.core.slowdown import Whose, blame
+from sentinel.core.slowdown import Whose, blame, enough
 from sentinel.core.timing import JobTiming
 from tests.bench.harness import Row, at_least, at_most
 from tests.core.jitter_series import Profile, profiles
@@ -195,6 +196,11 @@ class Run(NamedTuple):
             return [{rank for rank, host in enumerate(hosts(layout)) if host == fault.host}]
         if isinstance(fault, SlowLink) and fault.ranks and tensor:
             return [set(), set(layout.tensor_group(fault.ranks[0]))]
+        if (
+            isinstance(fault, SlowData) and fault.rank is not None and tensor
+        ):  # named are those that it keeps waiting
+            group = set(layout.tensor_group(fault.rank))
+            return [set(), group - {fault.rank}] if len(group) > 1 else [set()]
         return [set()]
 
 
@@ -232,8 +238,9 @@ def judge(run: Run) -> Verdict:
         signals += len(found)
         named = {one.rank for one in found if one.symptom is Symptom.STRAGGLER and one.rank is not None}
         change = timing.history.change
-        if change and (whose := blame(change, timing.timed)) and whose.whose is Whose.RANKS:
-            named |= {one.rank for one in whose.grown}
+        if change and all(enough(change, one) for one in timing.timed):
+            whose = blame(change, timing.timed, run.layout.ranks)
+            named |= {one.rank for one in whose.grown} if whose.whose is Whose.RANKS else set()
         told = bool(named) or change is not None
         ever |= named
     growth = 1.0
