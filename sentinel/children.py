@@ -11,6 +11,7 @@ pipes, and `kill` looks whether the child has ended, which reaps it behind the b
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ KILLED_S = 2.0  # a child that outlives SIGKILL so long hangs in the kernel
 COMPLAINT_BYTES = 4096  # that are kept of its errors: their end
 READ_BYTES = 1 << 16
 LEFT_BYTES = 1 << 20  # that are read when it has ended: its children may go on writing
+LOST = 255  # so that Popen looks no more for an exit status that nobody has
 
 Take = Callable[[bytes], None]
 
@@ -71,9 +73,12 @@ class SaidTooMuch(ChildError):
 
 
 def our_python(module: str) -> list[str]:
-    """The command that calls `main` of a module of this Sentinel. Neither the working directory nor its modules (a
-    job's folder may hold a yaml.py) come into its path; where Sentinel runs from a source tree, that is appended."""
-    code = f"import sys; sys.path.append(sys.argv.pop(1)); from {module} import main; sys.exit(main())"
+    """The command that calls `main` of a module of this Sentinel, whichever others are in its path. The working
+    directory is not (a job's folder may hold a yaml.py), and what lies beside this Sentinel hides no other module."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); import sentinel; sys.path.append(sys.path.pop(0)); "
+    )
+    code += f"from {module} import main; sys.exit(main())"
     return [sys.executable, "-P", "-c", code, str(Path(__file__).parents[1])]
 
 
@@ -96,16 +101,22 @@ async def ask(
         child = _Child(command, question, most_bytes, take, env, cwd)
     except OSError as error:
         raise NotStarted(f"{command[0]}: {error.strerror}") from error
+    except ValueError as error:  # a NUL in an argument
+        raise NotStarted(f"{command[0]}: {error}") from error
     try:
-        async with asyncio.timeout(limit_s) as limit:
-            await child.until_end()
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise OutOfTime(f"no answer within {limit_s:g} s", child.complaint()) from None
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                await child.until_end()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            if not child.has_ended():  # else this loop alone was late
+                raise OutOfTime(f"no answer within {limit_s:g} s", child.complaint()) from None
+        child.hear_out()
     finally:
         code = await child.end()
-    assert code is not None, "it has ended, and nobody else reaps it"
+    if code is None:
+        raise ChildError("its exit status is not known", child.complaint())
     return Ended(code, bytes(child.answer), child.complaint())
 
 
@@ -124,6 +135,7 @@ class _Child:
         self._program, self._question, self._most, self._take = command[0], memoryview(question), most, take
         self._loop = asyncio.get_running_loop()
         self._turn, self._ended = asyncio.Event(), asyncio.Event()
+        self._pidfd = -1
         _left[:] = [one for one in _left if one.poll() is None]
         self._process = process = subprocess.Popen(
             command,
@@ -138,19 +150,24 @@ class _Child:
         self._streams = [one for one in (process.stdin, process.stdout, process.stderr) if one is not None]
         try:
             self._pidfd = os.pidfd_open(process.pid)
-        except OSError:  # no descriptor is left
+            self._loop.add_reader(self._pidfd, self._note_end)
+            for stream in self._streams:
+                os.set_blocking(stream.fileno(), False)
+                listen = self._loop.add_writer if stream is process.stdin else self._loop.add_reader
+                listen(stream.fileno(), self._turn.set)
+        except OSError:  # no descriptor is left, or no more of them can be watched
             self._kill()
             _left.append(process)
-            for stream in self._streams:
-                stream.close()
+            self._close_all()
             raise
-        self._loop.add_reader(self._pidfd, self._has_ended)
-        for stream in self._streams:
-            os.set_blocking(stream.fileno(), False)
-            listen = self._loop.add_writer if stream is process.stdin else self._loop.add_reader
-            listen(stream.fileno(), self._turn.set)
 
-    def _has_ended(self) -> None:
+    def has_ended(self) -> bool:
+        """Now, seen by the loop or not."""
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _note_end(self) -> None:
         self._loop.remove_reader(self._pidfd)
         self._ended.set()
         self._turn.set()
@@ -162,6 +179,9 @@ class _Child:
             self._tell()
             self._listen()
             self._hear_errors()
+
+    def hear_out(self) -> None:
+        """It has ended."""
         left = LEFT_BYTES
         while left > 0 and (count := self._listen()):
             left -= count
@@ -226,7 +246,15 @@ class _Child:
             self._loop.remove_reader(stream.fileno())
             stream.close()
 
+    def _close_all(self) -> None:
+        for stream in self._streams:
+            self._close(stream)
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+
     async def end(self) -> int | None:
+        """Its exit status; None: it is not known."""
         self._kill()
         try:
             async with asyncio.timeout(KILLED_S):
@@ -235,13 +263,22 @@ class _Child:
             log.warning("child_outlives_its_kill", pid=self._process.pid, program=self._program)
         finally:
             self.complaint()
-            for stream in self._streams:
-                self._close(stream)
-            self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            code = self._process.poll()
-            if code is None:
-                _left.append(self._process)
+            code = self._reap()
+            self._close_all()
+        return code
+
+    def _reap(self) -> int | None:
+        """Not by `poll`: it takes a lost exit status for 0. Where SIGCHLD is ignored, the kernel keeps none."""
+        try:
+            end = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            self._process.returncode = LOST
+            return None
+        if end is None:
+            _left.append(self._process)
+            return None
+        code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        self._process.returncode = code
         return code
 
     def _kill(self) -> None:

@@ -1,12 +1,15 @@
 """Real children that answer, refuse to listen, flood, hang and leave others behind."""
 
 import asyncio
+import errno
 import fcntl
 import os
 import signal
 import sys
 import threading
+import time
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ import pytest
 from sentinel import children
 from sentinel.children import (
     COMPLAINT_BYTES,
+    ChildError,
     Ended,
     NotStarted,
     OutOfTime,
@@ -138,6 +142,28 @@ def test_our_own_python_takes_no_module_from_the_folder_it_is_called_in(tmp_path
     assert (ended.code, ended.complaint) == (0, "")
 
 
+def test_our_own_python_takes_this_sentinel_where_another_one_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sentinel").mkdir()
+    (tmp_path / "sentinel" / "__init__.py").write_text("raise SystemExit('another one')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = our_python("sentinel.cluster.local.flight_dumps")
+    assert asked(command, b"[]").complaint == ""
+
+
+def test_what_lies_beside_sentinel_hides_no_other_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As beside one that runs from a source tree."""
+    (tmp_path / "sentinel").mkdir()
+    (tmp_path / "sentinel" / "__init__.py").touch()
+    (tmp_path / "sentinel" / "it.py").write_text("import decimal\nmain = lambda: print(decimal.Decimal(1))\n")
+    (tmp_path / "decimal.py").write_text("raise SystemExit('not of Python')\n")
+    monkeypatch.setattr(children, "__file__", str(tmp_path / "sentinel" / "children.py"))
+    assert asked(our_python("sentinel.it")) == Ended(0, b"1\n", "")
+
+
 # ---------------------------------------------------------------- children that do not answer
 
 
@@ -146,6 +172,76 @@ def test_what_cannot_be_started_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotStarted, match=f"{tmp_path}/none: No such file or directory"):
         asked([f"{tmp_path}/none"])
     assert descriptors() == before
+
+
+def test_a_command_that_no_program_can_get_is_not_started() -> None:
+    with pytest.raises(NotStarted, match="echo: embedded null byte"):
+        asked(["echo", "a\0b"])
+
+
+@pytest.mark.parametrize("watched", range(4))
+def test_one_that_cannot_be_watched_is_not_left_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: int
+) -> None:
+    """As where the kernel watches no more descriptors for this user: here the loop says so."""
+    told = tmp_path / "pid"
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        count = 0
+
+        def unless_full(watch: Callable[..., None]) -> Callable[..., None]:
+            def listen(*given: object) -> None:
+                nonlocal count
+                count += 1
+                if count > watched:
+                    until(told.exists)
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                watch(*given)
+
+            return listen
+
+        before = descriptors()
+        with monkeypatch.context() as full:
+            for name in ("add_reader", "add_writer"):
+                full.setattr(loop, name, unless_full(getattr(loop, name)))
+            command = shell(f"echo $$ > {told}.new; mv {told}.new {told}; sleep 1000")
+            with pytest.raises(NotStarted, match="/bin/sh: No space left on device"):
+                await ask(command, b"?", limit_s=LONG_S, most_bytes=10)
+        assert descriptors() == before
+        pid = int(told.read_text())
+        until(lambda: not runs(pid))
+        await ask(["true"], limit_s=LONG_S)
+        assert gone(pid), "the next one that is started has it reaped"
+
+    asyncio.run(test())
+
+
+def test_one_that_ended_in_time_has_answered_however_late_it_is_heard(tmp_path: Path) -> None:
+    taken = list[bytes]()
+
+    async def test() -> Ended:
+        command = shell(f"echo line; printf rest; echo $$ > {tmp_path}/pid; exit 3")
+        asking = asyncio.create_task(ask(command, limit_s=0.2, most_bytes=10, take=taken.append))
+        await asyncio.sleep(0)  # it is started
+        begun_s = time.monotonic()
+        until(lambda: time.monotonic() - begun_s > 0.3 and (tmp_path / "pid").exists())
+        until(lambda: not runs(int((tmp_path / "pid").read_text())))
+        return await asking
+
+    assert asyncio.run(test()) == Ended(3, b"rest", "")
+    assert taken == [b"line"]
+
+
+def test_an_exit_status_that_is_lost_is_not_taken_for_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where SIGCHLD is ignored, as a shell may have left it."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(ChildError, match="its exit status is not known") as caught:
+            asked(shell("echo no route >&2; exit 3"))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert caught.value.complaint == "no route"
 
 
 def test_an_answer_that_is_too_long_ends_its_child_and_fills_no_memory(tmp_path: Path) -> None:

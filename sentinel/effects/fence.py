@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import structlog
 
-from sentinel.children import NotStarted, OutOfTime, ask
+from sentinel.children import ChildError, NotStarted, OutOfTime, ask
 from sentinel.core.fleet_hook import FenceCall, waits
 from sentinel.core.fleet_model import FenceOutcome, NodeQuarantine
 from sentinel.core.fleet_settings import FenceHook
@@ -112,6 +112,8 @@ async def _run(call: FenceCall, hook: FenceHook) -> tuple[str, str]:
         return "not-started", str(error)
     except OutOfTime as error:
         return "timed-out", _with(f"no end within {hook.timeout_s:g} s, killed", error.complaint)
+    except ChildError as error:
+        return "failed", _with(str(error), error.complaint)
     if ended.code == 0:
         return "off", "exit code 0"
     how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"

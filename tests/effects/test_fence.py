@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -70,6 +71,16 @@ def test_any_other_end_is_a_failure_told_with_the_last_line_of_its_errors(
     tmp_path: Path, text: str, how: str
 ) -> None:
     assert ended(a_fencer(a_program(tmp_path, text))) == FenceOutcome("n0-0001", 1, False, how)
+
+
+def test_a_program_whose_exit_status_is_lost_has_not_powered_off(tmp_path: Path) -> None:
+    """Where SIGCHLD is ignored, as a shell may have left it."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        found = ended(a_fencer(a_program(tmp_path, "echo no route >&2; exit 3")))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert found == FenceOutcome("n0-0001", 1, False, "its exit status is not known: no route")
 
 
 def test_a_program_that_hangs_is_killed_with_its_children_at_its_time_limit(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from sentinel import rights
-from sentinel.children import NotStarted, OutOfTime, SaidTooMuch, ask
+from sentinel.children import ChildError, OutOfTime, SaidTooMuch, ask
 from sentinel.cluster.local.processes import (
     Proc,
     descendants,
@@ -253,10 +253,10 @@ async def _run(command: list[str], limit_s: float, most: int = MAX_CHARS) -> tup
     env = {"PATH": os.environ.get("PATH", os.defpath)}
     try:
         ended = await ask(command, limit_s=limit_s, most_bytes=most, env=env)
-    except NotStarted as error:
-        return -1, "", str(error)
     except OutOfTime:
         return -1, "", f"py-spy did not answer within {limit_s:.1f} s"
     except SaidTooMuch as error:
         return 0, error.begun.decode(errors="replace"), error.complaint
+    except ChildError as error:
+        return -1, "", str(error)
     return ended.code, ended.answer.decode(errors="replace"), ended.complaint
