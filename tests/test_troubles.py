@@ -15,7 +15,7 @@ from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
 from sentinel.errors import TemporaryError
 from sentinel.fleet_troubles import SENTENCES, of_epochs, of_works
-from sentinel.troubles import MOST, MOST_REST_S, STANDS_S, TRIES, Trouble, Troubles, alone
+from sentinel.troubles import FORGOTTEN_S, MOST, MOST_REST_S, STANDS_S, TRIES, Trouble, Troubles, alone
 from sentinel.works import Failing, Works
 from tests.core.test_job_look import row
 from tests.waits import eventually
@@ -70,23 +70,72 @@ def test_it_is_said_again_when_more_join_it_and_its_end_is_that_of_the_last_tell
     told = Told()
     told.of(0.0, "n1")
     assert told.of(STANDS_S, "n1") == ["in trouble for 20 s: not marked: n1"]
-    assert told.of(STANDS_S, "n1", "n2") == ["in trouble for 40 s: not marked: n1 n2"]
+    assert told.of(0.0, "n1", "n2") == []
+    assert told.of(STANDS_S, "n1", "n2") == ["in trouble for 40 s: not marked: n1 n2; new: n2"]
     assert told.of(10_000.0, "n1", "n2", text="not marked: 500") == []
-    assert told.of(1.0, "n3", "n2") == ["in trouble for 10041 s: not marked: n3 n2"]
-    assert told.of(10_000.0, "n1", "n2") == [], "one that was told is back"
-    assert told.after(9.0) == ["over after 20050 s: not marked: n3 n2"]
+    assert told.of(1.0, "n3", "n2") == []
+    assert told.of(STANDS_S, "n3", "n2") == ["in trouble for 10061 s: not marked: n3 n2; new: n3"]
+    assert told.after(9.0) == ["over after 10070 s: not marked: n3 n2"]
+
+
+def test_it_names_what_is_new_however_few_its_text_names() -> None:
+    told = Told()
+    told.of(0.0, "n1", text="many")
+    assert told.of(STANDS_S, "n1", text="many") == ["in trouble for 20 s: many"]
+    told.of(0.0, "n1", "n5", "n6", "n7", "n8", "n9", text="many")
+    (line,) = told.of(STANDS_S, "n1", "n5", "n6", "n7", "n8", "n9", text="many")
+    assert line == "in trouble for 40 s: many; new: n5, n6, n7 and 2 more"
+
+
+def test_what_joins_for_a_moment_is_not_told_and_counts_anew_when_it_is_back() -> None:
+    told = Told()
+    told.of(0.0, "n1")
+    told.of(STANDS_S, "n1")
+    told.of(1000.0, "n1", "n2")
+    assert told.of(STANDS_S - 1.0, "n1", "n2") == []
+    assert told.of(1.0, "n1") == []
+    assert told.of(1.0, "n1", "n2") == []
+    assert told.of(STANDS_S - 1.0, "n1", "n2") == []
+    assert len(told.of(1.0, "n1", "n2")) == 1
+
+
+def test_one_that_was_told_is_told_again_only_when_it_was_gone_for_long() -> None:
+    told = Told()
+    told.of(0.0, "n1", "n2")
+    told.of(STANDS_S, "n1", "n2")
+    told.of(FORGOTTEN_S - 1.0, "n1")
+    told.of(0.0, "n1", "n2")
+    assert told.of(STANDS_S, "n1", "n2") == []
+    told.of(FORGOTTEN_S, "n1")
+    told.of(0.0, "n1", "n2")
+    (line,) = told.of(STANDS_S, "n1", "n2")
+    assert line.endswith("; new: n2")
+
+
+def test_names_that_are_long_gone_fill_no_memory() -> None:
+    told = Told()
+    told.of(0.0, "n1")
+    told.of(STANDS_S, "n1")
+    for number in range(10):
+        nodes = [f"n{number}-{k}" for k in range(100)]
+        told.of(1.0, *nodes)
+        assert told.of(MOST_REST_S, *nodes)
+    kept = told.troubles._told["show"]
+    assert len(kept.of) + len(kept.joined) <= 200
 
 
 def test_those_that_join_one_after_the_other_are_said_together_and_less_and_less_often() -> None:
     told = Told()
     nodes: list[str] = []
     said_s: list[float] = []
-    while told.now_s < 4 * MOST_REST_S:
+    while told.now_s < 6 * MOST_REST_S:
         nodes.append(f"n{len(nodes)}")
         if told.of(10.0, *nodes):
             said_s.append(told.now_s)
     between_s = [later - before for before, later in pairwise(said_s)]
-    assert between_s[:4] == [STANDS_S, 2 * STANDS_S, 4 * STANDS_S, 8 * STANDS_S]
+    assert between_s[:4] == [STANDS_S + 10.0, 2 * STANDS_S, 4 * STANDS_S, 8 * STANDS_S], (
+        "each one stood first"
+    )
     assert max(between_s) == MOST_REST_S
 
 
