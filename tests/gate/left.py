@@ -22,6 +22,7 @@ import pytest
 
 MARK = "TESTED_BY"
 PATIENCE_S = 60.0  # for what is about to end
+LOADING_S = 1.0  # a program is loaded long before
 # Only what starts programs can leave some: most tests start none.
 STARTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system", "os.exec"}
 
@@ -107,14 +108,16 @@ def marked(mark: str) -> dict[int, str]:
 
 def _environment(process: Path) -> bytes:
     """It is empty for a moment where the process begins a program, until that is loaded."""
+    deadline = time.monotonic() + LOADING_S
     while not (found := (process / "environ").read_bytes()):
-        if _is_loaded(process):
+        if _is_loaded(process) or time.monotonic() > deadline:
             return (process / "environ").read_bytes()  # it may have been loaded since; or it has none
         time.sleep(0.001)
     return found
 
 
 def _is_loaded(process: Path) -> bool:
-    """`startcode`, the 26th field (proc_pid_stat(5)): set once the environment is (fs/binfmt_elf.c of Linux)."""
+    """`startcode`, the 26th field (proc_pid_stat(5)): set once the environment is (fs/binfmt_elf.c of Linux). What has
+    no memory (`vsize`, the 23rd: a zombie, a thread of the kernel) loads nothing."""
     state_and_on = (process / "stat").read_text().rpartition(")")[2].split()
-    return state_and_on[23] != "0"
+    return state_and_on[23] != "0" or state_and_on[20] == "0"

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from sentinel.cluster.local.processes import read_proc
-from tests.gate.left import MARK, marked
+from tests.gate.left import MARK, _is_loaded, marked
 from tests.waits import until
+
+MOST_TURNS = 200_000  # minutes: it ends even where the test is killed
 
 TESTS = """
 import os, subprocess, sys
@@ -99,10 +101,22 @@ def test_processes_that_a_test_leaves_fail_it_and_are_ended(tmp_path: Path, repo
         until(partial(gone, int(pid)), f"{pid} still runs")
 
 
-@pytest.mark.parametrize("turns", ['exec "$0"', '"$0" &'], ids=["begins programs", "leaves orphans"])
+def test_a_process_without_memory_is_not_waited_for() -> None:
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # a zombie
+        assert _is_loaded(Path(f"/proc/{pid}"))
+    finally:
+        os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize(
+    "turns", ['exec "$0" $((n + 1))', '"$0" $((n + 1)) &'], ids=["begins programs", "leaves orphans"]
+)
 def test_a_process_is_seen_at_any_moment(tmp_path: Path, turns: str) -> None:
     program = tmp_path / "turns"
-    program.write_text(f"#!/bin/sh\n{turns}\n")
+    program.write_text(f'#!/bin/sh\nn=${{1:-0}}\n[ "$n" -lt {MOST_TURNS} ] || exit 0\n{turns}\n')
     program.chmod(0o755)
     mark = f"turns-{os.getpid()}"
     subprocess.run(
