@@ -1,7 +1,7 @@
 """Judges JobPolicies of a cluster as `sentinel validate` does, in a child: neither YAML nor the schema library stays
 in the controller's memory, and a policy that is made to hurt has an end.
 
-`python -m sentinel.cli.judging` reads {settings, documents} on standard input and prints a list of verdicts.
+The child is a Python that calls `main`: it reads {settings, documents} on standard input and prints a list of verdicts.
 """
 
 import sys

@@ -171,7 +171,8 @@ class Notifier:
     async def flush(self, timeout_s: float) -> int:
         """Try everything that waits once more, for at most `timeout_s`. Returns how many stages still wait.
 
-        What is left stays waiting in the records and is sent by the next Sentinel.
+        What is left stays waiting in the records and is sent by the next Sentinel. Where a round of `run` is under way,
+        it waits for that; when its time is over it does not end that round's child: the owner of `run` cancels `run`.
         """
         try:
             async with asyncio.timeout(timeout_s):

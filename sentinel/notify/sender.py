@@ -1,4 +1,4 @@
-"""The short-lived child that renders and sends mails: `python -m sentinel.notify.sender`.
+"""The short-lived child that renders and sends mails: a Python that calls `main` (`children.our_python`).
 
 Reads one wire.Order from standard input and writes one wire.Answer line per mail to standard output, at
 once when it is known. It keeps no state, ends by itself, and ends with its parent: a mail that nobody can

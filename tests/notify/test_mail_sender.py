@@ -1,6 +1,5 @@
-"""The mail child against real servers, good and bad: `python -m sentinel.notify.sender`."""
+"""The mail child (`sentinel.notify.sender`) against real servers, good and bad."""
 
-import os
 import resource
 import subprocess
 import sys
@@ -9,6 +8,7 @@ import time
 import msgspec
 import pytest
 
+from sentinel.children import our_python
 from sentinel.core.model import Stage
 from sentinel.notify.wire import Order
 from sentinel.settings import Mail
@@ -364,11 +364,10 @@ def test_modules_in_the_working_directory_are_not_imported(tmp_path):
     (tmp_path / "ssl.py").write_text("raise SystemExit('hijacked')")
     order = msgspec.json.encode(Order(settings=Mail(outbox=str(tmp_path / "outbox")), requests=[a_request()]))
     child = subprocess.run(
-        [sys.executable, "-P", "-m", "sentinel.notify.sender"],
+        our_python("sentinel.notify.sender"),
         input=order,
         capture_output=True,
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(REPO)},
         check=False,
     )
     assert (child.returncode, child.stderr) == (0, b"")
