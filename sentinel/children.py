@@ -28,6 +28,7 @@ KILLED_S = 2.0  # a child that outlives SIGKILL so long hangs in the kernel
 COMPLAINT_BYTES = 4096  # that are kept of its errors: their end
 READ_BYTES = 1 << 16
 LEFT_BYTES = 1 << 20  # that are read when it has ended: its children may go on writing
+NOT_KNOWN = "its exit status is not known"
 LOST = 255  # so that Popen looks no more for an exit status that nobody has
 
 Take = Callable[[bytes], None]
@@ -116,7 +117,7 @@ async def ask(
     finally:
         code = await child.end()
     if code is None:
-        raise ChildError("its exit status is not known", child.complaint())
+        raise ChildError(NOT_KNOWN, child.complaint())
     return Ended(code, bytes(child.answer), child.complaint())
 
 
@@ -130,7 +131,7 @@ class _Child:
         env: Mapping[str, str] | None,
         cwd: str | None,
     ) -> None:
-        """Raises OSError."""
+        """Raises OSError, ValueError, ChildError."""
         self.answer, self._errors = bytearray(), bytearray()
         self._program, self._question, self._most, self._take = command[0], memoryview(question), most, take
         self._loop = asyncio.get_running_loop()
@@ -155,10 +156,12 @@ class _Child:
                 os.set_blocking(stream.fileno(), False)
                 listen = self._loop.add_writer if stream is process.stdin else self._loop.add_reader
                 listen(stream.fileno(), self._turn.set)
-        except OSError:  # no descriptor is left, or no more of them can be watched
+        except OSError as error:  # no descriptor is left, or no more of them can be watched
             self._kill()
             _left.append(process)
             self._close_all()
+            if isinstance(error, ProcessLookupError):  # where SIGCHLD is ignored it may be gone already
+                raise ChildError(NOT_KNOWN) from error
             raise
 
     def has_ended(self) -> bool:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -233,15 +233,35 @@ def test_one_that_ended_in_time_has_answered_however_late_it_is_heard(tmp_path: 
     assert taken == [b"line"]
 
 
-def test_an_exit_status_that_is_lost_is_not_taken_for_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where SIGCHLD is ignored, as a shell may have left it."""
+@pytest.fixture
+def _reaped_by_the_kernel() -> Iterator[None]:
+    """SIGCHLD is ignored, as a shell may have left it."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        with pytest.raises(ChildError, match="its exit status is not known") as caught:
-            asked(shell("echo no route >&2; exit 3"))
-    finally:
-        signal.signal(signal.SIGCHLD, before)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("_reaped_by_the_kernel")
+def test_an_exit_status_that_is_lost_is_not_taken_for_0() -> None:
+    with pytest.raises(ChildError, match="its exit status is not known") as caught:
+        asked(shell("read -r _; echo no route >&2; exit 3"), b"go\n")
     assert caught.value.complaint == "no route"
+
+
+@pytest.mark.usefixtures("_reaped_by_the_kernel")
+def test_one_that_is_gone_before_it_is_watched_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    pidfd_open = os.pidfd_open
+
+    def late(pid: int) -> int:
+        until(lambda: gone(pid))
+        return pidfd_open(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", late)
+    before = descriptors()
+    with pytest.raises(ChildError, match="its exit status is not known") as caught:
+        asked(["true"])
+    assert not isinstance(caught.value, NotStarted)
+    assert descriptors() == before
 
 
 def test_an_answer_that_is_too_long_ends_its_child_and_fills_no_memory(tmp_path: Path) -> None:
