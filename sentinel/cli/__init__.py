@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from importlib import import_module
 
@@ -57,6 +58,9 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:  # this process is ours alone
         # structlog imports rich where it is installed, for colours that we never print: a fifth of our start and 4 MiB.
         sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
+        signal.signal(
+            signal.SIGCHLD, signal.SIG_DFL
+        )  # a shell may have it ignored: then children have no exit status
     name = next((word for word in arguments if not word.startswith("-")), "")
     parser = argparse.ArgumentParser(prog="sentinel", description="Keeps GPU training jobs running.")
     parser.add_argument("--version", action="version", version=f"sentinel {__version__}")
