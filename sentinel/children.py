@@ -25,6 +25,7 @@ from msgspec import Struct
 log = structlog.get_logger()
 
 KILLED_S = 2.0  # a child that outlives SIGKILL so long hangs in the kernel
+CANCELLED_S = 0.1  # it is waited for, with all else standing still, where nobody has the time
 COMPLAINT_BYTES = 4096  # that are kept of its errors: their end
 READ_BYTES = 1 << 16
 LEFT_BYTES = 1 << 20  # that are read when it has ended: its children may go on writing
@@ -264,6 +265,9 @@ class _Child:
                 await self._ended.wait()
         except TimeoutError:
             log.warning("child_outlives_its_kill", pid=self._process.pid, program=self._program)
+        except asyncio.CancelledError:  # once more: who cancels does not wait, and is not let wait long
+            select.select([self._pidfd], [], [], CANCELLED_S)
+            raise
         finally:
             self.complaint()
             code = self._reap()

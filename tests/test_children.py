@@ -239,6 +239,23 @@ def test_one_that_ended_in_time_has_answered_however_late_it_is_heard(tmp_path: 
     assert taken == [b"line"]
 
 
+def test_one_whose_end_is_cancelled_too_leaves_no_zombie(tmp_path: Path) -> None:
+    async def test() -> None:
+        asking = asyncio.create_task(ask(shell(f"echo $$ > {tmp_path}/pid; exec sleep 1000"), limit_s=100))
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            await asyncio.wait([asking], timeout=0.01)
+        asking.cancel()
+        await asyncio.wait([asking], timeout=0)  # it begins to end
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert gone(int((tmp_path / "pid").read_text()))
+
+    for _ in range(20):
+        asyncio.run(test())
+        (tmp_path / "pid").unlink()
+
+
 @pytest.fixture
 def _reaped_by_the_kernel() -> Iterator[None]:
     """SIGCHLD is ignored, as a shell may have left it."""

@@ -174,7 +174,11 @@ def test_when_leadership_ends_the_program_is_killed_and_the_next_leader_calls_it
         nonlocal leaderships
         leaderships += 1
         before = fleet.called
-        assert all(not Path(f"/proc/{pid}").exists() for pid in before)
+
+        async def ended() -> bool:
+            return all(not Path(f"/proc/{pid}").exists() for pid in before)
+
+        await eventually(ended)
         await fleet.falls_silent()
         await fleet.calls(leaderships)
         await fleet.rounds(2)
