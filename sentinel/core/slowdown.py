@@ -66,11 +66,11 @@ def blame(change: Change, ranks: Iterable[RankTiming], size: int) -> Blame:
     told = 0
     grown = []
     for rank in ranks:
-        if rank.before is None:
+        since_ms = rank.hardware_since(change.at_s)
+        if rank.before is None or not since_ms:  # a pause that was announced takes what came with it
             continue
         told += 1
         before_ms, deviation_ms = rank.before
-        since_ms = rank.hardware_since(change.at_s)
         after_ms = median(since_ms)
         chance_ms = OF_MEDIAN * max(deviation_ms, deviation(since_ms))
         least_ms = max(SHARE * (change.after_ms - change.before_ms), SURE * chance_ms)

@@ -7,7 +7,7 @@ import pytest
 from sentinel.core.model import Symptom
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Performance, Policy
-from sentinel.core.reports import Iteration, RankReport
+from sentinel.core.reports import Iteration, LogMatch, RankReport
 from sentinel.core.signals import TimingSignal
 from sentinel.core.timing import JobTiming
 from tests.core.rings import (
@@ -217,6 +217,18 @@ def test_it_waits_for_the_reports_of_other_ranks_for_a_while() -> None:
     slowed(job, 100, 12, 3300.0, ranks=[1])
     job.ask(found_s + 11)
     assert "No rank's hardware time has grown" in only(job).sentence
+
+
+def test_a_pause_that_takes_what_a_rank_told_since_breaks_nothing() -> None:
+    job = Job(2)
+    slowed(job, 0, 100, 3000.0)
+    for _ in range(12):  # all of them read at one moment, with the line that announces a save
+        job.fold(0, [Iteration(400.0, None, 1000.0, 3300.0)])
+    saving = LogMatch(rule="save", failure="activity:saving", rank=0, incarnation=1, at_s=400.0)
+    job.timing.activity(saving)
+    job.fold(1, [Iteration(401.0 + k, None, 1000.0, 3300.0) for k in range(12)])
+    job.ask(450.0)
+    assert "Not enough hardware times are known" in only(job).sentence
 
 
 def test_where_others_tell_nothing_more_that_is_told() -> None:
