@@ -28,7 +28,8 @@ _FRAME = re.compile(r"^ {4}(?P<function>\S+) \((?P<file>[^()]*?)(?::\d+)?\)$")
 _LIBRARY = re.compile(r"(?:^|/)(?:(?:torch|deepspeed|horovod|mpi4py)/|sentinel/integrations/agreement\b)")
 # There in files of such names. In the backward pass and at the GPU it may wait for others too, or for itself.
 _WAITS_IN = re.compile(r"/(?:distributed|comm)/|horovod/|mpi4py/|sentinel/integrations/agreement\b")
-_MAY_WAIT = frozenset({"_engine_run_backward", "synchronize"})
+_RUN_BACKWARD = "_engine_run_backward"
+_MAY_WAIT = frozenset({_RUN_BACKWARD, "synchronize"})
 # The backward pass of a torch that has no frame of that name yet, as 1.13.
 _BACKWARD = re.compile(r"^ {4}(?:backward|grad) \((?:\S*/)?torch/autograd/__init__\.py\b")
 # Who waits here waits for no rank.
@@ -176,6 +177,11 @@ def read(text: str) -> Stack | None:
         tuple(_helpers(text.splitlines())),
         state.endswith(_SLEEPS),
     )
+
+
+def in_backward(frame: str) -> bool:
+    """Of one in which a rank waits, or may."""
+    return frame.startswith(f"{_RUN_BACKWARD} (") or _BACKWARD.match(f"    {frame}") is not None
 
 
 def own_frames(dump: str) -> tuple[str, ...]:

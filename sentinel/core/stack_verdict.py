@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 from sentinel.core.model import Symptom, Verdict
 from sentinel.core.process_states import HALTED, STOPPED
 from sentinel.core.signals import names
-from sentinel.core.stack_reading import Head, Stack, read, read_head
+from sentinel.core.stack_reading import Head, Stack, in_backward, read, read_head
 
 MOST_PLACES, MOST_LINES = 2, 4  # of those where ranks wait: in the sentence, in the evidence
 FRAME_CHARS, FILE_CHARS, FUNCTION_CHARS = 100, 45, 50
@@ -18,18 +18,23 @@ FRAME_CHARS, FILE_CHARS, FUNCTION_CHARS = 100, 45, 50
 _TOGETHER = frozenset(
     {
         "all_gather",
+        "all_gather_coalesced",
         "all_gather_into_tensor",
         "all_gather_object",
+        "all_gather_single",
         "all_reduce",
         "all_reduce_coalesced",
         "all_to_all",
         "all_to_all_single",
         "barrier",
         "reduce_scatter",
+        "reduce_scatter_single",
         "reduce_scatter_tensor",
     }
 )
-_BUSY = "R"
+_BUSY, _STUCK = "R", "D"
+# Where in the kernel a thread sleeps that waits for a lock, for another thread or for a time: for no GPU, and no host.
+_OWN_WAITS = ("futex", "nanosleep")
 
 
 class Told(Struct, frozen=True):
@@ -38,6 +43,7 @@ class Told(Struct, frozen=True):
     number: int | None = None
     why: str = ""
     lines: tuple[str, ...] = ()  # who stands where, where nobody is named
+    about: int | None = None  # the rank of which `why` tells, where it is not named by it
 
 
 def named(verdict: Verdict, stacks: Sequence[str], size: int) -> Verdict:
@@ -52,7 +58,8 @@ def named(verdict: Verdict, stacks: Sequence[str], size: int) -> Verdict:
     if verdict.worker is not None or (not of_launcher and verdict.rank is not None):
         # Logs have named it. Stacks add where it stands, if they name the same one by a number of the same kind.
         same = each if verdict.worker is None else of_launcher
-        return said if same and told.number is not None and told.number == verdict.who else verdict
+        about = told.about if told.number is None else told.number
+        return said if same and about is not None and about == verdict.who else verdict
     if told.number is None:
         lines = (line for line in told.lines if line not in verdict.evidence)
         return structs.replace(said, evidence=(*lines, *verdict.evidence))
@@ -91,7 +98,9 @@ def _compared(texts: Sequence[str], size: int) -> Told:
 def _of_halted(head: Head, found: Mapping[int, Stack | None]) -> Told:
     others = {number: stack for number, stack in found.items() if stack is not None and number != head.number}
     wait = len(others) == len(found) - 1 and all(stack.waits for stack in others.values())
-    why = f"Rank {head.number} (pid {head.pid}) is {STOPPED[HALTED]}"
+    one = found[head.number]
+    where = "" if one is None else f", in {_at(one.waits or one.place, one.called)}"
+    why = f"Rank {head.number} (pid {head.pid}) is {STOPPED[HALTED]}{where}"
     return Told(head.number, f"{why}; {_wait_for_it(others)}." if wait else f"{why}.")
 
 
@@ -109,11 +118,13 @@ def _of_away(head: Head, one: Stack, others: Mapping[int, Stack]) -> Told:
     # A number that is fetched from the GPU (`loss.item()`) shows no frame of torch, and waits for the others' work too.
     # So may who waits for the next stage of a pipeline.
     # That it sleeps, not busy with a GPU that has not answered, is the kernel's word.
-    rests = one.idle and all(stack.surely for stack in others.values())
-    sure = one.surely or one.runs or rests
+    rests = one.idle and (
+        all(stack.surely for stack in others.values()) or _waits_for_itself(head, one, others.values())
+    )
+    sure = one.surely or one.runs or head.state == _STUCK or rests
     if (one.sends and not one.runs) or not sure:
         return Told(lines=_lines({one.number: one, **others}))
-    state = f" (pid {head.pid}, {STOPPED['D']}, in {head.channel or 'it'})" if head.state == "D" else ""
+    state = f" (pid {head.pid}, {STOPPED[_STUCK]}, in {head.channel or 'it'})" if head.state == _STUCK else ""
     does = "waits" if one.loads else "stands"
     helper = _helper(one)
     return Told(
@@ -122,7 +133,14 @@ def _of_away(head: Head, one: Stack, others: Mapping[int, Stack]) -> Told:
         else one.number,  # it saves or evaluates for the others: nothing is wrong with it by that
         f"Rank {one.number}{state} {does} in {_at(one.place, one.called)}{f', {helper}' if helper else ''}; "
         f"{_wait_for_it(others)}.",
+        about=one.number,
     )
+
+
+def _waits_for_itself(head: Head, one: Stack, others: Iterable[Stack]) -> bool:
+    """Its own program holds it up, while all others sleep: in the backward pass too they wait for somebody then."""
+    own = not one.called and any(wait in head.channel for wait in _OWN_WAITS)
+    return own and all((stack.surely or stack.idle) and not stack.staged for stack in others)
 
 
 def _helper(one: Stack) -> str:
@@ -146,7 +164,7 @@ def _of_waiting(stacks: Mapping[int, Stack], *, whole: bool) -> Told:
     """All wait. In different collectives? One that waits alone went another way than all others; of several that wait
     elsewhere any may be right. Neither is said where they need not meet: in pipelines, in groups of ranks that are seen
     to be smaller than the job, in calls that let some go on before others; nor where lines alone differ, since one rank
-    may come to the same collective by another line."""
+    may come to the same collective by another line. All others may be in the backward pass, if they sleep there."""
     places = _places(stacks.values())
     sure = all(stack.surely for stack in stacks.values())
     if len(places) == 1:
@@ -156,10 +174,16 @@ def _of_waiting(stacks: Mapping[int, Stack], *, whole: bool) -> Told:
     lines = _lines(stacks)
     calls = {_function(waits) for waits, _ in places}
     staged = any(stack.staged for stack in stacks.values())
-    if staged or not whole or len(places) != 2 or len(calls) != 2 or not calls <= _TOGETHER:
+    if staged or not whole or len(places) != 2 or len(calls) != 2:
         return Told(lines=lines)
     (more, those), (less, these) = places.items()
-    if len(these) == 1 and len(those) > 1:
+    alone = len(these) == 1 and len(those) > 1
+    sleep = all(stacks[number].idle for number in those)
+    if not calls <= _TOGETHER and not (
+        alone and sleep and in_backward(more[0]) and _function(less[0]) in _TOGETHER
+    ):
+        return Told(lines=lines)
+    if alone:
         return Told(
             these[0],
             f"Rank {these[0]} waits in {_at(*less)}, where no other rank does; all {len(those)} others wait in "
