@@ -76,6 +76,11 @@ class ForJobs:
         known = record is not None and any(finding.code == one.code for finding in record.findings)
         return not known and len(self._nodes.fatal.get(one.code, ())) >= self._settings.cause_nodes
 
+    def isolated(self, node: str) -> bool:
+        """Is it to be out of service for a fault? It may not be seen in the node itself yet."""
+        record = self._faults.get(node)
+        return record is not None and record.isolating
+
     def lost(self, pod: str) -> str:
         """Why the pod with this uid was removed by force from a node that was lost; "": it was not."""
         return fleet_fence.removed(self._cluster.records.values(), pod)

@@ -132,6 +132,7 @@ class Controlling:
                 self._controller.for_jobs.draining,
                 lambda: standing(self._fleet.records.values()),
                 lambda: unreached(self._fleet.records.values()),
+                self._controller.for_jobs.isolated,
                 self._controller.for_jobs.lost,
                 self._controller.for_jobs.returned,
                 self._controller.for_jobs.back_lately,

@@ -19,8 +19,9 @@ class JobNodes:
     """`findings(node)`: the boot that its agent told of, and what its checks find in it. `ailing`: nodes of which they
     find anything, as it is now. `draining`: nodes that people want to have free of jobs, and what they said.
     `standing`: nodes that are isolated, or held back by a brake, and what was found there. `unreached`: nodes of which
-    nobody is heard. `lost(uid)`: why a pod was removed by force from a lost node. `returned(node)`: when it came back
-    and after what, if it is on probation. `back_lately`: the nodes that are, the last that came back first."""
+    nobody is heard. `isolated(node)`: is it to be out of service for a fault? `lost(uid)`: why a pod was removed by
+    force from a lost node. `returned(node)`: when it came back and after what, if it is on probation. `back_lately`:
+    the nodes that are, the last that came back first."""
 
     def __init__(
         self,
@@ -29,6 +30,7 @@ class JobNodes:
         draining: Callable[[], Mapping[str, str]],
         standing: Callable[[], Mapping[str, Collection[Finding]]],
         unreached: Callable[[], Collection[str]],
+        isolated: Callable[[str], bool],
         lost: Callable[[str], str],
         returned: Callable[[str], str],
         back_lately: Callable[[], list[str]],
@@ -36,7 +38,7 @@ class JobNodes:
     ) -> None:
         self._findings, self._ask_draining, self.lost, self._clock = findings, draining, lost, clock
         self._ailing, self._ask_standing, self._ask_unreached = ailing, standing, unreached
-        self._returned, self.back_lately = returned, back_lately
+        self._isolated, self._returned, self.back_lately = isolated, returned, back_lately
         self._draining: Mapping[str, str] = {}
         self._standing: Mapping[str, Collection[Finding]] = {}
         self._unreached: Collection[str] = ()
@@ -126,6 +128,10 @@ class JobNodes:
         wanted = frozenset(components)
         self._ask_records()
         return [node for node in {*self._ailing, *self._standing} if self._bad(node) & wanted]
+
+    def leaving(self, node: str) -> bool:
+        """Is it to be out of service?"""
+        return self._isolated(node) or node in self.draining
 
     def unreached(self) -> Collection[str]:
         """Nodes of which nobody is heard: a scheduler gives them pods until their kubelet has been silent for long."""

@@ -194,7 +194,7 @@ class LeadingJobs:
         self._agents = Agents(self._orders_changed)
         self._cluster = JobCluster(self._client, self._agents, self._epoch, self._rooms)
         self._cluster.unfit, self._cluster.unreached = self._nodes.unfit, self._nodes.unreached
-        self._cluster.back_lately = self._nodes.back_lately
+        self._cluster.back_lately, self._cluster.leaving = self._nodes.back_lately, self._nodes.leaving
         self._cluster.observed = self._observed
         self._cluster.tell, self._cluster.queued = self._told, self._queued
         self._cluster.look_again = self._look_again

@@ -75,13 +75,8 @@ def start(
         return over(seen, now)
     if not now.stopped:
         return settle(seen)
-    if now.stopped_by != SENTINEL and not claimed(seen, now):
-        return Refusal(
-            Reason.NOT_OURS,
-            f"{title(seen.job)} waits in Kueue's queue {now.queue}."
-            if now.stopped_by == KUEUE
-            else f"{title(seen.job)} was stopped by {now.stopped_by or 'somebody'}, who starts it.",
-        )
+    if (refused := not_ours(seen)) is not None:
+        return refused
     if living(seen.pods) and not evicts(seen.row):
         return Refusal(
             Reason.STILL_RUNNING, f"{title(seen.job)}: pods are left: {listed(names(living(seen.pods)))}."
@@ -93,6 +88,19 @@ def start(
     if isinstance(above, Refusal):
         return above
     return Plan(writes=(*above, *_let_run(seen, draft, now)), costs=seen.row.start_costs)
+
+
+def not_ours(seen: Seen) -> Refusal | None:
+    """To start: it is stopped, and not by Sentinel."""
+    now = standing(seen)
+    if not now.stopped or now.stopped_by == SENTINEL or claimed(seen, now):
+        return None
+    return Refusal(
+        Reason.NOT_OURS,
+        f"{title(seen.job)} waits in Kueue's queue {now.queue}."
+        if now.stopped_by == KUEUE
+        else f"{title(seen.job)} was stopped by {now.stopped_by or 'somebody'}, who starts it.",
+    )
 
 
 def _prepared(

@@ -1,6 +1,12 @@
-"""How long a start waits for pods that nothing but a person helps."""
+"""How long a start waits for pods that nothing but a person helps, and for the cordons of nodes."""
 
-from sentinel.cluster.kubernetes.job_waits import HOPELESS_S, WHY_AFTER_S, Waited
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from sentinel.cluster.kubernetes import job_waits
+from sentinel.cluster.kubernetes.job_waits import HOPELESS_S, WHY_AFTER_S, Waited, still_open
 
 
 class HandClock:
@@ -32,3 +38,22 @@ def test_why_pods_are_not_up_is_asked_for_now_and_then() -> None:
         clock.now_s += 1.0
         asked.append(waited.long_enough())
     assert sum(asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("seen", "leaving", "left"),
+    [
+        ((["n1", "n2"], ["n2"], []), {"n1", "n2"}, []),  # both cordons are seen one after the other
+        ((["n1", "n2"], ["n2"], []), {"n1"}, ["n1", "n2"]),  # n2 stays as it is: for n1 nobody waits
+        ((["n1"], []), set(), ["n1"]),
+        ((["n1"],) * 20, {"n1"}, ["n1"]),  # it does not come
+        (([],), set(), []),
+    ],
+)
+def test_nodes_that_are_to_leave_service_get_a_moment_to_be_cordoned(
+    seen: Sequence[list[str]], leaving: set[str], left: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_waits, "LEAVES_LOOKS", 5)
+    monkeypatch.setattr(job_waits, "LEAVES_LOOK_S", 0.0)
+    looks = iter(seen)
+    assert asyncio.run(still_open(lambda: next(looks), leaving.__contains__)) == left

@@ -25,16 +25,15 @@ from sentinel.core.job_look import all_up
 from sentinel.core.job_paths import Json, number, text
 from sentinel.core.job_resume import told
 from sentinel.core.job_state import (
-    SENTINEL,
     Seen,
     behind_gates,
-    claimed,
     in_line,
     keeps_off,
     names,
     standing,
+    switched_on,
 )
-from sentinel.core.job_writes import Plan, Reason, Refusal, title
+from sentinel.core.job_writes import Plan, Reason, Refusal
 from sentinel.core.model import Launch, ProtectedJob
 from sentinel.core.orders import Ask, What
 from sentinel.core.reports import Answer, Files
@@ -73,6 +72,7 @@ class JobCluster(KnownJobs):
         self.observed: Callable[[str], bool] = lambda node: False
         self.unfit: Callable[[Collection[str]], Collection[str]] = lambda components: ()
         self.unreached: Callable[[], Collection[str]] = tuple
+        self.leaving: Callable[[str], bool] = lambda node: False
         self.back_lately: Callable[[], Sequence[str]] = lambda: ()
 
     # ------------------------------------------------------------ room
@@ -84,22 +84,19 @@ class JobCluster(KnownJobs):
             seen = await self._patiently(lambda: self._seen(known))
         except (TemporaryError, PermanentError) as error:
             return Room(size=0, reason="JobUnknown", sentence=str(error))
-        now = standing(seen)
+        if switched_on(seen):
+            self.look_again(job.name)
+            return Room(size=0, reason="NotOurs", sentence=job_stop.theirs(seen, job_stop.RECOVERS))
         if waits := in_line(seen):  # where it will run is the queue's to find
             return Room(size=size, excluded=excluded, sentence=waits)
-        if (refused := job_stop.never_stops(seen, job.name)) is not None:
+        if (refused := job_stop.never_stops(seen, job.name) or job_start.not_ours(seen)) is not None:
             return Room(size=0, reason=refused.reason, sentence=refused.sentence)
-        if now.stopped and now.stopped_by != SENTINEL and not claimed(seen, now):
-            by = now.stopped_by or "somebody"
-            return Room(
-                size=0, reason="NotOurs", sentence=f"{title(seen.job)} is stopped by {by}, not by Sentinel."
-            )
         return await self._room(job, seen, size, excluded)
 
     async def _room(self, job: ProtectedJob, seen: Seen, size: int, excluded: tuple[str, ...]) -> Room:
         bad = [node for node in self.unfit(_asked_about(job)) if self._rooms.schedulable(node)]
         unreached = sorted({*self.unreached()}.difference(bad))
-        if why := self._cannot_keep_off(job.name, seen, excluded, bad):
+        if why := await self._cannot_keep_off(job.name, seen, excluded, bad):
             return Room(size=0, reason="CannotKeepOff", sentence=why)
         bad = [*sorted(bad), *unreached]
         excluded = tuple(dict.fromkeys((*excluded, *bad[:MOST_UNFIT])))
@@ -138,16 +135,19 @@ class JobCluster(KnownJobs):
         known.uids &= {*self._rooms.counted(), *(text(pod, "metadata.uid") for pod in seen.pods)}
         return known.uids
 
-    def _cannot_keep_off(self, job: str, seen: Seen, excluded: Sequence[str], bad: Sequence[str]) -> str:
+    async def _cannot_keep_off(
+        self, job: str, seen: Seen, excluded: Sequence[str], bad: Sequence[str]
+    ) -> str:
         """A kind whose pods nothing keeps off a node may start where the node takes none anyway. A node that it flees
-        and that was found bad holds it back until that is over."""
+        and that was found bad holds it back until that is over. One that is leaving service is waited for a moment."""
         if keeps_off(seen) not in (KeepOff.NONE, KeepOff.SELECTOR):
             return ""
         known = self._known(job)
         if seen.row.holds:  # else its owner has made its pods again by now, on a node that it flees perhaps
             known.bad |= {*bad}
         fled = [node for node in excluded if node not in known.bad]
-        open_ = self._rooms.taking(dict.fromkeys((*fled, *bad)), pods_of(seen))
+        nodes, pods = dict.fromkeys((*fled, *bad)), pods_of(seen)
+        open_ = await job_waits.still_open(lambda: self._rooms.taking(nodes, pods), self.leaving)
         if not open_ or (not known.pods and job_waits.started_off(seen, open_)):
             return ""
         return job_waits.nothing_keeps_off(seen, open_)
