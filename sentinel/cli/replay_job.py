@@ -11,10 +11,11 @@ from sentinel.core import policy
 from sentinel.core.health import Finding
 from sentinel.core.model import JobState, ProtectedJob, Symptom, Verdict
 from sentinel.core.now import Now
-from sentinel.core.performance import Histogram, RankTiming
+from sentinel.core.performance import RankTiming
 from sentinel.core.picture import JobPicture
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import LOSS_SOUND, Iteration, LogMatch, RankExit, RankReport
+from sentinel.core.statistics import Histogram
 from sentinel.core.triage import FailureClass
 
 REPORT_S = 0.1  # a match waits so long for what belongs to it, as the agent polls

@@ -14,8 +14,8 @@ from math import inf
 
 from msgspec import Struct, structs
 
-from sentinel.core.performance import deviation, median
 from sentinel.core.reports import Iteration
+from sentinel.core.statistics import deviation, median
 
 SAMPLE_S = 1.0  # of step time, at least, in one sample
 NEW = 10  # values: what has changed is seen after so many

@@ -8,7 +8,7 @@ or the last, or where the others are unequal too. Only a rank that stands alone 
 from collections.abc import Mapping
 from itertools import pairwise
 
-from sentinel.core.performance import medians_of_others
+from sentinel.core.statistics import medians_of_others
 
 APART = 1.05  # between two ranks that follow each other in speed: more, and they are of two levels
 EQUAL_SHARE = 0.75  # of the ranks are of one level where one that stands alone is no stage

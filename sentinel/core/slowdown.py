@@ -13,8 +13,9 @@ from msgspec import Struct
 
 from sentinel.core.change_point import NEW, OF_MEDIAN, Change
 from sentinel.core.model import Symptom
-from sentinel.core.performance import RankTiming, deviation, median
+from sentinel.core.performance import RankTiming
 from sentinel.core.signals import TimingSignal, length, names
+from sentinel.core.statistics import deviation, median
 
 SHARE = 0.5  # of what the iteration has grown by: who has grown by as much itself is slow itself
 SURE = 6.0  # times the spread of its median

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from sentinel.core import roles
 from sentinel.core.model import Symptom
-from sentinel.core.performance import RankTiming, WindowStats, medians_of_others
+from sentinel.core.performance import RankTiming, WindowStats
 from sentinel.core.signals import TimingSignal
+from sentinel.core.statistics import medians_of_others
 
 # More stragglers than this in one telling help nobody.
 MAX_STRAGGLERS = 8

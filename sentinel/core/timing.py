@@ -11,10 +11,11 @@ from sentinel.core.course import Course
 from sentinel.core.hang_watch import HangWatch
 from sentinel.core.model import Symptom
 from sentinel.core.now import Now
-from sentinel.core.performance import Gap, Histogram, RankTiming, learnt_baseline, median
+from sentinel.core.performance import Gap, RankTiming, learnt_baseline
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import Iteration, LogMatch, RankReport
 from sentinel.core.signals import TimingSignal, names
+from sentinel.core.statistics import Histogram, median
 from sentinel.core.stragglers import role_shares, stragglers
 
 __all__ = ["JobTiming", "RankTiming", "TimingSignal", "TimingSummary"]

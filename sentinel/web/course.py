@@ -10,7 +10,7 @@ from math import floor, log10
 
 from sentinel.core.course import CoursePoint
 from sentinel.core.model import Incident
-from sentinel.core.performance import median
+from sentinel.core.statistics import median
 from sentinel.notify.plot import FEWEST, GAP
 from sentinel.notify.text import step_time
 from sentinel.web.html import card, esc

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from sentinel.core.model import Symptom
 from sentinel.core.now import Now
-from sentinel.core.performance import median, medians_of_others
 from sentinel.core.policy_model import Performance, Policy
 from sentinel.core.reports import Iteration, LogMatch, RankReport
+from sentinel.core.statistics import median, medians_of_others
 from sentinel.core.timing import JobTiming
 
 NOW = Now(10_000.0, 0.0)
