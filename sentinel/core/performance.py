@@ -53,54 +53,48 @@ class WindowStats(Struct, frozen=True, gc=False):
     hardware_low_ms: float | None = None
 
 
-def window_stats(window: Sequence[Iteration]) -> WindowStats | None:
-    """None: nothing in the window has a step time."""
-    if not window:
+def window_stats(e2e_ms: Sequence[float], hardware_ms: Sequence[float]) -> WindowStats | None:
+    """Of a window's iterations, the oldest first; NaN: its hardware time was not told. None: there is none."""
+    count = len(e2e_ms)
+    if not count:
         return None
-    kept = _without_spikes(window)
-    e2e = [i.e2e_ms or 0.0 for i in kept]
-    middle = len(kept) // 2
-    older, newer = kept[:middle] or kept, kept[middle:]
-    ratios = [ratio for half in (older, newer) if (ratio := _ratio(half)) is not None]
-    hardware = (_hardware(older), _hardware(newer))
+    usual_ms = median(e2e_ms)
+    if max(e2e_ms) > SPIKE * usual_ms:
+        kept = [place for place, took_ms in enumerate(e2e_ms) if took_ms <= SPIKE * usual_ms]
+        if len(kept) >= (1 - SPIKE_SHARE) * count:
+            e2e_ms, hardware_ms = [e2e_ms[k] for k in kept], [hardware_ms[k] for k in kept]
+            usual_ms = median(e2e_ms)
+    middle = len(e2e_ms) // 2
+    halves = [(e2e_ms[half], hardware_ms[half]) for half in (slice(middle or None), slice(middle, None))]
+    ratios = [ratio for half in halves if (ratio := _ratio(*half)) is not None]
+    hardware = [took_ms for half in halves if (took_ms := _hardware(half[1])) is not None]
     return WindowStats(
-        count=len(window),
-        step_ms=median(e2e),
-        hardware_ms=_hardware(kept),
-        ratio=_ratio(kept),
+        count=count,
+        step_ms=usual_ms,
+        hardware_ms=_hardware(hardware_ms),
+        ratio=_ratio(e2e_ms, hardware_ms),
         ratio_low=min(ratios) if len(ratios) == 2 else None,
         ratio_high=max(ratios) if len(ratios) == 2 else None,
-        step_low_ms=min(median(e2e[:middle] or e2e), median(e2e[middle:])),
-        hardware_low_ms=min(h for h in hardware if h is not None) if None not in hardware else None,
+        step_low_ms=min(median(half[0]) for half in halves),
+        hardware_low_ms=min(hardware) if len(hardware) == 2 else None,
     )
 
 
-def _without_spikes(window: Sequence[Iteration]) -> list[Iteration]:
-    limit = SPIKE * median([i.e2e_ms or 0.0 for i in window])
-    kept = [i for i in window if (i.e2e_ms or 0.0) <= limit]
-    return kept if len(kept) >= (1 - SPIKE_SHARE) * len(window) else list(window)
+def _ratio(e2e_ms: Sequence[float], hardware_ms: Sequence[float]) -> float | None:
+    told = _told(hardware_ms)
+    if len(told) < len(hardware_ms):
+        e2e_ms = [took_ms for took_ms, one in zip(e2e_ms, hardware_ms, strict=True) if not isnan(one)]
+    return sum(told) / sum(e2e_ms) if told else None
 
 
-def _ratio(part: Sequence[Iteration]) -> float | None:
-    hardware_ms = e2e_ms = 0.0
-    for i in part:
-        if i.hardware_ms is not None and i.e2e_ms:
-            hardware_ms += i.hardware_ms
-            e2e_ms += i.e2e_ms
-    return hardware_ms / e2e_ms if e2e_ms else None
+def _hardware(hardware_ms: Sequence[float]) -> float | None:
+    told = _told(hardware_ms)
+    return median(told) if told else None
 
 
-def _hardware(part: Sequence[Iteration]) -> float | None:
-    values = [i.hardware_ms for i in part if i.hardware_ms is not None]
-    return median(values) if values else None
-
-
-def _clean(iteration: Iteration) -> Iteration:
-    """A hardware time that is no number is none: one broken line must not poison a window."""
-    hardware = iteration.hardware_ms
-    if hardware is None or (0 <= hardware < inf):
-        return iteration
-    return Iteration(iteration.at_s, iteration.step, None, iteration.e2e_ms)
+def _told(hardware_ms: Sequence[float]) -> Sequence[float]:
+    # Most programs tell it of each iteration, or of none: then one sum says so.
+    return [one for one in hardware_ms if not isnan(one)] if isnan(sum(hardware_ms)) else hardware_ms
 
 
 class Gap(Struct, frozen=True, order=True, gc=False):
@@ -326,14 +320,16 @@ class RankTiming:
             self._fill(good[:missing])
             good = good[missing:]
             if self.full:
-                self.learnt = window_stats(self.window)
+                self.learnt = window_stats(self._window[2::3], self._window[1::3])
         self._fill(good[-self.over :])
         self._stats_stale = True
         self._keep_hardware()
 
     def _fill(self, good: Sequence[Iteration]) -> None:
-        for one in map(_clean, good):
-            hardware_ms = nan if one.hardware_ms is None else one.hardware_ms
+        for one in good:
+            hardware_ms = one.hardware_ms
+            if hardware_ms is None or not 0 <= hardware_ms < inf:  # one broken line must not poison a window
+                hardware_ms = nan
             self._window.extend((one.at_s, hardware_ms, one.e2e_ms or 0.0))
         del self._window[: -3 * self.over]
 
@@ -393,14 +389,14 @@ class RankTiming:
     @property
     def stats(self) -> WindowStats | None:
         if self._stats_stale:
-            self._stats = window_stats(self.window)
+            self._stats = window_stats(self._window[2::3], self._window[1::3])
             self._stats_stale = False
         return self._stats
 
     @property
     def step_ms(self) -> float | None:
         """Median end-to-end time of the window."""
-        return self.stats.step_ms if self.stats else None
+        return None if (stats := self.stats) is None else stats.step_ms
 
     @property
     def e2e_ms(self) -> float | None:
@@ -408,12 +404,12 @@ class RankTiming:
 
     @property
     def hardware_ms(self) -> float | None:
-        return self.stats.hardware_ms if self.stats else None
+        return None if (stats := self.stats) is None else stats.hardware_ms
 
     @property
     def ratio(self) -> float | None:
         """Sum of hardware time / sum of end-to-end time of the window, 0..1, without single spikes."""
-        return self.stats.ratio if self.stats else None
+        return None if (stats := self.stats) is None else stats.ratio
 
     @property
     def rate_per_s(self) -> float | None:
