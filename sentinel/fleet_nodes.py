@@ -169,8 +169,10 @@ class FleetNodes:
         names = [*self._cluster.names()]
         for start in range(0, len(names), AT_A_TIME):
             since_mono_s = self._clock().mono_s - FRESH_S + AHEAD_S
-            for name in names[start : start + AT_A_TIME]:
-                if name in self.plain and not self._speaks(name, since_mono_s):
+            some = [name for name in names[start : start + AT_A_TIME] if name in self.plain]
+            speaking = self._speaking(some, since_mono_s)
+            for name in some:
+                if name not in speaking:
                     self._look_again(name)
             await turn()
             if self._clock().mono_s - begun_mono_s > seconds:
@@ -183,22 +185,23 @@ class FleetNodes:
         must = {*self.changed, *(order.node for order in self._cluster.orders)}
         must.update(record.node for record in records.values() if record.state.open or record.ignored)
         fresh_mono_s = self._clock().mono_s - FRESH_S
-        quiet = set[str]()
-        self.look_at(self.pictures.keys() - self._cluster.names())
-        for name in self._cluster.names():
-            if name in must or not self._speaks(name, fresh_mono_s):
-                self._look_at(name)
-                if not self._speaks(name, fresh_mono_s):
-                    continue
-            quiet.add(name)
-        self.quiet = quiet
+        names, pictures = self._cluster.names(), self.pictures
+        self.look_at([name for name in pictures if name not in names])
+        quiet = self._speaking(self.plain - must, fresh_mono_s)
+        looked = [name for name in names if name not in quiet]
+        self.look_at(looked)
+        self.quiet = quiet | self._speaking(self.plain.intersection(looked), fresh_mono_s)
 
-    def _speaks(self, name: str, since_mono_s: float) -> bool:
-        """Is it plain, and were its agent and its kubelet heard since then, as far as the picture shows?"""
-        if name not in self.plain:
-            return False
-        agent, lease = (node := self.pictures[name]).agent_mono_s, node.lease_mono_s
-        return agent is not None and lease is not None and agent > since_mono_s and lease > since_mono_s
+    def _speaking(self, plain: Collection[str], since_mono_s: float) -> set[str]:
+        """Of these plain ones those whose agent and kubelet were heard since then, as far as their pictures show."""
+        pictures = self.pictures
+        return {
+            name
+            for name in plain
+            if (agent_s := (node := pictures[name]).agent_mono_s) is not None
+            and (lease_s := node.lease_mono_s) is not None
+            and agent_s > since_mono_s < lease_s
+        }
 
     def _look_again(self, name: str) -> None:
         """At a plain one: where nothing has changed, only how lately it was heard can be other than it was."""
@@ -232,7 +235,8 @@ class FleetNodes:
     def _let_go(self) -> None:
         """What agents of nodes told that are long gone. A node's agent may be heard before its object is seen."""
         before_mono_s = self._clock().mono_s - GONE_S
-        for name in self._heard.keys() - self._cluster.names():
+        names = self._cluster.names()
+        for name in [name for name in self._heard if name not in names]:
             if all((one.agent_mono_s or 0.0) < before_mono_s for one in self._heard[name]):
                 del self._heard[name]
                 self.ailing.discard(name)
