@@ -67,7 +67,7 @@ def numbers(picture: JobPicture, incidents: Iterable[Incident], now: Now) -> Job
 
 def _running(told: JobNumbers, picture: JobPicture, last_at_s: float | None, now: Now) -> JobNumbers:
     job, timing = picture.job, picture.timing
-    hardware = [rank.hardware_ms for rank in timing.ranks.values() if rank.hardware_ms is not None]
+    hardware = [took_ms for rank in timing.ranks.values() if (took_ms := rank.hardware_ms) is not None]
     return structs.replace(
         told,
         iteration=timing.last_step,

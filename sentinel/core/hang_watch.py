@@ -346,9 +346,7 @@ class HangWatch:
         oldest_s = min((r.last_at_s or 0.0 for r in self._timed()), default=0.0)
         if now.mono_s - oldest_s >= PHASE_S and self._name_due(self.looks, now):
             return True
-        if not self._looks_help():
-            return False
-        if now.mono_s - oldest_s < LOOK_SHARE * least_allowance_s(self.policy.hang):
+        if now.mono_s - oldest_s < LOOK_SHARE * least_allowance_s(self.policy.hang) or not self._looks_help():
             return False
         at_s = self.look_at_s()
         return at_s is not None and now.mono_s >= at_s

@@ -81,7 +81,7 @@ class Workers:
 
     def states(self, ranks: Collection[int]) -> list[str]:
         """Of those that are seen to run."""
-        return [one.state for _, one in self._all(ranks) if one.state]
+        return [one.state for _, one in self._all(ranks) if one.state] if self._known else []
 
     def gone(self, ranks: Collection[int]) -> list[str]:
         """Who has ended while its launcher has not. It may have been through: that blames nobody."""
