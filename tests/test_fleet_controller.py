@@ -748,6 +748,8 @@ def test_a_write_to_one_node_that_hangs_holds_up_no_other_node() -> None:
         await eventually(isolated(fleet, "n3"))
         assert not isolated(fleet, "n1")()
         assert not any("n1" in text for text in fleet.told), "it is not out of service yet"
+        leaving = fleet.controller.for_jobs.isolated
+        assert (leaving("n1"), leaving("n4")) == (True, False), "who moves jobs waits for that"
         held.set()
         await eventually(isolated(fleet, "n1"))
         await eventually(lambda: any("n1 was taken out" in text for text in fleet.told))
