@@ -40,6 +40,7 @@ _MOST_STEP = 2**62
 _QUANTA_PER_S = (0.1, 0.01, 0.001)
 _QUANTA_MS = (10.0, 1.0, 0.1)  # programs print seconds with two places, or more
 _UNTOLD = -1
+SHOWN = 20  # values on each side of a change, for people to look at
 
 
 class Change(Struct, frozen=True, gc=False):
@@ -53,6 +54,7 @@ class Change(Struct, frozen=True, gc=False):
     before_ms: float
     after_ms: float
     spread_ms: float  # how far such medians of the job differ by themselves: one standard deviation
+    around: tuple[tuple[float, float], ...] = ()  # (seconds, ms): some before it, and some of those since
 
     @property
     def growth(self) -> float:
@@ -115,7 +117,12 @@ class _Scale:
             before_ms=before_ms,
             after_ms=after_ms,
             spread_ms=spread_ms,
+            around=self.around(since),
         )
+
+    def around(self, since: int) -> tuple[tuple[float, float], ...]:
+        shown = slice(max(0, since - SHOWN), since + SHOWN)
+        return tuple(zip(self._ats_s[shown], self.values[shown], strict=True))
 
     @property
     def newest_s(self) -> float:
@@ -256,7 +263,8 @@ class StepHistory:
         """Is it slower yet, before there is a history of the new speed? Where it is over, it is forgotten."""
         if newest.slower_than(WORSE * change.after_ms):
             after_ms = median(newest.values[-NEW:])
-            self.change = structs.replace(change, after_ms=after_ms, found_s=newest.newest_s)
+            around = newest.around(len(newest.values) - NEW)
+            self.change = structs.replace(change, after_ms=after_ms, found_s=newest.newest_s, around=around)
             self._begin_anew()
             return True
         if newest.faster_than((change.before_ms + change.after_ms) / 2):

@@ -8,7 +8,7 @@ from sentinel.core.diverged import KEY as DIVERGED
 from sentinel.core.events import EndRequested
 from sentinel.core.flight_record import Stuck
 from sentinel.core.health import Finding
-from sentinel.core.model import Incident, Pace, ProtectedJob, Verdict
+from sentinel.core.model import Incident, Pace, ProtectedJob, Symptom, Verdict
 from sentinel.core.move_again import Refused, refused
 from sentinel.core.now import Now
 from sentinel.core.reports import LOSS_LOST, LOSS_SOUND, NORM_LOST, LogMatch, RankExit
@@ -181,13 +181,16 @@ class JobPicture:
         return incident if soon else None
 
     def paced(self, incident: Incident, now: Now) -> Incident:
-        """With the newest iterations that it does not have yet, for people to look at."""
+        """With the newest iterations that it does not have yet, for people to look at; of a slowdown with those around
+        its beginning."""
         since_s = incident.pace[-1].wall_s if incident.pace else float("-inf")
-        seen = [
-            Pace(round(now.wall_s - (now.mono_s - one.at_s), 3), round(one.e2e_ms, 3))
-            for one in self.timing.newest(KEPT_PACE)
-            if one.e2e_ms is not None
-        ]
+        change = self.timing.history.change
+        if incident.verdict.symptom is Symptom.SLOWDOWN and change is not None and not incident.pace:
+            took = change.around
+        else:
+            newest = self.timing.newest(KEPT_PACE)
+            took = tuple((one.at_s, one.e2e_ms) for one in newest if one.e2e_ms is not None)
+        seen = [Pace(round(now.wall_s - (now.mono_s - at_s), 3), round(ms, 3)) for at_s, ms in took]
         fresh = [one for one in seen if one.wall_s > since_s + 1e-3]
         return structs.replace(incident, pace=(*incident.pace, *fresh)) if fresh else incident
 

@@ -27,24 +27,30 @@ class Plot(Struct, frozen=True, omit_defaults=True):
     bars: tuple[Bar, ...]
 
 
-def plot(points: Sequence[Pace], opened_wall_s: float) -> Plot | None:
-    """None: too little is known. The tallest bar is the longest step; times are told, so that nothing is read off."""
+def plot(points: Sequence[Pace], opened_wall_s: float, *, changes: bool = False) -> Plot | None:
+    """None: too little is known. The tallest bar is the longest step; times are told, so that nothing is read off.
+    `changes`: how long steps take is what the incident is about. It changed among these, and the bars show by how much:
+    the shortest step is half as high as the longest."""
     known = [one for one in points if one.step_ms > 0]
     if len(known) < FEWEST:
         return None
-    top = max(one.step_ms for one in known)
+    top, least = max(one.step_ms for one in known), min(one.step_ms for one in known)
+    base = max(0.0, 2 * least - top) if changes and least < top else 0.0
     usual = _median([one.step_ms for one in known])
+    slow_ms = (least + top) / 2 if changes else 1.5 * usual
     bars, line = [], ""
     last: Pace | None = None
     for one in known:
         if last is not None and one.wall_s - last.wall_s > GAP * max(one.step_ms, last.step_ms) / 1000:
             bars.append(Bar(0, "info"))
             line += " "
-        slow = one.step_ms > 1.5 * usual
-        tone = "bad" if slow else "info" if one.wall_s <= opened_wall_s else "good"
-        bars.append(Bar(max(2, round(TALLEST * one.step_ms / top)), tone))
-        line += _BLOCKS[min(len(_BLOCKS) - 1, int(len(_BLOCKS) * one.step_ms / top))]
+        height = (one.step_ms - base) / (top - base)
+        tone = "bad" if one.step_ms > slow_ms else "info" if one.wall_s <= opened_wall_s else "good"
+        bars.append(Bar(max(2, round(TALLEST * height)), tone))
+        line += _BLOCKS[min(len(_BLOCKS) - 1, int(len(_BLOCKS) * height))]
         last = one
+    if changes:
+        return Plot(f"Step time {step_time(least)} to {step_time(top)}", line, tuple(bars))
     before = [one.step_ms for one in known if one.wall_s <= opened_wall_s]
     after = [one.step_ms for one in known if one.wall_s > opened_wall_s]
     told = [
