@@ -34,8 +34,28 @@ STOPS_S = 5.0  # a job that is being stopped is looked at again after so long
 # A kind that a rank's success makes succeed ends the others first and says so afterwards: the Job controller of
 # Kubernetes 1.34 deletes them (syncJob, deleteActivePods) before it writes SuccessCriteriaMet.
 MAY_SUCCEED_S = 30.0
+LOOKS = 16  # at jobs, under way together
 APART_S = 0.25  # between two looks at one job
 FAILED_AGAIN_S, MOST_AGAIN_S = 2.0, 10.0  # after a look that failed; doubled with each that fails
+
+
+class Place:
+    """One of LOOKS, which may be given back before the look is over."""
+
+    def __init__(self, room: asyncio.Semaphore) -> None:
+        self._room, self._taken = room, False
+
+    async def __aenter__(self) -> None:
+        await self._room.acquire()
+        self._taken = True
+
+    async def __aexit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        if self._taken:
+            self._taken = False
+            self._room.release()
 
 
 class Tracked(Struct):
@@ -45,6 +65,7 @@ class Tracked(Struct):
     policy: Policy
     changed: bool = True  # something happened to it since the last look
     look: asyncio.Task[None] | None = None
+    place: Place | None = None  # of that look
     again_mono_s: float = 0.0  # not looked at before
     due_mono_s: float = math.inf  # looked at then though nothing changed
     asks_for: int | None = None  # pods of ranks, as the object said at the last look
@@ -77,9 +98,15 @@ class JobLooks:
     ) -> None:
         self._controller, self._cluster, self._records = controller, cluster, records
         self._boot_id, self._effective, self._lost = boot_id, effective, lost
+        self._room = asyncio.Semaphore(LOOKS)
 
     async def look(self, name: str, tracked: Tracked) -> None:
         """Raises NotFound where it is gone, or another object has its name; TemporaryError, PermanentError."""
+        tracked.place = Place(self._room)
+        async with tracked.place:
+            await self._looked(name, tracked)
+
+    async def _looked(self, name: str, tracked: Tracked) -> None:
         controller = self._controller
         old = controller.pictures.get(name)
         if old is not None and (old.job.uid != tracked.ref.uid or _came_back(tracked.ref, old.job)):
@@ -152,7 +179,7 @@ class JobLooks:
         if job.state.final:
             return False
         if now.ended == "succeeded":
-            await self._drained(name)
+            await self._drained(name, tracked)
             controller.succeeded(name, self._report(), over(read, now).sentence)
         elif runs:
             return await self._judge_running(name, tracked, seen, read)
@@ -280,7 +307,7 @@ class JobLooks:
             return True
         if exits:
             incarnation = picture.job.incarnation
-            await self._drained(name)
+            await self._drained(name, tracked)
             if picture.job.incarnation == incarnation:
                 controller.ended(name, exits, self._report())
         return False
@@ -311,8 +338,11 @@ class JobLooks:
                 )
         return exits
 
-    async def _drained(self, name: str) -> None:
-        """The end of a rank is told behind what its log says."""
+    async def _drained(self, name: str, tracked: Tracked) -> None:
+        """The end of a rank is told behind what its log says. Last of a look: agents that do not answer take seconds,
+        and hundreds of jobs may lose ranks at once."""
+        if tracked.place is not None:
+            tracked.place.leave()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 await self._cluster.drain(name)

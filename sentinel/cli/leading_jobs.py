@@ -59,7 +59,6 @@ log = structlog.get_logger(__name__)
 TURN_S = 0.5
 ROUND_S = 2.0  # between two rounds about all jobs, at least; what happens to one is decided on at once
 JOBS_PER_S = 400  # of thousands so many
-LOOKS = 16  # at jobs, under way together
 NO_PODS = "It has no pod any more, and for minutes its owner has made none."
 AGAIN_S = 2.0
 
@@ -98,7 +97,6 @@ class LeadingJobs:
         self._tracked: dict[str, Tracked] = {}
         self._dirty: set[str] = set()  # namespaces
         self._wake = asyncio.Event()
-        self._looks = asyncio.Semaphore(LOOKS)
         self._at: JobLooks | None = None
         self._places: JobsOnNodes | None = None
         self.controller: JobsController | None = None
@@ -420,9 +418,8 @@ class LeadingJobs:
 
     async def _look(self, name: str, tracked: Tracked) -> None:
         try:
-            async with self._looks:
-                if self._at is not None:
-                    await self._at.look(name, tracked)
+            if self._at is not None:
+                await self._at.look(name, tracked)
             tracked.failures, tracked.problem = 0, ""
         except NotFound:
             if self._tracked.get(name) is tracked:
