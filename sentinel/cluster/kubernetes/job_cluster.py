@@ -91,12 +91,15 @@ class JobCluster(KnownJobs):
             return Room(size=size, excluded=excluded, sentence=waits)
         if (refused := job_stop.never_stops(seen, job.name) or job_start.not_ours(seen)) is not None:
             return Room(size=0, reason=refused.reason, sentence=refused.sentence)
+        if keeps_off(seen) in (KeepOff.NONE, KeepOff.SELECTOR):
+            nodes, pods = {*excluded, *self.unfit(_asked_about(job))}, pods_of(seen)
+            await job_waits.cordons(lambda: self._rooms.taking(nodes, pods), self.leaving)
         return await self._room(job, seen, size, excluded)
 
     async def _room(self, job: ProtectedJob, seen: Seen, size: int, excluded: tuple[str, ...]) -> Room:
         bad = [node for node in self.unfit(_asked_about(job)) if self._rooms.schedulable(node)]
         unreached = sorted({*self.unreached()}.difference(bad))
-        if why := await self._cannot_keep_off(job.name, seen, excluded, bad):
+        if why := self._cannot_keep_off(job.name, seen, excluded, bad):
             return Room(size=0, reason="CannotKeepOff", sentence=why)
         bad = [*sorted(bad), *unreached]
         excluded = tuple(dict.fromkeys((*excluded, *bad[:MOST_UNFIT])))
@@ -135,19 +138,16 @@ class JobCluster(KnownJobs):
         known.uids &= {*self._rooms.counted(), *(text(pod, "metadata.uid") for pod in seen.pods)}
         return known.uids
 
-    async def _cannot_keep_off(
-        self, job: str, seen: Seen, excluded: Sequence[str], bad: Sequence[str]
-    ) -> str:
+    def _cannot_keep_off(self, job: str, seen: Seen, excluded: Sequence[str], bad: Sequence[str]) -> str:
         """A kind whose pods nothing keeps off a node may start where the node takes none anyway. A node that it flees
-        and that was found bad holds it back until that is over. One that is leaving service is waited for a moment."""
+        and that was found bad holds it back until that is over."""
         if keeps_off(seen) not in (KeepOff.NONE, KeepOff.SELECTOR):
             return ""
         known = self._known(job)
         if seen.row.holds:  # else its owner has made its pods again by now, on a node that it flees perhaps
             known.bad |= {*bad}
         fled = [node for node in excluded if node not in known.bad]
-        nodes, pods = dict.fromkeys((*fled, *bad)), pods_of(seen)
-        open_ = await job_waits.still_open(lambda: self._rooms.taking(nodes, pods), self.leaving)
+        open_ = self._rooms.taking(dict.fromkeys((*fled, *bad)), pods_of(seen))
         if not open_ or (not known.pods and job_waits.started_off(seen, open_)):
             return ""
         return job_waits.nothing_keeps_off(seen, open_)

@@ -86,15 +86,12 @@ def started_off(seen: Seen, nodes: Collection[str]) -> bool:
     return not seen.row.holds and bool(on) and on.isdisjoint({"", *nodes})
 
 
-async def still_open(taking: Callable[[], list[str]], leaving: Callable[[str], bool]) -> list[str]:
-    """The nodes that are `taking` pods. Where all of them are to leave service their cordons get a moment first."""
-    nodes = taking()
+async def cordons(taking: Callable[[], list[str]], leaving: Callable[[str], bool]) -> None:
+    """Where all nodes that are `taking` pods are to leave service: until none does, for a moment."""
     for _ in range(LEAVES_LOOKS):
-        if not nodes or not all(leaving(node) for node in nodes):
-            break
+        if not (nodes := taking()) or not all(leaving(node) for node in nodes):
+            return
         await asyncio.sleep(LEAVES_LOOK_S)
-        nodes = taking()
-    return nodes
 
 
 def nothing_keeps_off(seen: Seen, nodes: Sequence[str]) -> str:
