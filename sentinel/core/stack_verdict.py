@@ -33,7 +33,8 @@ _TOGETHER = frozenset(
     }
 )
 _BUSY, _STUCK = "R", "D"
-# Where in the kernel a thread sleeps that waits for a lock, for another thread or for a time: for no GPU, and no host.
+_OR = {False: "did not get through the one before", True: "is through that pass, which they are not"}
+# Where in the kernel a thread sleeps that waits for a lock, for another thread or for a time: for no host by itself.
 _OWN_WAITS = ("futex", "nanosleep")
 
 
@@ -118,10 +119,12 @@ def _of_away(head: Head, one: Stack, others: Mapping[int, Stack]) -> Told:
     # A number that is fetched from the GPU (`loss.item()`) shows no frame of torch, and waits for the others' work too.
     # So may who waits for the next stage of a pipeline.
     # That it sleeps, not busy with a GPU that has not answered, is the kernel's word.
-    rests = one.idle and (
-        all(stack.surely for stack in others.values()) or _waits_for_itself(head, one, others.values())
-    )
-    sure = one.surely or one.runs or head.state == _STUCK or rests
+    asleep = all((stack.surely or stack.idle) and not stack.staged for stack in others.values())
+    held_up = head.state == _STUCK or (one.idle and _waits_for_itself(head, one))
+    surely = one.surely or one.runs or (one.idle and all(stack.surely for stack in others.values()))
+    sure = surely or (held_up and asleep)
+    # In the backward pass they may sleep for their GPUs, as far as stacks tell.
+    others_do = _wait_for_it(others) if surely or not _backward(others) else _wait_for_it(others, "sleep", "")
     if (one.sends and not one.runs) or not sure:
         return Told(lines=_lines({one.number: one, **others}))
     state = f" (pid {head.pid}, {STOPPED[_STUCK]}, in {head.channel or 'it'})" if head.state == _STUCK else ""
@@ -132,15 +135,19 @@ def _of_away(head: Head, one: Stack, others: Mapping[int, Stack]) -> Told:
         if one.pause
         else one.number,  # it saves or evaluates for the others: nothing is wrong with it by that
         f"Rank {one.number}{state} {does} in {_at(one.place, one.called)}{f', {helper}' if helper else ''}; "
-        f"{_wait_for_it(others)}.",
+        f"{others_do}.",
         about=one.number,
     )
 
 
-def _waits_for_itself(head: Head, one: Stack, others: Iterable[Stack]) -> bool:
-    """Its own program holds it up, while all others sleep: in the backward pass too they wait for somebody then."""
-    own = not one.called and any(wait in head.channel for wait in _OWN_WAITS)
-    return own and all((stack.surely or stack.idle) and not stack.staged for stack in others)
+def _backward(stacks: Mapping[int, Stack]) -> bool:
+    return all(in_backward(stack.waits) for stack in stacks.values())
+
+
+def _waits_for_itself(head: Head, one: Stack) -> bool:
+    """Its own program holds it up, as far as can be seen."""
+    own = bool(one.place) and not one.called and not one.staged
+    return own and any(wait in head.channel for wait in _OWN_WAITS)
 
 
 def _helper(one: Stack) -> str:
@@ -178,16 +185,15 @@ def _of_waiting(stacks: Mapping[int, Stack], *, whole: bool) -> Told:
         return Told(lines=lines)
     (more, those), (less, these) = places.items()
     alone = len(these) == 1 and len(those) > 1
-    sleep = all(stacks[number].idle for number in those)
-    if not calls <= _TOGETHER and not (
-        alone and sleep and in_backward(more[0]) and _function(less[0]) in _TOGETHER
-    ):
+    backward = in_backward(more[0])
+    asleep = backward and all(stacks[number].idle for number in those)
+    if not calls <= _TOGETHER and not (alone and asleep and _function(less[0]) in _TOGETHER):
         return Told(lines=lines)
     if alone:
         return Told(
             these[0],
-            f"Rank {these[0]} waits in {_at(*less)}, where no other rank does; all {len(those)} others wait in "
-            f"{_at(*more)}: it went another way, or did not get through the one before.",
+            f"Rank {these[0]} waits in {_at(*less)}, where no other rank does; all {len(those)} others "
+            f"{'sleep' if backward else 'wait'} in {_at(*more)}: it went another way, or {_OR[backward]}.",
         )
     first, wait = names(those), "waits" if len(those) == 1 else "wait"
     here = f"{first[0].upper()}{first[1:]} {wait} in {_at(*more)}"
@@ -197,15 +203,15 @@ def _of_waiting(stacks: Mapping[int, Stack], *, whole: bool) -> Told:
 # ---------------------------------------------------------------- words
 
 
-def _wait_for_it(others: Mapping[int, Stack]) -> str:
+def _wait_for_it(others: Mapping[int, Stack], verb: str = "wait", for_it: str = " for it") -> str:
     places = list(_places(others.values()).items())
-    who = "the other waits" if len(others) == 1 else f"all {len(others)} others wait"
+    who = f"the other {verb}s" if len(others) == 1 else f"all {len(others)} others {verb}"
     if len(places) == 1:
-        return f"{who} for it in {_at(*places[0][0])}"
+        return f"{who}{for_it} in {_at(*places[0][0])}"
     told = [f"{len(numbers)} ({names(numbers)}) in {_at(*place)}" for place, numbers in places[:MOST_PLACES]]
     if left := sum(len(numbers) for _, numbers in places[MOST_PLACES:]):
         told.append(f"{left} elsewhere")
-    return f"{who} for it: {', '.join(told)}"
+    return f"{who}{for_it}: {', '.join(told)}"
 
 
 def _lines(stacks: Mapping[int, Stack]) -> tuple[str, ...]:

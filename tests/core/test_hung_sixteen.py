@@ -26,7 +26,7 @@ def test_there_are_enough_of_each_kind_with_different_ranks_at_fault(
     assert {one.case.kind for one in hangs} == HANGS
     for kind in HANGS:
         assert len({one.case.rank for one in hangs if one.case.kind == kind}) >= 4
-    assert len(pauses) >= 30
+    assert len(pauses) >= 50
     assert len({one.case.kind for one in pauses}) >= 10
 
 
@@ -40,5 +40,14 @@ def test_no_rank_is_named_that_is_not_at_fault(hangs: list[Judged]) -> None:
     assert [describe(one) for one in hangs if one.wrong] == []
 
 
-def test_no_healthy_pause_is_told_as_a_hang(pauses: list[Judged]) -> None:
+def test_no_healthy_pause_is_told_as_a_hang_and_of_one_that_is_told_in_doubt_no_other_rank_is_named(
+    pauses: list[Judged],
+) -> None:
     assert [describe(one) for one in pauses if one.proved] == []
+    assert [describe(one) for one in pauses if one.verdict.rank not in (None, one.case.rank)] == []
+
+
+def test_the_two_looks_prove_hangs_that_stand_still(hangs: list[Judged]) -> None:
+    proved = {one.case.kind for one in hangs if one.proved}
+    assert {"lock", "stop", "mismatch"} <= proved
+    assert share(hangs, "proved") >= 40

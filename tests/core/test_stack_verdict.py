@@ -382,7 +382,7 @@ def test_who_sleeps_in_a_lock_of_its_own_is_named_where_all_others_sleep_in_the_
     waiting = [rank(n, BACKWARD) for n in (0, 1, 2)]
     told = named(OF_JOB, [holds_up, *waiting], 4)
     assert told.rank == 3
-    assert " stands in locked (data.py:8); all 3 others wait for it in _engine_run_backward " in told.sentence
+    assert " stands in locked (data.py:8); all 3 others sleep in _engine_run_backward " in told.sentence
 
 
 @pytest.mark.parametrize(
@@ -391,6 +391,20 @@ def test_who_sleeps_in_a_lock_of_its_own_is_named_where_all_others_sleep_in_the_
         # It may wait for its GPU, which it shares with the collectives of the others.
         (rank(3, "log_loss (data.py:8)", where="S in poll_schedule_timeout"), BACKWARD),
         (rank(3, "log_loss (data.py:8)", thread="active"), BACKWARD),
+        # A stage of a pipeline too, or none of its own lines is seen.
+        (
+            rank(
+                3,
+                "exchange (data.py:8)\nstep (megatron/core/pipeline_parallel/schedules.py:5)\nmain (train.py:61)",
+            ),
+            BACKWARD,
+        ),
+        (
+            rank(3, "locked (data.py:8)", where="D in io_schedule", thread="active"),
+            BACKWARD.replace(
+                "<module> (", "step (megatron/core/pipeline_parallel/schedules.py:5)\n<module> ("
+            ),
+        ),
         # For other ranks, by a library.
         (rank(3, "get (ray/_private/worker.py:8)\nmain (train.py:61)"), BACKWARD),
         # The others may be stages of a pipeline.
@@ -411,7 +425,8 @@ def test_who_may_wait_for_the_others_or_its_gpu_is_not_named_while_they_are_in_t
 def test_where_others_compute_in_the_backward_pass_nobody_is_named() -> None:
     computes = rank(0, BACKWARD, where="R", thread="active")
     others = [rank(n, BACKWARD) for n in (1, 2)]
-    for odd in (rank(3, "locked (data.py:8)"), in_call(3, "barrier", 101)):
+    stuck = rank(3, "locked (data.py:8)", where="D in io_schedule", thread="active")
+    for odd in (rank(3, "locked (data.py:8)"), stuck, in_call(3, "barrier", 101)):
         assert named(OF_JOB, [computes, *others, odd], 4).rank is None
         assert named(OF_JOB, [rank(0, BACKWARD), *others, odd], 4).rank == 3
 
@@ -423,8 +438,8 @@ def test_who_waits_alone_in_a_collective_while_all_others_sleep_in_the_backward_
     told = said([in_call(3, call, 101), *(rank(n, BACKWARD) for n in (0, 1, 2))], 4)
     assert told == (
         f"Rank 3 waits in {call} (torch/distributed/distributed_c10d.py:4181), called at train.py:101, where no other "
-        "rank does; all 3 others wait in _engine_run_backward (torch/autograd/graph.py:869), called at train.py:90: it "
-        "went another way, or did not get through the one before."
+        "rank does; all 3 others sleep in _engine_run_backward (torch/autograd/graph.py:869), called at train.py:90: "
+        "it went another way, or is through that pass, which they are not."
     )
     for odd in ("broadcast", "recv"):
         assert said([in_call(3, odd, 101), *(rank(n, BACKWARD) for n in (0, 1, 2))], 4) == ""
