@@ -21,6 +21,7 @@ from sentinel.core.policy_model import Policy, Restart
 from sentinel.core.reports import Iteration, RankReport
 from sentinel.notify.compose import MailRequest, dashboard_of, digest_request, mail_request, message_id
 from sentinel.notify.message import Renderer, address, sender_address
+from sentinel.notify.plot import Plot
 from sentinel.notify.text import clean, duration
 from sentinel.settings import Mail, Settings, Webhook
 from tests.notify.mail_world import (
@@ -499,8 +500,20 @@ def test_of_a_slowdown_the_bars_show_by_how_much_and_it_is_nobodys_fault_yet():
     assert [(bar.px, bar.tone) for bar in request.plot.bars] == [(28, "info")] * 20 + [(56, "bad")] * 20
     assert request.plot.line == "▅" * 20 + "█" * 20
     assert "cause: unknown (slowdown)" in " ".join(RENDERER.text(request).split())
-    steady = compose(slower_by_a_tenth(pace=tuple(Pace(OPENED_WALL_S - k, 1000.0) for k in range(9))))
-    assert {bar.px for bar in steady.plot.bars} == {56}
+
+    def drawn(*took_ms: float, apart_s: float = 1.0) -> Plot:
+        pace = tuple(Pace(OPENED_WALL_S - 60 + apart_s * k, ms) for k, ms in enumerate(took_ms))
+        found = compose(slower_by_a_tenth(pace=pace)).plot
+        assert found is not None
+        return found
+
+    short = drawn(*[20.0] * 20, *[22.0] * 20)
+    assert short.line == "▅" * 20 + "█" * 20, "a point may stand for many steps: no gaps between"
+    one_of_them = drawn(*[1000.0] * 20, *[1100.0] * 5, 9000.0, *[1100.0] * 14)
+    assert (one_of_them.title, one_of_them.line) == ("Step time 1.00 s to 1.10 s", "▅" * 20 + "█" * 20)
+    steady = drawn(*[1400.0, 1403.0] * 5)
+    assert steady.title == "Step time 1.40 s"
+    assert {bar.px for bar in steady.bars} == {56}
 
 
 @pytest.mark.parametrize("points", [(), (Pace(1.0, 5.0),), tuple(Pace(float(k), 0.0) for k in range(9))])
