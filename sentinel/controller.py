@@ -13,10 +13,11 @@ from msgspec import structs
 from sentinel import job_numbers
 from sentinel.clock import Clock
 from sentinel.cluster.base import Cluster, RankProcess, Records
-from sentinel.core import blindness, books, incidents, job_orders, policy, recovery
-from sentinel.core.events import Begin, CancelRequested, EndRequested, Event, SaveEnded
+from sentinel.core.decision import blindness, books, incidents, policy
+from sentinel.core.decision.picture import JobPicture
 from sentinel.core.health import CheckResult
-from sentinel.core.job_orders import Action, Cancel, Extend, ReleaseHold, Retry
+from sentinel.core.job import orders as job_orders
+from sentinel.core.job.orders import Action, Cancel, Extend, ReleaseHold, Retry
 from sentinel.core.model import (
     FollowedOrder,
     Incident,
@@ -28,13 +29,14 @@ from sentinel.core.model import (
     ProvedCheckpoint,
     Quarantine,
 )
-from sentinel.core.picture import JobPicture
 from sentinel.core.policy_model import PROOF_RULE
-from sentinel.core.productive import lost_run_s
+from sentinel.core.recovery import transitions
+from sentinel.core.recovery.events import Begin, CancelRequested, EndRequested, Event, SaveEnded
 from sentinel.core.reports import LogMatch, RankExit, RankReport, Report
 from sentinel.core.signals import length, times
-from sentinel.core.stillness import Looks
-from sentinel.core.triage import FailureClass
+from sentinel.core.stacks.stillness import Looks
+from sentinel.core.timing.productive import lost_run_s
+from sentinel.core.triage.verdict import FailureClass
 from sentinel.effects.perform import NodeLink, Performer
 from sentinel.hang_looks import HangLooks
 from sentinel.job_mail import JobMail
@@ -158,7 +160,7 @@ class Controller:
         picture.entities = entities
         incident = picture.incident
         if incident is not None:
-            incident, effects = recovery.resume(incident, now, policy.terms(picture.job.policy))
+            incident, effects = transitions.resume(incident, now, policy.terms(picture.job.policy))
             picture.incident = incident
             self._performer.perform(picture, incident, effects)
         if ranks or ended:
@@ -352,7 +354,7 @@ class Controller:
     def _step(self, picture: JobPicture, incident: Incident, event: Event, *, opened: bool = False) -> None:
         now = self._clock()
         job = picture.job
-        moved, effects = recovery.step(incident, event, now, policy.terms(job.policy))
+        moved, effects = transitions.step(incident, event, now, policy.terms(job.policy))
         if opened or (moved.phase.final and not incident.phase.final):
             moved = picture.paced(moved, now)
         settled = books.settle(job, None if opened else incident, moved, now)

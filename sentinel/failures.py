@@ -3,7 +3,7 @@
 import os
 from functools import cache
 
-from sentinel.core.triage_rows import FailureClass, problems_of
+from sentinel.core.triage.rows import FailureClass, problems_of
 from sentinel.rules import RuleError, data_dir, load_rows
 
 

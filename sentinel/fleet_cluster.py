@@ -3,10 +3,10 @@
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
-from sentinel.core.fleet_events import DoEvent
-from sentinel.core.fleet_marks import MarkWrite
-from sentinel.core.fleet_model import CodeWord, NodeCondition, NodeQuarantine, PodPicture
-from sentinel.core.fleet_orders import Answer
+from sentinel.core.fleet.events import DoEvent
+from sentinel.core.fleet.marks import MarkWrite
+from sentinel.core.fleet.model import CodeWord, NodeCondition, NodeQuarantine, PodPicture
+from sentinel.core.fleet.orders import Answer
 from sentinel.fleet_nodes import Shown
 
 

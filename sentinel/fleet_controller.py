@@ -4,7 +4,7 @@ One task decides, round after round. A round is about the nodes of which somethi
 about all of them. What was decided about a node is written by a task of its own (works.py), and until that has ended
 nothing more is decided about it, while brakes count it as taken. A record is saved before anything is done about it;
 what a failure left undone is seen by the next whole round, which compares nodes with records. Silence and brakes are
-judged in core/fleet*.py.
+judged in core/fleet/.
 """
 
 import asyncio
@@ -17,17 +17,17 @@ import structlog
 
 from sentinel import fleet_mail, fleet_numbers, fleet_troubles
 from sentinel.clock import Clock
-from sentinel.core import fleet, fleet_conditions, fleet_hook, fleet_marks
-from sentinel.core.fleet_brakes import Use
-from sentinel.core.fleet_events import (
+from sentinel.core.fleet import conditions, hook, marks, rounds
+from sentinel.core.fleet.brakes import Use
+from sentinel.core.fleet.events import (
     Decision,
     DoEvent,
     Effect,
     End,
     HeldBack,
 )
-from sentinel.core.fleet_hook import FenceCall
-from sentinel.core.fleet_model import (
+from sentinel.core.fleet.hook import FenceCall
+from sentinel.core.fleet.model import (
     FleetPicture,
     Kind,
     NodeCondition,
@@ -35,10 +35,10 @@ from sentinel.core.fleet_model import (
     NodePicture,
     NodeQuarantine,
 )
-from sentinel.core.fleet_orders import Answer
-from sentinel.core.fleet_record import step
-from sentinel.core.fleet_settings import FleetSettings
-from sentinel.core.fleet_silence import unreachable
+from sentinel.core.fleet.orders import Answer
+from sentinel.core.fleet.record import step
+from sentinel.core.fleet.settings import FleetSettings
+from sentinel.core.fleet.silence import unreachable
 from sentinel.core.now import Now
 from sentinel.effects.fence import Fencer
 from sentinel.errors import PermanentError, TemporaryError
@@ -336,7 +336,7 @@ class FleetController:
         if only is None:
             self.for_jobs.look_over(records.values())
         self.notes.pause(picture.paused)
-        decisions = fleet.decide(picture, records, self.settings, now, only, self.nodes.quiet)
+        decisions = rounds.decide(picture, records, self.settings, now, only, self.nodes.quiet)
         if self._recorder is not None:
             self._recorder.round(picture, self.nodes.heard, records, now, only, decisions, self.nodes.looked)
             if self._recorder.lost > self._lost_rounds:
@@ -376,7 +376,7 @@ class FleetController:
             self._wake.set()
         later = held | {one.node for one in decisions} - {one.node for one in some}
         moved, effects, taking = self._stepped(now_on, records, now, epoch)
-        by_node = fleet_marks.by_node(moved.values())
+        by_node = marks.by_node(moved.values())
         for node in sorted(by_node, key=lambda name: (name not in taking, taking.get(name) is Kind.SILENCE)):
             own = by_node[node]
             urgent = node in taking
@@ -407,11 +407,11 @@ class FleetController:
         found = fleet_numbers.unjudged(picture, self._cluster.records, self.settings, now, self.nodes.quiet)
         if self.notes.note(found, epoch, now):
             self.mail_waits()
-        for removal in fleet_marks.outstanding(picture, self._cluster.records)[1]:
+        for removal in marks.outstanding(picture, self._cluster.records)[1]:
             if removal.node not in picture.busy:  # what could not be saved may be that it is heard again
                 self._works.go(removal.node, "remove", partial(self._cluster.remove, removal.pods))
         self._fence(picture, now)
-        pruned = fleet.pruned(picture, self._cluster.records, self.settings, now)
+        pruned = rounds.pruned(picture, self._cluster.records, self.settings, now)
         for old in islice((one for one in pruned if self._works.may(one.node, "prune")), PRUNED):
             self._works.go(old.node, "prune", partial(self._prune, old))
 
@@ -434,7 +434,7 @@ class FleetController:
 
     def _fence(self, picture: FleetPicture, now: Now) -> None:
         records = self._cluster.records
-        for one in fleet_hook.calls(picture, records, self.settings, now, self.nodes.quiet):
+        for one in hook.calls(picture, records, self.settings, now, self.nodes.quiet):
             if self._fencer.may_call(one) and one.node not in picture.busy:
                 self._works.go(one.node, "fence", partial(self._call, one, picture))
 
@@ -450,7 +450,7 @@ class FleetController:
         records = self._cluster.records
         if not picture.orders:
             return
-        for one in fleet.answers(picture, records, self.settings, now):
+        for one in rounds.answers(picture, records, self.settings, now):
             if one.order.node not in later and one.order.node not in picture.busy:
                 self._works.go(one.order.node, "answer", partial(self._give_answer, one, picture))
 
@@ -494,6 +494,4 @@ class FleetController:
         self._metrics.records_saved()
 
     def _conditions(self, node: NodePicture, own: list[NodeQuarantine]) -> tuple[NodeCondition, ...]:
-        return fleet_conditions.writes(
-            node, own, self.settings, self._clock(), paused=bool(self.notes.paused)
-        )
+        return conditions.writes(node, own, self.settings, self._clock(), paused=bool(self.notes.paused))

@@ -6,12 +6,11 @@ Records count as they were decided, also while they are being saved.
 from collections.abc import Iterable
 
 from sentinel.clock import Clock
-from sentinel.core import fleet_causes, fleet_fence, fleet_probation
-from sentinel.core import fleet_words as words
-from sentinel.core.fleet_events import Reason
-from sentinel.core.fleet_model import Kind, NodeQuarantine
-from sentinel.core.fleet_release import acting
-from sentinel.core.fleet_settings import FleetSettings
+from sentinel.core.fleet import causes, fence, probation, words
+from sentinel.core.fleet.events import Reason
+from sentinel.core.fleet.model import Kind, NodeQuarantine
+from sentinel.core.fleet.release import acting
+from sentinel.core.fleet.settings import FleetSettings
 from sentinel.core.health import Finding, Severity
 from sentinel.fleet_cluster import FleetCluster
 from sentinel.fleet_nodes import FleetNodes
@@ -57,9 +56,9 @@ class ForJobs:
         """
         boot_id, found = self._nodes.findings(node)
         if said := self._cluster.codes:
-            out = fleet_causes.ignored(said)
+            out = causes.ignored(said)
             found = tuple(one for one in found if one.code not in out)
-        found = tuple(fleet_causes.as_warning(one) if self._undecided(node, one) else one for one in found)
+        found = tuple(causes.as_warning(one) if self._undecided(node, one) else one for one in found)
         lived_with, picture = self._lived_with.get(node), self._nodes.pictures.get(node)
         if lived_with and picture is not None:
             found = acting(found, picture, lived_with)
@@ -70,7 +69,7 @@ class ForJobs:
         if one.severity is not Severity.FATAL:
             return False
         record = self._faults.get(node)
-        if record is not None and fleet_causes.waits(record):
+        if record is not None and causes.waits(record):
             return True
         # By its code: of thousands of findings a record names some, and of each code one.
         known = record is not None and any(finding.code == one.code for finding in record.findings)
@@ -83,7 +82,7 @@ class ForJobs:
 
     def lost(self, pod: str) -> str:
         """Why the pod with this uid was removed by force from a node that was lost; "": it was not."""
-        return fleet_fence.removed(self._cluster.records.values(), pod)
+        return fence.removed(self._cluster.records.values(), pod)
 
     def returned(self, node: str) -> str:
         """When it came back and after what, for a sentence, if it is on probation; "": it is not."""
@@ -103,8 +102,8 @@ class ForJobs:
         picture = self._nodes.joined(node) if past else None
         if not past or picture is None:
             return None
-        found = fleet_probation.returns(past, picture, self._settings, self._clock())
-        return fleet_probation.last(found) if found else None
+        found = probation.returns(past, picture, self._settings, self._clock())
+        return probation.last(found) if found else None
 
     def draining(self) -> dict[str, str]:
         """Nodes from which protected jobs are to move -> who ordered that and why, in a sentence."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 from msgspec import structs
 
-from sentinel.core import fleet_lost
-from sentinel.core.fleet_events import Reason, Told
-from sentinel.core.fleet_model import Brake, Kind, NodeMail, NodePicture, NodeQuarantine
-from sentinel.core.fleet_record import step
+from sentinel.core.fleet import lost
+from sentinel.core.fleet.events import Reason, Told
+from sentinel.core.fleet.model import Brake, Kind, NodeMail, NodePicture, NodeQuarantine
+from sentinel.core.fleet.record import step
 from sentinel.core.now import Now
 
 AT_ONCE = 8  # records that are written for mails
@@ -50,7 +50,7 @@ class MailBook:
         for record in records.values():
             mails = self._newest(record)
             if record.kind is Kind.SILENCE:
-                shares = record.since_wall_s >= silent_wall_s - fleet_lost.LONGEST_S
+                shares = record.since_wall_s >= silent_wall_s - lost.LONGEST_S
             else:
                 shares = record.held_by in SHARED
             if shares or _waits(mails):

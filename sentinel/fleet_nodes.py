@@ -10,13 +10,13 @@ from typing import Protocol
 from msgspec import structs
 
 from sentinel.clock import Clock
-from sentinel.core.fleet_bounds import bounded, is_mono
-from sentinel.core.fleet_causes import fatal_codes
-from sentinel.core.fleet_clock import AgentClocks
-from sentinel.core.fleet_fold import hear, present
-from sentinel.core.fleet_model import NodePicture, NodeQuarantine, Order
-from sentinel.core.fleet_node import plain
-from sentinel.core.fleet_recording import FRESH_S
+from sentinel.core.fleet.bounds import bounded, is_mono
+from sentinel.core.fleet.causes import fatal_codes
+from sentinel.core.fleet.clock import AgentClocks
+from sentinel.core.fleet.fold import hear, present
+from sentinel.core.fleet.model import NodePicture, NodeQuarantine, Order
+from sentinel.core.fleet.node import plain
+from sentinel.core.fleet.recording import FRESH_S
 from sentinel.core.health import Finding
 from sentinel.core.reports import Report
 from sentinel.recording import Recorder

@@ -6,7 +6,7 @@ import structlog
 from msgspec import Struct, structs
 
 from sentinel import declared
-from sentinel.core.fleet_model import NodeMail
+from sentinel.core.fleet.model import NodeMail
 from sentinel.core.now import Now
 from sentinel.fleet_numbers import WHYS
 from sentinel.metrics import Metrics

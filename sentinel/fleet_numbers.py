@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 
 from sentinel import declared
-from sentinel.core import fleet, fleet_brakes
-from sentinel.core.fleet_brakes import Use
-from sentinel.core.fleet_model import Brake, FleetPicture, Kind, Mode, NodeQuarantine, State
-from sentinel.core.fleet_settings import FleetSettings
-from sentinel.core.fleet_silence import hearing
+from sentinel.core.fleet import brakes, rounds
+from sentinel.core.fleet.brakes import Use
+from sentinel.core.fleet.model import Brake, FleetPicture, Kind, Mode, NodeQuarantine, State
+from sentinel.core.fleet.settings import FleetSettings
+from sentinel.core.fleet.silence import hearing
 from sentinel.core.health import Severity
 from sentinel.core.now import Now
 from sentinel.metrics import Metrics
@@ -72,7 +72,7 @@ def measure(
     kept = Counter((one.kind.value, one.state.value, one.mode.value) for one in records.values())
     every = {(kind.value, state.value, mode.value): 0 for kind in Kind for state in State for mode in Mode}
     metrics.replace(declared.QUARANTINES, every | kept)
-    metrics.replace(declared.NETWORK_INCIDENTS, {(): len(fleet.incidents(records, settings, now))})
+    metrics.replace(declared.NETWORK_INCIDENTS, {(): len(rounds.incidents(records, settings, now))})
     _brakes(metrics, picture, records, settings, now)
 
 
@@ -97,7 +97,7 @@ def unjudged(
     now: Now,
     quiet: Set[str] = frozenset(),
 ) -> dict[str, str]:
-    """Why less is decided than could be, in sentences. `quiet`: see fleet.decide."""
+    """Why less is decided than could be, in sentences. `quiet`: see rounds.decide."""
     found = {}
     if not picture.complete:
         found["incomplete"] = "Not all nodes and pods are known: one that is missing is not taken for gone."
@@ -116,7 +116,7 @@ def forget(metrics: Metrics) -> None:
 
 def _pools(picture: FleetPicture) -> Mapping[str, str]:
     """Under which name each is told: the largest under their own."""
-    sizes = fleet_brakes.sizes(picture) or {"": 0}
+    sizes = brakes.sizes(picture) or {"": 0}
     largest = {*sorted(sizes, key=lambda pool: (-sizes[pool], pool))[: declared.MAX_POOLS]}
     return {pool: pool if pool in largest else declared.OTHER for pool in sizes}
 
@@ -189,9 +189,9 @@ def brake_uses(
     """How much of each brake is used: those of all nodes first, since pools may be too many to tell of."""
     records = list(records)
     tallies = {
-        "isolations": fleet_brakes.isolations(Kind.FAULT, records, picture, settings, now),
-        "full-disks": fleet_brakes.isolations(Kind.DISK, records, picture, settings, now),
-        "removals": fleet_brakes.removals(records, picture, settings, now),
+        "isolations": brakes.isolations(Kind.FAULT, records, picture, settings, now),
+        "full-disks": brakes.isolations(Kind.DISK, records, picture, settings, now),
+        "removals": brakes.removals(records, picture, settings, now),
     }
     return sorted(
         ((brake, use) for brake, tally in tallies.items() for use in tally.uses()),

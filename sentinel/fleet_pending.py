@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from sentinel.core import fleet_lost
-from sentinel.core.fleet_events import Decision, DoEvent, DoTell, Effect, Open, Reason
-from sentinel.core.fleet_model import Kind, NodePicture, NodeQuarantine, State
+from sentinel.core.fleet import lost
+from sentinel.core.fleet.events import Decision, DoEvent, DoTell, Effect, Open, Reason
+from sentinel.core.fleet.model import Kind, NodePicture, NodeQuarantine, State
 from sentinel.fleet_cluster import FleetCluster
 
 LINE_S = 12.0  # for which a line about silent nodes waits at most
@@ -93,8 +93,8 @@ class Telling:
 
     def _say_of_many(self, about: Reason, rows: list[tuple[NodeQuarantine, DoTell]]) -> None:
         records = [*{record.id: record for record, _ in rows}.values()]
-        if len(fleet_lost.nodes_of(records)) >= fleet_lost.MANY:
-            self._tell(fleet_lost.line(about, records))
+        if len(lost.nodes_of(records)) >= lost.MANY:
+            self._tell(lost.line(about, records))
             return
         for _, one in rows:
             self._tell(one.sentence)
@@ -125,7 +125,7 @@ class Telling:
             if isinstance(effect, DoEvent):
                 self._cluster.event(effect)
             elif isinstance(effect, DoTell):
-                about = fleet_lost.TOGETHER.get(effect.reason)
+                about = lost.TOGETHER.get(effect.reason)
                 if about is not None and record is not None and record.kind is Kind.SILENCE:
                     self._later(about, record, effect)
                 else:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection
 from functools import partial
 
-from sentinel.core import fleet_marks
-from sentinel.core.fleet_model import NodeCondition, NodePicture, NodeQuarantine
+from sentinel.core.fleet import marks
+from sentinel.core.fleet.model import NodeCondition, NodePicture, NodeQuarantine
 from sentinel.fleet_cluster import FleetCluster
 from sentinel.fleet_nodes import FleetNodes
 from sentinel.works import Works
@@ -27,7 +27,7 @@ class Showing:
 
     def begin(self, names: Collection[str]) -> None:
         """Begin to make these nodes show what their records say. Conditions come later."""
-        records = fleet_marks.by_node(self._cluster.records.values())
+        records = marks.by_node(self._cluster.records.values())
         for name in names:
             if name not in self._nodes.pictures or (name in self._nodes.plain and name not in records):
                 continue
@@ -44,7 +44,7 @@ class Showing:
             self._mark(node, self._records(name), next=True)
 
     def _mark(self, node: NodePicture, own: list[NodeQuarantine], *, next: bool = False) -> None:
-        if (wanted := fleet_marks.write(node, own)) is not None:
+        if (wanted := marks.write(node, own)) is not None:
             mark = partial(self._cluster.mark, wanted)
             self._works.go(node.name, "show", mark, urgent=wanted.taint is not None, next=next)
 
@@ -64,4 +64,4 @@ class Showing:
             await self._cluster.set_conditions(name, wanted)
 
     def _records(self, name: str) -> list[NodeQuarantine]:
-        return fleet_marks.by_node(self._cluster.records_of(name)).get(name, [])
+        return marks.by_node(self._cluster.records_of(name)).get(name, [])

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 from sentinel.clock import Clock
-from sentinel.core.fleet_model import NodeQuarantine
+from sentinel.core.fleet.model import NodeQuarantine
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.fleet_cluster import FleetCluster
 

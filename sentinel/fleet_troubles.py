@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from sentinel.core.epochs import AGENT, Where
+from sentinel.core.agents.epochs import AGENT, Where
 from sentinel.troubles import TRIES, Trouble, several
 from sentinel.works import Failing
 

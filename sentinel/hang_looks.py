@@ -6,8 +6,8 @@ import structlog
 
 from sentinel.clock import Clock
 from sentinel.cluster.base import Cluster
+from sentinel.core.decision.picture import JobPicture
 from sentinel.core.model import Phase
-from sentinel.core.picture import JobPicture
 from sentinel.job_tasks import JobTasks
 
 log = structlog.get_logger()

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from sentinel import declared
 from sentinel.core.model import Cause, Incident, ProtectedJob, Symptom
 from sentinel.core.now import Now
-from sentinel.core.productive import lost_run_s
+from sentinel.core.timing.productive import lost_run_s
 from sentinel.declared import Declaration
 from sentinel.exposition import Key
 from sentinel.metrics import Metrics

@@ -5,7 +5,7 @@ from functools import cache
 
 from msgspec import Struct
 
-from sentinel.core.job_kinds import JobKind, Trap, problems_of
+from sentinel.core.job.kinds import JobKind, Trap, problems_of
 from sentinel.rules import RuleError, data_dir, load_rows
 
 

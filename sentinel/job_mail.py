@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from sentinel.cluster.base import Records
+from sentinel.core.decision.picture import JobPicture
 from sentinel.core.model import Incident, ProtectedJob, StageMail
-from sentinel.core.picture import JobPicture
 
 
 class JobMail:

@@ -8,11 +8,11 @@ from msgspec import structs
 
 from sentinel import declared, job_costs
 from sentinel.clock import Clock
-from sentinel.core.budget import restarts_left
+from sentinel.core.decision.picture import JobPicture
 from sentinel.core.model import Cause, Incident, Phase, ProtectedJob, Symptom
 from sentinel.core.now import Now
-from sentinel.core.picture import JobPicture
 from sentinel.core.policy_model import Policy
+from sentinel.core.recovery.budget import restarts_left
 from sentinel.job_costs import Costs
 from sentinel.metrics import NOBODY, JobNumbers, Metrics
 from sentinel.slices import in_slices

@@ -11,7 +11,7 @@ from typing import Protocol
 import structlog
 
 from sentinel.clock import Clock
-from sentinel.core.job_orders import Action, JobOrder, Refused, judge
+from sentinel.core.job.orders import Action, JobOrder, Refused, judge
 from sentinel.core.model import FollowedOrder, Incident, ProtectedJob
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.metrics import Metrics

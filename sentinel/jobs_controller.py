@@ -8,15 +8,18 @@ from msgspec import structs
 
 from sentinel.cluster.base import RankProcess
 from sentinel.controller import Controller
-from sentinel.core import budget, hold, incidents, job_orders, policy, recovery
-from sentinel.core.events import Event, Fault, GivenUp, JobGone, Plan, Rescaled, StartWaits
+from sentinel.core.decision import incidents, policy
+from sentinel.core.decision.picture import JobPicture
 from sentinel.core.health import Finding
+from sentinel.core.job import hold
+from sentinel.core.job import orders as job_orders
+from sentinel.core.job.save_pace import SavePace
 from sentinel.core.model import Incident, IncidentKind, JobState, Phase, Placed, ProtectedJob, RankPlace
-from sentinel.core.picture import JobPicture
 from sentinel.core.policy_model import Policy
+from sentinel.core.recovery import budget, transitions
+from sentinel.core.recovery.events import Event, Fault, GivenUp, JobGone, Plan, Rescaled, StartWaits
 from sentinel.core.reports import RankExit, Report
-from sentinel.core.save_pace import SavePace
-from sentinel.core.triage_case import Struck
+from sentinel.core.triage.case import Struck
 
 log = structlog.get_logger()
 
@@ -192,7 +195,7 @@ class JobsController(Controller):
 
     def _fed(self, name: str, event: Event) -> None:
         picture = self.pictures[name]
-        if picture.incident is not None and recovery.accepts(picture.incident, event):
+        if picture.incident is not None and transitions.accepts(picture.incident, event):
             self._step(picture, picture.incident, event)
 
     def candidates(self) -> list[tuple[ProtectedJob, tuple[str, ...]]]:

@@ -8,11 +8,12 @@ import structlog
 from msgspec import structs
 
 from sentinel.controller import Controller
-from sentinel.core import policy, quarantine, recovery
-from sentinel.core.events import Fault
+from sentinel.core.decision import policy, quarantine
+from sentinel.core.decision.picture import JobPicture
 from sentinel.core.health import CheckResult, Finding, Severity
 from sentinel.core.model import Budget, Cause, IncidentKind, JobState, Quarantine, Symptom, Verdict
-from sentinel.core.picture import JobPicture
+from sentinel.core.recovery import transitions
+from sentinel.core.recovery.events import Fault
 from sentinel.errors import PermanentError, TemporaryError
 
 log = structlog.get_logger()
@@ -106,10 +107,10 @@ class MachineController(Controller):
         incident = picture.incident
         if incident is None:
             self._act(picture, policy.Open("Rebooted", verdict.sentence, IncidentKind.FORCED, verdict))
-        elif recovery.accepts(incident, event := Fault(verdict, picture.job.last_step)):
+        elif transitions.accepts(incident, event := Fault(verdict, picture.job.last_step)):
             self._step(picture, incident, event)
         else:  # between two incarnations: the recovery goes on where it stood
-            _, effects = recovery.resume(incident, self._clock(), policy.terms(picture.job.policy))
+            _, effects = transitions.resume(incident, self._clock(), policy.terms(picture.job.policy))
             self._performer.perform(picture, incident, effects)
 
     # ------------------------------------------------------------ what is known of the machine

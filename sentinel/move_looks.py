@@ -9,10 +9,10 @@ from msgspec import Struct
 
 from sentinel.clock import Clock
 from sentinel.cluster.base import Cluster
-from sentinel.core import incidents, policy
+from sentinel.core.decision import incidents, policy
+from sentinel.core.decision.picture import JobPicture
 from sentinel.core.model import Incident
-from sentinel.core.move_again import Refused
-from sentinel.core.picture import JobPicture
+from sentinel.core.recovery.move_again import Refused
 from sentinel.job_tasks import JobTasks
 
 log = structlog.get_logger()

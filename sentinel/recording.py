@@ -15,10 +15,10 @@ import msgspec
 import structlog
 from msgspec import structs
 
-from sentinel.core.fleet_events import Decision
-from sentinel.core.fleet_model import FleetPicture, NodePicture, NodeQuarantine, PodPicture
-from sentinel.core.fleet_recording import FRESH_S, NOW, Beat, Entry, Heard, Record, Round, Shown, Start, Told
-from sentinel.core.fleet_settings import FleetSettings
+from sentinel.core.fleet.events import Decision
+from sentinel.core.fleet.model import FleetPicture, NodePicture, NodeQuarantine, PodPicture
+from sentinel.core.fleet.recording import FRESH_S, NOW, Beat, Entry, Heard, Record, Round, Shown, Start, Told
+from sentinel.core.fleet.settings import FleetSettings
 from sentinel.core.now import Now
 from sentinel.core.reports import Report
 

@@ -8,7 +8,7 @@ import structlog
 
 from sentinel.clock import Clock
 from sentinel.cluster.base import Cluster
-from sentinel.core.picture import JobPicture
+from sentinel.core.decision.picture import JobPicture
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.job_tasks import JobTasks
 

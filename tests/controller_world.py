@@ -9,14 +9,14 @@ from msgspec import structs
 
 from sentinel.cluster.base import RankProcess, Room, SignalOutcome, StopOutcome
 from sentinel.cluster.local.store import LocalStore
-from sentinel.core.events import EndRequested
-from sentinel.core.flight_record import Stuck
+from sentinel.core.decision.picture import JobPicture
 from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
 from sentinel.core.model import Incident, JobState, Launch, Phase, ProtectedJob
 from sentinel.core.now import Now
-from sentinel.core.picture import JobPicture
 from sentinel.core.policy_model import Checkpoint, Policy, Proof, Resume
+from sentinel.core.recovery.events import EndRequested
 from sentinel.core.reports import Files, Iteration, LogMatch, RankExit, RankReport, Report
+from sentinel.core.stacks.flight_record import Stuck
 from sentinel.failures import failure_classes
 from sentinel.machine_controller import MachineController
 from sentinel.metrics import Metrics

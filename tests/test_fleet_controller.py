@@ -11,13 +11,13 @@ import pytest
 from msgspec import structs
 
 from sentinel import fleet_status
-from sentinel.core import fleet
-from sentinel.core.fleet_bounds import MAX_CHECKS
-from sentinel.core.fleet_conditions import OWN
-from sentinel.core.fleet_events import DoEvent
-from sentinel.core.fleet_isolate import MAX_FINDINGS
-from sentinel.core.fleet_marks import MarkWrite
-from sentinel.core.fleet_model import (
+from sentinel.core.fleet import rounds as fleet_rounds
+from sentinel.core.fleet.bounds import MAX_CHECKS
+from sentinel.core.fleet.conditions import OWN
+from sentinel.core.fleet.events import DoEvent
+from sentinel.core.fleet.isolate import MAX_FINDINGS
+from sentinel.core.fleet.marks import MarkWrite
+from sentinel.core.fleet.model import (
     CodeWord,
     FleetPicture,
     Kind,
@@ -32,9 +32,9 @@ from sentinel.core.fleet_model import (
     Say,
     State,
 )
-from sentinel.core.fleet_orders import Answer
-from sentinel.core.fleet_recording import FRESH_S
-from sentinel.core.fleet_settings import Allowance, FleetSettings, Limit
+from sentinel.core.fleet.orders import Answer
+from sentinel.core.fleet.recording import FRESH_S
+from sentinel.core.fleet.settings import Allowance, FleetSettings, Limit
 from sentinel.core.health import CheckResult, CheckState, Finding, Severity
 from sentinel.core.now import Now
 from sentinel.core.reports import Report
@@ -1163,7 +1163,7 @@ def test_nodes_that_a_whole_round_need_not_look_at_would_have_given_it_nothing()
     one, rng = Led(), random.Random(7)
     names = [f"node-{number}" for number in range(20)]
     controller, skipped, decided = one.controller, 0, 0
-    spared = fleet.decide
+    spared = fleet_rounds.decide
 
     def decide(picture: FleetPicture, *rest: Any) -> Any:
         nonlocal skipped, decided
@@ -1218,7 +1218,7 @@ def test_nodes_that_a_whole_round_need_not_look_at_would_have_given_it_nothing()
         assert decided > 50
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fleet, "decide", decide)
+        patch.setattr(fleet_rounds, "decide", decide)
         asyncio.run(story())
 
 

@@ -1,7 +1,7 @@
 """What is told of silent nodes in one line, and what is told before it."""
 
-from sentinel.core.fleet_events import DoTell, Reason
-from sentinel.core.fleet_model import Kind, Needs, NodeQuarantine, State
+from sentinel.core.fleet.events import DoTell, Reason
+from sentinel.core.fleet.model import Kind, Needs, NodeQuarantine, State
 from sentinel.fleet_pending import LINE_S, Telling
 
 

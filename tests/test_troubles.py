@@ -10,7 +10,7 @@ import pytest
 from sentinel.cli.job_looks import Tracked
 from sentinel.cli.job_troubles import of_jobs
 from sentinel.cluster.kubernetes.job_io import JobRef
-from sentinel.core.epochs import Where, agent_of
+from sentinel.core.agents.epochs import Where, agent_of
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
 from sentinel.errors import TemporaryError

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from sentinel.cli.control import Lock
 from sentinel.cli.options import add_settings, read_settings
 from sentinel.cli.protect import detached, open_store, protect, say, take_over
-from sentinel.core.events import EndRequested
 from sentinel.core.model import ProtectedJob
+from sentinel.core.recovery.events import EndRequested
 from sentinel.settings import Settings
 
 

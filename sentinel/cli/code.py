@@ -12,7 +12,7 @@ from sentinel.cli.tables import complain, put
 if TYPE_CHECKING:
     from sentinel.cluster.kubernetes.client import Client
     from sentinel.cluster.kubernetes.objects import ConfigMap
-    from sentinel.core.fleet_model import NodeQuarantine
+    from sentinel.core.fleet.model import NodeQuarantine
 
 MAX_CODE = 300  # characters
 GOES_ON = "Goes on: for a day no node is held back because many have {code}."
@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
             "a code and one of --go-on, --ignore, --off belong together" if args.code or says else _NOTHING
         )
         return 2
-    from sentinel.core.fleet_release import DISK_CODES
+    from sentinel.core.fleet.release import DISK_CODES
 
     if args.code in DISK_CODES and not args.off:
         complain(
@@ -64,7 +64,7 @@ async def _say(client: "Client", args: argparse.Namespace) -> int:
     from sentinel.cluster.kubernetes import codes
     from sentinel.cluster.kubernetes.errors import AlreadyExists, NotFound
     from sentinel.cluster.kubernetes.objects import CONFIG_MAPS, ConfigMap
-    from sentinel.core.fleet_model import Say
+    from sentinel.core.fleet.model import Say
 
     namespace = reach.namespace_of(args)
     there, named = await said(client, namespace), await _named(client, args.code)

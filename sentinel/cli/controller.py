@@ -58,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
 
     from sentinel import journal
     from sentinel.cli.controlling import Controlling
-    from sentinel.core.fleet_settings import fleet_settings
+    from sentinel.core.fleet.settings import fleet_settings
     from sentinel.effects.fence import unfit
     from sentinel.errors import PermanentError
 

@@ -30,11 +30,11 @@ from sentinel.cluster.kubernetes.fleet import KubernetesFleet
 from sentinel.cluster.kubernetes.lease import UNHEARD, Election
 from sentinel.cluster.kubernetes.own_kinds import OwnKinds
 from sentinel.cluster.kubernetes.pause import PAUSED
-from sentinel.core.epochs import Epochs, agent_of
-from sentinel.core.fleet_fence import unreached
-from sentinel.core.fleet_isolate import standing
-from sentinel.core.fleet_model import Mode, NodeMail
-from sentinel.core.fleet_settings import FleetSettings, fleet_settings
+from sentinel.core.agents.epochs import Epochs, agent_of
+from sentinel.core.fleet.fence import unreached
+from sentinel.core.fleet.isolate import standing
+from sentinel.core.fleet.model import Mode, NodeMail
+from sentinel.core.fleet.settings import FleetSettings, fleet_settings
 from sentinel.core.now import Now
 from sentinel.effects.notify import Waiting
 from sentinel.effects.notify_nodes import NodeNotifier

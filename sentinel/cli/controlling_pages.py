@@ -16,7 +16,7 @@ from sentinel.clock import Clock
 from sentinel.cluster.kubernetes.fleet import KubernetesFleet
 from sentinel.cluster.kubernetes.lease import Election
 from sentinel.cluster.kubernetes.own_kinds import OwnKinds
-from sentinel.core.epochs import Epochs
+from sentinel.core.agents.epochs import Epochs
 from sentinel.effects.notify_nodes import NodeNotifier
 from sentinel.errors import PermanentError
 from sentinel.exposition import CONTENT_TYPE

@@ -12,7 +12,7 @@ from sentinel.cli import fleet_read, fleet_show, fleet_site, jobs_read, jobs_sho
 from sentinel.cli.controlling_pages import Parts
 from sentinel.cli.slow_work import Times
 from sentinel.clock import Clock
-from sentinel.core.fleet_model import NodeMail
+from sentinel.core.fleet.model import NodeMail
 from sentinel.core.now import Now
 from sentinel.documents import time_of, time_text
 from sentinel.effects.notify import Waiting

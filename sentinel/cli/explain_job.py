@@ -18,12 +18,12 @@ from sentinel.cli.replay_read import LogError, OldLog, OldLogs
 from sentinel.cli.replay_records import records_of
 from sentinel.cli.replay_show import Why
 from sentinel.cluster.local.flight import Records
-from sentinel.core.flight_record import Stuck
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.model import IncidentKind, Restartable, Verdict
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import LogMatch, RankExit
-from sentinel.core.triage_case import class_of_finding
+from sentinel.core.stacks.flight_record import Stuck
+from sentinel.core.triage.case import class_of_finding
 from sentinel.failures import failure_classes
 from sentinel.logs.kernel_file import unpacked
 from sentinel.logs.ruleset import RuleSet, load_ruleset
@@ -354,7 +354,7 @@ class _Job:
 
 
 def _blames_a_card(finding: Finding) -> bool:
-    """As in a job that runs (core/triage_gpu.py): bad enough, or what a failure class of cards claims."""
+    """As in a job that runs (core/triage/gpu.py): bad enough, or what a failure class of cards claims."""
     cls, _ = class_of_finding(finding, failure_classes())
     claimed = finding.code in cls.codes and cls.restart is not Restartable.ONCE
     return cls.role == "root" and (claimed or finding.severity.order >= Severity.DEGRADED.order)

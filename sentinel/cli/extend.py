@@ -25,7 +25,7 @@ def main(args: argparse.Namespace) -> int:
     if settings is None:
         return 78
     if reach.of_cluster(args, settings.state_path, args.name):
-        from sentinel.core.job_orders import JobOrderKind
+        from sentinel.core.job.orders import JobOrderKind
 
         return order_of_job(args, JobOrderKind.EXTEND, args.name, f"{args.time:g}s")
     store = open_store(settings)

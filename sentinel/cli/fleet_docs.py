@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 
 from sentinel.cli.recovery_docs import replaced
-from sentinel.core.fleet_model import State
-from sentinel.core.fleet_record import TRANSITIONS
+from sentinel.core.fleet.model import State
+from sentinel.core.fleet.record import TRANSITIONS
 
 BEGIN, END = (
-    "<!-- generated from sentinel.core.fleet_record.TRANSITIONS -->",
+    "<!-- generated from sentinel.core.fleet.record.TRANSITIONS -->",
     "<!-- end of the generated part -->",
 )
 NEW = "(none)"

@@ -15,9 +15,9 @@ from sentinel.cluster.kubernetes.lease import ADDRESS, UNHEARD
 from sentinel.cluster.kubernetes.objects import NODES, QUARANTINES, Custom, Node
 from sentinel.cluster.kubernetes.orders import ASKS
 from sentinel.cluster.kubernetes.pause import PAUSED, told
-from sentinel.core import fleet_causes, fleet_lost
-from sentinel.core.fleet_marks import CLAIM_TAINTS, claims_of
-from sentinel.core.fleet_model import QUARANTINE_TAINT, CodeWord, Kind, Mode, NodeQuarantine, State
+from sentinel.core.fleet import causes, lost
+from sentinel.core.fleet.marks import CLAIM_TAINTS, claims_of
+from sentinel.core.fleet.model import QUARANTINE_TAINT, CodeWord, Kind, Mode, NodeQuarantine, State
 from sentinel.core.health import Finding
 from sentinel.core.now import Now
 from sentinel.documents import from_document, time_of, time_text, to_document
@@ -98,8 +98,8 @@ async def view(client: Client, namespace: str, now_wall_s: float, only: str = ""
             f"who leads, whether it is paused, or what is said of codes, may not be read: {error}"
         )
     notes = [
-        *fleet_lost.told(found.values()),
-        *fleet_causes.told(found.values(), words, Now(0.0, now_wall_s)),
+        *lost.told(found.values()),
+        *causes.told(found.values(), words, Now(0.0, now_wall_s)),
     ]
     if only:
         if only not in nodes and all(one.node != only for one in found.values()):

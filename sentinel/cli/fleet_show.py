@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from sentinel.cli.tables import pairs, table
-from sentinel.core.fleet_model import Brake
-from sentinel.core.fleet_words import BRAKES
+from sentinel.core.fleet.model import Brake
+from sentinel.core.fleet.words import BRAKES
 from sentinel.documents import time_of
 from sentinel.web.fleet_view import STATES, FleetView, LeaderView, Row, unheard
 from sentinel.web.words import duration, printable, when

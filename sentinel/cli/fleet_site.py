@@ -18,8 +18,9 @@ from sentinel.clock import Clock
 from sentinel.cluster.kubernetes.fleet import KubernetesFleet
 from sentinel.cluster.kubernetes.lease import Election
 from sentinel.cluster.kubernetes.objects import Node
-from sentinel.core import fleet_causes, fleet_lost
-from sentinel.core.fleet_settings import pool_of
+from sentinel.core.fleet import causes as fleet_causes
+from sentinel.core.fleet import lost
+from sentinel.core.fleet.settings import pool_of
 from sentinel.core.now import Now
 from sentinel.fleet_controller import FleetController
 from sentinel.web import fleet_page
@@ -176,7 +177,7 @@ def notes(sources: Sources, now: Now) -> list[str]:
     problem = fleet.codes_problem
     records = fleet.records.values()
     causes = fleet_causes.told(records, fleet.codes, now)
-    return [*fleet_lost.told(records), *causes, *([problem] if problem else [])]
+    return [*lost.told(records), *causes, *([problem] if problem else [])]
 
 
 def _told(render: Render, seen: Seen, asked: Asked, *, whole: bool) -> Told:

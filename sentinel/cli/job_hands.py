@@ -13,7 +13,7 @@ from sentinel.cluster.kubernetes.errors import NotFound
 from sentinel.cluster.kubernetes.job_cluster import JobCluster
 from sentinel.cluster.kubernetes.job_orders import JobOrders
 from sentinel.cluster.kubernetes.job_records import JobRecords
-from sentinel.core.job_orders import Action, ReleaseHold
+from sentinel.core.job.orders import Action, ReleaseHold
 from sentinel.core.model import FollowedOrder, Incident, ProtectedJob
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.job_people import People

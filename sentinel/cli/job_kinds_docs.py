@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sentinel.cli.recovery_docs import replaced
-from sentinel.core.job_kinds import ANY, Finished, JobKind, KeepOff, Loss, Means, Resize, Role
+from sentinel.core.job.kinds import ANY, Finished, JobKind, KeepOff, Loss, Means, Resize, Role
 from sentinel.job_kinds import JobTable, job_table
 
 BEGIN, END = "<!-- generated from rules/job_kinds.toml -->", "<!-- end of the generated part -->"

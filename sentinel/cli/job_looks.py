@@ -13,14 +13,14 @@ from sentinel.cluster.base import RankProcess
 from sentinel.cluster.kubernetes.job_cluster import JobCluster
 from sentinel.cluster.kubernetes.job_io import JobRef
 from sentinel.cluster.kubernetes.job_records import JobRecords
-from sentinel.core.events import RESUMED_BY_OTHERS
-from sentinel.core.job_look import Look
-from sentinel.core.job_state import KUEUE, Seen
-from sentinel.core.job_stop import RECOVERS, over, resumed, theirs
+from sentinel.core.job.look import Look
+from sentinel.core.job.pod_end import rank_exit
+from sentinel.core.job.state import KUEUE, Seen
+from sentinel.core.job.stop import RECOVERS, over, resumed, theirs
 from sentinel.core.model import Incident, IncidentKind, JobState, Phase, ProtectedJob, Symptom
 from sentinel.core.now import Now
-from sentinel.core.pod_end import rank_exit
 from sentinel.core.policy_model import Policy
+from sentinel.core.recovery.events import RESUMED_BY_OTHERS
 from sentinel.core.reports import RankExit, Report
 from sentinel.jobs_controller import JobsController
 

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from msgspec import structs
 
 from sentinel.clock import Clock
-from sentinel.core.agent_clock import AgentClocks, moved
+from sentinel.core.agents.clock import AgentClocks, moved
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.reports import Report
 from sentinel.transport.wire import Alive, Arrived

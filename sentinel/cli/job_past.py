@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 
 from sentinel.clock import Clock
 from sentinel.core.model import Incident
-from sentinel.core.triage_case import Struck
-from sentinel.core.triage_past import struck
+from sentinel.core.triage.case import Struck
+from sentinel.core.triage.past import struck
 
 KEPT_S = 1.0  # a rack that fails hits many jobs, and each of them asks several times
 

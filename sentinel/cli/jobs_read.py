@@ -13,11 +13,11 @@ from sentinel.cluster.kubernetes.errors import NotFound
 from sentinel.cluster.kubernetes.job_records import object_of
 from sentinel.cluster.kubernetes.objects import INCIDENTS, PROTECTED_JOBS, Custom
 from sentinel.cluster.kubernetes.orders import ORDER, asks
-from sentinel.core.budget import restarts_left
-from sentinel.core.job_orders import JobOrderKind
+from sentinel.core.job.orders import JobOrderKind
 from sentinel.core.model import Incident, JobState, ProtectedJob, StoredJob, Symptom
 from sentinel.core.now import Now
-from sentinel.core.policy_words import policy_words
+from sentinel.core.people.policy_words import policy_words
+from sentinel.core.recovery.budget import restarts_left
 from sentinel.documents import from_document, to_document
 from sentinel.errors import PermanentError
 from sentinel.web.fleet_view import JOB_STATES, JobRow, JobsView, LeaderView

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from sentinel.children import ChildError, OutOfTime, ask, our_python
-from sentinel.core.protection import Judged
+from sentinel.core.people.protection import Judged
 from sentinel.errors import TemporaryError
 from sentinel.settings import Settings
 

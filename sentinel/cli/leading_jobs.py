@@ -31,15 +31,16 @@ from sentinel.cluster.kubernetes.job_io import JobRef
 from sentinel.cluster.kubernetes.job_owners import JobOwners
 from sentinel.cluster.kubernetes.job_records import JobRecords, job_name
 from sentinel.cluster.kubernetes.job_room import Rooms
-from sentinel.core import job_brakes, policy
-from sentinel.core.epochs import Epochs
-from sentinel.core.fleet_model import Mode
-from sentinel.core.fleet_settings import FleetSettings, pool_of
-from sentinel.core.job_look import Look
+from sentinel.core.agents.epochs import Epochs
+from sentinel.core.decision import policy
+from sentinel.core.fleet.model import Mode
+from sentinel.core.fleet.settings import FleetSettings, pool_of
+from sentinel.core.job import brakes as job_brakes
+from sentinel.core.job.look import Look
 from sentinel.core.model import Incident, IncidentKind, ProtectedJob
 from sentinel.core.now import Now
+from sentinel.core.people.protection import Job, in_force, picks
 from sentinel.core.policy_model import Policy
-from sentinel.core.protection import Job, in_force, picks
 from sentinel.effects.notify import TOGETHER, Notifier
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.failures import failure_classes

@@ -1,4 +1,4 @@
-"""Ends the ranks of jobs with `lostNode.selfFence` when this node reaches nobody: see core/self_fence.py."""
+"""Ends the ranks of jobs with `lostNode.selfFence` when this node reaches nobody: see core/agents/self_fence.py."""
 
 import asyncio
 import math
@@ -12,8 +12,8 @@ from sentinel import rights
 from sentinel.clock import system_now
 from sentinel.cluster.local.pods import Pods
 from sentinel.cluster.local.processes import send_signal
-from sentinel.core import self_fence
-from sentinel.core.orders import Follow
+from sentinel.core.agents import self_fence
+from sentinel.core.agents.orders import Follow
 from sentinel.core.units import duration_text
 
 if TYPE_CHECKING:

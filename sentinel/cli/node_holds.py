@@ -8,9 +8,9 @@ from msgspec import Struct
 
 from sentinel.cluster.local.pods import Held, Pods
 from sentinel.cluster.local.processes import why_not_sent
-from sentinel.core import hold
+from sentinel.core.agents.orders import Follow, PodRank
+from sentinel.core.job import hold
 from sentinel.core.now import Now
-from sentinel.core.orders import Follow, PodRank
 from sentinel.core.reports import RankExit
 
 log = structlog.get_logger(__name__)

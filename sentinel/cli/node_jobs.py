@@ -29,8 +29,8 @@ from sentinel.cluster.local.processes import (
 )
 from sentinel.cluster.local.processes import scan as scan_processes
 from sentinel.cluster.local.relaunch import Relaunches
+from sentinel.core.agents.orders import ASK, FOLLOW, Ask, Follow, PodRank, What
 from sentinel.core.model import ProtectedJob
-from sentinel.core.orders import ASK, FOLLOW, Ask, Follow, PodRank, What
 from sentinel.core.reports import Answer, Report
 from sentinel.transport.wire import Order, Orders
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from sentinel.cluster.kubernetes.client import Client
     from sentinel.cluster.kubernetes.objects import Lease
     from sentinel.cluster.kubernetes.orders import Place
-    from sentinel.core.fleet_model import OrderKind
-    from sentinel.core.job_orders import JobOrderKind
+    from sentinel.core.fleet.model import OrderKind
+    from sentinel.core.job.orders import JobOrderKind
 
     Find = Callable[[Client], Awaitable[Place | None]]
 
@@ -72,7 +72,7 @@ async def _node_place(client: "Client", kind: "OrderKind", node: str) -> "Place 
     from sentinel.cluster.kubernetes.errors import NotFound
     from sentinel.cluster.kubernetes.objects import NODES, QUARANTINES
     from sentinel.cluster.kubernetes.orders import Place
-    from sentinel.core.fleet_model import OrderKind
+    from sentinel.core.fleet.model import OrderKind
 
     try:
         await nodes.read(client, node)

@@ -18,7 +18,7 @@ from sentinel.cluster.kubernetes.objects import CONFIG_MAPS, ConfigMap, Custom
 from sentinel.cluster.kubernetes.orders import ANSWER, MAX_TEXT, Place, Said, Word
 from sentinel.cluster.kubernetes.pause import NAME
 from sentinel.cluster.kubernetes.people import People, Right, Somebody
-from sentinel.core.fleet_model import OrderKind
+from sentinel.core.fleet.model import OrderKind
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.web.server import Asked, Told
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from sentinel import journal
 from sentinel.cli.control import Lock, ask_holder
 from sentinel.cluster.local.store import LocalStore
-from sentinel.core.events import EndRequested
 from sentinel.core.model import ProtectedJob
+from sentinel.core.recovery.events import EndRequested
 from sentinel.settings import Settings
 
 HANDOVER_S = 20.0

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 from sentinel.core.model import Phase
-from sentinel.core.recovery import TRANSITIONS
+from sentinel.core.recovery.transitions import TRANSITIONS
 
 BEGIN, END = (
-    "<!-- generated from sentinel.core.recovery.TRANSITIONS -->",
+    "<!-- generated from sentinel.core.recovery.transitions.TRANSITIONS -->",
     "<!-- end of the generated part -->",
 )
 # What every phase shares would hide the paths in the diagram; the table has it.

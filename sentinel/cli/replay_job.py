@@ -7,16 +7,16 @@ from msgspec import Struct, structs
 from sentinel.cli.replay_exits import TEARDOWN, exits_told
 from sentinel.cli.replay_paper import Foreseen, foresee
 from sentinel.cli.replay_read import Told
-from sentinel.core import policy
+from sentinel.core.decision import policy
+from sentinel.core.decision.picture import JobPicture
 from sentinel.core.health import Finding
 from sentinel.core.model import JobState, ProtectedJob, Symptom, Verdict
 from sentinel.core.now import Now
-from sentinel.core.performance import RankTiming
-from sentinel.core.picture import JobPicture
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import LOSS_SOUND, Iteration, LogMatch, RankExit, RankReport
-from sentinel.core.statistics import Histogram
-from sentinel.core.triage import FailureClass
+from sentinel.core.timing.performance import RankTiming
+from sentinel.core.timing.statistics import Histogram
+from sentinel.core.triage.verdict import FailureClass
 
 REPORT_S = 0.1  # a match waits so long for what belongs to it, as the agent polls
 # Deciding costs more than reading a line. What iterations tell is looked at this many times in a window

@@ -2,8 +2,13 @@
 
 from msgspec import Struct
 
-from sentinel.core import books, budget, incidents, policy, recovery
-from sentinel.core.events import (
+from sentinel.core.decision import books, incidents, policy
+from sentinel.core.decision.picture import JobPicture
+from sentinel.core.model import Incident, IncidentKind, Phase, ProtectedJob, SaveResult, Step, Verdict
+from sentinel.core.now import Now
+from sentinel.core.policy_model import Policy
+from sentinel.core.recovery import budget, transitions
+from sentinel.core.recovery.events import (
     Begin,
     DoPrecheck,
     DoSave,
@@ -16,10 +21,6 @@ from sentinel.core.events import (
     SaveEnded,
     StopEnded,
 )
-from sentinel.core.model import Incident, IncidentKind, Phase, ProtectedJob, SaveResult, Step, Verdict
-from sentinel.core.now import Now
-from sentinel.core.picture import JobPicture
-from sentinel.core.policy_model import Policy
 
 
 class Foreseen(Struct, frozen=True, kw_only=True):
@@ -45,11 +46,11 @@ def foresee(picture: JobPicture, decision: policy.Open, now: Now) -> tuple[Fores
     incident = incidents.open_incident(picture, decision, now, "")
     terms = policy.terms(job.policy)
     begin = Begin(decision.reason, decision.sentence)
-    moved, effects = recovery.step(incident, begin, now, terms)
+    moved, effects = transitions.step(incident, begin, now, terms)
     settled = books.settle(job, None, moved, now)
     while (event := _outcome(picture, settled, moved, effects, now)) is not None:
         before = moved
-        moved, effects = recovery.step(moved, event, now, terms)
+        moved, effects = transitions.step(moved, event, now, terms)
         settled = books.settle(settled, before, moved, now)
     told = Foreseen(
         at_s=now.mono_s,

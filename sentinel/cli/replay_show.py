@@ -10,10 +10,10 @@ from sentinel.cli.replay_paper import Foreseen
 from sentinel.cli.replay_read import OldLogs
 from sentinel.cli.tables import pairs, table
 from sentinel.core.model import Step
-from sentinel.core.performance import Gap
 from sentinel.core.policy_model import Policy
 from sentinel.core.signals import names
-from sentinel.core.statistics import Histogram
+from sentinel.core.timing.performance import Gap
+from sentinel.core.timing.statistics import Histogram
 from sentinel.web.words import duration, milliseconds, number, printable
 
 SHOWN_STALLS = 5

@@ -25,13 +25,13 @@ from sentinel.cluster.local.processes import read_proc
 from sentinel.cluster.local.stacks import unreadable
 from sentinel.cluster.local.stop import STUCK_AFTER_S
 from sentinel.cluster.local.store import LocalStore
-from sentinel.core.blindness import NO_STACKS, needs_stacks
-from sentinel.core.budget import restarts_left
-from sentinel.core.events import EndRequested
-from sentinel.core.job_findings import OF_A_PROCESS
+from sentinel.core.decision.blindness import NO_STACKS, needs_stacks
+from sentinel.core.decision.picture import JobPicture
 from sentinel.core.model import Incident, JobState, Phase, ProtectedJob, StageMail
-from sentinel.core.picture import JobPicture
+from sentinel.core.recovery.budget import restarts_left
+from sentinel.core.recovery.events import EndRequested
 from sentinel.core.reports import RankExit
+from sentinel.core.triage.findings import OF_A_PROCESS
 from sentinel.errors import PermanentError
 from sentinel.failures import failure_classes
 from sentinel.machine_controller import MachineController

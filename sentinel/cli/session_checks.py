@@ -11,7 +11,7 @@ from sentinel.checks.runner import CheckRunner
 from sentinel.cluster.local.store import LocalStore
 from sentinel.core.model import ProtectedJob
 from sentinel.core.reports import RankExit
-from sentinel.core.triage_disk import may_be_a_failed_write
+from sentinel.core.triage.disk import may_be_a_failed_write
 from sentinel.effects.proof import checkpoint_folder
 from sentinel.errors import TemporaryError
 from sentinel.settings import Settings

@@ -9,9 +9,9 @@ from msgspec import to_builtins
 
 from sentinel.checks.runner import CheckRunner
 from sentinel.cli.exit_codes import EXIT_STOPPED, EXIT_WARNED
-from sentinel.core.events import EndRequested
 from sentinel.core.model import JobState
 from sentinel.core.policy_model import Policy
+from sentinel.core.recovery.events import EndRequested
 from sentinel.core.units import duration_text
 from sentinel.machine_controller import MachineController
 

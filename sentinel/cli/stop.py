@@ -15,8 +15,8 @@ from sentinel.cli.protect import HANDOVER_S, open_store, say
 from sentinel.cluster.local.processes import is_same
 from sentinel.cluster.local.status import boot_id, read_status
 from sentinel.cluster.local.store import LocalStore
-from sentinel.core.events import EndRequested
 from sentinel.core.model import JobState, ProtectedJob
+from sentinel.core.recovery.events import EndRequested
 from sentinel.settings import Settings
 
 POLL_S = 0.1
@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     if settings is None:
         return 78
     if reach.of_cluster(args, settings.state_path, args.name):
-        from sentinel.core.job_orders import NOW, JobOrderKind
+        from sentinel.core.job.orders import NOW, JobOrderKind
 
         how = NOW if args.now else "" if args.grace is None else f"{args.grace:g}s"
         return order_of_job(args, JobOrderKind.STOP, args.name, how)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sentinel.cluster.kubernetes.client import Client
     from sentinel.cluster.kubernetes.leftover import OnNode
     from sentinel.cluster.kubernetes.leftover_jobs import Jobs, OnJob
-    from sentinel.core.epochs import Epochs
+    from sentinel.core.agents.epochs import Epochs
 
 AT_ONCE = 16
 NAMED = 5  # of those that bear the same
@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
 
     async def work(client: "Client") -> int:
         from sentinel.cluster.kubernetes import leftover
-        from sentinel.core.epochs import Epochs
+        from sentinel.core.agents.epochs import Epochs
 
         epochs = Epochs()
         if args.check:

@@ -17,10 +17,10 @@ from sentinel.config.document import Document, parse, read_text
 from sentinel.config.kinds import failure_problem
 from sentinel.config.load import load_settings, policies_of, settings_of
 from sentinel.config.problems import ConfigErrors, Problem, show
-from sentinel.core.job_kinds import JobKind, Trap
+from sentinel.core.job.kinds import JobKind, Trap
+from sentinel.core.people.policy_words import policy_words
 from sentinel.core.policy_model import Policy
-from sentinel.core.policy_words import policy_words
-from sentinel.core.triage_rows import FailureClass
+from sentinel.core.triage.rows import FailureClass
 from sentinel.core.units import duration_text
 from sentinel.logs.formats import TimingRow, check_row, owned_row
 from sentinel.logs.kernel import KernelRule

@@ -13,10 +13,10 @@ import re2
 from pydantic import BeforeValidator, StrictBool, StrictStr
 from pydantic_core import PydanticCustomError
 
-from sentinel.core.hang import ACTIVITY_LIMIT_S
-from sentinel.core.owners import EMAIL_SHAPE, is_address
+from sentinel.core.people.owners import EMAIL_SHAPE, is_address
 from sentinel.core.policy_model import groups_problem
-from sentinel.core.triage_rows import FailureClass as FailureRow
+from sentinel.core.timing.hang import ACTIVITY_LIMIT_S
+from sentinel.core.triage.rows import FailureClass as FailureRow
 from sentinel.core.units import DURATION, SIZE, parse_duration, parse_size
 from sentinel.job_kinds import job_table
 from sentinel.rules import counter_limits, data_dir, load_rows

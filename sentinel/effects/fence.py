@@ -14,9 +14,9 @@ from collections.abc import Mapping
 import structlog
 
 from sentinel.children import ChildError, NotStarted, OutOfTime, ask
-from sentinel.core.fleet_hook import FenceCall, waits
-from sentinel.core.fleet_model import FenceOutcome, NodeQuarantine
-from sentinel.core.fleet_settings import FenceHook
+from sentinel.core.fleet.hook import FenceCall, waits
+from sentinel.core.fleet.model import FenceOutcome, NodeQuarantine
+from sentinel.core.fleet.settings import FenceHook
 from sentinel.metrics import Metrics
 
 log = structlog.get_logger(__name__)

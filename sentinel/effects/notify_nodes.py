@@ -13,11 +13,11 @@ from typing import TypeAlias
 
 from msgspec import structs
 
-from sentinel.core import fleet_lost
-from sentinel.core.fleet_causes import network_codes
-from sentinel.core.fleet_events import Reason
-from sentinel.core.fleet_lost import Loss
-from sentinel.core.fleet_model import Brake, Kind, NodeMail, NodeQuarantine
+from sentinel.core.fleet import lost
+from sentinel.core.fleet.causes import network_codes
+from sentinel.core.fleet.events import Reason
+from sentinel.core.fleet.lost import Loss
+from sentinel.core.fleet.model import Brake, Kind, NodeMail, NodeQuarantine
 from sentinel.core.now import Now
 from sentinel.effects.notify import TOGETHER, Notifier, Record, Waiting
 from sentinel.notify.compose import MailRequest
@@ -74,12 +74,12 @@ class NodeNotifier(Notifier):
     def _requests(self, now: Now) -> Iterable[Waiting]:
         shared: dict[tuple[str, frozenset[str]], list[NodeQuarantine]] = {}
         records = sorted(self._records(), key=lambda one: (one.since_wall_s, one.id))
-        for loss in fleet_lost.losses(records):
+        for loss in lost.losses(records):
             yield from self._of_loss(loss, now)
         for record in records:
             stages = {mail.stage for mail in record.mails if mail.state == "waiting"}
             for mail in record.mails:
-                if record.kind is Kind.SILENCE and mail.stage in fleet_lost.TOGETHER:
+                if record.kind is Kind.SILENCE and mail.stage in lost.TOGETHER:
                     continue
                 waits = mail.state == "waiting"
                 if (brake := SHARED.get(mail.stage)) and (waits or record.held_by is brake):
@@ -96,7 +96,7 @@ class NodeNotifier(Notifier):
         told: set[Reason] = set()
         for record in loss.records:
             for mail in record.mails:
-                if (about := fleet_lost.TOGETHER.get(mail.stage)) is None:
+                if (about := lost.TOGETHER.get(mail.stage)) is None:
                     continue
                 if mail.state != "waiting":
                     told.add(about)
@@ -107,7 +107,7 @@ class NodeNotifier(Notifier):
         for about, tried in sorted(waiting, key=lambda key: -key[1][0]):
             rows = waiting[about, tried]
             if tried == _UNTRIED:
-                due_wall_s = fleet_lost.due_wall_s(loss, about, [mail for _, mail in rows], now)
+                due_wall_s = lost.due_wall_s(loss, about, [mail for _, mail in rows], now)
                 rows = [(record, structs.replace(mail, next_wall_s=due_wall_s)) for record, mail in rows]
             request = self._of_lost(loss, about, rows, now, more=about in told)
             told.add(about)
@@ -123,7 +123,7 @@ class NodeNotifier(Notifier):
     ) -> MailRequest | None:
         """None: it is told of each node by itself."""
         records = [*{record.id: record for record, _ in rows}.values()]
-        if not loss.many or len(fleet_lost.nodes_of(records)) == 1:
+        if not loss.many or len(lost.nodes_of(records)) == 1:
             return None
         mail, place = rows[0][1], self._place()
         return lost_request(loss, about, records, mail, self._settings, place, now.wall_s, more=more)

@@ -11,8 +11,11 @@ from msgspec import structs
 
 from sentinel.clock import Clock
 from sentinel.cluster.base import Cluster, RankProcess
-from sentinel.core import budget, incidents, recovery
-from sentinel.core.events import (
+from sentinel.core.decision import incidents
+from sentinel.core.decision.picture import JobPicture
+from sentinel.core.model import Incident, IncidentKind, Phase, ProtectedJob, SaveResult, Symptom
+from sentinel.core.recovery import budget, transitions
+from sentinel.core.recovery.events import (
     RESUMED_BY_OTHERS,
     DoMail,
     DoPrecheck,
@@ -32,8 +35,6 @@ from sentinel.core.events import (
     StopStuck,
     StopWaits,
 )
-from sentinel.core.model import Incident, IncidentKind, Phase, ProtectedJob, SaveResult, Symptom
-from sentinel.core.picture import JobPicture
 from sentinel.core.reports import LogMatch
 from sentinel.effects.save import ProofWatch, SaveOutcome, save
 from sentinel.errors import PermanentError, TemporaryError
@@ -129,7 +130,7 @@ class Performer:
         if current is None or not newest or not _answers(incident, current):
             log.info("outcome_too_late", job=picture.job.name, effect=kind)
             return
-        if event is not None and recovery.accepts(current, event):
+        if event is not None and transitions.accepts(current, event):
             self._outcome(picture, event)
 
     async def _done(self, picture: JobPicture, incident: Incident, effect: Effect) -> Event | None:

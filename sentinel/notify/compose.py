@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from msgspec import Struct, structs
 
-from sentinel.core.diverged import NORM_REASON
+from sentinel.core.decision.diverged import NORM_REASON
 from sentinel.core.model import Cause, Incident, JobState, Phase, ProtectedJob, Stage, StageMail, Symptom
 from sentinel.notify.plot import Plot, plot
 from sentinel.notify.text import clean, count, duration, lines, stamp

@@ -22,13 +22,13 @@ from multiprocessing.pool import Pool
 from statistics import median, quantiles
 from typing import NamedTuple
 
-from sentinel.core.change_point import StepHistory
 from sentinel.core.model import Symptom
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import Iteration, RankReport
-from sentinel.core.slowdown import Whose, blame, enough
-from sentinel.core.timing import JobTiming
+from sentinel.core.timing.change_point import StepHistory
+from sentinel.core.timing.job_timing import JobTiming
+from sentinel.core.timing.slowdown import Whose, blame, enough
 from tests.bench import judged_hangs
 from tests.bench.harness import Row, at_least, at_most
 from tests.core.jitter_series import Profile, profiles

@@ -14,7 +14,8 @@ import aiohttp
 from msgspec import structs
 
 from sentinel import fleet_numbers
-from sentinel.core.fleet_model import (
+from sentinel.core.decision.picture import JobPicture
+from sentinel.core.fleet.model import (
     CheckPicture,
     FleetPicture,
     Kind,
@@ -23,11 +24,10 @@ from sentinel.core.fleet_model import (
     NodeQuarantine,
     State,
 )
-from sentinel.core.fleet_settings import FleetSettings
+from sentinel.core.fleet.settings import FleetSettings
 from sentinel.core.health import CheckState
 from sentinel.core.model import Incident, JobState, ProtectedJob
 from sentinel.core.now import Now
-from sentinel.core.picture import JobPicture
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import Iteration, RankReport
 from sentinel.exposition import CONTENT_TYPE

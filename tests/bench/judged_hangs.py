@@ -14,18 +14,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sentinel.core import policy
-from sentinel.core.hang import FLOOR_S
-from sentinel.core.hang_watch import DOUBT_S
-from sentinel.core.incidents import open_incident
+from sentinel.core.decision import policy
+from sentinel.core.decision.incidents import open_incident
+from sentinel.core.decision.picture import JobPicture
 from sentinel.core.model import IncidentKind, Verdict
 from sentinel.core.now import Now
-from sentinel.core.picture import JobPicture
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import Iteration, RankReport
-from sentinel.core.stack_reading import read_head
-from sentinel.core.stack_verdict import named
-from sentinel.core.stillness import Looks
+from sentinel.core.stacks.reading import read_head
+from sentinel.core.stacks.stillness import Looks
+from sentinel.core.stacks.verdict import named
+from sentinel.core.timing.hang import FLOOR_S
+from sentinel.core.timing.hang_watch import DOUBT_S
 from sentinel.failures import failure_classes
 from tests.bench.harness import Row, at_least, at_most
 from tests.core import recovery_events as ev

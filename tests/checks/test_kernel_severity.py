@@ -17,7 +17,7 @@ from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.model import Cause, Verdict
 from sentinel.core.now import Now
 from sentinel.core.reports import RankExit
-from sentinel.core.triage import triage
+from sentinel.core.triage.verdict import triage
 from sentinel.failures import failure_classes
 from sentinel.logs.kernel import KernelLog, shipped_rules
 from sentinel.logs.kernel_prefix import split_prefix

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from sentinel.cli import daily
 from sentinel.cli.daily import TOLD, DailySummary
-from sentinel.core.fleet_model import NodeMail
+from sentinel.core.fleet.model import NodeMail
 from sentinel.core.now import Now
 from sentinel.documents import time_of, time_text
 from sentinel.notify.compose_nodes import Place

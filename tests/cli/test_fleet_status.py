@@ -12,7 +12,7 @@ from msgspec import structs
 from sentinel.cli import fleet_read, fleet_show, reach, status
 from sentinel.cluster.kubernetes.objects import FullMeta, Lease, LeaseSpec, Node, NodeSpec, Taint
 from sentinel.cluster.local.store import LocalStore
-from sentinel.core.fleet_model import Brake, Kind, Mode, Needs, NodeQuarantine, State
+from sentinel.core.fleet.model import Brake, Kind, Mode, Needs, NodeQuarantine, State
 from sentinel.documents import time_text
 from sentinel.web.fleet_view import STATES, FleetView, LeaderView
 from tests.core.fleet_world import a_finding

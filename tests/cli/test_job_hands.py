@@ -9,7 +9,7 @@ import pytest
 from sentinel.cli import job_hands
 from sentinel.cli.job_hands import JobHands
 from sentinel.cluster.base import StopOutcome
-from sentinel.core.job_orders import ReleaseHold
+from sentinel.core.job.orders import ReleaseHold
 from sentinel.core.model import FollowedOrder, ProtectedJob
 from sentinel.core.policy_model import Policy
 from sentinel.errors import TemporaryError

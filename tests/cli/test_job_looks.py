@@ -10,8 +10,8 @@ from msgspec import structs
 
 from sentinel.cli.job_looks import LOOKS, JobLooks, Tracked
 from sentinel.cluster.kubernetes.job_io import JobRef
-from sentinel.core.job_look import Place, look
-from sentinel.core.job_state import Seen
+from sentinel.core.job.look import Place, look
+from sentinel.core.job.state import Seen
 from sentinel.core.model import IncidentKind, JobState, Phase, ProtectedJob, Symptom
 from sentinel.core.policy_model import Policy
 from tests.core.recovery_events import incident, verdict

@@ -3,10 +3,10 @@
 from msgspec import structs
 
 from sentinel.cli.job_nodes import JobNodes
-from sentinel.core.fleet_events import Reason
-from sentinel.core.fleet_fence import unreached
-from sentinel.core.fleet_isolate import standing
-from sentinel.core.fleet_model import Kind, Needs, NodeQuarantine, State
+from sentinel.core.fleet.events import Reason
+from sentinel.core.fleet.fence import unreached
+from sentinel.core.fleet.isolate import standing
+from sentinel.core.fleet.model import Kind, Needs, NodeQuarantine, State
 from sentinel.core.health import Finding
 from sentinel.core.now import Now
 from tests.samples import XID_79

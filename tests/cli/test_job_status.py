@@ -18,8 +18,8 @@ from sentinel.core.model import (
     Symptom,
 )
 from sentinel.core.now import Now
+from sentinel.core.people.policy_words import policy_words
 from sentinel.core.policy_model import Policy, Resume
-from sentinel.core.policy_words import policy_words
 from sentinel.documents import to_document
 from sentinel.web.fleet_view import JobRow
 from tests.core.recovery_events import verdict

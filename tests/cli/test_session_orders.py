@@ -9,7 +9,7 @@ import pytest
 
 from sentinel.cli import session_orders
 from sentinel.cli.session_orders import SessionOrders
-from sentinel.core.events import EndRequested
+from sentinel.core.recovery.events import EndRequested
 from tests.controller_world import World
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from sentinel.core.change_point import Change, StepHistory
 from sentinel.core.reports import Iteration
+from sentinel.core.timing.change_point import Change, StepHistory
 from tests.core.jitter_series import Profile, profiles
 
 LEAST = 1.035

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sentinel.cli.job_kinds_docs import renewed
-from sentinel.core.job_writes import Reason
+from sentinel.core.job.writes import Reason
 from sentinel.job_kinds import job_table
 
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from sentinel.core.model import Cause, Symptom, Verdict
-from sentinel.core.stack_verdict import named
+from sentinel.core.stacks.verdict import named
 from tests.core.hung_ranks import in_call, rank, stacks
 
 HUNG = Verdict(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.core.triage import AGREED
+from sentinel.core.triage.verdict import AGREED
 from sentinel.failures import failure_classes, load_failures
 from sentinel.rules import RuleError, data_dir
 

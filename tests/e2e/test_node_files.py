@@ -15,7 +15,7 @@ from sentinel.cli import node_files
 from sentinel.cli.node_files import NodeFiles
 from sentinel.clock import system_now
 from sentinel.cluster.local.processes import read_proc
-from sentinel.core.orders import What
+from sentinel.core.agents.orders import What
 from sentinel.core.policy_model import Proof
 from sentinel.core.reports import Answer, Files
 from sentinel.effects.proof import FileProof

@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 
 from sentinel.clock import system_now
+from sentinel.core.agents.orders import ASK, FOLLOW, Ask, Follow, What
 from sentinel.core.health import CheckResult, CheckState, Finding
-from sentinel.core.orders import ASK, FOLLOW, Ask, Follow, What
 from sentinel.core.policy_model import PROOF_RULE
 from sentinel.core.reports import Answer, Iteration, LogMatch, RankExit, RankReport, Report
 from sentinel.transport.client import Client, ClientSettings

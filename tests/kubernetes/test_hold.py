@@ -18,9 +18,9 @@ from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.job_cluster import JobCluster
 from sentinel.cluster.kubernetes.job_io import JobRef
 from sentinel.cluster.kubernetes.job_room import Rooms
-from sentinel.core import hold
+from sentinel.core.agents.orders import PodRank, What
+from sentinel.core.job import hold
 from sentinel.core.model import ProtectedJob
-from sentinel.core.orders import PodRank, What
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import Files, RankExit
 from sentinel.errors import TemporaryError

@@ -14,10 +14,10 @@ from sentinel.cluster.kubernetes.errors import NotFound
 from sentinel.cluster.kubernetes.job_cluster import JobCluster
 from sentinel.cluster.kubernetes.job_io import JobRef
 from sentinel.cluster.kubernetes.job_room import Rooms
-from sentinel.core.job_kinds import JobKind, row_of
-from sentinel.core.job_state import standing
+from sentinel.core.agents.orders import ASK
+from sentinel.core.job.kinds import JobKind, row_of
+from sentinel.core.job.state import standing
 from sentinel.core.model import Policy, ProtectedJob
-from sentinel.core.orders import ASK
 from sentinel.core.reports import Answer, Report
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.job_kinds import job_table

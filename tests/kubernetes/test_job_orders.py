@@ -17,8 +17,8 @@ from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.job_orders import JobOrders
 from sentinel.cluster.kubernetes.job_records import JobRecords, job_name
 from sentinel.cluster.kubernetes.orders import ANSWER, ORDER
-from sentinel.core.epochs import Epochs
-from sentinel.core.job_orders import Action, Extend
+from sentinel.core.agents.epochs import Epochs
+from sentinel.core.job.orders import Action, Extend
 from sentinel.core.model import FollowedOrder, Incident, JobState, ProtectedJob
 from sentinel.core.policy_model import Policy
 from sentinel.job_people import People

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sentinel.clock import system_now
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.job_owners import JobOwners
-from sentinel.core.owners import OWNER
+from sentinel.core.people.owners import OWNER
 from sentinel.core.policy_model import Policy
 from sentinel.settings import OwnerRule
 from tests.kubernetes.conftest import run

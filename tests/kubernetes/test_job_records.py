@@ -13,7 +13,7 @@ from sentinel.cluster.kubernetes.client import CONNECTIONS, Client
 from sentinel.cluster.kubernetes.errors import NotLeading
 from sentinel.cluster.kubernetes.job_records import JobRecords, job_name
 from sentinel.cluster.kubernetes.objects import INCIDENTS, NODES, PROTECTED_JOBS
-from sentinel.core.epochs import Epochs
+from sentinel.core.agents.epochs import Epochs
 from sentinel.core.model import (
     Budget,
     Cause,

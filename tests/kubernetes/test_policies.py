@@ -15,7 +15,7 @@ from sentinel.cluster.kubernetes.errors import Superseded
 from sentinel.cluster.kubernetes.pods import Pods
 from sentinel.cluster.kubernetes.policies import Policies
 from sentinel.cluster.kubernetes.reflector import Pace
-from sentinel.core.fleet_model import PodPicture
+from sentinel.core.fleet.model import PodPicture
 from sentinel.documents import time_text
 from sentinel.errors import TemporaryError
 from sentinel.metrics import Metrics

@@ -8,7 +8,7 @@ from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
-from sentinel.core.fleet_model import OrderKind
+from sentinel.core.fleet.model import OrderKind
 from sentinel.core.model import Stage
 from sentinel.effects.notify import LAST_RETRY_S, Notifier
 from sentinel.metrics import Metrics

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from sentinel.core.decision.picture import JobPicture
 from sentinel.core.model import Cause, JobState, Lost, Pace, Phase, SaveResult, Stage, Step, Symptom, Verdict
 from sentinel.core.now import Now
-from sentinel.core.picture import JobPicture
 from sentinel.core.policy_model import Policy, Restart
 from sentinel.core.reports import Iteration, RankReport
 from sentinel.notify.compose import MailRequest, dashboard_of, digest_request, mail_request, message_id

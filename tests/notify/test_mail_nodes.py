@@ -12,9 +12,9 @@ import pytest
 from msgspec import structs
 
 from sentinel import fleet_numbers
-from sentinel.core.fleet_events import Reason
-from sentinel.core.fleet_lost import SETTLE_S
-from sentinel.core.fleet_model import (
+from sentinel.core.fleet.events import Reason
+from sentinel.core.fleet.lost import SETTLE_S
+from sentinel.core.fleet.model import (
     Brake,
     FenceOutcome,
     Kind,
@@ -24,7 +24,7 @@ from sentinel.core.fleet_model import (
     OrderKind,
     Say,
 )
-from sentinel.core.fleet_settings import Allowance, FenceHook, Limit
+from sentinel.core.fleet.settings import Allowance, FenceHook, Limit
 from sentinel.core.now import Now
 from sentinel.effects import notify_nodes
 from sentinel.effects.notify import Waiting

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 
 from msgspec import structs
 
-from sentinel.core.fleet_model import Brake, NodeMail, NodeQuarantine, OrderKind, Repair, State
+from sentinel.core.fleet.model import Brake, NodeMail, NodeQuarantine, OrderKind, Repair, State
 from sentinel.core.model import Incident, ProtectedJob, Stage
 from sentinel.core.now import Now
 from sentinel.effects.notify import Waiting

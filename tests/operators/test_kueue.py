@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from sentinel.core.job_state import KUEUE, STOPPED, standing
+from sentinel.core.job.state import KUEUE, STOPPED, standing
 from sentinel.documents import time_of
 from tests.kubernetes.driven import RECOVERED, Driven, come_back
 from tests.operators.conftest import Drive

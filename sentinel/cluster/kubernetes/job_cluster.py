@@ -18,13 +18,15 @@ from sentinel.cluster.kubernetes.job_room import Rooms, pods_of
 from sentinel.cluster.kubernetes.job_sizing import Sizing
 from sentinel.cluster.kubernetes.job_waits import STOP_SLACK_S, Left, Waited, some
 from sentinel.cluster.kubernetes.known_jobs import Known, KnownJobs, started
-from sentinel.core import job_start, job_stop
+from sentinel.core.agents.orders import Ask, What
 from sentinel.core.health import Component
-from sentinel.core.job_kinds import KeepOff
-from sentinel.core.job_look import all_up
-from sentinel.core.job_paths import Json, number, text
-from sentinel.core.job_resume import told
-from sentinel.core.job_state import (
+from sentinel.core.job import start as job_start
+from sentinel.core.job import stop as job_stop
+from sentinel.core.job.kinds import KeepOff
+from sentinel.core.job.look import all_up
+from sentinel.core.job.paths import Json, number, text
+from sentinel.core.job.resume import told
+from sentinel.core.job.state import (
     Seen,
     behind_gates,
     in_line,
@@ -33,9 +35,8 @@ from sentinel.core.job_state import (
     standing,
     switched_on,
 )
-from sentinel.core.job_writes import Plan, Reason, Refusal
+from sentinel.core.job.writes import Plan, Reason, Refusal
 from sentinel.core.model import Launch, ProtectedJob
-from sentinel.core.orders import Ask, What
 from sentinel.core.reports import Answer, Files
 from sentinel.errors import PermanentError, TemporaryError
 

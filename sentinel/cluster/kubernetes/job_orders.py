@@ -16,7 +16,7 @@ from sentinel.cluster.kubernetes.errors import Conflict
 from sentinel.cluster.kubernetes.objects import PROTECTED_JOBS, Custom, FullMeta, Node
 from sentinel.cluster.kubernetes.orders import Orders, Place, Taken
 from sentinel.cluster.kubernetes.reflector import Change, Pace, Reflector
-from sentinel.core.job_orders import JobOrder, JobOrderKind, split
+from sentinel.core.job.orders import JobOrder, JobOrderKind, split
 
 log = structlog.get_logger(__name__)
 

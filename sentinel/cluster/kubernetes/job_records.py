@@ -17,7 +17,7 @@ from sentinel.cluster.kubernetes.errors import AlreadyExists, Conflict, Forbidde
 from sentinel.cluster.kubernetes.objects import INCIDENTS, PROTECTED_JOBS, Custom
 from sentinel.cluster.kubernetes.record_conditions import of_incident, of_job
 from sentinel.cluster.kubernetes.store import Store
-from sentinel.core.epochs import Epochs
+from sentinel.core.agents.epochs import Epochs
 from sentinel.core.model import Incident, JobEvent, ProtectedJob, Quarantine, StoredJob
 from sentinel.errors import PermanentError, TemporaryError
 

@@ -6,10 +6,10 @@ from time import monotonic
 
 from msgspec import Struct
 
-from sentinel.core import job_stop
-from sentinel.core.job_kinds import KeepOff
-from sentinel.core.job_paths import Json, read, text
-from sentinel.core.job_state import Seen, gating_queue, keeps_off, living
+from sentinel.core.job import stop as job_stop
+from sentinel.core.job.kinds import KeepOff
+from sentinel.core.job.paths import Json, read, text
+from sentinel.core.job.state import Seen, gating_queue, keeps_off, living
 
 WHY_AFTER_S = 10.0  # pods that are not up are asked for the reason
 LEAVES_LOOKS, LEAVES_LOOK_S = 50, 0.2  # at a node that is to leave service, until its cordon is seen

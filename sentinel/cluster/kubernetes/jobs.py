@@ -18,9 +18,9 @@ from sentinel.cluster.kubernetes.objects import ConditionedJob, Meta, PhasedJob,
 from sentinel.cluster.kubernetes.objects import Job as JobObject
 from sentinel.cluster.kubernetes.owned_pods import OwnedPods, controller
 from sentinel.cluster.kubernetes.reflector import Change, Pace, Reflector, State
-from sentinel.core.job_kinds import JobKind
-from sentinel.core.job_paths import read
-from sentinel.core.protection import Job
+from sentinel.core.job.kinds import JobKind
+from sentinel.core.job.paths import read
+from sentinel.core.people.protection import Job
 from sentinel.job_kinds import job_table
 
 KNOWN_LOOK_S = 0.2

@@ -20,7 +20,7 @@ from sentinel.clock import Clock, system_now
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import AlreadyExists, Conflict, NotFound, NotLeading
 from sentinel.cluster.kubernetes.objects import LEASES, Lease
-from sentinel.core.epochs import LEASE, MAX_COUNT, Epochs, Where
+from sentinel.core.agents.epochs import LEASE, MAX_COUNT, Epochs, Where
 from sentinel.documents import time_text
 from sentinel.errors import PermanentError, TemporaryError
 

@@ -20,7 +20,7 @@ from sentinel.cluster.kubernetes.client import JSON_PATCH, Client, Resource
 from sentinel.cluster.kubernetes.errors import NotFound
 from sentinel.cluster.kubernetes.nodes import Operation, not_older, preconditions, set_epoch
 from sentinel.cluster.kubernetes.objects import NODES, Custom, FullMeta, Node
-from sentinel.core.fleet_model import Order, OrderKind
+from sentinel.core.fleet.model import Order, OrderKind
 from sentinel.documents import time_text
 from sentinel.errors import PermanentError
 

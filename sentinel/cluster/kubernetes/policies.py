@@ -23,9 +23,9 @@ from sentinel.cluster.kubernetes.conditions import Says
 from sentinel.cluster.kubernetes.errors import Conflict, NotFound, NotLeading
 from sentinel.cluster.kubernetes.objects import GROUP, JOB_POLICIES, VERSION, Custom, FullMeta
 from sentinel.cluster.kubernetes.reflector import Change, Pace, Reflector
-from sentinel.core.job_stop import no_owner
-from sentinel.core.job_writes import Reason
-from sentinel.core.protection import PODS, Asked, Job, Judged, Selector, conflicts, in_force
+from sentinel.core.job.stop import no_owner
+from sentinel.core.job.writes import Reason
+from sentinel.core.people.protection import PODS, Asked, Job, Judged, Selector, conflicts, in_force
 from sentinel.errors import PermanentError, TemporaryError
 from sentinel.metrics import Metrics
 

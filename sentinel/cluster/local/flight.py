@@ -9,7 +9,7 @@ import structlog
 from msgspec import Struct
 
 from sentinel.children import ChildError, OutOfTime, ask, our_python
-from sentinel.core.flight_record import Stuck
+from sentinel.core.stacks.flight_record import Stuck
 
 log = structlog.get_logger()
 
