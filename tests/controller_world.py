@@ -17,9 +17,9 @@ from sentinel.core.policy_model import Checkpoint, Policy, Proof, Resume
 from sentinel.core.recovery.events import EndRequested
 from sentinel.core.reports import Files, Iteration, LogMatch, RankExit, RankReport, Report
 from sentinel.core.stacks.flight_record import Stuck
-from sentinel.failures import failure_classes
-from sentinel.machine_controller import MachineController
-from sentinel.metrics import Metrics
+from sentinel.local_run.controller import MachineController
+from sentinel.metrics.registry import Metrics
+from sentinel.rules.failures import failure_classes
 from tests.waits import eventually, turns
 
 DEADLINE_S = 120.0

@@ -10,7 +10,10 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from sentinel import fleet_status
+from sentinel.controller.nodes import status as fleet_status
+from sentinel.controller.nodes.fold import SILENCES, FleetController
+from sentinel.controller.nodes.known import AT_A_TIME, GONE_S
+from sentinel.controller.nodes.status import SHOW_AGAIN_S, RecordStatus
 from sentinel.core.fleet import rounds as fleet_rounds
 from sentinel.core.fleet.bounds import MAX_CHECKS
 from sentinel.core.fleet.conditions import OWN
@@ -38,12 +41,9 @@ from sentinel.core.fleet.settings import Allowance, FleetSettings, Limit
 from sentinel.core.health import CheckResult, CheckState, Finding, Severity
 from sentinel.core.now import Now
 from sentinel.core.reports import Report
-from sentinel.documents import from_document, to_document
-from sentinel.errors import PermanentError, TemporaryError
-from sentinel.fleet_controller import SILENCES, FleetController
-from sentinel.fleet_nodes import AT_A_TIME, GONE_S
-from sentinel.fleet_status import SHOW_AGAIN_S, RecordStatus
 from sentinel.transport.wire import Alive, Arrived
+from sentinel.util.documents import from_document, to_document
+from sentinel.util.errors import PermanentError, TemporaryError
 from tests.core.fleet_world import OPEN, World, a_finding, a_pod
 from tests.waits import eventually, turns
 

@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sentinel.cli import reach
-from sentinel.cli.tables import complain, put
+from sentinel.console.tables import complain, put
+from sentinel.status import standing
+from sentinel.status.standing import said
 
 if TYPE_CHECKING:
     from sentinel.cluster.kubernetes.client import Client
@@ -102,29 +104,18 @@ async def _say(client: "Client", args: argparse.Namespace) -> int:
 
 async def _now(client: "Client", namespace: str) -> datetime:
     """By the controllers' clock, by which the word is to hold, where that is ahead of this machine's."""
-    from sentinel.documents import time_of
+    from sentinel.util.documents import time_of
 
-    now, lease = datetime.now(UTC), await reach.lease(client, namespace)
+    now, lease = datetime.now(UTC), await standing.lease(client, namespace)
     with contextlib.suppress(ValueError):
         if lease is not None and lease.spec.renew_time:
             return max(now, datetime.fromtimestamp(time_of(lease.spec.renew_time), UTC))
     return now
 
 
-async def said(client: "Client", namespace: str) -> "ConfigMap | None":
-    from sentinel.cluster.kubernetes.codes import NAME
-    from sentinel.cluster.kubernetes.errors import NotFound
-    from sentinel.cluster.kubernetes.objects import CONFIG_MAPS, ConfigMap
-
-    try:
-        return await client.get(CONFIG_MAPS.path(namespace, NAME), ConfigMap)
-    except NotFound:
-        return None
-
-
 async def _named(client: "Client", code: str) -> int:
     """How many nodes have an open quarantine with this code: 0 tells who mistyped it."""
-    from sentinel.cli import fleet_read
+    from sentinel.status import fleet_read
 
     def names(one: "NodeQuarantine") -> bool:
         return one.state.open and any(finding.code == code for finding in one.findings)
@@ -140,7 +131,7 @@ async def _follows(client: "Client", args: argparse.Namespace, made: "ConfigMap"
     namespace, loop = reach.namespace_of(args), asyncio.get_running_loop()
     end_s, version = loop.time() + args.wait, made.metadata.resource_version
     with reach.late(f"the controller that leads, at most {args.wait:g} s"):
-        first = now = await reach.lease(client, namespace)
+        first = now = await standing.lease(client, namespace)
         while True:
             if now is not None and now.metadata.annotations.get(FOLLOWED, "") == version:
                 put(done + "\n")
@@ -148,7 +139,7 @@ async def _follows(client: "Client", args: argparse.Namespace, made: "ConfigMap"
             if loop.time() >= end_s or now is None:
                 complain(f"{reach.silent(first, now, args.wait)}; the next one that leads goes by it")
                 return reach.EXIT_UNANSWERED
-            await asyncio.sleep(reach.LOOK_S)
-            now = await reach.lease(client, namespace)
+            await asyncio.sleep(standing.LOOK_S)
+            now = await standing.lease(client, namespace)
             if (newer := await said(client, namespace)) is not None:  # somebody else has said something since
                 version = newer.metadata.resource_version

@@ -5,11 +5,11 @@ import argparse
 from msgspec import structs
 
 from sentinel.cli import reach
-from sentinel.cli.control import Lock, ask
-from sentinel.cli.job_target import FORMS
 from sentinel.cli.options import add_settings, duration_s, read_settings
 from sentinel.cli.ordering import add_job_order, order_of_job
-from sentinel.cli.protect import open_store, say
+from sentinel.local_run.protect import open_store, say
+from sentinel.service.control import Lock, ask
+from sentinel.status.job_target import FORMS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,10 +5,10 @@ for the node's agent."""
 import argparse
 import os
 
-from sentinel.cli.control import ask
 from sentinel.cli.options import add_settings, read_settings
 from sentinel.cli.ordering import add_job_order, order, order_of_job
-from sentinel.cli.protect import say
+from sentinel.local_run.protect import say
+from sentinel.service.control import ask
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from sentinel.cli.tables import complain, put, put_document, table
+from sentinel.console.tables import complain, put, put_document, table
 from sentinel.core.fleet.events import Decision
 from sentinel.core.fleet.recording import VERSION, Entry, Start
 from sentinel.core.fleet.replay import Replay, Replayed

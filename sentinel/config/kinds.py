@@ -18,8 +18,8 @@ from sentinel.core.policy_model import groups_problem
 from sentinel.core.timing.hang import ACTIVITY_LIMIT_S
 from sentinel.core.triage.rows import FailureClass as FailureRow
 from sentinel.core.units import DURATION, SIZE, parse_duration, parse_size
-from sentinel.job_kinds import job_table
-from sentinel.rules import counter_limits, data_dir, load_rows
+from sentinel.rules.job_kinds import job_table
+from sentinel.rules.tables import counter_limits, data_dir, load_rows
 
 YEAR_S = 366 * 86400.0
 PRECHECKS = ("gpu", "nic", "disk", "system", "kernel", "runtime")  # components that have checks

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from sentinel.rules import data_dir, load_rows
+from sentinel.rules.tables import data_dir, load_rows
 
 MAX_TEXT = 500  # characters of a message that are kept
 

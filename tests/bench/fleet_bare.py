@@ -19,7 +19,7 @@ from sentinel.core.fleet.record import step
 from sentinel.core.fleet.settings import FleetSettings
 from sentinel.core.health import CheckState
 from sentinel.core.now import Now
-from sentinel.documents import to_document
+from sentinel.util.documents import to_document
 from tests.bench.fleet_agents import lost_card
 from tests.bench.fleet_bulk import node_name
 

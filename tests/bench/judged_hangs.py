@@ -26,7 +26,7 @@ from sentinel.core.stacks.stillness import Looks
 from sentinel.core.stacks.verdict import named
 from sentinel.core.timing.hang import FLOOR_S
 from sentinel.core.timing.hang_watch import DOUBT_S
-from sentinel.failures import failure_classes
+from sentinel.rules.failures import failure_classes
 from tests.bench.harness import Row, at_least, at_most
 from tests.core import recovery_events as ev
 

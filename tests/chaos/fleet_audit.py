@@ -13,7 +13,7 @@ import aiohttp
 from sentinel.cluster.kubernetes.objects import Custom
 from sentinel.core.fleet.model import EndedBy, Kind, Mode, NodeQuarantine, Proof, Removal, State
 from sentinel.core.fleet.record import MAX_STORY
-from sentinel.documents import from_document
+from sentinel.util.documents import from_document
 from tests.kubernetes.conftest import NODES, QUARANTINES
 from tests.rig.api import Api
 from tests.waits import eventually

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from sentinel.cli.job_looks import LOOKS, JobLooks, Tracked
 from sentinel.cluster.kubernetes.job_io import JobRef
+from sentinel.controller.cluster_jobs.looks import LOOKS, JobLooks, Tracked
 from sentinel.core.job.look import Place, look
 from sentinel.core.job.state import Seen
 from sentinel.core.model import IncidentKind, JobState, Phase, ProtectedJob, Symptom

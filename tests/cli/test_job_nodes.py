@@ -2,7 +2,7 @@
 
 from msgspec import structs
 
-from sentinel.cli.job_nodes import JobNodes
+from sentinel.controller.cluster_jobs.heard import JobNodes
 from sentinel.core.fleet.events import Reason
 from sentinel.core.fleet.fence import unreached
 from sentinel.core.fleet.isolate import standing

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.cli.node_jobs import numbered
+from sentinel.agent.jobs import numbered
 from sentinel.cluster.local import stacks
 from sentinel.cluster.local.processes import Proc
 from sentinel.core.stacks.stillness import Looks

@@ -22,7 +22,7 @@ from sentinel.core.recovery import budget, transitions
 from sentinel.core.recovery.budget import BACKOFF_MAX_S, plan_after_stop, restarts_left
 from sentinel.core.recovery.events import Event, Plan, StopEnded
 from sentinel.core.recovery.moves import RETRY_PRECHECK_S, START_TRIES
-from sentinel.failures import failure_classes
+from sentinel.rules.failures import failure_classes
 from tests.core import recovery_events as ev
 
 NOW = ev.NOW

@@ -14,7 +14,7 @@ from sentinel.core.job.start import keep_off_nodes, settle, start
 from sentinel.core.job.state import Seen, asks_gpu, chosen_last, standing
 from sentinel.core.job.stop import stop
 from sentinel.core.job.writes import Reason, Refusal, Verb, Write
-from sentinel.job_kinds import job_table
+from sentinel.rules.job_kinds import job_table
 from tests.core.job_objects import (
     CPU,
     Json,

@@ -12,8 +12,8 @@ from sentinel.core.job.start import keep_off_nodes, resize, start
 from sentinel.core.job.state import SENTINEL, living, size_of, standing
 from sentinel.core.job.stop import stop
 from sentinel.core.job.writes import Plan, Reason, Refusal, Verb
-from sentinel.job_kinds import job_table, load_job_table
-from sentinel.rules import RuleError
+from sentinel.rules.job_kinds import job_table, load_job_table
+from sentinel.rules.tables import RuleError
 from tests.core.job_objects import GROUPS, OBJECTS, applied, gone, pods_of, row_named, seen, template, writes
 
 ROWS = [row.title for row in job_table().rows]

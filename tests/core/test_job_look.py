@@ -9,7 +9,7 @@ from sentinel.core.job.look import Look, Place, look
 from sentinel.core.job.owned_pods import row_of_owner, stand_in
 from sentinel.core.job.state import STOPPED, Seen, preemptor_uid
 from sentinel.core.policy_model import Policy, Resume
-from sentinel.job_kinds import job_table
+from sentinel.rules.job_kinds import job_table
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 

@@ -8,7 +8,7 @@ from sentinel.core.model import IncidentKind, JobState, ProtectedJob
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Hang, Policy
 from sentinel.core.reports import Iteration, RankReport
-from sentinel.failures import failure_classes
+from sentinel.rules.failures import failure_classes
 
 
 def stepping(until_s: int) -> JobPicture:

@@ -14,7 +14,7 @@ from sentinel.core.model import Budget, Cause, ProtectedJob, Restartable, Verdic
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import LogMatch, RankExit
 from sentinel.core.triage.verdict import AGREED
-from sentinel.failures import failure_classes
+from sentinel.rules.failures import failure_classes
 from tests.core.pod_shapes import ENDS, changed, container, ended
 from tests.core.test_triage import line, verdict, xid
 

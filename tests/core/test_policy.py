@@ -52,7 +52,7 @@ from sentinel.core.recovery.events import (
 )
 from sentinel.core.reports import LOSS_LOST, LOSS_SOUND, NORM_LOST, Iteration, LogMatch, RankExit, RankReport
 from sentinel.core.stacks.stillness import Looks
-from sentinel.failures import failure_classes
+from sentinel.rules.failures import failure_classes
 from tests.core import recovery_events as ev
 
 NOW = ev.NOW

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.cli.recovery_docs import diagram, renewed, table
 from sentinel.core.model import Phase
 from sentinel.core.recovery.transitions import TRANSITIONS
+from sentinel.docs.recovery import diagram, renewed, table
 
 
 def test_the_generated_part_is_that_of_the_table(repo: Path) -> None:

@@ -14,7 +14,7 @@ from sentinel.core.reports import LogMatch, Orphan, RankExit
 from sentinel.core.stacks.flight_record import Kind, Stuck
 from sentinel.core.timing.job_timing import TimingSignal
 from sentinel.core.triage.verdict import triage
-from sentinel.failures import failure_classes
+from sentinel.rules.failures import failure_classes
 from tests.samples import killed_for_memory
 
 WALL_S = 1_700_000_000.0

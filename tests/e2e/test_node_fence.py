@@ -11,7 +11,7 @@ import pytest
 import trustme
 from msgspec import Raw, structs
 
-from sentinel.cli.node_fence import UNABLE
+from sentinel.agent.fence import UNABLE
 from sentinel.cluster.local.pods import Pods
 from sentinel.core.agents.orders import FOLLOW, Follow
 from sentinel.core.agents.self_fence import ENDED, LEAST_S

@@ -19,7 +19,7 @@ from sentinel.cluster.kubernetes.store import Store
 from sentinel.core.agents.epochs import Epochs
 from sentinel.core.fleet.marks import MarkWrite
 from sentinel.core.fleet.model import Kind, Needs, NodeMark, NodeQuarantine, State
-from sentinel.errors import PermanentError, TemporaryError
+from sentinel.util.errors import PermanentError, TemporaryError
 from tests.waits import eventually
 
 PACES = {

@@ -11,7 +11,6 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
-from sentinel.clock import system_now
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import Refused
 from sentinel.cluster.kubernetes.fleet import KubernetesFleet
@@ -22,7 +21,8 @@ from sentinel.core.fleet.marks import MarkWrite
 from sentinel.core.fleet.model import Kind, Needs, NodeMark, NodeQuarantine, State
 from sentinel.core.fleet.settings import FleetSettings
 from sentinel.core.people.protection import Judged
-from sentinel.errors import TemporaryError
+from sentinel.util.clock import system_now
+from sentinel.util.errors import TemporaryError
 from tests.kubernetes.conftest import EPOCH, NAMESPACE, NODES, rank, run
 from tests.kubernetes.proxy import Fault, Proxy
 from tests.waits import eventually

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sentinel.clock import system_now
 from sentinel.cluster.kubernetes import job_cluster, job_waits
 from sentinel.cluster.kubernetes.agents import Agents
 from sentinel.cluster.kubernetes.client import Client
@@ -19,9 +18,10 @@ from sentinel.core.job.kinds import JobKind, row_of
 from sentinel.core.job.state import standing
 from sentinel.core.model import Policy, ProtectedJob
 from sentinel.core.reports import Answer, Report
-from sentinel.errors import PermanentError, TemporaryError
-from sentinel.job_kinds import job_table
+from sentinel.rules.job_kinds import job_table
 from sentinel.transport.wire import Arrived
+from sentinel.util.clock import system_now
+from sentinel.util.errors import PermanentError, TemporaryError
 from tests.kubernetes.conftest import run
 from tests.kubernetes.proxy import Fault, Proxy
 from tests.kubernetes.test_uninstall import defined

@@ -26,7 +26,7 @@ from sentinel.core.model import (
     Verdict,
 )
 from sentinel.core.policy_model import Policy
-from sentinel.errors import TemporaryError
+from sentinel.util.errors import TemporaryError
 from tests.kubernetes.conftest import lead_by, run
 from tests.kubernetes.proxy import Fault, Proxy
 from tests.waits import eventually

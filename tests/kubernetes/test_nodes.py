@@ -14,7 +14,7 @@ from sentinel.cluster.kubernetes.errors import Conflict, NotLeading, Superseded,
 from sentinel.cluster.kubernetes.objects import Node
 from sentinel.core.fleet.marks import MarkWrite
 from sentinel.core.fleet.model import QUARANTINE_TAINT, NodeCondition, NodeMark, Taint
-from sentinel.errors import PermanentError
+from sentinel.util.errors import PermanentError
 from tests.kubernetes.conftest import run
 from tests.kubernetes.proxy import Fault, Proxy
 

@@ -453,7 +453,7 @@ def test_a_digest_says_when_each_thing_began_and_leads_to_one_job_only_where_it_
 
 def test_composing_imports_nothing_heavy():
     """Sentinel stays resident beside the training; templates and SMTP live in the child."""
-    program = "import sys, json, sentinel.effects.notify; print(json.dumps(sorted(sys.modules)))"
+    program = "import sys, json, sentinel.controller.effects.notify; print(json.dumps(sorted(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, check=True).stdout
     heavy = {"jinja2", "aiosmtplib", "pydantic", "yaml", "numpy", "email.message"}
     assert not heavy & set(json.loads(loaded))

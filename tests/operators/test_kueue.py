@@ -5,7 +5,7 @@ import time
 import pytest
 
 from sentinel.core.job.state import KUEUE, STOPPED, standing
-from sentinel.documents import time_of
+from sentinel.util.documents import time_of
 from tests.kubernetes.driven import RECOVERED, Driven, come_back
 from tests.operators.conftest import Drive
 from tests.rig.api import Object

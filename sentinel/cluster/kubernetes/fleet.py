@@ -8,8 +8,6 @@ from functools import partial
 import structlog
 from msgspec import structs
 
-from sentinel import declared
-from sentinel.clock import Clock
 from sentinel.cluster.kubernetes import kept, nodes
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.codes import Codes
@@ -50,7 +48,9 @@ from sentinel.core.fleet.model import (
 )
 from sentinel.core.fleet.orders import Answer
 from sentinel.core.fleet.settings import FleetSettings
-from sentinel.metrics import Metrics
+from sentinel.metrics import declared
+from sentinel.metrics.registry import Metrics
+from sentinel.util.clock import Clock
 
 log = structlog.get_logger(__name__)
 

@@ -26,19 +26,11 @@ from sentinel.core.job.kinds import KeepOff
 from sentinel.core.job.look import all_up
 from sentinel.core.job.paths import Json, number, text
 from sentinel.core.job.resume import told
-from sentinel.core.job.state import (
-    Seen,
-    behind_gates,
-    in_line,
-    keeps_off,
-    names,
-    standing,
-    switched_on,
-)
+from sentinel.core.job.state import Seen, behind_gates, in_line, keeps_off, names, standing, switched_on
 from sentinel.core.job.writes import Plan, Reason, Refusal
 from sentinel.core.model import Launch, ProtectedJob
 from sentinel.core.reports import Answer, Files
-from sentinel.errors import PermanentError, TemporaryError
+from sentinel.util.errors import PermanentError, TemporaryError
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")

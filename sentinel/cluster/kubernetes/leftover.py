@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from sentinel.clock import system_now
 from sentinel.cluster.kubernetes.client import JSON_PATCH, Client, Resource, decoded
 from sentinel.cluster.kubernetes.errors import Conflict, NotFound, Refused
 from sentinel.cluster.kubernetes.nodes import Operation, preconditions
@@ -34,7 +33,8 @@ from sentinel.core.fleet.events import End, Reason
 from sentinel.core.fleet.marks import unmark
 from sentinel.core.fleet.model import QUARANTINE_TAINT, EndedBy, Kind, NodeMark, NodeQuarantine, OrderKind
 from sentinel.core.fleet.record import step
-from sentinel.errors import PermanentError
+from sentinel.util.clock import system_now
+from sentinel.util.errors import PermanentError
 
 HOLDING = (OrderKind.HOLD, OrderKind.DRAIN)
 HOLDS = tuple(PREFIX + kind for kind in HOLDING)  # annotations that order it

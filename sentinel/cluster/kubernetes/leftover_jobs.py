@@ -50,9 +50,9 @@ from sentinel.core.job.state import (
 from sentinel.core.job.writes import Plan, Refusal, patch
 from sentinel.core.model import StoredJob
 from sentinel.core.people.owners import OWNER
-from sentinel.documents import from_document
-from sentinel.errors import PermanentError, TemporaryError
-from sentinel.job_kinds import job_table
+from sentinel.rules.job_kinds import job_table
+from sentinel.util.documents import from_document
+from sentinel.util.errors import PermanentError, TemporaryError
 
 OWNERS = (OWNER, ASKS_FOR_MAP)  # annotations of jobs that Sentinel only reads
 ENDING = (JobOrderKind.STOP, JobOrderKind.CANCEL)

@@ -15,7 +15,7 @@ from sentinel.cluster.kubernetes.client import Client, Resource
 from sentinel.core.job.paths import Json, text
 from sentinel.core.job.pod_told import preempted, preemptor
 from sentinel.core.job.pod_wait import event_wall_s, needs_events
-from sentinel.errors import PermanentError, TemporaryError
+from sentinel.util.errors import PermanentError, TemporaryError
 
 log = structlog.get_logger(__name__)
 

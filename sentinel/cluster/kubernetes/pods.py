@@ -9,7 +9,6 @@ from typing import Any
 
 from msgspec import structs
 
-from sentinel.clock import Clock
 from sentinel.cluster.kubernetes import kept
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.jobs import Jobs
@@ -19,6 +18,7 @@ from sentinel.cluster.kubernetes.policies import Judge, Policies
 from sentinel.cluster.kubernetes.reflector import Change, Pace, Reflector, State
 from sentinel.core.fleet.model import PodPicture
 from sentinel.core.people.protection import Job, Protection, protection
+from sentinel.util.clock import Clock
 
 GONE_LOOK_S = 5.0
 SETTLE_S = 0.5  # many changes of jobs and policies are one look at the pods

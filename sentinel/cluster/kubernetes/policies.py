@@ -15,8 +15,6 @@ import msgspec
 import structlog
 from msgspec import structs
 
-from sentinel import declared
-from sentinel.clock import Clock
 from sentinel.cluster.kubernetes import conditions
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.conditions import Says
@@ -26,8 +24,10 @@ from sentinel.cluster.kubernetes.reflector import Change, Pace, Reflector
 from sentinel.core.job.stop import no_owner
 from sentinel.core.job.writes import Reason
 from sentinel.core.people.protection import PODS, Asked, Job, Judged, Selector, conflicts, in_force
-from sentinel.errors import PermanentError, TemporaryError
-from sentinel.metrics import Metrics
+from sentinel.metrics import declared
+from sentinel.metrics.registry import Metrics
+from sentinel.util.clock import Clock
+from sentinel.util.errors import PermanentError, TemporaryError
 
 Judge = Callable[[Sequence[dict[str, Any]]], Awaitable[list[Judged]]]
 

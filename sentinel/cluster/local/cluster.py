@@ -36,7 +36,7 @@ from sentinel.cluster.local.tracked import Tracked
 from sentinel.core.model import Launch
 from sentinel.core.reports import Files, RankExit
 from sentinel.core.stacks.flight_record import Stuck
-from sentinel.errors import PermanentError, TemporaryError
+from sentinel.util.errors import PermanentError, TemporaryError
 
 
 class Adopted(Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from sentinel.core.job.start import NO_LABELS, settle, start
 from sentinel.core.job.state import SENTINEL, Seen, living, standing
 from sentinel.core.job.stop import stop
 from sentinel.core.job.writes import Plan, Refusal, Verb, Write
-from sentinel.job_kinds import job_table
+from sentinel.rules.job_kinds import job_table
 from tests.rig.api import Api, ApiError, Object
 from tests.rig.processes import RigError, until
 
