@@ -288,6 +288,8 @@ class JobCluster(KnownJobs):
                 return StopOutcome(gone=False, waits=job_stop.SUSPENDED_AGAIN)
         except PermanentError as error:
             log.warning("mark_left", job=job, error=str(error))
+        with contextlib.suppress(NotFound):  # of the read that showed it parts may be older than others
+            seen = await self._patiently(lambda: self._seen(self._known(job)))
         self.vacate(job)
         self.look_again(job)
         return StopOutcome(gone=False, waits=job_stop.theirs(seen, job_stop.STOPS), theirs=True)
