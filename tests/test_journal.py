@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
-from sentinel.util import journal
+from sentinel import journal
 
 log = structlog.get_logger(__name__)
 

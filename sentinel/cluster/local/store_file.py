@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import structlog
 
-from sentinel.util.errors import PermanentError
+from sentinel.errors import PermanentError
 
 log = structlog.get_logger()
 

@@ -1,1 +1,0 @@
-"""The controller: what it decides of jobs (`jobs/`) and nodes (`nodes/`), what it does (`effects/`), and its daemon."""

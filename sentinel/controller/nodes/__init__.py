@@ -1,1 +1,0 @@
-"""Which nodes leave service and come back: `fold`, the loop of the leader, and its parts."""

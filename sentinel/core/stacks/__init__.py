@@ -1,1 +1,0 @@
-"""Where processes stand and whom they wait for: their states, their stacks, their flight records."""

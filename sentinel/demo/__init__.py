@@ -1,1 +1,0 @@
-"""What `sentinel demo` is made of."""

@@ -1,1 +1,0 @@
-"""Parts of docs/ that are made from the code."""

@@ -1,1 +1,0 @@
-"""What `sentinel explain` is made of, over the parts of `replay`."""

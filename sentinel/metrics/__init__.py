@@ -1,1 +1,0 @@
-"""Every metric: declared once, counted, and written as text for a scrape."""

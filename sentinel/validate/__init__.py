@@ -1,1 +1,0 @@
-"""What `sentinel validate` is made of: policies and rule files are judged."""
