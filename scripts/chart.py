@@ -13,7 +13,7 @@ from typing import Any
 
 from sentinel.config.crd_schema import of_section
 from sentinel.config.settings_schema import SettingsDocument
-from sentinel.rules import counter_limits
+from sentinel.rules.tables import counter_limits
 from tests.rig.binaries import NotBuilt, helm
 
 REPO = Path(__file__).parent.parent

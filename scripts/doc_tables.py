@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from sentinel.failures import failure_classes
 from sentinel.logs.formats import TimingRow
 from sentinel.notify.webhook import Message
-from sentinel.rules import data_dir, load_rows
+from sentinel.rules.failures import failure_classes
+from sentinel.rules.tables import data_dir, load_rows
 
 REPO = Path(__file__).parents[1]
 NAMES = {

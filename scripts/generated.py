@@ -12,11 +12,11 @@ MAKERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("-m", "scripts.doc_tables"), ""),  # docs/timing.md, docs/triage.md, docs/webhook.schema.json
     (("-m", "sentinel.checks.docs"), "docs/checks.md"),
     (("-m", "sentinel.checks.kernel.docs"), "docs/kernel-log.md"),
-    (("-m", "sentinel.metrics"), "docs/metrics.md"),
+    (("-m", "sentinel.metrics.registry"), "docs/metrics.md"),
     (("-m", "sentinel.config.reference", "docs/policy.md"), ""),
-    (("-m", "sentinel.cli.fleet_docs", "docs/fleet.md"), ""),
-    (("-m", "sentinel.cli.recovery_docs", "docs/recovery.md"), ""),
-    (("-m", "sentinel.cli.job_kinds_docs", "docs/job-kinds.md"), ""),
+    (("-m", "sentinel.docs.fleet", "docs/fleet.md"), ""),
+    (("-m", "sentinel.docs.recovery", "docs/recovery.md"), ""),
+    (("-m", "sentinel.docs.job_kinds", "docs/job-kinds.md"), ""),
     (("-m", "sentinel.config.crds", "deploy/crds"), ""),
     (("scripts/runbooks.py",), "sentinel/web/runbooks.html"),
     (("scripts/dashboards.py",), ""),  # dashboards/

@@ -52,7 +52,7 @@ class Webhook(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Caps(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What owners may ask at most. `sentinel.core.caps` holds a policy to them."""
+    """What owners may ask at most. `sentinel.core.people.caps` holds a policy to them."""
 
     max_resumes: int = 100
     max_restarts: int = 100
@@ -205,7 +205,7 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     own_checks: tuple[OwnCheck, ...] = ()
     controller: ControllerLink = ControllerLink()
     certificates: CertificateFiles | None = None
-    # What is written of core.fleet_settings.FleetSettings, by its names: only the controller makes them of it.
+    # What is written of core.fleet.settings.FleetSettings, by its names: only the controller makes them of it.
     fleet: dict[str, Any] = {}
     shapes: tuple[Shape, ...] = ()  # the manifest: the first that matches is this node's
     shape: Shape = (

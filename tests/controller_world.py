@@ -9,17 +9,17 @@ from msgspec import structs
 
 from sentinel.cluster.base import RankProcess, Room, SignalOutcome, StopOutcome
 from sentinel.cluster.local.store import LocalStore
-from sentinel.core.events import EndRequested
-from sentinel.core.flight_record import Stuck
+from sentinel.core.decision.picture import JobPicture
 from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
 from sentinel.core.model import Incident, JobState, Launch, Phase, ProtectedJob
 from sentinel.core.now import Now
-from sentinel.core.picture import JobPicture
 from sentinel.core.policy_model import Checkpoint, Policy, Proof, Resume
+from sentinel.core.recovery.events import EndRequested
 from sentinel.core.reports import Files, Iteration, LogMatch, RankExit, RankReport, Report
-from sentinel.failures import failure_classes
-from sentinel.machine_controller import MachineController
-from sentinel.metrics import Metrics
+from sentinel.core.stacks.flight_record import Stuck
+from sentinel.local_run.controller import MachineController
+from sentinel.metrics.registry import Metrics
+from sentinel.rules.failures import failure_classes
 from tests.waits import eventually, turns
 
 DEADLINE_S = 120.0

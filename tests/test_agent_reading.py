@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.agent import Agent
-from sentinel.clock import Clock, boot_id, system_now
+from sentinel.agent.ranks import Agent
 from sentinel.cluster.base import RankProcess
 from sentinel.core.model import ProtectedJob
 from sentinel.core.now import Now
@@ -14,7 +13,8 @@ from sentinel.core.policy_model import Policy
 from sentinel.core.reports import PRINTS_S, RankReport, Report
 from sentinel.logs.follow import BEHIND
 from sentinel.logs.ruleset import RuleSet, load_ruleset
-from sentinel.metrics import Metrics
+from sentinel.metrics.registry import Metrics
+from sentinel.util.clock import Clock, boot_id, system_now
 from tests.waits import eventually
 
 KEEP_BYTES = 1 << 20

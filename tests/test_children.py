@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from sentinel import children
-from sentinel.children import (
+from sentinel.util import children
+from sentinel.util.children import (
     COMPLAINT_BYTES,
     ChildError,
     Ended,
@@ -166,7 +166,7 @@ def test_what_lies_beside_sentinel_hides_no_other_module(
     (tmp_path / "sentinel" / "__init__.py").touch()
     (tmp_path / "sentinel" / "it.py").write_text("import decimal\nmain = lambda: print(decimal.Decimal(1))\n")
     (tmp_path / "decimal.py").write_text("raise SystemExit('not of Python')\n")
-    monkeypatch.setattr(children, "__file__", str(tmp_path / "sentinel" / "children.py"))
+    monkeypatch.setattr(children, "__file__", str(tmp_path / "sentinel" / "util" / "children.py"))
     assert asked(our_python("sentinel.it")) == Ended(0, b"1\n", "")
 
 

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from sentinel.cluster.base import Room, StopOutcome
-from sentinel.core.blindness import BLIND, NO_FORMAT, NO_LINE, needs_stacks
+from sentinel.controller.effects import perform
+from sentinel.controller.jobs.save_looks import AGAIN_MOST_S, UNREAD_S
+from sentinel.core.decision.blindness import BLIND, NO_FORMAT, NO_LINE, needs_stacks
 from sentinel.core.health import Component, Severity
 from sentinel.core.model import JobState, Phase, Stage
 from sentinel.core.policy_model import Hang, Policy, Restart, TimingFormat
-from sentinel.core.recovery_moves import START_TRIES
+from sentinel.core.recovery.moves import START_TRIES
 from sentinel.core.reports import RankReport
-from sentinel.effects import perform
-from sentinel.errors import PermanentError, TemporaryError
-from sentinel.save_looks import AGAIN_MOST_S, UNREAD_S
+from sentinel.util.errors import PermanentError, TemporaryError
 from tests.controller_world import RESUMABLE, World, gpu_fault, without_proof
 from tests.waits import turns
 

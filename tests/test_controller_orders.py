@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from sentinel.cluster.base import Room
-from sentinel.core.job_orders import Action, JobOrder, JobOrderKind, Refused, judge
+from sentinel.core.job.orders import Action, JobOrder, JobOrderKind, Refused, judge
 from sentinel.core.model import FollowedOrder, JobState, Phase, Stage
 from sentinel.core.policy_model import Policy, Restart
 from tests.controller_world import RESUMABLE, World, gpu_fault

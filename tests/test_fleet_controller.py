@@ -10,14 +10,17 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from sentinel import fleet_status
-from sentinel.core import fleet
-from sentinel.core.fleet_bounds import MAX_CHECKS
-from sentinel.core.fleet_conditions import OWN
-from sentinel.core.fleet_events import DoEvent
-from sentinel.core.fleet_isolate import MAX_FINDINGS
-from sentinel.core.fleet_marks import MarkWrite
-from sentinel.core.fleet_model import (
+from sentinel.controller.nodes import status as fleet_status
+from sentinel.controller.nodes.fold import SILENCES, FleetController
+from sentinel.controller.nodes.known import AT_A_TIME, GONE_S
+from sentinel.controller.nodes.status import SHOW_AGAIN_S, RecordStatus
+from sentinel.core.fleet import rounds as fleet_rounds
+from sentinel.core.fleet.bounds import MAX_CHECKS
+from sentinel.core.fleet.conditions import OWN
+from sentinel.core.fleet.events import DoEvent
+from sentinel.core.fleet.isolate import MAX_FINDINGS
+from sentinel.core.fleet.marks import MarkWrite
+from sentinel.core.fleet.model import (
     CodeWord,
     FleetPicture,
     Kind,
@@ -32,18 +35,15 @@ from sentinel.core.fleet_model import (
     Say,
     State,
 )
-from sentinel.core.fleet_orders import Answer
-from sentinel.core.fleet_recording import FRESH_S
-from sentinel.core.fleet_settings import Allowance, FleetSettings, Limit
+from sentinel.core.fleet.orders import Answer
+from sentinel.core.fleet.recording import FRESH_S
+from sentinel.core.fleet.settings import Allowance, FleetSettings, Limit
 from sentinel.core.health import CheckResult, CheckState, Finding, Severity
 from sentinel.core.now import Now
 from sentinel.core.reports import Report
-from sentinel.documents import from_document, to_document
-from sentinel.errors import PermanentError, TemporaryError
-from sentinel.fleet_controller import SILENCES, FleetController
-from sentinel.fleet_nodes import AT_A_TIME, GONE_S
-from sentinel.fleet_status import SHOW_AGAIN_S, RecordStatus
 from sentinel.transport.wire import Alive, Arrived
+from sentinel.util.documents import from_document, to_document
+from sentinel.util.errors import PermanentError, TemporaryError
 from tests.core.fleet_world import OPEN, World, a_finding, a_pod
 from tests.waits import eventually, turns
 
@@ -748,6 +748,8 @@ def test_a_write_to_one_node_that_hangs_holds_up_no_other_node() -> None:
         await eventually(isolated(fleet, "n3"))
         assert not isolated(fleet, "n1")()
         assert not any("n1" in text for text in fleet.told), "it is not out of service yet"
+        leaving = fleet.controller.for_jobs.isolated
+        assert (leaving("n1"), leaving("n4")) == (True, False), "who moves jobs waits for that"
         held.set()
         await eventually(isolated(fleet, "n1"))
         await eventually(lambda: any("n1 was taken out" in text for text in fleet.told))
@@ -1161,7 +1163,7 @@ def test_nodes_that_a_whole_round_need_not_look_at_would_have_given_it_nothing()
     one, rng = Led(), random.Random(7)
     names = [f"node-{number}" for number in range(20)]
     controller, skipped, decided = one.controller, 0, 0
-    spared = fleet.decide
+    spared = fleet_rounds.decide
 
     def decide(picture: FleetPicture, *rest: Any) -> Any:
         nonlocal skipped, decided
@@ -1216,7 +1218,7 @@ def test_nodes_that_a_whole_round_need_not_look_at_would_have_given_it_nothing()
         assert decided > 50
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fleet, "decide", decide)
+        patch.setattr(fleet_rounds, "decide", decide)
         asyncio.run(story())
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec import structs
 
-from sentinel.core.fleet_model import FenceState, NodeQuarantine, Proof
-from sentinel.core.fleet_settings import FenceHook
+from sentinel.core.fleet.model import FenceState, NodeQuarantine, Proof
+from sentinel.core.fleet.settings import FenceHook
 from tests.core.fleet_world import OPEN, a_pod
 from tests.test_fleet_controller import Led, leading
 from tests.waits import eventually

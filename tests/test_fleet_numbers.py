@@ -1,8 +1,8 @@
 """The fleet in numbers: of each pool by itself, and of no more pools than a scrape can bear."""
 
-from sentinel import fleet_numbers
-from sentinel.declared import MAX_POOLS
-from sentinel.metrics import Metrics
+from sentinel.controller.nodes import numbers as fleet_numbers
+from sentinel.metrics.declared import MAX_POOLS
+from sentinel.metrics.registry import Metrics
 from tests.core.fleet_world import World, a_finding
 from tests.test_metrics import scrape
 

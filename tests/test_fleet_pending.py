@@ -1,8 +1,8 @@
 """What is told of silent nodes in one line, and what is told before it."""
 
-from sentinel.core.fleet_events import DoTell, Reason
-from sentinel.core.fleet_model import Kind, Needs, NodeQuarantine, State
-from sentinel.fleet_pending import LINE_S, Telling
+from sentinel.controller.nodes.pending import LINE_S, Telling
+from sentinel.core.fleet.events import DoTell, Reason
+from sentinel.core.fleet.model import Kind, Needs, NodeQuarantine, State
 
 
 class Cluster:

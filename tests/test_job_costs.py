@@ -2,11 +2,11 @@
 
 from msgspec import structs
 
+from sentinel.controller.jobs.costs import Costs
+from sentinel.core.decision.picture import JobPicture
 from sentinel.core.model import Cause, Incident, IncidentKind, JobState, Lost, Phase, ProtectedJob, Symptom
 from sentinel.core.now import Now
-from sentinel.core.picture import JobPicture
-from sentinel.job_costs import Costs
-from sentinel.metrics import Metrics
+from sentinel.metrics.registry import Metrics
 from tests.core.recovery_events import NOW, a_job, incident, verdict
 from tests.test_metrics import value
 

@@ -5,6 +5,8 @@ import asyncio
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
+from sentinel.controller.jobs.numbers import JobMeter, count_step, numbers
+from sentinel.core.decision.picture import JobPicture
 from sentinel.core.model import (
     Cause,
     Incident,
@@ -17,11 +19,9 @@ from sentinel.core.model import (
     Step,
 )
 from sentinel.core.now import Now
-from sentinel.core.picture import JobPicture
-from sentinel.core.productive import lost_run_s
 from sentinel.core.reports import Iteration, RankReport
-from sentinel.job_numbers import JobMeter, count_step, numbers
-from sentinel.metrics import Metrics
+from sentinel.core.timing.productive import lost_run_s
+from sentinel.metrics.registry import Metrics
 from tests.core.recovery_events import NOW, a_job, incident, verdict
 from tests.waits import turns
 

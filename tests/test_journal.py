@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
-from sentinel import journal
+from sentinel.util import journal
 
 log = structlog.get_logger(__name__)
 

@@ -8,13 +8,15 @@ import pytest
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
-from sentinel import declared, fleet_numbers, job_costs, measures
 from sentinel.checks.base import Measure
+from sentinel.controller.jobs import costs
+from sentinel.controller.nodes import numbers as fleet_numbers
 from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
 from sentinel.core.model import Budget, Cause, JobState, Lost, Symptom
 from sentinel.core.reports import Iteration, RankReport
-from sentinel.declared import DECLARATIONS, MAX_FINDINGS, MAX_JOBS, MAX_SERIES
-from sentinel.metrics import JobNumbers, Metrics, markdown
+from sentinel.metrics import declared, measures
+from sentinel.metrics.declared import DECLARATIONS, MAX_FINDINGS, MAX_JOBS, MAX_SERIES
+from sentinel.metrics.registry import JobNumbers, Metrics, markdown
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -35,7 +37,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 # What is counted elsewhere, and told as a whole.
 REPLACED = (
     *fleet_numbers.FLEET,
-    *job_costs.ALL,
+    *costs.ALL,
     declared.POLICY_FAILURES,
     declared.EVENTS_WRITTEN,
     declared.EVENTS_DROPPED,
@@ -384,7 +386,7 @@ def test_every_public_constant_of_the_module_is_in_the_table() -> None:
 
 def test_what_sets_a_metric_is_called_somewhere(repo: Path) -> None:
     code = "\n".join(
-        file.read_text("utf-8") for file in (repo / "sentinel").rglob("*.py") if file.name != "metrics.py"
+        file.read_text("utf-8") for file in (repo / "sentinel").rglob("*.py") if file.name != "registry.py"
     )
     methods = [name for name, value in vars(Metrics).items() if callable(value) and not name.startswith("_")]
     assert [name for name in methods if f".{name}" not in code] == []

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from sentinel.slices import SLICE_S, in_slices
+from sentinel.util.slices import SLICE_S, in_slices
 
 
 def test_others_have_their_turn_after_each_slice_and_nothing_is_left_out() -> None:

@@ -7,16 +7,25 @@ from itertools import pairwise
 
 import pytest
 
-from sentinel.cli.job_looks import Tracked
-from sentinel.cli.job_troubles import of_jobs
 from sentinel.cluster.kubernetes.job_io import JobRef
-from sentinel.core.epochs import Where, agent_of
+from sentinel.controller.cluster_jobs.looks import Tracked
+from sentinel.controller.cluster_jobs.troubles import of_jobs
+from sentinel.controller.nodes.troubles import SENTENCES, of_epochs, of_works
+from sentinel.controller.troubles import (
+    FORGOTTEN_S,
+    MOST,
+    MOST_REST_S,
+    STANDS_S,
+    TRIES,
+    Trouble,
+    Troubles,
+    alone,
+)
+from sentinel.core.agents.epochs import Where, agent_of
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
-from sentinel.errors import TemporaryError
-from sentinel.fleet_troubles import SENTENCES, of_epochs, of_works
-from sentinel.troubles import FORGOTTEN_S, MOST, MOST_REST_S, STANDS_S, TRIES, Trouble, Troubles, alone
-from sentinel.works import Failing, Works
+from sentinel.util.errors import TemporaryError
+from sentinel.util.works import Failing, Works
 from tests.core.test_job_look import row
 from tests.waits import eventually
 

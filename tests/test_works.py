@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sentinel import works
-from sentinel.errors import PermanentError, TemporaryError
-from sentinel.works import AT_ONCE, LATER_AT_ONCE, Works
+from sentinel.util import works
+from sentinel.util.errors import PermanentError, TemporaryError
+from sentinel.util.works import AT_ONCE, LATER_AT_ONCE, Works
 from tests.waits import eventually, turns
 
 

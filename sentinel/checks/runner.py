@@ -17,10 +17,10 @@ from sentinel.checks.findings import BookState, FindingBook
 from sentinel.checks.shape import with_shape
 from sentinel.checks.storable import in_text, storable
 from sentinel.checks.table import all_checks, select
-from sentinel.clock import Clock, boot_id, system_now
 from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
 from sentinel.core.now import Now
 from sentinel.settings import Settings
+from sentinel.util.clock import Clock, boot_id, system_now
 
 log = structlog.get_logger(__name__)
 

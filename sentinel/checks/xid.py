@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.logs.kernel import KernelEvent, KernelRule
-from sentinel.rules import RuleError, data_dir, load_rows
+from sentinel.rules.tables import RuleError, data_dir, load_rows
 
 XID_COLUMNS = 5
 

@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     assert module is not None  # argparse refused every other command
     if "structlog" in sys.modules:  # no log event may land in what a command prints
-        from sentinel import journal
+        from sentinel.util import journal
 
         journal.configure(None)
     try:

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from sentinel.cli.options import add_settings
-from sentinel.cli.said import Said
+from sentinel.console.said import Said
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """0: it was told to end; 73: another agent runs, or the state directory cannot be used; 78: bad settings.
-    70 where its event loop was frozen (sentinel/cli/node_health.py)."""
+    70 where its event loop was frozen (sentinel/service/health.py)."""
     from sentinel.cli.options import read_settings
 
     settings = read_settings(args)
@@ -29,10 +29,10 @@ def main(args: argparse.Namespace) -> int:
         return EXIT_CONFIG
     import asyncio
 
-    from sentinel import journal
-    from sentinel.cli.control import Lock
-    from sentinel.cli.node import NodeAgent
-    from sentinel.cli.node_state import FOLDER
+    from sentinel.agent.node import NodeAgent
+    from sentinel.agent.state import FOLDER
+    from sentinel.service.control import Lock
+    from sentinel.util import journal
 
     folder = settings.state_path / FOLDER
     lock = Lock(folder)
@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _who_runs(folder: "Path") -> str:
-    from sentinel.cli.presence import read
+    from sentinel.local_run.presence import read
 
     running = read(folder)
     who = (

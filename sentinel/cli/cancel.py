@@ -9,6 +9,6 @@ __all__ = ["add_arguments", "main"]
 
 
 def main(args: argparse.Namespace) -> int:
-    from sentinel.core.job_orders import JobOrderKind
+    from sentinel.core.job.orders import JobOrderKind
 
     return order_of_job(args, JobOrderKind.CANCEL, args.name)

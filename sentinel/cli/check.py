@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sentinel.cli.options import add_settings, duration_s, read_settings
-from sentinel.cli.tables import GAP, put, put_json
+from sentinel.console.tables import GAP, put, put_json
 from sentinel.core.health import CheckResult, CheckState, Severity
 from sentinel.web.words import fit, printable, width
 
@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
     settings = read_settings(args)
     if settings is None:
         return UNKNOWN
-    from sentinel import journal
+    from sentinel.util import journal
 
     journal.configure(None)  # no log event may land in what is printed
     if args.learn:
@@ -118,7 +118,7 @@ def look(settings: "Settings", args: argparse.Namespace) -> int:
 
 def _take_up(runner: "CheckRunner", state_path: Path) -> str:
     """What the agent of this machine knows, such as an Xid from before. Returns why that could not be read."""
-    from sentinel.cli import node_state
+    from sentinel.agent import state as node_state
 
     path = state_path / node_state.FOLDER / node_state.FILE
     try:

@@ -7,12 +7,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sentinel.cli import reach
-from sentinel.cli.tables import complain, put
+from sentinel.console.tables import complain, put
+from sentinel.status import standing
+from sentinel.status.standing import said
 
 if TYPE_CHECKING:
     from sentinel.cluster.kubernetes.client import Client
     from sentinel.cluster.kubernetes.objects import ConfigMap
-    from sentinel.core.fleet_model import NodeQuarantine
+    from sentinel.core.fleet.model import NodeQuarantine
 
 MAX_CODE = 300  # characters
 GOES_ON = "Goes on: for a day no node is held back because many have {code}."
@@ -43,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
             "a code and one of --go-on, --ignore, --off belong together" if args.code or says else _NOTHING
         )
         return 2
-    from sentinel.core.fleet_release import DISK_CODES
+    from sentinel.core.fleet.release import DISK_CODES
 
     if args.code in DISK_CODES and not args.off:
         complain(
@@ -64,7 +66,7 @@ async def _say(client: "Client", args: argparse.Namespace) -> int:
     from sentinel.cluster.kubernetes import codes
     from sentinel.cluster.kubernetes.errors import AlreadyExists, NotFound
     from sentinel.cluster.kubernetes.objects import CONFIG_MAPS, ConfigMap
-    from sentinel.core.fleet_model import Say
+    from sentinel.core.fleet.model import Say
 
     namespace = reach.namespace_of(args)
     there, named = await said(client, namespace), await _named(client, args.code)
@@ -102,29 +104,18 @@ async def _say(client: "Client", args: argparse.Namespace) -> int:
 
 async def _now(client: "Client", namespace: str) -> datetime:
     """By the controllers' clock, by which the word is to hold, where that is ahead of this machine's."""
-    from sentinel.documents import time_of
+    from sentinel.util.documents import time_of
 
-    now, lease = datetime.now(UTC), await reach.lease(client, namespace)
+    now, lease = datetime.now(UTC), await standing.lease(client, namespace)
     with contextlib.suppress(ValueError):
         if lease is not None and lease.spec.renew_time:
             return max(now, datetime.fromtimestamp(time_of(lease.spec.renew_time), UTC))
     return now
 
 
-async def said(client: "Client", namespace: str) -> "ConfigMap | None":
-    from sentinel.cluster.kubernetes.codes import NAME
-    from sentinel.cluster.kubernetes.errors import NotFound
-    from sentinel.cluster.kubernetes.objects import CONFIG_MAPS, ConfigMap
-
-    try:
-        return await client.get(CONFIG_MAPS.path(namespace, NAME), ConfigMap)
-    except NotFound:
-        return None
-
-
 async def _named(client: "Client", code: str) -> int:
     """How many nodes have an open quarantine with this code: 0 tells who mistyped it."""
-    from sentinel.cli import fleet_read
+    from sentinel.status import fleet_read
 
     def names(one: "NodeQuarantine") -> bool:
         return one.state.open and any(finding.code == code for finding in one.findings)
@@ -140,7 +131,7 @@ async def _follows(client: "Client", args: argparse.Namespace, made: "ConfigMap"
     namespace, loop = reach.namespace_of(args), asyncio.get_running_loop()
     end_s, version = loop.time() + args.wait, made.metadata.resource_version
     with reach.late(f"the controller that leads, at most {args.wait:g} s"):
-        first = now = await reach.lease(client, namespace)
+        first = now = await standing.lease(client, namespace)
         while True:
             if now is not None and now.metadata.annotations.get(FOLLOWED, "") == version:
                 put(done + "\n")
@@ -148,7 +139,7 @@ async def _follows(client: "Client", args: argparse.Namespace, made: "ConfigMap"
             if loop.time() >= end_s or now is None:
                 complain(f"{reach.silent(first, now, args.wait)}; the next one that leads goes by it")
                 return reach.EXIT_UNANSWERED
-            await asyncio.sleep(reach.LOOK_S)
-            now = await reach.lease(client, namespace)
+            await asyncio.sleep(standing.LOOK_S)
+            now = await standing.lease(client, namespace)
             if (newer := await said(client, namespace)) is not None:  # somebody else has said something since
                 version = newer.metadata.resource_version

@@ -3,7 +3,7 @@
 import argparse
 
 from sentinel.cli.options import add_settings
-from sentinel.cli.said import Said
+from sentinel.console.said import Said
 
 EXIT_UNREACHABLE = 69
 EXIT_CANNOT_CREATE = 73
@@ -56,11 +56,11 @@ def main(args: argparse.Namespace) -> int:
     import asyncio
     import gc
 
-    from sentinel import journal
-    from sentinel.cli.controlling import Controlling
-    from sentinel.core.fleet_settings import fleet_settings
-    from sentinel.effects.fence import unfit
-    from sentinel.errors import PermanentError
+    from sentinel.controller.daemon.controlling import Controlling
+    from sentinel.controller.effects.fence import unfit
+    from sentinel.core.fleet.settings import fleet_settings
+    from sentinel.util import journal
+    from sentinel.util.errors import PermanentError
 
     hook = fleet_settings(settings.fleet).fence
     if hook is not None and (why := unfit(hook.command[0])):

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from sentinel.cli.demo_job import DemoJob, bare_run
-from sentinel.cli.demo_view import View
 from sentinel.core.model import Incident, Phase, Stage, Symptom
+from sentinel.demo.job import DemoJob, bare_run
+from sentinel.demo.view import View
 
 STEADY_STEPS = 50  # of an incarnation before the next fault: enough for a baseline of what is normal
 LAST_STAGES = (

@@ -14,6 +14,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from sentinel.core.fleet_model import OrderKind
+    from sentinel.core.fleet.model import OrderKind
 
     return ordering.order(args, OrderKind.DRAIN_OFF if args.off else OrderKind.DRAIN, args.node)

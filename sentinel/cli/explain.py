@@ -40,12 +40,12 @@ def _code(text: str) -> int:
 
 
 def main(args: argparse.Namespace) -> int:
-    from sentinel.cli.explain_job import explained
-    from sentinel.cli.explain_read import given
-    from sentinel.cli.explain_show import as_text
-    from sentinel.cli.tables import complain, put, put_document
     from sentinel.config.client import ConfigProblem, load_in_child
-    from sentinel.rules import RuleError
+    from sentinel.console.tables import complain, put, put_document
+    from sentinel.explain.job import explained
+    from sentinel.explain.read import given
+    from sentinel.explain.show import as_text
+    from sentinel.rules.tables import RuleError
 
     if args.paths.count("-") > 1:
         complain("standard input (-) can be read only once")

@@ -5,11 +5,11 @@ import argparse
 from msgspec import structs
 
 from sentinel.cli import reach
-from sentinel.cli.control import Lock, ask
-from sentinel.cli.job_target import FORMS
 from sentinel.cli.options import add_settings, duration_s, read_settings
 from sentinel.cli.ordering import add_job_order, order_of_job
-from sentinel.cli.protect import open_store, say
+from sentinel.local_run.protect import open_store, say
+from sentinel.service.control import Lock, ask
+from sentinel.status.job_target import FORMS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def main(args: argparse.Namespace) -> int:
     if settings is None:
         return 78
     if reach.of_cluster(args, settings.state_path, args.name):
-        from sentinel.core.job_orders import JobOrderKind
+        from sentinel.core.job.orders import JobOrderKind
 
         return order_of_job(args, JobOrderKind.EXTEND, args.name, f"{args.time:g}s")
     store = open_store(settings)

@@ -9,9 +9,9 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from sentinel.cli import reach
-from sentinel.cli.tables import complain, put_json, silence_stdout
-from sentinel.cli.watching import Shown
-from sentinel.clock import system_now
+from sentinel.console.tables import complain, put_json, silence_stdout
+from sentinel.console.watching import Shown
+from sentinel.util.clock import system_now
 
 if TYPE_CHECKING:
     from sentinel.cluster.kubernetes.client import Client
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def main(args: argparse.Namespace) -> int:
-    from sentinel.cli.status import WATCH_S
-    from sentinel.errors import TemporaryError
+    from sentinel.console.watching import WATCH_S
+    from sentinel.util.errors import TemporaryError
 
     shown = Shown(WATCH_S if args.watch else 0.0)
 
@@ -71,8 +71,8 @@ class _Status:
     async def _everything(self) -> bool:
         import msgspec
 
-        from sentinel.cli import fleet_read, fleet_show, jobs_show
         from sentinel.cluster.kubernetes.errors import Forbidden
+        from sentinel.status import fleet_read, fleet_show, jobs_show
 
         try:
             view = await fleet_read.view(self.client, reach.namespace_of(self.args), self.now.wall_s)
@@ -94,8 +94,8 @@ class _Status:
         return True
 
     async def _all_jobs(self) -> "tuple[JobsView | None, list[str]]":
-        from sentinel.cli import jobs_read
         from sentinel.cluster.kubernetes.errors import Forbidden
+        from sentinel.status import jobs_read
 
         try:
             jobs = await jobs_read.jobs(self.client, self.now)
@@ -106,7 +106,7 @@ class _Status:
     async def _jobs(self) -> bool:
         import msgspec
 
-        from sentinel.cli import fleet_show, jobs_read, jobs_show
+        from sentinel.status import fleet_show, jobs_read, jobs_show
 
         namespace = "" if self.args.every_namespace else self.args.namespace
         jobs = await jobs_read.jobs(self.client, self.now, namespace)
@@ -119,8 +119,8 @@ class _Status:
     async def _node(self) -> bool:
         import msgspec
 
-        from sentinel.cli import fleet_read, fleet_show
         from sentinel.cluster.kubernetes.errors import Forbidden
+        from sentinel.status import fleet_read, fleet_show
 
         try:
             view = await fleet_read.view(
@@ -138,7 +138,7 @@ class _Status:
     async def _job(self, besides: str = "") -> bool:
         import msgspec
 
-        from sentinel.cli import job_target, jobs_read, jobs_show
+        from sentinel.status import job_target, jobs_read, jobs_show
 
         try:
             target = job_target.target_of(self.client, self.name, self.args.namespace)
@@ -156,8 +156,8 @@ class _Status:
         return True
 
     async def _leader(self) -> "tuple[LeaderView | None, list[str]]":
-        from sentinel.cli import fleet_read
         from sentinel.cluster.kubernetes.errors import Forbidden
+        from sentinel.status import fleet_read
 
         try:
             return await fleet_read.leader_of(self.client, reach.namespace_of(self.args), self.now.wall_s), []

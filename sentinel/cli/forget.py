@@ -3,7 +3,7 @@
 import argparse
 
 from sentinel.cli.options import add_settings, read_settings
-from sentinel.cli.protect import open_store, say
+from sentinel.local_run.protect import open_store, say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,8 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """0: all are forgotten; 1: some are not, and why was said."""
-    from sentinel.cli.ended import forget, sweep
-    from sentinel.cli.tables import unknown_job
+    from sentinel.console.tables import unknown_job
+    from sentinel.local_run.ended import forget, sweep
 
     settings = read_settings(args)
     if settings is None:

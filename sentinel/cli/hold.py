@@ -8,6 +8,6 @@ __all__ = ["add_arguments", "main"]
 
 
 def main(args: argparse.Namespace) -> int:
-    from sentinel.core.fleet_model import OrderKind
+    from sentinel.core.fleet.model import OrderKind
 
     return order(args, OrderKind.HOLD, args.node)

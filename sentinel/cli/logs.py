@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from sentinel.cli.prefix import Prefixer
-from sentinel.cli.tables import complain, silence_stdout, unknown_job
+from sentinel.console.prefix import Prefixer
+from sentinel.console.tables import complain, silence_stdout, unknown_job
 from sentinel.settings import Settings
 
 POLL_S = 0.2
@@ -223,7 +223,7 @@ def _choose(args: argparse.Namespace, job_dir: Path) -> int:
 
 def _has_ended(state_dir: Path, name: str) -> bool:
     from sentinel.cluster.local.store import LocalStore
-    from sentinel.errors import PermanentError
+    from sentinel.util.errors import PermanentError
 
     try:
         store = LocalStore(state_dir / "state.db", read_only=True)

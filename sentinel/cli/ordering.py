@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sentinel.cli import job_target, reach
-from sentinel.cli.tables import complain, put
+from sentinel.cli import reach
+from sentinel.console.tables import complain, put
+from sentinel.status import job_target, standing
 
 if TYPE_CHECKING:
     from sentinel.cluster.kubernetes.client import Client
     from sentinel.cluster.kubernetes.objects import Lease
     from sentinel.cluster.kubernetes.orders import Place
-    from sentinel.core.fleet_model import OrderKind
-    from sentinel.core.job_orders import JobOrderKind
+    from sentinel.core.fleet.model import OrderKind
+    from sentinel.core.job.orders import JobOrderKind
 
     Find = Callable[[Client], Awaitable[Place | None]]
 
@@ -72,7 +73,7 @@ async def _node_place(client: "Client", kind: "OrderKind", node: str) -> "Place 
     from sentinel.cluster.kubernetes.errors import NotFound
     from sentinel.cluster.kubernetes.objects import NODES, QUARANTINES
     from sentinel.cluster.kubernetes.orders import Place
-    from sentinel.core.fleet_model import OrderKind
+    from sentinel.core.fleet.model import OrderKind
 
     try:
         await nodes.read(client, node)
@@ -80,8 +81,8 @@ async def _node_place(client: "Client", kind: "OrderKind", node: str) -> "Place 
     except NotFound:
         pass
     if kind is OrderKind.RELEASE:
-        from sentinel.cli.fleet_read import records
         from sentinel.cluster.kubernetes.names import object_name
+        from sentinel.status.fleet_read import records
 
         found, _ = await records(client)
         for record in found.values():
@@ -124,7 +125,7 @@ class _Asking:
         from sentinel.cluster.kubernetes.errors import Forbidden
 
         try:
-            return await reach.lease(self.client, reach.namespace_of(self.args)), True
+            return await standing.lease(self.client, reach.namespace_of(self.args)), True
         except Forbidden:
             return None, False
 
@@ -155,7 +156,7 @@ class _Asking:
                 return reach.EXIT_UNANSWERED
             if loop.time() >= end_s:
                 break
-            await asyncio.sleep(reach.LOOK_S)
+            await asyncio.sleep(standing.LOOK_S)
         after, told = await self._lease()
         why = (
             reach.silent(before, after, self.args.wait) if told else f"no answer within {self.args.wait:g} s"

@@ -5,14 +5,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from sentinel.cli import reach
-from sentinel.cli.tables import complain, put
+from sentinel.console.tables import complain, put
+from sentinel.status import standing
+from sentinel.status.standing import GOES_ON, PAUSED, paused
 
 if TYPE_CHECKING:
     from sentinel.cluster.kubernetes.client import Client
-    from sentinel.cluster.kubernetes.objects import ConfigMap
-
-PAUSED = "Paused: new isolations and removals wait; releases go on. `sentinel pause --off` ends it."
-GOES_ON = "Not paused any more: what waited goes on."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,17 +55,6 @@ async def _resume(client: "Client", args: argparse.Namespace) -> int:
     return await _follows(client, args, "", GOES_ON)
 
 
-async def paused(client: "Client", namespace: str) -> "ConfigMap | None":
-    from sentinel.cluster.kubernetes.errors import NotFound
-    from sentinel.cluster.kubernetes.objects import CONFIG_MAPS, ConfigMap
-    from sentinel.cluster.kubernetes.pause import NAME
-
-    try:
-        return await client.get(CONFIG_MAPS.path(namespace, NAME), ConfigMap)
-    except NotFound:
-        return None
-
-
 async def _follows(client: "Client", args: argparse.Namespace, text: str, done: str) -> int:
     """Wait until the leader says on its Lease that it goes by this."""
     with reach.late(f"the controller that leads, at most {args.wait:g} s"):
@@ -79,7 +66,7 @@ async def _heard(client: "Client", args: argparse.Namespace, text: str, done: st
 
     loop = asyncio.get_running_loop()
     end_s = loop.time() + args.wait
-    first = now = await reach.lease(client, reach.namespace_of(args))
+    first = now = await standing.lease(client, reach.namespace_of(args))
     while True:
         fresh = now is not None and first is not None and now.spec.renew_time != first.spec.renew_time
         if now is not None and fresh and now.metadata.annotations.get(NOTE, "") == text:
@@ -88,5 +75,5 @@ async def _heard(client: "Client", args: argparse.Namespace, text: str, done: st
         if loop.time() >= end_s or now is None:
             complain(f"{reach.silent(first, now, args.wait)}; the next one that leads goes by it")
             return reach.EXIT_UNANSWERED
-        await asyncio.sleep(reach.LOOK_S)
-        now = await reach.lease(client, reach.namespace_of(args))
+        await asyncio.sleep(standing.LOOK_S)
+        now = await standing.lease(client, reach.namespace_of(args))

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sentinel.cli.tables import complain
+from sentinel.console.tables import complain
 
 if TYPE_CHECKING:
     from sentinel.cluster.kubernetes.client import Client
@@ -20,7 +20,6 @@ EXIT_UNREACHABLE = 69
 EXIT_UNANSWERED = 75  # it stands, and is followed when a controller leads
 EXIT_FORBIDDEN = 77
 WAIT_S = 30.0
-LOOK_S = 0.3  # between two looks for an answer
 ROLES = "the roles sentinel-reader and sentinel-operator are for that"
 LATE_S = 3.0  # after that it is said what is waited for
 
@@ -77,7 +76,7 @@ def asked(args: argparse.Namespace, work: Callable[["Client"], Awaitable[int]], 
         )
         return EXIT_UNREACHABLE
     from sentinel.cluster.kubernetes.errors import Forbidden
-    from sentinel.errors import PermanentError, TemporaryError
+    from sentinel.util.errors import PermanentError, TemporaryError
 
     url = ""
 
@@ -123,23 +122,12 @@ def late(what: str) -> Iterator[None]:
         told.cancel()
 
 
-async def lease(client: "Client", namespace: str) -> "Lease | None":
-    """The controllers' Lease; None: no controller ever led here."""
-    from sentinel.cluster.kubernetes.errors import NotFound
-    from sentinel.cluster.kubernetes.objects import LEASES, Lease
-
-    try:
-        return await client.get(LEASES.path(namespace, "sentinel-controller"), Lease)
-    except NotFound:
-        return None
-
-
 async def who_am_i(client: "Client") -> str:
     """As the API server knows us; "" where it does not tell."""
     from msgspec import Struct
 
     from sentinel.cluster.kubernetes.client import Resource
-    from sentinel.errors import PermanentError, TemporaryError
+    from sentinel.util.errors import PermanentError, TemporaryError
 
     class User(Struct):
         username: str = ""
@@ -168,7 +156,7 @@ def silent(before: "Lease | None", after: "Lease | None", wait_s: float) -> str:
 
 
 def _at(found: "Lease") -> str:
-    from sentinel.documents import time_of
+    from sentinel.util.documents import time_of
     from sentinel.web.words import when
 
     try:

@@ -5,10 +5,10 @@ for the node's agent."""
 import argparse
 import os
 
-from sentinel.cli.control import ask
 from sentinel.cli.options import add_settings, read_settings
 from sentinel.cli.ordering import add_job_order, order, order_of_job
-from sentinel.cli.protect import say
+from sentinel.local_run.protect import say
+from sentinel.service.control import ask
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """0: done; 1: not done, and why is said; 69, 75, 77, 78: see docs/exit-codes.md."""
     if args.entity is None and not args.here:
-        from sentinel.core.fleet_model import OrderKind
-        from sentinel.core.job_orders import JobOrderKind
+        from sentinel.core.fleet.model import OrderKind
+        from sentinel.core.job.orders import JobOrderKind
 
         if args.namespace or "/" in args.name:
             return order_of_job(args, JobOrderKind.RELEASE, args.name)

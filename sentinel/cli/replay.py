@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from sentinel.cli.options import add_settings
 
 if TYPE_CHECKING:
-    from sentinel.cli.replay_read import OldLog
     from sentinel.core.reports import RankExit
+    from sentinel.replay.read import OldLog
 
 USAGE, CONFIG = 64, 78
 
@@ -78,21 +78,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     if args.kernel:
-        from sentinel.cli.replay_kernel import main as replay_kernel
+        from sentinel.replay.kernel import main as replay_kernel
 
         return replay_kernel(args)
     if args.fleet:
         from sentinel.cli.replay_fleet import main as replay_fleet
 
         return replay_fleet(args)
-    from sentinel.cli.replay_exits import EXIT_RULES
-    from sentinel.cli.replay_job import Replay
-    from sentinel.cli.replay_read import LogError, OldLogs
-    from sentinel.cli.tables import complain, put, put_document
     from sentinel.config.client import ConfigProblem, load_in_child
-    from sentinel.failures import failure_classes
+    from sentinel.console.tables import complain, put, put_document
     from sentinel.logs.ruleset import load_ruleset
-    from sentinel.rules import RuleError
+    from sentinel.replay.exits import EXIT_RULES
+    from sentinel.replay.job import Replay
+    from sentinel.replay.read import LogError, OldLogs
+    from sentinel.rules.failures import failure_classes
+    from sentinel.rules.tables import RuleError
 
     try:
         exits = _exits(args.exit_code, args.signal)
@@ -105,7 +105,7 @@ def main(args: argparse.Namespace) -> int:
         complain(str(error))
         return USAGE
     if not args.logs and not named:
-        from sentinel.cli.replay_records import show
+        from sentinel.replay.records import show
 
         return show(args.flight_recorder, args.output)
     try:
@@ -128,7 +128,7 @@ def main(args: argparse.Namespace) -> int:
         for told in logs.told():
             replay.take(told)
         if args.flight_recorder:
-            from sentinel.cli.replay_records import records_in
+            from sentinel.replay.records import records_in
 
             try:
                 records = records_in(args.flight_recorder)
@@ -141,7 +141,7 @@ def main(args: argparse.Namespace) -> int:
         for line in str(error).splitlines():
             complain(line)
         return 1
-    from sentinel.cli.replay_show import as_text, result_of
+    from sentinel.replay.show import as_text, result_of
 
     result = result_of(replay, logs, source, asked, notes)
     if args.output == "json":
@@ -199,7 +199,7 @@ def _exits(codes: list[str], signals: list[str]) -> "dict[int | None, RankExit]"
 
 def _open(paths: list[str], named: list[tuple[int, str]]) -> "tuple[list[OldLog], list[str]]":
     """The logs with their ranks, and what there is to say about them. Raises LogError that names every bad one."""
-    from sentinel.cli.replay_read import LogError, OldLog
+    from sentinel.replay.read import LogError, OldLog
 
     logs: list[OldLog] = []
     problems: list[str] = []
@@ -230,7 +230,7 @@ def _open(paths: list[str], named: list[tuple[int, str]]) -> "tuple[list[OldLog]
 
 def _number(logs: "Sequence[OldLog]", taken: Collection[int], notes: list[str]) -> None:
     """Ranks by name where every name tells another one, else in the order given."""
-    from sentinel.cli.rank_names import one_each, rank_of_name, without_gaps
+    from sentinel.replay.rank_names import one_each, rank_of_name, without_gaps
 
     paths = [log.path for log in logs]
     for bare in (False, True):

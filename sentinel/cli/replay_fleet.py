@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from sentinel.cli.tables import complain, put, put_document, table
-from sentinel.core.fleet_events import Decision
-from sentinel.core.fleet_recording import VERSION, Entry, Start
-from sentinel.core.fleet_replay import Replay, Replayed
-from sentinel.core.fleet_settings import FleetSettings, fleet_settings
+from sentinel.console.tables import complain, put, put_document, table
+from sentinel.core.fleet.events import Decision
+from sentinel.core.fleet.recording import VERSION, Entry, Start
+from sentinel.core.fleet.replay import Replay, Replayed
+from sentinel.core.fleet.settings import FleetSettings, fleet_settings
 from sentinel.notify.text import count
 
 CONFIG = 78

@@ -56,8 +56,9 @@ def main(args: argparse.Namespace) -> int:
         except OSError as error:
             return _refuse(78, f"the configuration could not be read: {error}")
     # All that a job needs is imported while the child reads: each takes a quarter second.
-    from sentinel.cli import session, terminal  # noqa: F401
-    from sentinel.cli.start import start
+    from sentinel.console import terminal  # noqa: F401
+    from sentinel.local_run import session  # noqa: F401
+    from sentinel.local_run.start import start
 
     loaded = _outcome(child)
     return 78 if loaded is None else start(args, command, cwd, *loaded)

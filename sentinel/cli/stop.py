@@ -5,19 +5,19 @@ import time
 from pathlib import Path
 
 from sentinel.cli import reach
-from sentinel.cli.attach import attach
-from sentinel.cli.control import Lock, ask, ask_holder
-from sentinel.cli.exit_codes import EXIT_STOPPED
-from sentinel.cli.job_target import FORMS
 from sentinel.cli.options import add_settings, duration_s, read_settings
 from sentinel.cli.ordering import add_job_order, order_of_job
-from sentinel.cli.protect import HANDOVER_S, open_store, say
 from sentinel.cluster.local.processes import is_same
 from sentinel.cluster.local.status import boot_id, read_status
 from sentinel.cluster.local.store import LocalStore
-from sentinel.core.events import EndRequested
 from sentinel.core.model import JobState, ProtectedJob
+from sentinel.core.recovery.events import EndRequested
+from sentinel.local_run.attach import attach
+from sentinel.local_run.exit_codes import EXIT_STOPPED
+from sentinel.local_run.protect import HANDOVER_S, open_store, say
+from sentinel.service.control import Lock, ask, ask_holder
 from sentinel.settings import Settings
+from sentinel.status.job_target import FORMS
 
 POLL_S = 0.1
 
@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     if settings is None:
         return 78
     if reach.of_cluster(args, settings.state_path, args.name):
-        from sentinel.core.job_orders import NOW, JobOrderKind
+        from sentinel.core.job.orders import NOW, JobOrderKind
 
         how = NOW if args.now else "" if args.grace is None else f"{args.grace:g}s"
         return order_of_job(args, JobOrderKind.STOP, args.name, how)

@@ -8,16 +8,16 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from sentinel import journal
 from sentinel.cli import reach
-from sentinel.cli.tables import complain, put, silence_stdout
+from sentinel.console.tables import complain, put, silence_stdout
+from sentinel.util import journal
 from sentinel.web.words import printable
 
 if TYPE_CHECKING:
     from sentinel.cluster.kubernetes.client import Client
     from sentinel.cluster.kubernetes.leftover import OnNode
     from sentinel.cluster.kubernetes.leftover_jobs import Jobs, OnJob
-    from sentinel.core.epochs import Epochs
+    from sentinel.core.agents.epochs import Epochs
 
 AT_ONCE = 16
 NAMED = 5  # of those that bear the same
@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
 
     async def work(client: "Client") -> int:
         from sentinel.cluster.kubernetes import leftover
-        from sentinel.core.epochs import Epochs
+        from sentinel.core.agents.epochs import Epochs
 
         epochs = Epochs()
         if args.check:
@@ -90,7 +90,7 @@ async def _leading(client: "Client", epochs: "Epochs", namespace: str) -> AsyncI
 
 
 def _led_by(identity: str) -> Exception:
-    from sentinel.errors import PermanentError
+    from sentinel.util.errors import PermanentError
 
     if not identity:
         return PermanentError(f"the controllers' Lease was not to be had within {WAIT_S:g} s", "NoLease")
@@ -109,7 +109,7 @@ async def _nowhere_else(client: "Client", namespace: str) -> None:
 
     from sentinel.cluster.kubernetes.errors import Forbidden
     from sentinel.cluster.kubernetes.objects import LEASES, Lease
-    from sentinel.errors import PermanentError
+    from sentinel.util.errors import PermanentError
 
     class Page(Struct):
         items: list[Lease] = []
@@ -197,7 +197,7 @@ class _Work:
     async def do(self, what: str, doing: Awaitable[None], did: str) -> bool:
         """False: it is left, and was told."""
         from sentinel.cluster.kubernetes.errors import Forbidden, NotFound
-        from sentinel.errors import PermanentError, TemporaryError
+        from sentinel.util.errors import PermanentError, TemporaryError
 
         try:
             await doing
@@ -220,7 +220,7 @@ async def _uninstall(
 ) -> int:
     from sentinel.cluster.kubernetes import leftover
     from sentinel.cluster.kubernetes.leftover_jobs import Jobs
-    from sentinel.errors import PermanentError, TemporaryError
+    from sentinel.util.errors import PermanentError, TemporaryError
 
     work, kept = _Work(), set[str]()
     isolations, jobs = leftover.Isolations(client, epochs, epoch), Jobs(client, epoch)
@@ -261,7 +261,7 @@ async def _rest(
     """Tells what stays, and what could not be looked at; the exit code."""
     from sentinel.cluster.kubernetes import leftover
     from sentinel.cluster.kubernetes.errors import Forbidden
-    from sentinel.errors import PermanentError, TemporaryError
+    from sentinel.util.errors import PermanentError, TemporaryError
 
     for kind, error in jobs.unread.items():
         complain(printable(f"{kind} could not be listed: {error}"))

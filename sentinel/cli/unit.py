@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from sentinel.cli.options import add_settings
-from sentinel.cli.protect import say
+from sentinel.local_run.protect import say
 
 UNIT = """\
 [Unit]

@@ -5,9 +5,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from sentinel.core.flight_record import Stuck
 from sentinel.core.model import Incident, JobEvent, Launch, ProtectedJob, Quarantine
 from sentinel.core.reports import Files, RankExit
+from sentinel.core.stacks.flight_record import Stuck
 
 
 class RankProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -12,7 +12,7 @@ from sentinel.config.client import Loaded
 from sentinel.config.document import parse, read_text
 from sentinel.config.load import load_settings, policies_of
 from sentinel.config.problems import ConfigErrors, Problem
-from sentinel.core.caps import capped
+from sentinel.core.people.caps import capped
 from sentinel.core.policy_model import Policy
 from sentinel.settings import Settings
 

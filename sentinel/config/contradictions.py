@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sentinel.config.document import Path_
-from sentinel.core.fleet_settings import FleetSettings
+from sentinel.core.fleet.settings import FleetSettings
 from sentinel.core.units import duration_text, parse_duration
 from sentinel.settings import DiskThresholds, OwnCheck
 

@@ -13,7 +13,7 @@ from sentinel.config.crd_words import WORDS
 from sentinel.config.kinds import Checked
 from sentinel.config.reference import meaning_of, written_default
 from sentinel.config.section import Section
-from sentinel.documents import Field, fields_of
+from sentinel.util.documents import Field, fields_of
 
 Schema = dict[str, Any]
 

@@ -1,5 +1,5 @@
 """What each field of the records means, as `kubectl explain` says it. Keys are the names in the documents
-(sentinel/documents.py); "" is the record itself. A field that is missing here stops the generator."""
+(sentinel/util/documents.py); "" is the record itself. A field that is missing here stops the generator."""
 
 _FINDING_WORDS = {
     "": "One thing that is wrong with one part of the node.",

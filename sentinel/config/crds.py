@@ -15,7 +15,7 @@ from msgspec import Struct
 from sentinel.config.crd_schema import Schema, of_record, of_section
 from sentinel.config.crd_words import WORDS
 from sentinel.config.policy_schema import PolicySpec
-from sentinel.core.fleet_model import NodeQuarantine
+from sentinel.core.fleet.model import NodeQuarantine
 from sentinel.core.model import Incident, StoredJob
 
 GROUP, VERSION = "sentinel.dev", "v1alpha1"

@@ -13,13 +13,13 @@ import re2
 from pydantic import BeforeValidator, StrictBool, StrictStr
 from pydantic_core import PydanticCustomError
 
-from sentinel.core.hang import ACTIVITY_LIMIT_S
-from sentinel.core.owners import EMAIL_SHAPE, is_address
+from sentinel.core.people.owners import EMAIL_SHAPE, is_address
 from sentinel.core.policy_model import groups_problem
-from sentinel.core.triage_rows import FailureClass as FailureRow
+from sentinel.core.timing.hang import ACTIVITY_LIMIT_S
+from sentinel.core.triage.rows import FailureClass as FailureRow
 from sentinel.core.units import DURATION, SIZE, parse_duration, parse_size
-from sentinel.job_kinds import job_table
-from sentinel.rules import counter_limits, data_dir, load_rows
+from sentinel.rules.job_kinds import job_table
+from sentinel.rules.tables import counter_limits, data_dir, load_rows
 
 YEAR_S = 366 * 86400.0
 PRECHECKS = ("gpu", "nic", "disk", "system", "kernel", "runtime")  # components that have checks

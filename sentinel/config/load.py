@@ -15,7 +15,7 @@ from sentinel.config.policy_schema import JobPolicyDocument
 from sentinel.config.problems import ConfigErrors, Problem, show
 from sentinel.config.section import API_VERSION, Section
 from sentinel.config.settings_schema import SettingsDocument
-from sentinel.core.caps import capped
+from sentinel.core.people.caps import capped
 from sentinel.core.policy_model import Policy
 from sentinel.settings import Caps, Settings
 

@@ -29,7 +29,7 @@ from sentinel.config.kinds import (
 )
 from sentinel.config.section import Section, required, written
 from sentinel.core import model, policy_model
-from sentinel.core.self_fence import LEAST_S
+from sentinel.core.agents.self_fence import LEAST_S
 
 Ratio = Annotated[float, number(0, 1), Meaning("ratio, above 0, at most 1")]
 SelfFence = Annotated[float, duration(LEAST_S), Meaning("duration, at least 2m", "duration")]

@@ -13,7 +13,7 @@ from sentinel.config.load import sections
 from sentinel.config.policy_schema import JobPolicyDocument
 from sentinel.config.section import API_VERSION, Section
 from sentinel.config.settings_schema import FleetSpec, SettingsDocument
-from sentinel.core.fleet_settings import FleetSettings, Limit
+from sentinel.core.fleet.settings import FleetSettings, Limit
 from sentinel.core.units import duration_text, size_text
 
 INTRO = f"""# Policies and settings

@@ -32,7 +32,8 @@ from sentinel.config.kinds import (
     whole,
 )
 from sentinel.config.section import Section, required, written
-from sentinel.core import fleet_settings, health
+from sentinel.core import health
+from sentinel.core.fleet import settings as fleet_settings
 
 Share = Annotated[float, number(0, 1), Meaning("share, above 0, at most 1")]
 SEVERITIES = tuple(severity.value for severity in health.Severity)

@@ -1,4 +1,4 @@
-"""The engine of the state machines: of recoveries (`recovery`) and of isolated nodes (`fleet_record`).
+"""The engine of the state machines: of recoveries (`recovery.transitions`) and of isolated nodes (`fleet.record`).
 
 A machine is its table: (state, event) -> the handler, and the states that it may lead to. An event that has no row for
 the state is refused, and so is a handler that ends in a state that its row does not name. Whoever steps a record saves

@@ -312,7 +312,7 @@ class Pace(Struct, frozen=True, omit_defaults=True):
 
 
 class Incident(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One incident of one job, with or without a recovery. The record that `recovery.step` moves."""
+    """One incident of one job, with or without a recovery. The record that `transitions.step` moves."""
 
     id: str  # JOB-0001
     job: str

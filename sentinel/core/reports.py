@@ -137,7 +137,7 @@ Files = dict[str, tuple[int, int]]  # path -> bytes, newest mtime in ns; a folde
 
 
 class Answer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of something that a controller asked of a node: `core.orders.Ask`. Ranks are the controller's."""
+    """What became of something that a controller asked of a node: `agents.orders.Ask`. Ranks are the controller's."""
 
     order: str
     sent: tuple[int, ...] = ()  # ranks that got the signal, or were let go

@@ -6,13 +6,13 @@ quotes such a line further right proves nothing.
 
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from sentinel.rules import data_dir, load_rows
+from sentinel.rules.tables import data_dir, load_rows
 
 MAX_TEXT = 500  # characters of a message that are kept
 
@@ -101,8 +101,24 @@ def parse_kernel(
     text: str, rules: Sequence[tuple[KernelRule, "re.Pattern[str]"]] | None = None
 ) -> KernelEvent | None:
     """The fault that a kernel message (without prefix) reports, or None. Never raises on any text."""
-    event = _parse(text, shipped_rules() if rules is None else rules)
+    event = _parse(text, _possible(text) if rules is None else rules)
     return None if event is None or _NAME_FIRST.match(text) else event
+
+
+def _possible(text: str) -> Sequence[tuple[KernelRule, "re.Pattern[str]"]]:
+    """The shipped rules with a literal that may stand in `text`. A log says much the same again and again, with other
+    numbers: what was found for a text without its digits holds for all of that kind."""
+    kind = _kind(text)
+    return _of_kind(kind) if len(kind) <= MAX_TEXT else shipped_rules()
+
+
+@lru_cache(maxsize=256)
+def _of_kind(kind: bytes) -> tuple[tuple[KernelRule, "re.Pattern[str]"], ...]:
+    return tuple(one for one in shipped_rules() if _kind(one[0].literal) in kind)
+
+
+def _kind(text: str) -> bytes:
+    return text.encode(errors="replace").translate(None, b"0123456789")
 
 
 def _parse(text: str, rules: Sequence[tuple[KernelRule, "re.Pattern[str]"]]) -> KernelEvent | None:

@@ -131,37 +131,40 @@ def split_prefix(line: str, now_wall_s: float | None = None) -> KernelLine:
         line = line.removeprefix("data: ")
     if line.startswith("{") and (entry := _journal_json(line)):
         return entry
-    if match := _KMSG.match(line):
+    first = line[:1]  # says which forms it can be: a log may have millions of lines
+    if first.isdigit() and (match := _KMSG.match(line)):
         return KernelLine(line[match.end() :], None, int(match[3]) / 1e6, int(match[1]) >> 3 == 0)
-    if match := _RFC5424.match(line):
+    if first == "<" and (match := _RFC5424.match(line)):
         kernel = int(match["pri"]) >> 3 == 0 and match["app"] == "kernel"
         uptime_s, text = _uptime(line[match.end() :])
         return KernelLine(text, _iso_seconds(match["stamp"]), uptime_s, kernel)
     whole, from_kernel = line, True
-    if match := _LEVEL.match(line):
+    if first == "<" and (match := _LEVEL.match(line)):
         from_kernel = int(match[1]) >> 3 == 0
         line = line[match.end() :]
-    elif match := _DECODED.match(line):
+    elif first.islower() and (match := _DECODED.match(line)):
         from_kernel = match[1] == "kern"
         line = line[match.end() :]
     wall_s, tagged, line = _date(line, now_wall_s)
     uptime_s, line = _uptime(line) if wall_s is None and not tagged else (None, line)
-    if match := _KERNEL_TAG.match(line):
+    if "kernel: " in line and (match := _KERNEL_TAG.match(line)):
         line = line[match.end() :]
     elif tagged and (match := _HOST_AND_TAG.match(line)):
         from_kernel = False
         line = line[match.end() :]
     if uptime_s is None:
         uptime_s, line = _uptime(line)
-    if match := _CALLER.match(line):
+    if "[" in line[:2] and (match := _CALLER.match(line)):
         line = line[match.end() :]
     return KernelLine(line, wall_s, uptime_s, from_kernel, len(line) < len(whole))
 
 
 def _date(line: str, now_wall_s: float | None) -> tuple[float | None, bool, str]:
     """Take a date off: (wall clock, whether host and tag follow, the rest)."""
-    if match := _CTIME.match(line):
-        return _ctime_seconds(match[1] + match[2]), False, line[match.end() :]
+    if line.startswith("["):
+        if match := _CTIME.match(line):
+            return _ctime_seconds(match[1] + match[2]), False, line[match.end() :]
+        return None, False, line
     if match := _ISO.match(line):  # dmesg writes a comma before the fraction, syslog and the journal a point
         return _iso_seconds(match[1]), "," not in match[1], line[match.end() :]
     if match := _FULL.match(line):
@@ -177,6 +180,8 @@ def _date(line: str, now_wall_s: float | None) -> tuple[float | None, bool, str]
 
 
 def _uptime(line: str) -> tuple[float | None, str]:
+    if not line.startswith("["):
+        return None, line
     if match := _UPTIME.match(line):
         return float(match[1]), line[match.end() :]
     match = _RELATIVE.match(line)

@@ -9,11 +9,11 @@ from msgspec import Struct
 
 from sentinel.core.model import Cause, Restartable
 from sentinel.core.policy_model import LogRule, TimingFormat
-from sentinel.core.triage_rows import CHAINED
-from sentinel.failures import failure_classes
+from sentinel.core.triage.rows import CHAINED
 from sentinel.logs.formats import Format, TimingRow, check_row, owned_row
 from sentinel.logs.match import LinePattern, Scanner, as_bytes, check_pattern
-from sentinel.rules import RuleError, data_dir, load_rows
+from sentinel.rules.failures import failure_classes
+from sentinel.rules.tables import RuleError, data_dir, load_rows
 
 
 class RuleRow(LogRule, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from msgspec import Struct, structs
 
-from sentinel.core.diverged import NORM_REASON
+from sentinel.core.decision.diverged import NORM_REASON
 from sentinel.core.model import Cause, Incident, JobState, Phase, ProtectedJob, Stage, StageMail, Symptom
 from sentinel.notify.plot import Plot, plot
 from sentinel.notify.text import clean, count, duration, lines, stamp
@@ -269,7 +269,8 @@ def _restarts(job: ProtectedJob) -> str:
 def _facts(incident: Incident, job: ProtectedJob, stage: Stage) -> tuple[tuple[str, str], ...]:
     verdict = incident.verdict
     ending = stage == Stage.NOTICE and incident.phase == Phase.ENDED
-    cause = f"{verdict.cause.value} ({clean(verdict.failure, 80)}, fault of the {clean(verdict.scope, 20)})"
+    whose = "" if verdict.cause is Cause.UNKNOWN else f", fault of the {clean(verdict.scope, 20)}"
+    cause = f"{verdict.cause.value} ({clean(verdict.failure, 80)}{whose})"
     going = "resumed from" if incident.lost else "checkpoint"
     rows = (
         ("cause", "" if ending else cause),
@@ -385,7 +386,9 @@ def mail_request(
         look=tuple(look),
         page_url=page_of(settings, "jobs", job.name),
         dashboard_url=dashboard_of(settings, "jobs", job.name),
-        plot=plot(incident.pace, incident.opened_wall_s),
+        plot=plot(
+            incident.pace, incident.opened_wall_s, changes=incident.verdict.symptom is Symptom.SLOWDOWN
+        ),
         footer=f"Incident {clean(incident.id, 120)}, opened {stamp(incident.opened_wall_s, with_date=True)}, "
         f"on {clean(host, 100)}. Times are those of that machine.{_chosen_in(job)}",
     )

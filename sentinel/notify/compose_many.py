@@ -5,11 +5,11 @@ See compose_nodes.
 
 from collections.abc import Sequence
 
-from sentinel.core import fleet_lost as lost
-from sentinel.core.fleet_causes import command
-from sentinel.core.fleet_events import Reason
-from sentinel.core.fleet_lost import Loss
-from sentinel.core.fleet_model import NodeMail, NodeQuarantine
+from sentinel.core.fleet import lost
+from sentinel.core.fleet.causes import command
+from sentinel.core.fleet.events import Reason
+from sentinel.core.fleet.lost import Loss
+from sentinel.core.fleet.model import NodeMail, NodeQuarantine
 from sentinel.notify.compose import MAX_DIGEST, MailRequest, Moment, hashed, slug
 from sentinel.notify.compose_nodes import (
     MAX_NAMED,
@@ -130,7 +130,7 @@ def lost_request(
     *,
     more: bool,
 ) -> MailRequest:
-    """One mail for what happened to nodes that fell silent together. `about`: a value of fleet_lost.TOGETHER.
+    """One mail for what happened to nodes that fell silent together. `about`: a value of fleet.lost.TOGETHER.
 
     `records`: those of the loss of which it is not told yet, not empty; `more`: of others it is told; `mail`: the first
     one's.

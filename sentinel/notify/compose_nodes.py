@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from sentinel.core.fleet_events import Reason
-from sentinel.core.fleet_model import Brake, FenceState, Kind, Mode, NodeMail, NodeQuarantine, Repair, State
+from sentinel.core.fleet.events import Reason
+from sentinel.core.fleet.model import Brake, FenceState, Kind, Mode, NodeMail, NodeQuarantine, Repair, State
 from sentinel.core.health import Finding
 from sentinel.notify.compose import (
     MAX_EVIDENCE,

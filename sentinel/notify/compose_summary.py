@@ -6,7 +6,7 @@ from datetime import datetime, tzinfo
 
 from msgspec import Struct
 
-from sentinel.core.fleet_model import NodeMail, NodeQuarantine, Repair
+from sentinel.core.fleet.model import NodeMail, NodeQuarantine, Repair
 from sentinel.core.model import Incident, ProtectedJob, Stage
 from sentinel.notify import compose, compose_nodes
 from sentinel.notify.compose import MailRequest, Moment, called, hashed, slug

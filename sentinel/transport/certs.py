@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from msgspec import Struct
 
-from sentinel import declared
-from sentinel.metrics import Metrics
+from sentinel.metrics import declared
+from sentinel.metrics.registry import Metrics
 from sentinel.transport.wire import SERVER_NAME
 
 log = structlog.get_logger(__name__)

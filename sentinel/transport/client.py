@@ -14,7 +14,6 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from sentinel.clock import Clock, system_now
 from sentinel.core.reports import Report
 from sentinel.transport.channel import Channel, ChannelError, Refused, resolve
 from sentinel.transport.credentials import CredentialError, TokenFile, Trust
@@ -31,6 +30,7 @@ from sentinel.transport.wire import (
     Welcome,
     encoder,
 )
+from sentinel.util.clock import Clock, system_now
 
 log = structlog.get_logger(__name__)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import structlog
 
-from sentinel import declared
-from sentinel.metrics import Metrics
+from sentinel.metrics import declared
+from sentinel.metrics.registry import Metrics
 from sentinel.transport.auth import Authenticator, Denied, Why
 from sentinel.transport.batches import Taker
 from sentinel.transport.connection import Connection, Refuse

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import floor, log10
 
-from sentinel.core.course import CoursePoint
 from sentinel.core.model import Incident
-from sentinel.core.performance import median
+from sentinel.core.timing.course import CoursePoint
+from sentinel.core.timing.statistics import median
 from sentinel.notify.plot import FEWEST, GAP
 from sentinel.notify.text import step_time
 from sentinel.web.html import card, esc

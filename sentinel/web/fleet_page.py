@@ -4,8 +4,8 @@ script fetches and swaps (page.js); a page is one of them in `html.document`."""
 from collections.abc import Iterable, Sequence
 from urllib.parse import urlencode
 
-from sentinel.core.fleet_model import Brake, EndedBy, Kind, NodeQuarantine, State
-from sentinel.core.fleet_words import BRAKES
+from sentinel.core.fleet.model import Brake, EndedBy, Kind, NodeQuarantine, State
+from sentinel.core.fleet.words import BRAKES
 from sentinel.web.fleet_view import (
     JOB_STATES,
     STATES,

@@ -5,8 +5,8 @@ from typing import Any
 from msgspec import Struct
 
 from sentinel import __version__
-from sentinel.core.fleet_brakes import Use
-from sentinel.core.fleet_model import NodeQuarantine
+from sentinel.core.fleet.brakes import Use
+from sentinel.core.fleet.model import NodeQuarantine
 from sentinel.core.health import Finding
 from sentinel.core.model import JobState
 

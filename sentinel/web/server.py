@@ -17,9 +17,9 @@ import structlog
 from aiohttp import hdrs, web
 from msgspec import Struct
 
-from sentinel.errors import PermanentError
-from sentinel.exposition import CONTENT_TYPE
-from sentinel.metrics import Metrics
+from sentinel.metrics.exposition import CONTENT_TYPE
+from sentinel.metrics.registry import Metrics
+from sentinel.util.errors import PermanentError
 from sentinel.web.html import content_security_policy
 from sentinel.web.page import fragment, page
 from sentinel.web.view import View

@@ -6,14 +6,14 @@ from types import MappingProxyType
 from msgspec import Struct
 
 from sentinel import __version__
-from sentinel.core.budget import restarts_left
-from sentinel.core.course import CoursePoint
+from sentinel.core.decision.picture import JobPicture
 from sentinel.core.health import Finding
-from sentinel.core.job_findings import concerning
 from sentinel.core.model import Incident, JobEvent, JobState, ProtectedJob, ProvedCheckpoint
 from sentinel.core.now import Now
-from sentinel.core.picture import JobPicture
+from sentinel.core.recovery.budget import restarts_left
 from sentinel.core.signals import times
+from sentinel.core.timing.course import CoursePoint
+from sentinel.core.triage.findings import concerning
 
 MAX_INCIDENTS = 20
 MAX_EVENTS = 100

@@ -34,11 +34,11 @@ import asyncio, socket, sys
 from pathlib import Path
 sys.modules.setdefault('rich', None)
 from sentinel import journal
-from sentinel.agent import Agent
+from sentinel.agent.ranks import Agent
 from sentinel.cli.agent import say
-from sentinel.cli.control import Lock
-from sentinel.cli.node import NodeAgent
-from sentinel.clock import boot_id, system_now
+from sentinel.service.control import Lock
+from sentinel.agent.node import NodeAgent
+from sentinel.util.clock import boot_id, system_now
 from sentinel.cluster.base import RankProcess
 from sentinel.core.model import ProtectedJob
 from sentinel.core.policy_model import Policy

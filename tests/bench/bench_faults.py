@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sentinel.cli.demo import FAULTS, STEADY_STEPS, Fault
-from sentinel.cli.demo_job import STEP_MS, DemoJob
 from sentinel.core.model import Phase, Symptom
-from sentinel.rules import data_dir
+from sentinel.demo.job import STEP_MS, DemoJob
+from sentinel.rules.tables import data_dir
 from tests.bench.harness import Row, at_most, wait_until
 
 EVERY = 30  # steps between checkpoints; as the demo's

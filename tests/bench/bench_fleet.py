@@ -38,7 +38,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from sentinel.works import AT_ONCE
+from sentinel.util.works import AT_ONCE
 from tests.bench.bench_kmsg import fault, new_address, write
 from tests.bench.fleet_bare import QUARANTINES
 from tests.bench.fleet_bulk import SPACES, node_name

@@ -1,4 +1,5 @@
-"""How right the judgement of slowness is: healthy jobs, jobs that become slower, and simulated jobs of 64 ranks.
+"""How right the judgement of slowness and of hangs is: healthy jobs, jobs that become slower, simulated jobs of 64
+ranks, and sixteen real ones that hung or made long pauses (judged_hangs.py).
 
 Healthy days are made from the profiles of tests/core/jitter, without the jobs' own changes of level, and from plain
 noise; JOB_DAYS in the environment sets how many. A job-day is 86,400 s of step time. Short steps cost most to make,
@@ -21,13 +22,14 @@ from multiprocessing.pool import Pool
 from statistics import median, quantiles
 from typing import NamedTuple
 
-from sentinel.core.change_point import StepHistory
 from sentinel.core.model import Symptom
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import Iteration, RankReport
-from sentinel.core.slowdown import Whose, blame, enough
-from sentinel.core.timing import JobTiming
+from sentinel.core.timing.change_point import StepHistory
+from sentinel.core.timing.job_timing import JobTiming
+from sentinel.core.timing.slowdown import Whose, blame, enough
+from tests.bench import judged_hangs
 from tests.bench.harness import Row, at_least, at_most
 from tests.core.jitter_series import Profile, profiles
 from tests.core.rings import (
@@ -360,6 +362,7 @@ def calm_rows(pool: Pool, seeds: int, iterations: int, early: int) -> list[Row]:
 def run(quick: bool = False) -> list[Row]:
     with multiprocessing.Pool() as pool:
         return [
+            *judged_hangs.rows(),
             *calm_rows(pool, 1, 100 if quick else 300, 2 if quick else 20),
             *ring_rows(pool, 1 if quick else 2, FAULTS[3::4] if quick else FAULTS),
             *history_rows(pool, min(DAYS, 5) if quick else DAYS, 50 if quick else 500),

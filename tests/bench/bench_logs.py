@@ -17,7 +17,7 @@ from pathlib import Path
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import RankReport
-from sentinel.core.timing import JobTiming
+from sentinel.core.timing.job_timing import JobTiming
 from sentinel.logs.reader import RankLog
 from sentinel.logs.ruleset import RuleSet, load_ruleset
 from tests.bench.harness import Row, at_least

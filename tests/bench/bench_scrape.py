@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable
 import aiohttp
 from msgspec import structs
 
-from sentinel import fleet_numbers
-from sentinel.core.fleet_model import (
+from sentinel.controller.jobs.numbers import JobMeter
+from sentinel.controller.nodes import numbers as fleet_numbers
+from sentinel.core.decision.picture import JobPicture
+from sentinel.core.fleet.model import (
     CheckPicture,
     FleetPicture,
     Kind,
@@ -23,16 +25,14 @@ from sentinel.core.fleet_model import (
     NodeQuarantine,
     State,
 )
-from sentinel.core.fleet_settings import FleetSettings
+from sentinel.core.fleet.settings import FleetSettings
 from sentinel.core.health import CheckState
 from sentinel.core.model import Incident, JobState, ProtectedJob
 from sentinel.core.now import Now
-from sentinel.core.picture import JobPicture
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import Iteration, RankReport
-from sentinel.exposition import CONTENT_TYPE
-from sentinel.job_numbers import JobMeter
-from sentinel.metrics import Metrics
+from sentinel.metrics.exposition import CONTENT_TYPE
+from sentinel.metrics.registry import Metrics
 from sentinel.web.server import Route, serve_routes
 from tests.bench.harness import Row, at_most
 from tests.samples import lost_gpu

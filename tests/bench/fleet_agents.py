@@ -25,8 +25,8 @@ from typing import Any
 
 import msgspec
 
+from sentinel.core.agents.orders import ASK, FOLLOW, Ask, Follow
 from sentinel.core.health import CheckResult, CheckState, Finding
-from sentinel.core.orders import ASK, FOLLOW, Ask, Follow
 from sentinel.core.reports import Answer, Iteration, LogMatch, RankReport
 from sentinel.transport.client import pause
 from sentinel.transport.wire import Ack, Batch, Numbered, Orders, encoder

@@ -13,13 +13,13 @@ import time
 
 import aiohttp
 
-from sentinel.core import fleet
-from sentinel.core.fleet_model import CheckPicture, FleetPicture, NodePicture
-from sentinel.core.fleet_record import step
-from sentinel.core.fleet_settings import FleetSettings
+from sentinel.core.fleet import rounds
+from sentinel.core.fleet.model import CheckPicture, FleetPicture, NodePicture
+from sentinel.core.fleet.record import step
+from sentinel.core.fleet.settings import FleetSettings
 from sentinel.core.health import CheckState
 from sentinel.core.now import Now
-from sentinel.documents import to_document
+from sentinel.util.documents import to_document
 from tests.bench.fleet_agents import lost_card
 from tests.bench.fleet_bulk import node_name
 
@@ -33,7 +33,7 @@ def record_of(node: str, uid: str) -> dict[str, object]:
     checks = {found.check: CheckPicture(CheckState.FOUND, now.mono_s, (found,))}
     seen = NodePicture(name=node, uid=uid, boot_id="boot", agent_mono_s=now.mono_s, checks=checks)
     picture = FleetPicture(nodes={node: seen}, epoch=1, complete=True)
-    (decision,) = fleet.decide(picture, {}, FleetSettings(), now, [node])
+    (decision,) = rounds.decide(picture, {}, FleetSettings(), now, [node])
     return to_document(step(None, decision.event, now, 1)[0])
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 
 from sentinel.cluster.kubernetes.objects import Custom
-from sentinel.core.fleet_model import EndedBy, Kind, Mode, NodeQuarantine, Proof, Removal, State
-from sentinel.core.fleet_record import MAX_STORY
-from sentinel.documents import from_document
+from sentinel.core.fleet.model import EndedBy, Kind, Mode, NodeQuarantine, Proof, Removal, State
+from sentinel.core.fleet.record import MAX_STORY
+from sentinel.util.documents import from_document
 from tests.kubernetes.conftest import NODES, QUARANTINES
 from tests.rig.api import Api
 from tests.waits import eventually

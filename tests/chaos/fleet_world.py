@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sentinel.core.fleet_model import Kind, Mode, NodeQuarantine, State
+from sentinel.core.fleet.model import Kind, Mode, NodeQuarantine, State
 from tests.chaos.fleet_audit import TAINT, Audit, Limits
 from tests.chaos.fleet_controllers import Controller
 from tests.chaos.fleet_nodes import SimNode

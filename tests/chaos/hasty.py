@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import structs
 
-from sentinel.core import fleet_settings
+from sentinel.core.fleet import settings as fleet_settings
 
 SILENT_S = 6.0
 _written = fleet_settings.fleet_settings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.errors import TemporaryError
+from sentinel.util.errors import TemporaryError
 from tests.cluster.local_jobs import Site, alive, python, with_site
 from tests.waits import eventually
 

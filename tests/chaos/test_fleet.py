@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sentinel.core.fleet_model import NodeQuarantine, State
+from sentinel.core.fleet.model import NodeQuarantine, State
 from tests.chaos.fleet_nodes import KINDS, SimNode
 from tests.chaos.fleet_weather import Weather
 from tests.chaos.fleet_world import LEAST_NODES, World

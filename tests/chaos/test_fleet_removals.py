@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sentinel.core.fleet_model import Fence, FenceState, Kind, NodeQuarantine, Proof
+from sentinel.core.fleet.model import Fence, FenceState, Kind, NodeQuarantine, Proof
 from tests.chaos.fleet_nodes import SimNode
 from tests.chaos.fleet_world import Controller, World
 from tests.chaos.test_fleet_steps import leads, let_go

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sentinel.core.fleet_model import State
+from sentinel.core.fleet.model import State
 from tests.chaos.fleet_nodes import XID_48, SimNode
 from tests.chaos.fleet_world import DEADLINE_S, Controller, World
 from tests.kubernetes.conftest import LEADER, NODES, QUARANTINES

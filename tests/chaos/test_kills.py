@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.core.budget import MOST_PER_HOUR
 from sentinel.core.model import Phase
+from sentinel.core.recovery.budget import MOST_PER_HOUR
 from tests.chaos.world import ChaosJob, MailServer, check_mails, kill, seeded
 from tests.waits import until
 

@@ -11,7 +11,7 @@ import pytest
 
 from sentinel.checks.network import ethernet
 from sentinel.checks.network.netdev import default_routes
-from sentinel.measures import rows
+from sentinel.metrics.measures import rows
 from sentinel.settings import Network, Settings, Shape
 from tests.checks.sysfs_tree import Sampler, Tree, write
 from tests.gate.rights import TO_MOUNT

@@ -11,7 +11,7 @@ import pytest
 from sentinel.checks.base import Kept
 from sentinel.checks.network import infiniband
 from sentinel.checks.sysfs import StuckReads
-from sentinel.measures import rows
+from sentinel.metrics.measures import rows
 from sentinel.settings import Network, Settings, Shape
 from tests.checks.sysfs_tree import Sampler, Tree, link, write
 

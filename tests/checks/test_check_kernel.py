@@ -16,11 +16,11 @@ from sentinel.checks.base import Kept, Look
 from sentinel.checks.findings import FindingBook
 from sentinel.checks.kernel import messages
 from sentinel.checks.xid import job_of_cgroup
-from sentinel.clock import boot_id, system_now
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.now import Now
 from sentinel.logs.kmsg import KmsgReader
 from sentinel.settings import Settings
+from sentinel.util.clock import boot_id, system_now
 from tests.checks.conftest import no_more_descriptors
 from tests.gate.rights import needs_root
 from tests.waits import until

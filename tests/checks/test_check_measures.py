@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from sentinel.checks.runner import CheckRunner
-from sentinel.measures import render, rows
+from sentinel.metrics.measures import render, rows
 from tests.checks.sysfs_tree import Tree
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from sentinel.checks.base import Unknown
 from sentinel.core.health import Severity
-from sentinel.measures import rows
+from sentinel.metrics.measures import rows
 from sentinel.settings import Shape
 
 FIRST, SECOND = "GPU 0000:18:00.0", "GPU 0000:2a:00.0"

@@ -27,7 +27,7 @@ from sentinel.checks.xid import (
 )
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.logs.kernel import parse_kernel, shipped_rules
-from sentinel.rules import RuleError, data_dir, load_rows
+from sentinel.rules.tables import RuleError, data_dir, load_rows
 
 
 def table_lines(name: str) -> list[str]:

@@ -25,11 +25,11 @@ from sentinel.checks.base import Kept, Look
 from sentinel.checks.kernel import messages
 from sentinel.checks.runner import CheckRunner
 from sentinel.checks.table import CHECKS
-from sentinel.clock import boot_id, system_now
 from sentinel.core.health import CheckResult, CheckState, Finding
 from sentinel.logs.kmsg import KmsgReader, read_boot_id
 from sentinel.logs.kmsg_drain import Drain
 from sentinel.settings import Settings
+from sentinel.util.clock import boot_id, system_now
 from tests.gate.rights import needs_root
 from tests.kernel_log import ENVIRONMENT, KernelLog
 from tests.waits import eventually, until

@@ -17,11 +17,11 @@ from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.model import Cause, Verdict
 from sentinel.core.now import Now
 from sentinel.core.reports import RankExit
-from sentinel.core.triage import triage
-from sentinel.failures import failure_classes
+from sentinel.core.triage.verdict import triage
 from sentinel.logs.kernel import KernelLog, shipped_rules
 from sentinel.logs.kernel_prefix import split_prefix
-from sentinel.rules import data_dir
+from sentinel.rules.failures import failure_classes
+from sentinel.rules.tables import data_dir
 
 CARD, OTHER = "0000:18:00.0", "0000:2a:00.0"
 NOW = Now(100_000.0, 1_700_000_000.0)

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from sentinel.cli import daily
-from sentinel.cli.daily import TOLD, DailySummary
-from sentinel.core.fleet_model import NodeMail
+from sentinel.controller.daemon import daily
+from sentinel.controller.daemon.daily import TOLD, DailySummary
+from sentinel.core.fleet.model import NodeMail
 from sentinel.core.now import Now
-from sentinel.documents import time_of, time_text
 from sentinel.notify.compose_nodes import Place
 from sentinel.notify.compose_summary import STAGE, Summary
 from sentinel.settings import Mail, Settings
 from sentinel.settings import Summary as Asked
+from sentinel.util.documents import time_of, time_text
 from tests.notify.mail_world import a_job, an_incident
 from tests.web.fleet_samples import JOB, Sources, troubled
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from sentinel.cli import explain_read, main
+from sentinel.cli import main
+from sentinel.explain import read as explain_read
 from sentinel.logs.kernel_prefix import split_prefix
 from tests.cli.test_replay import WATCHDOG, megatron, steps
 from tests.cli.test_replay_kernel import FORMS, STORY

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from sentinel.cli import fleet_read, fleet_show, reach, status
+from sentinel.cli import reach, status
 from sentinel.cluster.kubernetes.objects import FullMeta, Lease, LeaseSpec, Node, NodeSpec, Taint
 from sentinel.cluster.local.store import LocalStore
-from sentinel.core.fleet_model import Brake, Kind, Mode, Needs, NodeQuarantine, State
-from sentinel.documents import time_text
+from sentinel.core.fleet.model import Brake, Kind, Mode, Needs, NodeQuarantine, State
+from sentinel.status import fleet_read, fleet_show, standing
+from sentinel.util.documents import time_text
 from sentinel.web.fleet_view import STATES, FleetView, LeaderView
 from tests.core.fleet_world import a_finding
 from tests.waits import turns
@@ -178,12 +179,12 @@ def test_a_leader_whose_clock_differs_is_known_by_its_renewals(
         async def lease(*_: Any) -> Lease:
             return leases.pop(0) if len(leases) > 1 else leases[0]
 
-        monkeypatch.setattr(reach, "lease", lease)
+        monkeypatch.setattr(standing, "lease", lease)
         found = asyncio.run(fleet_read.leader_of(None, "", NOW_S))  # type: ignore[arg-type]
         assert found is not None
         return found
 
-    monkeypatch.setattr(reach, "LOOK_S", 0.01)
+    monkeypatch.setattr(standing, "LOOK_S", 0.01)
     monkeypatch.setattr(fleet_read, "RENEWED_S", 0.1)
     assert read(0.0, 0.0, 2.0).leads
     assert not read(0.0).leads

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from sentinel.cli import job_hands
-from sentinel.cli.job_hands import JobHands
 from sentinel.cluster.base import StopOutcome
-from sentinel.core.job_orders import ReleaseHold
+from sentinel.controller.cluster_jobs import hands as job_hands
+from sentinel.controller.cluster_jobs.hands import JobHands
+from sentinel.core.job.orders import ReleaseHold
 from sentinel.core.model import FollowedOrder, ProtectedJob
 from sentinel.core.policy_model import Policy
-from sentinel.errors import TemporaryError
+from sentinel.util.errors import TemporaryError
 from tests.waits import eventually
 
 NAME = "ns/job.batch/train"

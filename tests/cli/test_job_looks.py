@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from sentinel.cli.job_looks import JobLooks, Tracked
 from sentinel.cluster.kubernetes.job_io import JobRef
-from sentinel.core.job_look import Place, look
-from sentinel.core.job_state import Seen
+from sentinel.controller.cluster_jobs.looks import LOOKS, JobLooks, Tracked
+from sentinel.core.job.look import Place, look
+from sentinel.core.job.state import Seen
 from sentinel.core.model import IncidentKind, JobState, Phase, ProtectedJob, Symptom
 from sentinel.core.policy_model import Policy
 from tests.core.recovery_events import incident, verdict
 from tests.core.test_job_look import job, pod, row
+from tests.waits import eventually
 
 NAME, UID = "ns/job.batch/train", "u-train"
 
@@ -128,3 +129,48 @@ def test_a_job_whose_pods_start_one_by_one_is_not_looked_at_for_each_of_them() -
     tracked.failed("the API server does not answer", 10.1)  # its back-off is longer
     assert tracked.changed
     assert tracked.again_mono_s >= 12.0
+
+
+def test_jobs_whose_agents_do_not_answer_hold_up_no_look_at_another() -> None:
+    """Hundreds of jobs lose a rank at once, with their nodes."""
+    jobs = [f"ns/job.batch/train-{n}" for n in range(LOOKS + 1)]
+    seen = Seen(row=row(), job=job(), pods=(pod(0), pod(1, "Failed")), kueue=False)
+    picture = SimpleNamespace(
+        job=ProtectedJob(name=NAME, uid=UID, policy=Policy(), state=JobState.RUNNING, size=2),
+        incident=None,
+        exits={},
+    )
+    told: list[str] = []
+    controller: Any = SimpleNamespace(
+        pictures=dict.fromkeys(jobs, picture),
+        runs=lambda name: True,
+        policy_is=lambda name, policy: None,
+        ended=lambda name, exits, report: told.append(name),
+    )
+
+    async def story() -> None:
+        answer = asyncio.Event()
+        waiting: list[str] = []
+
+        class Silent(Cluster):
+            async def drain(self, name: str) -> None:
+                waiting.append(name)
+                await answer.wait()
+
+            def pod(self, name: str, rank: int) -> None:
+                return None
+
+        places = {rank: Place(f"pod-{rank}", f"node-{rank}") for rank in range(2)}
+        records: Any = None
+        cluster: Any = Silent(seen, places)
+        looks = JobLooks(controller, cluster, records, "boot", lambda *_: Policy(), lambda uid: "")
+        ref = JobRef(row(), "ns", "train", UID)
+        async with asyncio.TaskGroup() as group:
+            for name in jobs:
+                group.create_task(looks.look(name, Tracked(ref=ref, policy=Policy())))
+            await eventually(lambda: len(waiting) == len(jobs), "some wait for others")
+            assert not told, "an end is told behind what the logs say"
+            answer.set()
+        assert sorted(told) == sorted(jobs)
+
+    asyncio.run(story())

@@ -2,11 +2,11 @@
 
 from msgspec import structs
 
-from sentinel.cli.job_nodes import JobNodes
-from sentinel.core.fleet_events import Reason
-from sentinel.core.fleet_fence import unreached
-from sentinel.core.fleet_isolate import standing
-from sentinel.core.fleet_model import Kind, Needs, NodeQuarantine, State
+from sentinel.controller.cluster_jobs.heard import JobNodes
+from sentinel.core.fleet.events import Reason
+from sentinel.core.fleet.fence import unreached
+from sentinel.core.fleet.isolate import standing
+from sentinel.core.fleet.model import Kind, Needs, NodeQuarantine, State
 from sentinel.core.health import Finding
 from sentinel.core.now import Now
 from tests.samples import XID_79
@@ -22,6 +22,7 @@ def test_what_is_recorded_of_a_node_counts_until_its_agent_is_heard_by_this_lead
         lambda: {},
         lambda: standing(records),
         list,
+        lambda node: False,
         lambda pod: "",
         lambda node: "",
         list,
@@ -55,6 +56,7 @@ def test_a_node_that_nobody_hears_is_no_place_for_a_job_whatever_was_found_there
         lambda: {},
         lambda: standing(records),
         lambda: unreached(records),
+        lambda node: False,
         lambda pod: "",
         lambda node: "",
         list,
@@ -73,6 +75,7 @@ def test_which_nodes_of_a_job_came_back_lately_is_one_sentence() -> None:
         lambda: {},
         lambda: {},
         list,
+        lambda node: False,
         lambda pod: "",
         lambda node: came_back.get(node, ""),
         list,

@@ -3,9 +3,6 @@
 import pytest
 from msgspec import structs
 
-from sentinel.cli import jobs_read, jobs_show
-from sentinel.cli.job_target import Target, missing, parse
-from sentinel.cli.jobs_read import JobView
 from sentinel.core.model import (
     FollowedOrder,
     Incident,
@@ -18,9 +15,12 @@ from sentinel.core.model import (
     Symptom,
 )
 from sentinel.core.now import Now
+from sentinel.core.people.policy_words import policy_words
 from sentinel.core.policy_model import Policy, Resume
-from sentinel.core.policy_words import policy_words
-from sentinel.documents import to_document
+from sentinel.status import jobs_read, jobs_show
+from sentinel.status.job_target import Target, missing, parse
+from sentinel.status.jobs_read import JobView
+from sentinel.util.documents import to_document
 from sentinel.web.fleet_view import JobRow
 from tests.core.recovery_events import verdict
 

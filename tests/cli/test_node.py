@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from sentinel.agent import state as node_state
 from sentinel.checks.runner import CheckRunner
-from sentinel.cli import node_state
-from sentinel.cli.node_health import BEAT_S, FROZEN_S, LAG_KEPT_S, STACKS_S, Health, LagMeter
-from sentinel.cli.said import LONGEST_BYTES, Said
+from sentinel.console.said import LONGEST_BYTES, Said
+from sentinel.service.health import BEAT_S, FROZEN_S, LAG_KEPT_S, STACKS_S, Health, LagMeter
 from tests.checks.conftest import HandClock, Machine
 
 
@@ -97,7 +97,7 @@ def test_nothing_kept_is_no_damage(tmp_path: Any) -> None:
 FROZEN = """
 import sys, time
 from pathlib import Path
-from sentinel.cli.node_health import Watchdog
+from sentinel.service.health import Watchdog
 
 def the_disk_does_not_answer():
     time.sleep(600)
@@ -121,7 +121,7 @@ def test_a_frozen_agent_ends_and_leaves_where_it_hung(tmp_path: Path) -> None:
 def test_a_frozen_agent_ends_though_the_disk_of_its_state_hangs(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "frozen.txt")  # which nobody opens on the other side
     program = FROZEN.replace(
-        "watchdog =", "import sentinel.cli.node_health as h; h.STACKS_S = 0.5; watchdog ="
+        "watchdog =", "import sentinel.service.health as h; h.STACKS_S = 0.5; watchdog ="
     )
     command = [sys.executable, "-c", program, str(tmp_path / "frozen.txt")]
     assert subprocess.run(command, capture_output=True, timeout=300).returncode == 70
@@ -151,7 +151,7 @@ def test_an_agent_that_was_stopped_for_longer_than_that_is_not_frozen(tmp_path: 
 
 SAYS = """
 import sys
-from sentinel.cli.said import Said
+from sentinel.console.said import Said
 say = Said("sentinel agent")
 for number in range(100):
     say(f"line {number} " + "x" * 2000)
@@ -216,8 +216,6 @@ def test_a_long_line_is_cut_between_letters_and_says_what_was_lost(
 
 
 def test_who_closed_the_log_loses_the_lines_and_nothing_else() -> None:
-    program = (
-        "import os\nfrom sentinel.cli.said import Said\nos.close(2)\nSaid('agent')('lost')\nprint('went on')"
-    )
+    program = "import os\nfrom sentinel.console.said import Said\nos.close(2)\nSaid('agent')('lost')\nprint('went on')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "went on\n")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.cli import node_link
-from sentinel.cli.node import NodeAgent
+from sentinel.agent import link as node_link
+from sentinel.agent.node import NodeAgent
 from sentinel.settings import ControllerLink, Settings
 from tests.transport.world import World, go
 from tests.waits import eventually

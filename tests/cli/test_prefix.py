@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sentinel.cli.prefix import BAR_S, LINE_BYTES, PARTIAL_S, Prefixer
+from sentinel.console.prefix import BAR_S, LINE_BYTES, PARTIAL_S, Prefixer
 
 
 def test_every_complete_line_says_whose_it_is() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sentinel.cli import main
-from sentinel.cli.replay_open import NoLog, oldest_first, open_log
+from sentinel.replay.saved import NoLog, oldest_first, open_log
 
 BOOTED_S = 1_725_018_000.0  # 2024-08-30 11:40:00 UTC
 KERNEL, USER = 0, 1

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sentinel.cli import session_orders
-from sentinel.cli.session_orders import SessionOrders
-from sentinel.core.events import EndRequested
+from sentinel.core.recovery.events import EndRequested
+from sentinel.local_run import orders as session_orders
+from sentinel.local_run.orders import SessionOrders
 from tests.controller_world import World
 
 

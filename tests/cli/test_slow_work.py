@@ -8,8 +8,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from sentinel.cli import slow_work
-from sentinel.cli.slow_work import Every, SlowWork, Times
+from sentinel.controller.daemon import slow_work
+from sentinel.controller.daemon.slow_work import Every, SlowWork, Times
 from tests.waits import eventually, turns
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -11,11 +11,12 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from sentinel.cli import presence, status
-from sentinel.cli.control import Presence, write_presence
+from sentinel.cli import status
 from sentinel.cluster.local.processes import read_proc
 from sentinel.cluster.local.store import LocalStore
 from sentinel.core.model import JobEvent, JobState, Launch, Phase
+from sentinel.local_run import presence
+from sentinel.service.control import Presence, write_presence
 from sentinel.web.view import View
 from tests.cli.watched import LONG, STEERING, Watched, steered
 from tests.waits import until

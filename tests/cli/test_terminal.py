@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.cli.terminal import REDRAW_S, Live, Terminal
+from sentinel.console.terminal import REDRAW_S, Live, Terminal
 from tests.cli.screen import Screen
 
 DEADLINE_S = 120.0

@@ -8,7 +8,7 @@ import pytest
 from sentinel.cli import main
 from sentinel.cluster.kubernetes import codes
 from sentinel.cluster.kubernetes.objects import ConfigMap, FullMeta
-from sentinel.core.fleet_model import CodeWord, Say
+from sentinel.core.fleet.model import CodeWord, Say
 
 NOON = datetime(2026, 11, 24, 12, 0, 0, tzinfo=UTC)
 

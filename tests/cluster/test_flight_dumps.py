@@ -14,7 +14,7 @@ import pytest
 
 from sentinel.cluster.local.flight import in_folder, prune, read, stuck_in, wanted
 from sentinel.cluster.local.flight_dumps import DumpError, is_dump, rank_of_dump, read_dump, read_dumps
-from sentinel.core.flight_record import Kind, Stuck, stuck
+from sentinel.core.stacks.flight_record import Kind, Stuck, stuck
 
 RECORDS = Path(__file__).parent / "records"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sentinel.cluster.local.processes import read_proc
 from sentinel.cluster.local.status import SLOT_BYTES, read_status
-from sentinel.errors import TemporaryError
+from sentinel.util.errors import TemporaryError
 from tests.cluster.local_jobs import Site, alive, python, with_site
 from tests.waits import eventually
 

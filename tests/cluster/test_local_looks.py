@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.cli.node_jobs import numbered
+from sentinel.agent.jobs import numbered
 from sentinel.cluster.local import stacks
 from sentinel.cluster.local.processes import Proc
-from sentinel.core.stillness import Looks
+from sentinel.core.stacks.stillness import Looks
 from tests.cluster.local_jobs import Site, python, with_site
 from tests.waits import eventually
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.core.stillness import Looks
+from sentinel.core.stacks.stillness import Looks
 from tests.cluster.local_jobs import Site, alive, python, srun, with_site
 from tests.waits import eventually
 

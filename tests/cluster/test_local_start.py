@@ -10,7 +10,7 @@ import pytest
 from sentinel.cluster.local.order import free_port
 from sentinel.cluster.local.processes import scan
 from sentinel.core.model import Launch
-from sentinel.errors import PermanentError, TemporaryError
+from sentinel.util.errors import PermanentError, TemporaryError
 from tests.cluster.local_jobs import Site, alive, python, with_site
 from tests.waits import eventually
 

@@ -26,7 +26,7 @@ except Unseen as unseen:
 HELD = """
 import sys
 from types import SimpleNamespace
-from sentinel.cli.node_holds import Holds
+from sentinel.agent.holds import Holds
 from sentinel.cluster.local.processes import read_proc
 held = SimpleNamespace(wrapper=read_proc(int(sys.argv[1])))
 pods = SimpleNamespace(held=lambda wanted, search: {0: held})

@@ -7,7 +7,7 @@ import pytest
 
 from sentinel.cluster.local import stacks
 from sentinel.cluster.local.processes import read_proc, scan, started
-from sentinel.core.stack_reading import Head, read_head
+from sentinel.core.stacks.reading import Head, read_head
 from tests.cluster.local_jobs import Site, with_site
 from tests.waits import eventually
 

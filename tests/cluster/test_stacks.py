@@ -12,7 +12,7 @@ import pytest
 
 from sentinel.cluster.local import stacks
 from sentinel.cluster.local.processes import read_proc
-from sentinel.core.stack_reading import read
+from sentinel.core.stacks.reading import read
 
 PTRACE, EVERYTHING_ELSE = 1 << 19, (1 << 41) - 1 - (1 << 19)
 

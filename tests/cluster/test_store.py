@@ -33,7 +33,7 @@ from sentinel.core.model import (
     Verdict,
 )
 from sentinel.core.policy_model import Policy
-from sentinel.errors import PermanentError
+from sentinel.util.errors import PermanentError
 from tests.samples import lost_gpu
 from tests.waits import until
 

@@ -11,7 +11,8 @@ from msgspec import structs
 from sentinel.config.kinds import PRECHECKS, failure_classes
 from sentinel.config.load import load_policies
 from sentinel.config.problems import ConfigErrors, Problem
-from sentinel.core.caps import capped
+from sentinel.core.people.caps import capped
+from sentinel.core.people.policy_words import policy_words
 from sentinel.core.policy_model import (
     Checkpoint,
     Elastic,
@@ -27,7 +28,6 @@ from sentinel.core.policy_model import (
     Resume,
     TimingFormat,
 )
-from sentinel.core.policy_words import policy_words
 from sentinel.settings import Caps, Settings
 
 HEAD = "apiVersion: sentinel.dev/v1alpha1\nkind: JobPolicy\nmetadata: {name: llama}\nspec:\n"

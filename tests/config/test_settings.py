@@ -14,8 +14,8 @@ from sentinel.config.client import ConfigProblem, load_in_child
 from sentinel.config.load import load_settings
 from sentinel.config.problems import ConfigErrors, Problem
 from sentinel.config.reference import reference
-from sentinel.core.fleet_model import Mode
-from sentinel.core.fleet_settings import Allowance, FenceHook, FleetSettings, Limit, fleet_settings
+from sentinel.core.fleet.model import Mode
+from sentinel.core.fleet.settings import Allowance, FenceHook, FleetSettings, Limit, fleet_settings
 from sentinel.core.policy_model import Policy, Restart
 from sentinel.core.units import duration_text, parse_duration, parse_size, size_text
 from sentinel.settings import (

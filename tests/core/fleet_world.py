@@ -4,10 +4,11 @@ from collections.abc import Iterable
 
 from msgspec import structs
 
-from sentinel.core import fleet, fleet_conditions, fleet_marks
-from sentinel.core.fleet_events import Decision, DoRemove, Effect, Reason
-from sentinel.core.fleet_fold import fold
-from sentinel.core.fleet_model import (
+from sentinel.core.fleet import conditions as fleet_conditions
+from sentinel.core.fleet import marks, rounds
+from sentinel.core.fleet.events import Decision, DoRemove, Effect, Reason
+from sentinel.core.fleet.fold import fold
+from sentinel.core.fleet.model import (
     QUARANTINE_TAINT,
     CodeWord,
     FleetPicture,
@@ -20,8 +21,8 @@ from sentinel.core.fleet_model import (
     PodPicture,
     Say,
 )
-from sentinel.core.fleet_record import step
-from sentinel.core.fleet_settings import Allowance, FleetSettings, Limit
+from sentinel.core.fleet.record import step
+from sentinel.core.fleet.settings import Allowance, FleetSettings, Limit
 from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
 from sentinel.core.now import Now
 from sentinel.core.reports import Report
@@ -193,7 +194,7 @@ class World:
 
     def decide(self, *, write: bool = True) -> tuple[Decision, ...]:
         """One round: decided, saved, and (with `write`) performed and shown by the cluster."""
-        decisions = fleet.decide(self.picture, self.records, self.settings, self.now)
+        decisions = rounds.decide(self.picture, self.records, self.settings, self.now)
         for decision in decisions:
             record, effects = step(
                 self.records.get(decision.record), decision.event, self.now, self.picture.epoch
@@ -206,7 +207,7 @@ class World:
         return decisions
 
     def perform(self) -> None:
-        writes, removals = fleet_marks.outstanding(self.picture, self.records)
+        writes, removals = marks.outstanding(self.picture, self.records)
         for wanted in writes:
             self.write(wanted)
         for removal in removals:
@@ -220,7 +221,7 @@ class World:
             kept = tuple(one for one in node.conditions if one.type not in types)
             self.change(name, conditions=(*kept, *conditions))
 
-    def write(self, wanted: fleet_marks.MarkWrite) -> None:
+    def write(self, wanted: marks.MarkWrite) -> None:
         node = self.picture.nodes[wanted.node]
         taints = node.taints
         if wanted.taint is not None or wanted.remove_taint:

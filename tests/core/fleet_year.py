@@ -12,12 +12,12 @@ from collections.abc import Iterator
 
 from msgspec import Struct, structs
 
-from sentinel.core import fleet
-from sentinel.core.fleet_events import DoTell
-from sentinel.core.fleet_marks import write
-from sentinel.core.fleet_model import Brake, NodePicture, OrderKind, Repair, Say
-from sentinel.core.fleet_record import step
-from sentinel.core.fleet_settings import FleetSettings
+from sentinel.core.fleet import rounds
+from sentinel.core.fleet.events import DoTell
+from sentinel.core.fleet.marks import write
+from sentinel.core.fleet.model import Brake, NodePicture, OrderKind, Repair, Say
+from sentinel.core.fleet.record import step
+from sentinel.core.fleet.settings import FleetSettings
 from sentinel.core.health import Finding
 from sentinel.core.now import Now
 from tests.core.fleet_world import World, a_finding, a_nic_finding
@@ -145,7 +145,7 @@ class Year:
         world = self.world
         if node:
             world.report(node)
-        decisions = fleet.decide(
+        decisions = rounds.decide(
             world.picture, world.records, world.settings, world.now, {node} if node else ()
         )
         for decision in decisions:

@@ -3,11 +3,11 @@
 import copy
 from typing import Any
 
-from sentinel.core.job_kinds import JobKind, row_of
-from sentinel.core.job_paths import write
-from sentinel.core.job_state import Seen
-from sentinel.core.job_writes import Plan, Refusal, Verb, Write
-from sentinel.job_kinds import job_table
+from sentinel.core.job.kinds import JobKind, row_of
+from sentinel.core.job.paths import write
+from sentinel.core.job.state import Seen
+from sentinel.core.job.writes import Plan, Refusal, Verb, Write
+from sentinel.rules.job_kinds import job_table
 
 Json = dict[str, Any]
 GPU = {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]}

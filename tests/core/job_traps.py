@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from sentinel.core.job_state import Seen
-from sentinel.core.job_stop import stop
-from sentinel.core.job_writes import Plan, Reason, Refusal
-from sentinel.job_kinds import job_table
+from sentinel.core.job.state import Seen
+from sentinel.core.job.stop import stop
+from sentinel.core.job.writes import Plan, Reason, Refusal
+from sentinel.rules.job_kinds import job_table
 from tests.core.job_objects import applied, gone, seen
 
 INDEXED, PLAIN, PODS = "Job.batch/v1 (Indexed)", "Job.batch/v1", "Pod/v1"

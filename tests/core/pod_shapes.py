@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sentinel.core.pod_end import PodEnd, end
-from sentinel.core.pod_wait import Reason, Wait, waits
+from sentinel.core.job.pod_end import PodEnd, end
+from sentinel.core.job.pod_wait import Reason, Wait, waits
 
 Json = dict[str, Any]
 FOLDER = Path(__file__).parent / "pods"

@@ -1,6 +1,21 @@
 """Events, verdicts and records that the tests of the recovery share."""
 
-from sentinel.core.events import (
+from sentinel.core.model import (
+    Budget,
+    Cause,
+    Incident,
+    IncidentKind,
+    JobState,
+    Lost,
+    Phase,
+    ProtectedJob,
+    SaveResult,
+    Symptom,
+    Verdict,
+)
+from sentinel.core.now import Now
+from sentinel.core.policy_model import Checkpoint, Policy, Resume
+from sentinel.core.recovery.events import (
     Begin,
     CancelRequested,
     DeadlinePassed,
@@ -23,21 +38,6 @@ from sentinel.core.events import (
     StopStuck,
     StopWaits,
 )
-from sentinel.core.model import (
-    Budget,
-    Cause,
-    Incident,
-    IncidentKind,
-    JobState,
-    Lost,
-    Phase,
-    ProtectedJob,
-    SaveResult,
-    Symptom,
-    Verdict,
-)
-from sentinel.core.now import Now
-from sentinel.core.policy_model import Checkpoint, Policy, Resume
 
 NOW = Now(1000.0, 1_700_000_000.0)
 RESUMABLE = Policy(

@@ -1,6 +1,6 @@
 """Times of other machines by our own clock: the quickest report tells how far two clocks are apart."""
 
-from sentinel.core.agent_clock import WINDOW_S, AgentClocks, moved
+from sentinel.core.agents.clock import WINDOW_S, AgentClocks, moved
 from sentinel.core.now import Now
 from sentinel.core.reports import Iteration, LogMatch, RankExit, RankReport, Report
 

@@ -3,9 +3,7 @@
 import pytest
 from msgspec import structs
 
-from sentinel.core import books, budget, policy, recovery
-from sentinel.core.budget import BACKOFF_MAX_S, plan_after_stop, restarts_left
-from sentinel.core.events import Event, Plan, StopEnded
+from sentinel.core.decision import books, policy
 from sentinel.core.model import (
     Budget,
     Cause,
@@ -20,8 +18,11 @@ from sentinel.core.model import (
 )
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy, Restart, Resume
-from sentinel.core.recovery_moves import RETRY_PRECHECK_S, START_TRIES
-from sentinel.failures import failure_classes
+from sentinel.core.recovery import budget, transitions
+from sentinel.core.recovery.budget import BACKOFF_MAX_S, plan_after_stop, restarts_left
+from sentinel.core.recovery.events import Event, Plan, StopEnded
+from sentinel.core.recovery.moves import RETRY_PRECHECK_S, START_TRIES
+from sentinel.rules.failures import failure_classes
 from tests.core import recovery_events as ev
 
 NOW = ev.NOW
@@ -274,7 +275,7 @@ def test_the_step_that_the_drained_logs_tell_is_the_one_that_counts() -> None:
 
 
 def settle(who: ProtectedJob, before: Incident, event: Event) -> ProtectedJob:
-    after, _ = recovery.step(before, event, NOW, policy.terms(who.policy))
+    after, _ = transitions.step(before, event, NOW, policy.terms(who.policy))
     return books.settle(who, before, after, NOW)
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from sentinel.core.change_point import Change, StepHistory
 from sentinel.core.reports import Iteration
+from sentinel.core.timing.change_point import Change, StepHistory
 from tests.core.jitter_series import Profile, profiles
 
 LEAST = 1.035
@@ -57,6 +57,7 @@ def test_it_is_told_when_it_began_how_long_iterations_took_and_take_and_when_tha
     ((told, change),) = follow(StepHistory(), slower([2000.0] * 150, 100, 1.1))
     assert (change.at_s, change.step, change.before_ms, change.after_ms) == (100.0, 100, 2000.0, 2200.0)
     assert change.found_s == told - 1
+    assert change.around == tuple((float(k), 2000.0 if k < 100 else 2200.0) for k in range(80, told))
     assert change.growth == pytest.approx(1.1)
 
 

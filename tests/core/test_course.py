@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sentinel.core.course import MOST, Course
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import Iteration, LogMatch, RankReport
-from sentinel.core.timing import JobTiming
+from sentinel.core.timing.course import MOST, Course
+from sentinel.core.timing.job_timing import JobTiming
 
 WALL_S = 1_760_000_000.0  # at second 0 of the other clock
 

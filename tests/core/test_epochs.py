@@ -1,6 +1,6 @@
 """What counts as the epoch of a leader, and above what the next one begins."""
 
-from sentinel.core.epochs import AGAIN_S, LEASE, MAX_TOLD, NEAR, Epochs, Where, agent_of, later
+from sentinel.core.agents.epochs import AGAIN_S, LEASE, MAX_TOLD, NEAR, Epochs, Where, agent_of, later
 
 N1, N2 = Where("nodes", "n1"), Where("nodes", "n2")
 

@@ -3,9 +3,9 @@
 import pytest
 from msgspec import structs
 
-from sentinel.core.fleet_events import DoEvent, DoMark, DoTell, Reason
-from sentinel.core.fleet_fold import fold
-from sentinel.core.fleet_model import (
+from sentinel.core.fleet.events import DoEvent, DoMark, DoTell, Reason
+from sentinel.core.fleet.fold import fold
+from sentinel.core.fleet.model import (
     EndedBy,
     Kind,
     Mode,
@@ -13,9 +13,9 @@ from sentinel.core.fleet_model import (
     Repair,
     State,
 )
-from sentinel.core.fleet_record import MAX_LINE
-from sentinel.core.fleet_settings import Allowance, Limit, pool_of
-from sentinel.core.fleet_words import MAX_RUNNING
+from sentinel.core.fleet.record import MAX_LINE
+from sentinel.core.fleet.settings import Allowance, Limit, pool_of
+from sentinel.core.fleet.words import MAX_RUNNING
 from sentinel.core.health import CheckState, Severity
 from sentinel.core.now import Now
 from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_nic_finding, a_pod, an_isolated_node

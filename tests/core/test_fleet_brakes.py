@@ -5,10 +5,11 @@ import math
 import pytest
 from msgspec import structs
 
-from sentinel.core import fleet, fleet_brakes
-from sentinel.core.fleet_events import DoTell, Reason
-from sentinel.core.fleet_model import Brake, EndedBy, Kind, Mode, OrderKind, State
-from sentinel.core.fleet_settings import Allowance, Limit
+from sentinel.core.fleet import brakes as fleet_brakes
+from sentinel.core.fleet import rounds
+from sentinel.core.fleet.events import DoTell, Reason
+from sentinel.core.fleet.model import Brake, EndedBy, Kind, Mode, OrderKind, State
+from sentinel.core.fleet.settings import Allowance, Limit
 from sentinel.core.now import Now
 from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_nic_finding
 
@@ -295,7 +296,7 @@ def test_many_nodes_with_one_network_finding_are_one_incident_and_none_is_isolat
     world.settle()
     assert not world.out()
     assert set(held(world).values()) == {Brake.NETWORK_INCIDENT}
-    (incident,) = fleet.incidents(world.records, OPEN, world.now)
+    (incident,) = rounds.incidents(world.records, OPEN, world.now)
     assert (incident.code, incident.nodes) == ("ib-port-down", tuple(NAMES[:6]))
     told = {one.key for one in world.effects if isinstance(one, DoTell)}
     assert told == {"network-incident/ib-port-down"}, "one message"
@@ -311,7 +312,7 @@ def test_an_incident_that_is_over_isolates_nobody_and_who_still_has_it_is_isolat
         world.shows(name)
     world.settle()
     assert world.out() == {"n5"}
-    assert not fleet.incidents(world.records, OPEN, world.now)
+    assert not rounds.incidents(world.records, OPEN, world.now)
     assert held(world) == {}
 
 
@@ -347,7 +348,7 @@ def test_what_is_found_days_apart_is_no_incident_though_it_is_held_back() -> Non
         world.settle()
     assert world.out() == {"n0"}
     assert held(world) == dict.fromkeys(NAMES[1:6], Brake.AT_A_TIME)
-    assert not fleet.incidents(world.records, world.settings, world.now)
+    assert not rounds.incidents(world.records, world.settings, world.now)
 
 
 def test_an_incident_lasts_and_what_is_found_hours_after_it_is_another_matter() -> None:
@@ -391,7 +392,7 @@ def test_a_round_over_few_nodes_serves_those_that_were_held_back_too() -> None:
         world.shows(name, a_finding())
     world.settle()
     world.order(OrderKind.RELEASE, "n0")
-    decisions = fleet.decide(world.picture, world.records, world.settings, world.now, only=["n0"])
+    decisions = rounds.decide(world.picture, world.records, world.settings, world.now, only=["n0"])
     assert [(one.node, one.reason) for one in decisions] == [
         ("n0", Reason.RELEASED_BY_PERSON),
         ("n1", Reason.ROOM_AGAIN),

@@ -3,11 +3,11 @@
 import pytest
 from msgspec import structs
 
-from sentinel.core import fleet, fleet_causes
-from sentinel.core.fleet_events import DoTell, Reason
-from sentinel.core.fleet_isolate import standing
-from sentinel.core.fleet_model import Brake, EndedBy, Mode, OrderKind, Say, State
-from sentinel.core.fleet_settings import FleetSettings
+from sentinel.core.fleet import causes, rounds
+from sentinel.core.fleet.events import DoTell, Reason
+from sentinel.core.fleet.isolate import standing
+from sentinel.core.fleet.model import Brake, EndedBy, Mode, OrderKind, Say, State
+from sentinel.core.fleet.settings import FleetSettings
 from sentinel.core.now import Now
 from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_nic_finding
 
@@ -49,7 +49,7 @@ def test_the_third_node_with_one_code_within_minutes_makes_it_one_incident() -> 
     assert world.out() == {"n000", "n001"}
     assert held(world) == dict.fromkeys(NAMES[2:5], Brake.COMMON_CAUSE)
     assert told(world) == ["n000-0001/FatalFinding", "n001-0001/FatalFinding", f"common-cause/{XID}"]
-    (cause,) = fleet.standing_causes(world.records.values())
+    (cause,) = rounds.standing_causes(world.records.values())
     assert (cause.code, cause.nodes) == (XID, tuple(NAMES[2:5]))
 
 
@@ -292,7 +292,7 @@ def test_go_on_isolates_them_within_the_brakes_and_says_so_of_each() -> None:
 def test_go_on_lasts_a_day_and_what_many_nodes_have_tomorrow_is_asked_anew() -> None:
     world = a_world()
     world.say(XID, Say.GO_ON)
-    world.passes(fleet_causes.GO_ON_S)
+    world.passes(causes.GO_ON_S)
     breaks(world, *NAMES[:4])
     assert set(held(world)) == {"n002", "n003"}
 
@@ -361,9 +361,9 @@ def test_what_stands_acts_again_when_the_word_is_taken_back() -> None:
     ("nodes", "least"), [(1, 3), (400, 3), (1000, 3), (10_000, 5), (100_000, 9), (100_000_000, 1000)]
 )
 def test_larger_fleets_have_more_nodes_with_one_code_by_chance(nodes: int, least: int) -> None:
-    assert fleet_causes.by_chance(nodes, FleetSettings()) >= least
-    assert fleet_causes.by_chance(nodes, FleetSettings()) <= 3 * least
+    assert causes.by_chance(nodes, FleetSettings()) >= least
+    assert causes.by_chance(nodes, FleetSettings()) <= 3 * least
 
 
 def test_chance_is_never_below_what_administrators_say() -> None:
-    assert fleet_causes.by_chance(10, structs.replace(SETTINGS, cause_nodes=8)) == 8
+    assert causes.by_chance(10, structs.replace(SETTINGS, cause_nodes=8)) == 8

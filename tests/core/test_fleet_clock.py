@@ -2,7 +2,7 @@
 
 import math
 
-from sentinel.core.fleet_clock import FRESH_S, NEAR_S, OFF_S, AgentClocks
+from sentinel.core.fleet.clock import FRESH_S, NEAR_S, OFF_S, AgentClocks
 
 WALL_S, MONO_S = 1.7e9, 1000.0
 

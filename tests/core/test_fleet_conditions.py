@@ -2,9 +2,9 @@
 
 from msgspec import structs
 
-from sentinel.core.fleet_conditions import ISOLATED, OWN, RETURNED, writes
-from sentinel.core.fleet_model import Mode, NodeCondition, OrderKind
-from sentinel.core.fleet_settings import Allowance, Limit
+from sentinel.core.fleet.conditions import ISOLATED, OWN, RETURNED, writes
+from sentinel.core.fleet.model import Mode, NodeCondition, OrderKind
+from sentinel.core.fleet.settings import Allowance, Limit
 from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_nic_finding, a_pod
 
 GPU = "AcceleratedHardwareReady"

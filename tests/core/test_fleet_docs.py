@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.cli.fleet_docs import diagram, renewed, table
-from sentinel.core.fleet_events import Reason
-from sentinel.core.fleet_model import Kind, State
-from sentinel.core.fleet_record import TRANSITIONS
-from sentinel.core.fleet_settings import Allowance, FleetSettings, Limit
+from sentinel.core.fleet.events import Reason
+from sentinel.core.fleet.model import Kind, State
+from sentinel.core.fleet.record import TRANSITIONS
+from sentinel.core.fleet.settings import Allowance, FleetSettings, Limit
+from sentinel.docs.fleet import diagram, renewed, table
 
 
 def test_the_generated_part_is_that_of_the_table(repo: Path) -> None:

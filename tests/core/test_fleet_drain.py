@@ -2,8 +2,8 @@
 
 from msgspec import structs
 
-from sentinel.core import fleet
-from sentinel.core.fleet_model import Kind, NodeQuarantine, OrderKind, PodPicture, State
+from sentinel.core.fleet import rounds
+from sentinel.core.fleet.model import Kind, NodeQuarantine, OrderKind, PodPicture, State
 from tests.core.fleet_world import World
 
 
@@ -23,7 +23,7 @@ def the_hold(world: World) -> NodeQuarantine:
 
 
 def answered(world: World) -> list[tuple[bool, str]]:
-    found = fleet.answers(world.picture, world.records, world.settings, world.now)
+    found = rounds.answers(world.picture, world.records, world.settings, world.now)
     return [(one.done, one.sentence) for one in found]
 
 

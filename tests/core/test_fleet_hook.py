@@ -3,10 +3,10 @@
 import pytest
 from msgspec import structs
 
-from sentinel.core import fleet_hook
-from sentinel.core.fleet_events import DoRemove, DoTell, Reason
-from sentinel.core.fleet_hook import AGAIN_S, FenceCall
-from sentinel.core.fleet_model import (
+from sentinel.core.fleet import hook
+from sentinel.core.fleet.events import DoRemove, DoTell, Reason
+from sentinel.core.fleet.hook import AGAIN_S, FenceCall
+from sentinel.core.fleet.model import (
     Brake,
     EndedBy,
     Fence,
@@ -19,7 +19,7 @@ from sentinel.core.fleet_model import (
     Proof,
     State,
 )
-from sentinel.core.fleet_settings import Allowance, FenceHook, FleetSettings, Limit
+from sentinel.core.fleet.settings import Allowance, FenceHook, FleetSettings, Limit
 from tests.core.fleet_world import OPEN, World, a_pod
 
 NAMES = [f"n{number}" for number in range(8)]
@@ -82,7 +82,7 @@ def fence(world: World, node: str = "n0") -> Fence:
 
 
 def calls(world: World) -> tuple[FenceCall, ...]:
-    return fleet_hook.calls(world.picture, world.records, world.settings, world.now)
+    return hook.calls(world.picture, world.records, world.settings, world.now)
 
 
 def removed(world: World) -> list[DoRemove]:

@@ -1,7 +1,7 @@
 """Nodes that fall silent together are one loss: which of them, when it is told, and in which words."""
 
-from sentinel.core.fleet_events import Reason
-from sentinel.core.fleet_lost import (
+from sentinel.core.fleet.events import Reason
+from sentinel.core.fleet.lost import (
     GAP_S,
     LONGEST_S,
     MANY,
@@ -15,7 +15,7 @@ from sentinel.core.fleet_lost import (
     nodes_of,
     told,
 )
-from sentinel.core.fleet_model import Kind, NodeMail, NodeQuarantine
+from sentinel.core.fleet.model import Kind, NodeMail, NodeQuarantine
 from sentinel.core.now import Now
 from tests.core.fleet_world import OPEN, World, a_finding, a_pod
 

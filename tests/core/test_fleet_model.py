@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from msgspec import structs
 
-from sentinel.core import fleet
-from sentinel.core.fleet_events import (
+from sentinel.core.fleet import rounds
+from sentinel.core.fleet.events import (
     Decision,
     DoRemove,
     End,
@@ -24,9 +24,9 @@ from sentinel.core.fleet_events import (
     Removed,
     Told,
 )
-from sentinel.core.fleet_hook import TRIES
-from sentinel.core.fleet_marks import outstanding
-from sentinel.core.fleet_model import (
+from sentinel.core.fleet.hook import TRIES
+from sentinel.core.fleet.marks import outstanding
+from sentinel.core.fleet.model import (
     EndedBy,
     FenceOutcome,
     FleetPicture,
@@ -37,9 +37,9 @@ from sentinel.core.fleet_model import (
     Proof,
     State,
 )
-from sentinel.core.fleet_record import MAX_STORY, TRANSITIONS, step
-from sentinel.core.fleet_release import acting, standing
-from sentinel.core.fleet_settings import Allowance, FenceHook, FleetSettings, Limit
+from sentinel.core.fleet.record import MAX_STORY, TRANSITIONS, step
+from sentinel.core.fleet.release import acting, standing
+from sentinel.core.fleet.settings import Allowance, FenceHook, FleetSettings, Limit
 from sentinel.core.health import Finding
 from sentinel.core.now import Now
 from tests.core.fleet_world import World, a_finding, a_full_disk, a_nic_finding, a_pod
@@ -348,7 +348,7 @@ class Fleet(RuleBasedStateMachine):
             if self.writes:
                 self.world.perform()
                 self.perform_removals()
-            again = fleet.decide(self.world.picture, self.world.records, self.world.settings, self.world.now)
+            again = rounds.decide(self.world.picture, self.world.records, self.world.settings, self.world.now)
             if not self.writes and self.rounds % 3:
                 assert again == (), "deciding twice on the same picture gave something new"
             if not again:
@@ -357,7 +357,7 @@ class Fleet(RuleBasedStateMachine):
         world = self.world
         answered = {
             answer.order.id
-            for answer in fleet.answers(world.picture, world.records, world.settings, world.now)
+            for answer in rounds.answers(world.picture, world.records, world.settings, world.now)
         }
         left = tuple(order for order in world.picture.orders if order.id not in answered)
         assert all(order.kind is OrderKind.CONFIRM_DEAD for order in left), "it waits until it is judged"
@@ -367,7 +367,7 @@ class Fleet(RuleBasedStateMachine):
     def forget_old_records(self) -> None:
         world = self.world
         for record in list(world.records.values()):
-            if fleet.prunable(record, world.picture, world.settings, world.now):
+            if rounds.prunable(record, world.picture, world.settings, world.now):
                 del world.records[record.id]
                 self.known.discard(record.id)
 
@@ -376,14 +376,14 @@ class Fleet(RuleBasedStateMachine):
         world = self.world
         self.rounds += 1
         only = list(world.picture.nodes) if self.rounds % 3 == 0 else None  # as when each of them had news
-        decisions = fleet.decide(world.picture, before, world.settings, world.now, only)
+        decisions = rounds.decide(world.picture, before, world.settings, world.now, only)
         if not decisions:
             return ()
         picture = msgspec.json.decode(msgspec.json.encode(world.picture), type=FleetPicture)
         read = msgspec.json.decode(msgspec.json.encode(before), type=dict[str, NodeQuarantine])
         rules = msgspec.json.decode(msgspec.json.encode(world.settings), type=FleetSettings)
         again = {key: read[key] for key in sorted(read, reverse=True)}
-        assert fleet.decide(picture, again, rules, world.now, only) == decisions
+        assert rounds.decide(picture, again, rules, world.now, only) == decisions
         return decisions
 
     def apply(self, decision: Decision) -> None:

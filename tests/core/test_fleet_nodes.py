@@ -4,11 +4,11 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from sentinel.core import fleet
-from sentinel.core.fleet_events import Reason
-from sentinel.core.fleet_fold import fold
-from sentinel.core.fleet_marks import write
-from sentinel.core.fleet_model import (
+from sentinel.core.fleet import rounds
+from sentinel.core.fleet.events import Reason
+from sentinel.core.fleet.fold import fold
+from sentinel.core.fleet.marks import write
+from sentinel.core.fleet.model import (
     EndedBy,
     FleetPicture,
     Kind,
@@ -19,7 +19,7 @@ from sentinel.core.fleet_model import (
     State,
     Taint,
 )
-from sentinel.core.fleet_settings import Allowance, Limit
+from sentinel.core.fleet.settings import Allowance, Limit
 from sentinel.core.health import Finding
 from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_nic_finding, a_pod, an_isolated_node
 
@@ -303,11 +303,11 @@ def test_ended_records_are_kept_for_the_longest_window_and_as_long_as_they_are_n
     world.settle()
     world.passes(OPEN.keep_s + 1)
     world.settle()
-    assert not fleet.prunable(world.of("n1"), world.picture, OPEN, world.now), "its finding still stands"
+    assert not rounds.prunable(world.of("n1"), world.picture, OPEN, world.now), "its finding still stands"
     world.shows("n1")
     world.settle()
-    assert fleet.prunable(world.of("n1"), world.picture, OPEN, world.now)
-    assert not fleet.prunable(an_isolated_node().of("n1"), world.picture, OPEN, world.now)
+    assert rounds.prunable(world.of("n1"), world.picture, OPEN, world.now)
+    assert not rounds.prunable(an_isolated_node().of("n1"), world.picture, OPEN, world.now)
     mark = NodeMark(1, True).taint()
     world.change("n1", taints=(mark,))
-    assert not fleet.prunable(world.of("n1"), world.picture, OPEN, world.now), "the mark is still there"
+    assert not rounds.prunable(world.of("n1"), world.picture, OPEN, world.now), "the mark is still there"

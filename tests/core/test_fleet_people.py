@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from sentinel.core import fleet
-from sentinel.core.fleet_marks import claims_of, out_of_service_by, write
-from sentinel.core.fleet_model import (
+from sentinel.core.fleet import rounds
+from sentinel.core.fleet.marks import claims_of, out_of_service_by, write
+from sentinel.core.fleet.model import (
     Brake,
     EndedBy,
     Ignored,
@@ -15,7 +15,7 @@ from sentinel.core.fleet_model import (
     State,
     Taint,
 )
-from sentinel.core.fleet_settings import Allowance, Limit
+from sentinel.core.fleet.settings import Allowance, Limit
 from sentinel.core.health import Severity
 from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_pod, an_isolated_node
 
@@ -77,7 +77,7 @@ def test_an_acknowledgement_is_answered_and_means_what_was_seen() -> None:
     def answered(name: str) -> tuple[bool, str]:
         world.order(OrderKind.ACKNOWLEDGE, name)
         world.decide()
-        (answer,) = fleet.answers(world.picture, world.records, world.settings, world.now)
+        (answer,) = rounds.answers(world.picture, world.records, world.settings, world.now)
         world.picture = replace(world.picture, orders=())
         return answer.done, answer.sentence
 
@@ -188,7 +188,7 @@ def test_an_order_is_followed_once_and_answered() -> None:
     world.order(OrderKind.RELEASE, "n1")
     world.order(OrderKind.RELEASE, "n2")
     world.decide()
-    first, second = fleet.answers(world.picture, world.records, world.settings, world.now)
+    first, second = rounds.answers(world.picture, world.records, world.settings, world.now)
     assert first.done
     assert not second.done
     assert "not isolated" in second.sentence

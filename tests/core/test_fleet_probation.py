@@ -8,11 +8,11 @@ from msgspec import structs
 
 from sentinel import checks
 from sentinel.checks.xid import severities
-from sentinel.core.fleet_conditions import OWN
-from sentinel.core.fleet_events import DoTell, Reason
-from sentinel.core.fleet_model import Brake, Kind, Mode, OrderKind, Repair, Say, State
-from sentinel.core.fleet_probation import BOOT_S, MAX_KNOWN, PARTS, PROGRAMS, WEARING, many
-from sentinel.core.fleet_settings import Allowance, FleetSettings, Limit
+from sentinel.core.fleet.conditions import OWN
+from sentinel.core.fleet.events import DoTell, Reason
+from sentinel.core.fleet.model import Brake, Kind, Mode, OrderKind, Repair, Say, State
+from sentinel.core.fleet.probation import BOOT_S, MAX_KNOWN, PARTS, PROGRAMS, WEARING, many
+from sentinel.core.fleet.settings import Allowance, FleetSettings, Limit
 from sentinel.core.health import CheckState, Component, Finding, Severity
 from sentinel.core.now import Now
 from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_nic_finding

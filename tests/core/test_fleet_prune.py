@@ -2,9 +2,9 @@
 
 from msgspec import structs
 
-from sentinel.core import fleet
-from sentinel.core.fleet_model import EndedBy, FleetPicture, Kind, Needs, NodeQuarantine, State
-from sentinel.core.fleet_settings import FleetSettings
+from sentinel.core.fleet import rounds
+from sentinel.core.fleet.model import EndedBy, FleetPicture, Kind, Needs, NodeQuarantine, State
+from sentinel.core.fleet.settings import FleetSettings
 from sentinel.core.now import Now
 from tests.core.fleet_world import World, a_finding, an_isolated_node
 
@@ -26,7 +26,7 @@ def ended(number: int, ago_s: float) -> NodeQuarantine:
 
 
 def pruned(*records: NodeQuarantine, **settings: int) -> list[str]:
-    found = fleet.pruned(NOBODY, {one.id: one for one in records}, FleetSettings(**settings), NOW)  # type: ignore[arg-type]
+    found = rounds.pruned(NOBODY, {one.id: one for one in records}, FleetSettings(**settings), NOW)  # type: ignore[arg-type]
     return [one.id for one in found]
 
 

@@ -7,13 +7,13 @@ import msgspec
 from msgspec import structs
 
 from sentinel.cli.replay_fleet import ADDED, MISSING, compared, entries
-from sentinel.core.fleet_fold import hear, present
-from sentinel.core.fleet_model import FenceOutcome, Kind, Mode, NodePicture, State
-from sentinel.core.fleet_recording import Beat
-from sentinel.core.fleet_replay import Replay, Replayed
-from sentinel.core.fleet_settings import Allowance, FenceHook, FleetSettings, Limit
+from sentinel.controller.nodes.recording import Recorder
+from sentinel.core.fleet.fold import hear, present
+from sentinel.core.fleet.model import FenceOutcome, Kind, Mode, NodePicture, State
+from sentinel.core.fleet.recording import Beat
+from sentinel.core.fleet.replay import Replay, Replayed
+from sentinel.core.fleet.settings import Allowance, FenceHook, FleetSettings, Limit
 from sentinel.core.health import CheckState
-from sentinel.recording import Recorder
 from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_pod
 
 BRAKED = structs.replace(OPEN, isolations=Allowance(at_a_time=Limit(1), per_window=Limit(1000)))

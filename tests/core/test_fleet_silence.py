@@ -3,9 +3,9 @@
 import pytest
 from msgspec import structs
 
-from sentinel.core import fleet
-from sentinel.core.fleet_events import DoRemove, DoTell, Reason
-from sentinel.core.fleet_model import (
+from sentinel.core.fleet import rounds
+from sentinel.core.fleet.events import DoRemove, DoTell, Reason
+from sentinel.core.fleet.model import (
     Brake,
     EndedBy,
     FleetPicture,
@@ -17,8 +17,8 @@ from sentinel.core.fleet_model import (
     State,
     Taint,
 )
-from sentinel.core.fleet_settings import Allowance, FenceHook, Limit
-from sentinel.core.fleet_silence import Silence, hearing, proof_of_death, raw
+from sentinel.core.fleet.settings import Allowance, FenceHook, Limit
+from sentinel.core.fleet.silence import Silence, hearing, proof_of_death, raw
 from sentinel.core.now import Now
 from tests.core.fleet_world import OPEN, World, a_finding, a_pod
 
@@ -102,7 +102,7 @@ def test_in_a_round_over_few_nodes_a_silence_ends_and_none_begins() -> None:
     world = unreachable()
     world.silent.clear()
     world.report("n0")
-    decisions = fleet.decide(world.picture, world.records, OPEN, world.now, only=["n0", "n1"])
+    decisions = rounds.decide(world.picture, world.records, OPEN, world.now, only=["n0", "n1"])
     assert [one.reason for one in decisions] == [Reason.SPEAKS_AGAIN]
 
 
@@ -303,7 +303,7 @@ def test_a_person_says_that_it_is_dead() -> None:
     world = unreachable()
     world.order(OrderKind.CONFIRM_DEAD, "n0")
     world.decide()
-    (answer,) = fleet.answers(world.picture, world.records, world.settings, world.now)
+    (answer,) = rounds.answers(world.picture, world.records, world.settings, world.now)
     assert answer.done
     (effect,) = removed(world)
     assert effect.proof is Proof.PERSON
@@ -322,7 +322,7 @@ def test_a_person_is_not_believed_of_a_node_that_is_heard() -> None:
     world = a_world()
     world.order(OrderKind.CONFIRM_DEAD, "n0")
     world.decide()
-    (answer,) = fleet.answers(world.picture, world.records, world.settings, world.now)
+    (answer,) = rounds.answers(world.picture, world.records, world.settings, world.now)
     assert not answer.done
     assert not removed(world)
     assert not world.records
@@ -335,12 +335,12 @@ def test_a_person_waits_for_the_answer_while_nobody_can_tell_whether_the_node_is
     world.change("n0", agent_mono_s=None)  # a new leader
     world.order(OrderKind.CONFIRM_DEAD, "n0")
     world.decide()
-    assert fleet.answers(world.picture, world.records, world.settings, world.now) == ()
+    assert rounds.answers(world.picture, world.records, world.settings, world.now) == ()
     for seconds in (OPEN.lease_s + 1.0, OPEN.agent_silent_s - OPEN.lease_s):
-        assert fleet.answers(world.picture, world.records, world.settings, world.now) == ()
+        assert rounds.answers(world.picture, world.records, world.settings, world.now) == ()
         world.passes(seconds)
         world.decide()
-    (answer,) = fleet.answers(world.picture, world.records, world.settings, world.now)
+    (answer,) = rounds.answers(world.picture, world.records, world.settings, world.now)
     assert answer.done
 
 

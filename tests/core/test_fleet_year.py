@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from sentinel.core.fleet_settings import Allowance, FleetSettings, Limit
+from sentinel.core.fleet.settings import Allowance, FleetSettings, Limit
 from tests.core.fleet_year import (
     AGAIN,
     AGAIN_S,

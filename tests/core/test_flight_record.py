@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sentinel.core.flight_record import Dump, Entry, Group, Kind, Stuck, stuck
+from sentinel.core.stacks.flight_record import Dump, Entry, Group, Kind, Stuck, stuck
 
 WORLD = Group("0", "default_pg", tuple(range(16)))
 TRAIN, EVAL, LOAD = "step (train.py:88)", "evaluate (train.py:101)", "next (train.py:61)"

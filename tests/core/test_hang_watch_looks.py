@@ -7,8 +7,8 @@ from msgspec import structs
 
 from sentinel.core.now import Now
 from sentinel.core.reports import RankReport, Worker
-from sentinel.core.stillness import Looks
-from sentinel.core.timing import JobTiming
+from sentinel.core.stacks.stillness import Looks
+from sentinel.core.timing.job_timing import JobTiming
 from tests.core.test_timing_hang import empty, feed, hang, hung_at, job
 
 STILL = (

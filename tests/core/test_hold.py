@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from sentinel.core import hold
-from sentinel.core.job_state import main_container
+from sentinel.core.job import hold
+from sentinel.core.job.state import main_container
 from sentinel.core.model import ProtectedJob
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy

@@ -1,7 +1,7 @@
 """The brake on stops of jobs that still step, counted from the incidents of all jobs."""
 
-from sentinel.core.fleet_settings import Allowance, FleetSettings, Limit
-from sentinel.core.job_brakes import held
+from sentinel.core.fleet.settings import Allowance, FleetSettings, Limit
+from sentinel.core.job.brakes import held
 from sentinel.core.model import Cause, Incident, IncidentKind, JobState, Phase, Step, Symptom, Verdict
 from sentinel.core.now import Now
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from sentinel.core.job_kinds import KeepOff, Role
-from sentinel.core.job_paths import merge_patch, numbers, read, write
-from sentinel.core.job_ranks import RankPod, ended_early, ranks
-from sentinel.core.job_start import keep_off_nodes, settle, start
-from sentinel.core.job_state import Seen, asks_gpu, chosen_last, standing
-from sentinel.core.job_stop import stop
-from sentinel.core.job_writes import Reason, Refusal, Verb, Write
-from sentinel.job_kinds import job_table
+from sentinel.core.job.kinds import KeepOff, Role
+from sentinel.core.job.paths import merge_patch, numbers, read, write
+from sentinel.core.job.ranks import RankPod, ended_early, ranks
+from sentinel.core.job.start import keep_off_nodes, settle, start
+from sentinel.core.job.state import Seen, asks_gpu, chosen_last, standing
+from sentinel.core.job.stop import stop
+from sentinel.core.job.writes import Reason, Refusal, Verb, Write
+from sentinel.rules.job_kinds import job_table
 from tests.core.job_objects import (
     CPU,
     Json,

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.core.job_kinds import JobKind, KeepOff, Means, Resize, Role, Trap, problems_of, row_of
-from sentinel.core.job_paths import read
-from sentinel.core.job_ranks import ranks, selector
-from sentinel.core.job_start import keep_off_nodes, resize, start
-from sentinel.core.job_state import SENTINEL, living, size_of, standing
-from sentinel.core.job_stop import stop
-from sentinel.core.job_writes import Plan, Reason, Refusal, Verb
-from sentinel.job_kinds import job_table, load_job_table
-from sentinel.rules import RuleError
+from sentinel.core.job.kinds import JobKind, KeepOff, Means, Resize, Role, Trap, problems_of, row_of
+from sentinel.core.job.paths import read
+from sentinel.core.job.ranks import ranks, selector
+from sentinel.core.job.start import keep_off_nodes, resize, start
+from sentinel.core.job.state import SENTINEL, living, size_of, standing
+from sentinel.core.job.stop import stop
+from sentinel.core.job.writes import Plan, Reason, Refusal, Verb
+from sentinel.rules.job_kinds import job_table, load_job_table
+from sentinel.rules.tables import RuleError
 from tests.core.job_objects import GROUPS, OBJECTS, applied, gone, pods_of, row_named, seen, template, writes
 
 ROWS = [row.title for row in job_table().rows]
@@ -274,8 +274,8 @@ so = "Nothing is done about it."
 
 def test_a_new_kind_is_one_row(tmp_path: Path) -> None:
     """Found, read, numbered, stopped, kept off a node, resized and started: with no code for it."""
-    from sentinel.core.job_limits import limits
-    from sentinel.core.job_state import Seen
+    from sentinel.core.job.limits import limits
+    from sentinel.core.job.state import Seen
 
     (tmp_path / "kinds.toml").write_text(INVENTED)
     row = load_job_table(tmp_path / "kinds.toml").rows[0]

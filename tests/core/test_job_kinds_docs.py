@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.cli.job_kinds_docs import renewed
-from sentinel.core.job_writes import Reason
-from sentinel.job_kinds import job_table
+from sentinel.core.job.writes import Reason
+from sentinel.docs.job_kinds import renewed
+from sentinel.rules.job_kinds import job_table
 
 
 def test_the_generated_part_is_that_of_the_table(repo: Path) -> None:

@@ -4,12 +4,12 @@ from typing import Any
 
 from msgspec import structs
 
-from sentinel.core.job_kinds import JobKind
-from sentinel.core.job_look import Look, Place, look
-from sentinel.core.job_state import STOPPED, Seen, preemptor_uid
-from sentinel.core.owned_pods import row_of_owner, stand_in
+from sentinel.core.job.kinds import JobKind
+from sentinel.core.job.look import Look, Place, look
+from sentinel.core.job.owned_pods import row_of_owner, stand_in
+from sentinel.core.job.state import STOPPED, Seen, preemptor_uid
 from sentinel.core.policy_model import Policy, Resume
-from sentinel.job_kinds import job_table
+from sentinel.rules.job_kinds import job_table
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 

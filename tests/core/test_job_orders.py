@@ -2,7 +2,7 @@
 
 import pytest
 
-from sentinel.core.job_orders import (
+from sentinel.core.job.orders import (
     Action,
     Cancel,
     Extend,

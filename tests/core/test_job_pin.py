@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sentinel.core.job_pin import pinned
+from sentinel.core.job.pin import pinned
 from tests.core.job_objects import pods_of, seen
 from tests.core.test_room import affinity, expression
 

@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 
-from sentinel.core import incidents, job_resume
-from sentinel.core.job_change import changeable
-from sentinel.core.job_kinds import KeepOff, Means
-from sentinel.core.job_resume import ASKS_FOR_MAP, VARIABLES, annotation_of
-from sentinel.core.job_start import keep_off_nodes, start
-from sentinel.core.job_state import SENTINEL, Seen, standing
-from sentinel.core.job_stop import stop
-from sentinel.core.job_writes import Plan, Verb, Write
+from sentinel.core.decision import incidents
+from sentinel.core.job import resume as job_resume
+from sentinel.core.job.change import changeable
+from sentinel.core.job.kinds import KeepOff, Means
+from sentinel.core.job.resume import ASKS_FOR_MAP, VARIABLES, annotation_of
+from sentinel.core.job.start import keep_off_nodes, start
+from sentinel.core.job.state import SENTINEL, Seen, standing
+from sentinel.core.job.stop import stop
+from sentinel.core.job.writes import Plan, Verb, Write
 from sentinel.core.model import BadSteps, IncidentKind, ProtectedJob, ProvedCheckpoint
 from sentinel.core.policy_model import Policy
 from tests.core import recovery_events as ev

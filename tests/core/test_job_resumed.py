@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from sentinel.core.job_start import settle, start
-from sentinel.core.job_state import Seen, standing, switched_on
-from sentinel.core.job_stop import STOPS, marked, resumed, stop, theirs
+from sentinel.core.job.start import settle, start
+from sentinel.core.job.state import Seen, standing, switched_on
+from sentinel.core.job.stop import STOPS, marked, resumed, stop, theirs
 from tests.core.job_objects import Json, applied, gone, merged, pod, seen, writes
 from tests.core.job_traps import DLROVER, INDEXED, LWS, MARK, PODS, PYTORCH, RAYJOB, VOLCANO, with_trap
 

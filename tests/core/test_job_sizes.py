@@ -2,13 +2,13 @@
 
 import pytest
 
-from sentinel.core.job_look import look
-from sentinel.core.job_remarks import remarks
-from sentinel.core.job_sizes import not_elastic, resizable, resized
-from sentinel.core.job_start import start
-from sentinel.core.job_state import ASKS_FOR_START, Seen, living, standing
-from sentinel.core.job_stop import stop
-from sentinel.core.job_writes import Refusal
+from sentinel.core.job.look import look
+from sentinel.core.job.remarks import remarks
+from sentinel.core.job.sizes import not_elastic, resizable, resized
+from sentinel.core.job.start import start
+from sentinel.core.job.state import ASKS_FOR_START, Seen, living, standing
+from sentinel.core.job.stop import stop
+from sentinel.core.job.writes import Refusal
 from sentinel.core.policy_model import Checkpoint, Elastic, Policy, Precheck, Proof, Resume
 from tests.core.job_objects import OBJECTS, applied, gone, obj, row_named, seen, template, writes
 

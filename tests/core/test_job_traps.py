@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from sentinel.core.job_change import PREFERRED
-from sentinel.core.job_kinds import Means
-from sentinel.core.job_limits import limits
-from sentinel.core.job_paths import read
-from sentinel.core.job_ranks import ranks, that_run_after_start
-from sentinel.core.job_start import keep_off_nodes, resize, settle, start
-from sentinel.core.job_state import Seen, living, longest_grace_s, standing
-from sentinel.core.job_stop import grace_refused, stop
-from sentinel.core.job_writes import Reason, Refusal, Verb
-from sentinel.core.owned_pods import row_of_owner, stand_in
+from sentinel.core.job.change import PREFERRED
+from sentinel.core.job.kinds import Means
+from sentinel.core.job.limits import limits
+from sentinel.core.job.owned_pods import row_of_owner, stand_in
+from sentinel.core.job.paths import read
+from sentinel.core.job.ranks import ranks, that_run_after_start
+from sentinel.core.job.start import keep_off_nodes, resize, settle, start
+from sentinel.core.job.state import Seen, living, longest_grace_s, standing
+from sentinel.core.job.stop import grace_refused, stop
+from sentinel.core.job.writes import Reason, Refusal, Verb
 from tests.core.job_objects import (
     Json,
     applied,

@@ -2,13 +2,13 @@
 
 import pytest
 
-from sentinel.core.job_kinds import Loss
-from sentinel.core.job_limits import limits, on_loss
-from sentinel.core.job_ranks import that_run_after_start
-from sentinel.core.job_start import keep_off_nodes, resize, start
-from sentinel.core.job_state import Seen, standing
-from sentinel.core.job_stop import stop
-from sentinel.core.job_writes import Reason, Refusal, Verb
+from sentinel.core.job.kinds import Loss
+from sentinel.core.job.limits import limits, on_loss
+from sentinel.core.job.ranks import that_run_after_start
+from sentinel.core.job.start import keep_off_nodes, resize, start
+from sentinel.core.job.state import Seen, standing
+from sentinel.core.job.stop import stop
+from sentinel.core.job.writes import Reason, Refusal, Verb
 from tests.core.job_objects import Json, gone, labels_of, pod, pods_of, row_named, seen, writes
 from tests.core.job_traps import HOST, MARK, MPI1, MPI2, PYTORCH, policied, refused, stopped, with_trap
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from sentinel.core.job_kinds import Loss
-from sentinel.core.job_limits import limits, on_loss
-from sentinel.core.job_ranks import selector
-from sentinel.core.job_sizes import not_elastic
-from sentinel.core.job_start import keep_off_nodes, resize, settle, start
-from sentinel.core.job_state import behind_gates, in_line, standing
-from sentinel.core.job_stop import stop
-from sentinel.core.job_writes import Plan, Reason, Refusal, Verb
+from sentinel.core.job.kinds import Loss
+from sentinel.core.job.limits import limits, on_loss
+from sentinel.core.job.ranks import selector
+from sentinel.core.job.sizes import not_elastic
+from sentinel.core.job.start import keep_off_nodes, resize, settle, start
+from sentinel.core.job.state import behind_gates, in_line, standing
+from sentinel.core.job.stop import stop
+from sentinel.core.job.writes import Plan, Reason, Refusal, Verb
 from tests.core.job_objects import (
     Json,
     applied,

@@ -2,13 +2,13 @@
 
 import pytest
 
-from sentinel.core import policy
+from sentinel.core.decision import policy
+from sentinel.core.decision.picture import JobPicture
 from sentinel.core.model import IncidentKind, JobState, ProtectedJob
 from sentinel.core.now import Now
-from sentinel.core.picture import JobPicture
 from sentinel.core.policy_model import Hang, Policy
 from sentinel.core.reports import Iteration, RankReport
-from sentinel.failures import failure_classes
+from sentinel.rules.failures import failure_classes
 
 
 def stepping(until_s: int) -> JobPicture:

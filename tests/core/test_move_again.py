@@ -3,14 +3,14 @@
 import pytest
 from msgspec import structs
 
-from sentinel.core import move_again
-from sentinel.core.budget import plan
-from sentinel.core.events import PrecheckPassed, StopEnded
+from sentinel.core.decision.policy import DAY_S, Nothing, Open, decide, waits_to_move
 from sentinel.core.health import Finding
 from sentinel.core.model import IncidentKind
 from sentinel.core.now import Now
-from sentinel.core.policy import DAY_S, Nothing, Open, decide, waits_to_move
 from sentinel.core.policy_model import Hang, Policy
+from sentinel.core.recovery import move_again
+from sentinel.core.recovery.budget import plan
+from sentinel.core.recovery.events import PrecheckPassed, StopEnded
 from tests.core import recovery_events as ev
 from tests.core.test_policy import NOW, act, ends, feed, finding, rules, seen, slow, steps
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sentinel.core.owners import OWNER, Owners, addresses, owners
+from sentinel.core.people.owners import OWNER, Owners, addresses, owners
 from sentinel.settings import OwnerRule
 
 RULES = (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sentinel.core import pauses
+from sentinel.core.stacks import pauses
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from sentinel.core.job_state import main_container
-from sentinel.core.pod_end import end, rank_exit, restarted
+from sentinel.core.job.pod_end import end, rank_exit, restarted
+from sentinel.core.job.state import main_container
 from tests.core.pod_shapes import COME_BACK, ENDS, FOLDER, UP, WAITS, changed, container, ended, stored
 
 Json = dict[str, Any]

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from sentinel.core.decision.picture import JobPicture
 from sentinel.core.health import Component
-from sentinel.core.job_paths import wall_s
+from sentinel.core.job.paths import wall_s
+from sentinel.core.job.pod_end import end, rank_exit
 from sentinel.core.model import Budget, Cause, ProtectedJob, Restartable, Verdict
-from sentinel.core.picture import JobPicture
-from sentinel.core.pod_end import end, rank_exit
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import LogMatch, RankExit
-from sentinel.core.triage import AGREED
-from sentinel.failures import failure_classes
+from sentinel.core.triage.verdict import AGREED
+from sentinel.rules.failures import failure_classes
 from tests.core.pod_shapes import ENDS, changed, container, ended
 from tests.core.test_triage import line, verdict, xid
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from sentinel.core.pod_wait import Reason, Wait, explain, needs_events, shortened, waits
-from sentinel.core.triage import AGREED
+from sentinel.core.job.pod_wait import Reason, Wait, explain, needs_events, shortened, waits
+from sentinel.core.triage.verdict import AGREED
 from tests.core.pod_shapes import ENDS, UP, WAITS, stored
 
 Json = dict[str, Any]

@@ -7,19 +7,9 @@ from enum import Enum
 import pytest
 from msgspec import Struct, structs
 
-from sentinel.core import books, incidents, policy, recovery
-from sentinel.core.budget import plan
-from sentinel.core.events import (
-    Begin,
-    DeadlinePassed,
-    EndRequested,
-    Event,
-    PrecheckPassed,
-    Progressed,
-    RanksStarted,
-    SaveEnded,
-    StopEnded,
-)
+from sentinel.core.decision import books, incidents, policy
+from sentinel.core.decision.picture import JobPicture
+from sentinel.core.decision.policy import DAY_S, Decision, Feed, Finish, Nothing, Open
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.model import (
     BadSteps,
@@ -36,8 +26,6 @@ from sentinel.core.model import (
     Verdict,
 )
 from sentinel.core.now import Now
-from sentinel.core.picture import JobPicture
-from sentinel.core.policy import DAY_S, Decision, Feed, Finish, Nothing, Open
 from sentinel.core.policy_model import (
     Checkpoint,
     Elastic,
@@ -49,9 +37,22 @@ from sentinel.core.policy_model import (
     Restart,
     Resume,
 )
+from sentinel.core.recovery import transitions
+from sentinel.core.recovery.budget import plan
+from sentinel.core.recovery.events import (
+    Begin,
+    DeadlinePassed,
+    EndRequested,
+    Event,
+    PrecheckPassed,
+    Progressed,
+    RanksStarted,
+    SaveEnded,
+    StopEnded,
+)
 from sentinel.core.reports import LOSS_LOST, LOSS_SOUND, NORM_LOST, Iteration, LogMatch, RankExit, RankReport
-from sentinel.core.stillness import Looks
-from sentinel.failures import failure_classes
+from sentinel.core.stacks.stillness import Looks
+from sentinel.rules.failures import failure_classes
 from tests.core import recovery_events as ev
 
 NOW = ev.NOW
@@ -147,7 +148,7 @@ def act(picture: JobPicture, decision: Decision, now: Now = NOW) -> Incident:
         assert picture.incident is not None
         before = start = picture.incident
         event = decision.event
-    after, _ = recovery.step(start, event, now, policy.terms(picture.job.policy))
+    after, _ = transitions.step(start, event, now, policy.terms(picture.job.policy))
     job = books.settle(picture.job, before, after, now)
     begins = job.incarnation != picture.job.incarnation
     picture.job = job

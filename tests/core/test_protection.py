@@ -2,9 +2,18 @@
 
 from msgspec import structs
 
-from sentinel.core.fleet_model import Mode
+from sentinel.core.fleet.model import Mode
+from sentinel.core.people.protection import (
+    Asked,
+    Job,
+    Judged,
+    Protection,
+    Selector,
+    conflicts,
+    picks,
+    protection,
+)
 from sentinel.core.policy_model import Checkpoint, LostNode, Policy, Resume
-from sentinel.core.protection import Asked, Job, Judged, Protection, Selector, conflicts, picks, protection
 
 JOB = Job("PyTorchJob", "kubeflow.org", "research", "llama", {"team": "nlp", "size": "big"})
 POLICY = Policy(

@@ -6,8 +6,12 @@ from typing import get_args
 import pytest
 from msgspec import structs
 
-from sentinel.core import books, budget, policy, recovery
-from sentinel.core.events import (
+from sentinel.core.decision import books, policy
+from sentinel.core.machine import UnexpectedEvent
+from sentinel.core.model import Incident, IncidentKind, JobState, Phase, Stage, StageMail, Symptom
+from sentinel.core.now import Now
+from sentinel.core.recovery import budget, transitions
+from sentinel.core.recovery.events import (
     DoMail,
     DoPrecheck,
     DoSave,
@@ -20,11 +24,8 @@ from sentinel.core.events import (
     StopEnded,
     StopWaits,
 )
-from sentinel.core.machine import UnexpectedEvent
-from sentinel.core.model import Incident, IncidentKind, JobState, Phase, Stage, StageMail, Symptom
-from sentinel.core.now import Now
-from sentinel.core.recovery import TRANSITIONS, step
-from sentinel.core.recovery_moves import FIRST_START_RETRY_S, FIRST_START_WAIT_S, MAX_STEPS, QUEUE_S, Terms
+from sentinel.core.recovery.moves import FIRST_START_RETRY_S, FIRST_START_WAIT_S, MAX_STEPS, QUEUE_S, Terms
+from sentinel.core.recovery.transitions import TRANSITIONS, step
 from tests.core import recovery_events as ev
 from tests.core.recovery_events import NOW
 
@@ -63,7 +64,7 @@ def walk() -> Iterator[tuple[Incident, Event, Incident, tuple[Effect, ...]]]:
     while todo:
         record = todo.pop()
         for event in ev.EVENTS:
-            if not recovery.accepts(record, event):
+            if not transitions.accepts(record, event):
                 continue
             moved, effects = step(record, event, NOW, TERMS)
             yield record, event, moved, effects
@@ -102,7 +103,7 @@ def test_an_event_without_a_row_raises_and_moves_nothing(phase: Phase) -> None:
     for event in ev.EVENTS:
         if (phase, type(event)) in TRANSITIONS:
             continue
-        assert not recovery.accepts(record, event)
+        assert not transitions.accepts(record, event)
         with pytest.raises(UnexpectedEvent, match=type(event).__name__):
             step(record, event, NOW, TERMS)
 
@@ -114,8 +115,8 @@ def test_every_phase_that_something_must_end_has_a_deadline_and_can_be_ended_by_
             assert after.closed_wall_s == NOW.wall_s
         else:
             assert after.deadline_mono_s is not None
-            assert recovery.accepts(after, ev.LATE)
-            assert recovery.accepts(after, ev.end())
+            assert transitions.accepts(after, ev.LATE)
+            assert transitions.accepts(after, ev.end())
 
 
 def test_once_a_job_is_to_end_no_path_starts_it_or_keeps_it_running() -> None:
@@ -135,7 +136,7 @@ def test_a_repeated_effect_is_the_one_of_the_phase() -> None:
         Phase.STARTING: DoStart,
     }
     for _, event, after, effects in walk():
-        same, again = recovery.resume(after, NOW, TERMS)
+        same, again = transitions.resume(after, NOW, TERMS)
         assert same == after
         acts = [type(effect) for effect in again if not isinstance(effect, DoMail)]
         assert acts == ([waits_for[after.phase]] if after.phase in waits_for else [])
@@ -206,7 +207,7 @@ def test_a_rank_lost_while_the_job_saves_ends_the_save() -> None:
 
 def test_a_hang_has_its_stacks_taken_before_anything_is_killed_and_only_once() -> None:
     hung = begun(IncidentKind.FORCED, verdict=ev.verdict(Symptom.HANG))
-    assert recovery.resume(hung, NOW, TERMS)[1] == (DoStop(TERMS.lost_rank_grace_s, stacks=True),)
+    assert transitions.resume(hung, NOW, TERMS)[1] == (DoStop(TERMS.lost_rank_grace_s, stacks=True),)
     stopped, _ = run(hung, StopEnded(ev.plan(True), ("rank 0: all_reduce",)))
     assert stopped.stacks == ("rank 0: all_reduce",)
 
@@ -294,8 +295,8 @@ def test_the_deadline_of_a_wait_begins_after_the_back_off() -> None:
 
 def test_a_crash_in_the_back_off_waits_for_the_rest_of_it() -> None:
     waiting, _ = run(begun(IncidentKind.FORCED), StopEnded(ev.plan(True, delay_s=40.0)))
-    _, soon = recovery.resume(waiting, Now(NOW.mono_s + 10, 0.0), TERMS)
-    _, late = recovery.resume(waiting, Now(NOW.mono_s + 90, 0.0), TERMS)
+    _, soon = transitions.resume(waiting, Now(NOW.mono_s + 10, 0.0), TERMS)
+    _, late = transitions.resume(waiting, Now(NOW.mono_s + 90, 0.0), TERMS)
     assert soon[0] == DoPrecheck(NOW.mono_s + 40.0)
     assert late[0] == DoPrecheck(NOW.mono_s + 90.0)
 
@@ -305,7 +306,7 @@ def test_a_stop_whose_time_passed_while_nobody_led_has_all_of_it_again_and_makes
     assert stops.deadline_mono_s is not None
     length_s = stops.deadline_mono_s - stops.phase_mono_s
     later = Now(stops.deadline_mono_s + 500.0, NOW.wall_s + 500.0)
-    again, _ = recovery.resume(stops, later, TERMS)
+    again, _ = transitions.resume(stops, later, TERMS)
     assert again == structs.replace(stops, deadline_mono_s=later.mono_s + length_s)
 
 
@@ -408,7 +409,7 @@ def test_each_stage_is_mailed_at_most_once_and_a_sent_one_is_not_asked_for_again
     sent = structs.replace(up, mails=(StageMail(stage=Stage.STARTED, state="sent"),))
     again, effects = run(sent, ev.FAULT, ev.STOPPED)
     assert again.mails == sent.mails
-    assert recovery.resume(again, NOW, TERMS)[1] == (effects[0],)
+    assert transitions.resume(again, NOW, TERMS)[1] == (effects[0],)
 
 
 # ---------------------------------------------------------------- first starts, and other sizes
@@ -440,7 +441,7 @@ def test_a_first_start_waits_longer_than_a_recovery_and_asks_less_often() -> Non
     waits = first(ev.REFUSED)
     assert (waits.phase, waits.reason) == (Phase.PRECHECKING, "NoRoom")
     assert waits.deadline_mono_s == NOW.mono_s + FIRST_START_WAIT_S
-    assert recovery.resume(waits, NOW, TERMS)[1] == (DoPrecheck(NOW.mono_s),)
+    assert transitions.resume(waits, NOW, TERMS)[1] == (DoPrecheck(NOW.mono_s),)
     _, effects = run(waits, ev.REFUSED)
     assert effects == [DoPrecheck(NOW.mono_s + FIRST_START_RETRY_S)]
     assert run(waits, ev.LATE)[0].phase == Phase.FAILED

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.cli.recovery_docs import diagram, renewed, table
 from sentinel.core.model import Phase
-from sentinel.core.recovery import TRANSITIONS
+from sentinel.core.recovery.transitions import TRANSITIONS
+from sentinel.docs.recovery import diagram, renewed, table
 
 
 def test_the_generated_part_is_that_of_the_table(repo: Path) -> None:
@@ -39,8 +39,7 @@ def test_every_reason_of_a_recovery_is_explained(repo: Path) -> None:
     text = (repo / "docs/recovery.md").read_text("utf-8")
     told = set(re.findall(r"`([A-Z]\w+)`", text))
     code = "\n".join(
-        (repo / f"sentinel/core/{name}.py").read_text()
-        for name in ("recovery_handlers", "recovery_moves", "budget")
+        (repo / f"sentinel/core/recovery/{name}.py").read_text() for name in ("handlers", "moves", "budget")
     )
     reasons = reasons_in(code)
     # Of one phase on the way, said by its own sentence: no person has to look them up.

@@ -6,8 +6,26 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sentinel.core import books, budget, policy, recovery
-from sentinel.core.events import (
+from sentinel.core.decision import books, policy
+from sentinel.core.machine import UnexpectedEvent
+from sentinel.core.model import (
+    Budget,
+    Cause,
+    Incident,
+    IncidentKind,
+    JobState,
+    Lost,
+    Phase,
+    ProtectedJob,
+    Restartable,
+    SaveResult,
+    Symptom,
+    Verdict,
+)
+from sentinel.core.now import Now
+from sentinel.core.policy_model import Checkpoint, Policy, Resume
+from sentinel.core.recovery import budget, transitions
+from sentinel.core.recovery.events import (
     Begin,
     CancelRequested,
     DeadlinePassed,
@@ -33,24 +51,7 @@ from sentinel.core.events import (
     StopStuck,
     StopWaits,
 )
-from sentinel.core.machine import UnexpectedEvent
-from sentinel.core.model import (
-    Budget,
-    Cause,
-    Incident,
-    IncidentKind,
-    JobState,
-    Lost,
-    Phase,
-    ProtectedJob,
-    Restartable,
-    SaveResult,
-    Symptom,
-    Verdict,
-)
-from sentinel.core.now import Now
-from sentinel.core.policy_model import Checkpoint, Policy, Resume
-from sentinel.core.recovery_moves import MAX_STEPS, START_TRIES
+from sentinel.core.recovery.moves import MAX_STEPS, START_TRIES
 from tests.core import recovery_events as ev
 
 POLICY = Policy(
@@ -153,7 +154,7 @@ class Recoveries(RuleBasedStateMachine):
         if incident is None or incident.phase.final:
             self.open(data)
             return
-        kinds = [event for phase, event in recovery.TRANSITIONS if phase == incident.phase]
+        kinds = [event for phase, event in transitions.TRANSITIONS if phase == incident.phase]
         kinds += [WAITS_FOR[incident.phase]] * len(kinds)
         kind = data.draw(st.sampled_from(kinds))
         if kind is StopEnded:
@@ -166,11 +167,11 @@ class Recoveries(RuleBasedStateMachine):
     def anything_happens(self, event: Event) -> None:
         """Also what is late, repeated, or means nothing in this phase."""
         assert self.incident is not None
-        if recovery.accepts(self.incident, event):
+        if transitions.accepts(self.incident, event):
             self.move(self.incident, event)
             return
         with pytest.raises(UnexpectedEvent):
-            recovery.step(self.incident, event, self.now, TERMS)
+            transitions.step(self.incident, event, self.now, TERMS)
 
     def open(self, data: st.DataObject) -> None:
         if self.job.state.final:  # the name is used again
@@ -214,7 +215,7 @@ class Recoveries(RuleBasedStateMachine):
         assert self.incident is not None
         read = msgspec.json.decode(msgspec.json.encode(self.incident), type=Incident)
         assert read == self.incident
-        same, effects = recovery.resume(read, self.now, TERMS)
+        same, effects = transitions.resume(read, self.now, TERMS)
         assert msgspec.structs.replace(same, deadline_mono_s=read.deadline_mono_s) == read
         if same != read:  # a stop is asked for anew, and has its time again
             assert read.phase is Phase.STOPPING
@@ -234,9 +235,11 @@ class Recoveries(RuleBasedStateMachine):
         self.incident, self.effects = same, again
 
     def move(self, before: Incident, event: Event, *, opened: bool = False) -> None:
-        after, effects = recovery.step(before, event, self.now, TERMS)
+        after, effects = transitions.step(before, event, self.now, TERMS)
         read = msgspec.json.decode(msgspec.json.encode(before), type=Incident)
-        assert recovery.step(read, event, self.now, TERMS) == (after, effects), "a record that was read again"
+        assert transitions.step(read, event, self.now, TERMS) == (after, effects), (
+            "a record that was read again"
+        )
         assert not before.phase.final
         if isinstance(event, Fault) and before.phase in (Phase.STARTING, Phase.VERIFYING):
             self.unpaid = True

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sentinel.core.roles import shares
+from sentinel.core.timing.roles import shares
 
 
 def of(*usual_ms: float) -> list[float]:

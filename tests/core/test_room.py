@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sentinel.core.room import Placement, RoomNode, RoomTaint, free, place, quantity, requests
+from sentinel.core.job.room import Placement, RoomNode, RoomTaint, free, place, quantity, requests
 
 GPU = "nvidia.com/gpu"
 

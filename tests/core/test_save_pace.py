@@ -1,6 +1,6 @@
 from collections import Counter
 
-from sentinel.core.save_pace import SavePace
+from sentinel.core.job.save_pace import SavePace
 
 
 def test_jobs_that_are_due_together_are_saved_one_after_the_other_and_none_is_left_out() -> None:

@@ -3,18 +3,18 @@
 import pytest
 from msgspec import structs
 
-from sentinel.core import self_fence
-from sentinel.core.fleet_bounds import bounded
-from sentinel.core.fleet_events import Reason
-from sentinel.core.fleet_fold import fold
-from sentinel.core.fleet_model import Kind, Mode, NodePicture, Proof, Taint
-from sentinel.core.fleet_settings import Allowance, Limit
+from sentinel.core.agents import self_fence
+from sentinel.core.agents.orders import Follow, PodRank
+from sentinel.core.fleet.bounds import bounded
+from sentinel.core.fleet.events import Reason
+from sentinel.core.fleet.fold import fold
+from sentinel.core.fleet.model import Kind, Mode, NodePicture, Proof, Taint
+from sentinel.core.fleet.settings import Allowance, Limit
 from sentinel.core.health import Severity
 from sentinel.core.model import ProtectedJob
 from sentinel.core.now import Now
-from sentinel.core.orders import Follow, PodRank
+from sentinel.core.people.protection import protection
 from sentinel.core.policy_model import LostNode, Policy
-from sentinel.core.protection import protection
 from sentinel.core.reports import Report
 from tests.core.fleet_world import OPEN, World, a_finding, a_pod
 from tests.core.test_fleet_silence import NAMES, cut_off, removed

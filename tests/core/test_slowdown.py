@@ -9,7 +9,7 @@ from sentinel.core.now import Now
 from sentinel.core.policy_model import Performance, Policy
 from sentinel.core.reports import Iteration, LogMatch, RankReport
 from sentinel.core.signals import TimingSignal
-from sentinel.core.timing import JobTiming
+from sentinel.core.timing.job_timing import JobTiming
 from tests.core.rings import (
     Counts,
     Fault,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sentinel.core.stack_reading import own_frames, read
+from sentinel.core.stacks.reading import own_frames, read
 from tests.core.hung_ranks import rank, stacks
 
 

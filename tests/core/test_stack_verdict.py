@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from sentinel.core.model import Cause, Symptom, Verdict
-from sentinel.core.stack_verdict import named
+from sentinel.core.stacks.verdict import named
 from tests.core.hung_ranks import in_call, rank, stacks
 
 HUNG = Verdict(
@@ -58,9 +58,15 @@ def test_the_one_that_a_signal_has_stopped_is_named_wherever_it_stands() -> None
     v = named(HUNG, [waiting, stopped], 1)
     assert (v.rank, v.worker) == (0, 2)
     assert re.search(
-        r"Rank 2 \(pid \d+\) is stopped by a signal; the other waits for it in all_reduce ", v.sentence
+        r"Rank 2 \(pid \d+\) is stopped by a signal, in all_reduce .*; the other waits for it in all_reduce ",
+        v.sentence,
     )
-    assert named(HUNG, [waiting, spinning, stopped], 1).sentence.endswith(") is stopped by a signal.")
+    alone = named(HUNG, [waiting, spinning, stopped], 1).sentence
+    assert alone.endswith(f") is stopped by a signal, in {ALL_REDUCE}, called at train.py:12.")
+    blind = "rank 2: pid 7 (T)\nno Python stack: no permission"
+    assert (
+        "Rank 2 (pid 7) is stopped by a signal; the other waits" in named(HUNG, [waiting, blind], 1).sentence
+    )
     assert named(HUNG, [stopped, stopped], 1) == HUNG
 
 
@@ -358,8 +364,95 @@ def test_a_rank_that_may_wait_for_its_gpu_is_not_named_whatever_the_others_wait_
     assert named(OF_JOB, [sleeps, *waiting], 8).rank == 0
 
 
+BACKWARD = "_engine_run_backward (torch/autograd/graph.py:869)\n<module> (train.py:90)"
+
+
+@pytest.mark.parametrize(
+    "holds_up",
+    [
+        rank(3, "locked (data.py:8)\nmain (train.py:61)"),
+        rank(3, "wait (threading.py:327)\nget (queue.py:171)\nlocked (data.py:8)\nmain (train.py:61)"),
+        rank(3, "locked (data.py:8)\nmain (train.py:61)", where="S in hrtimer_nanosleep"),
+        rank(3, "locked (data.py:8)\nmain (train.py:61)", where="D in fuse_get_req", thread="active"),
+    ],
+)
+def test_who_sleeps_in_a_lock_of_its_own_is_named_where_all_others_sleep_in_the_backward_pass(
+    holds_up: str,
+) -> None:
+    waiting = [rank(n, BACKWARD) for n in (0, 1, 2)]
+    told = named(OF_JOB, [holds_up, *waiting], 4)
+    assert told.rank == 3
+    assert " stands in locked (data.py:8); all 3 others sleep in _engine_run_backward " in told.sentence
+
+
+@pytest.mark.parametrize(
+    ("holds_up", "others"),
+    [
+        # It may wait for its GPU, which it shares with the collectives of the others.
+        (rank(3, "log_loss (data.py:8)", where="S in poll_schedule_timeout"), BACKWARD),
+        (rank(3, "log_loss (data.py:8)", thread="active"), BACKWARD),
+        # A stage of a pipeline too, or none of its own lines is seen.
+        (
+            rank(
+                3,
+                "exchange (data.py:8)\nstep (megatron/core/pipeline_parallel/schedules.py:5)\nmain (train.py:61)",
+            ),
+            BACKWARD,
+        ),
+        (
+            rank(3, "locked (data.py:8)", where="D in io_schedule", thread="active"),
+            BACKWARD.replace(
+                "<module> (", "step (megatron/core/pipeline_parallel/schedules.py:5)\n<module> ("
+            ),
+        ),
+        # For other ranks, by a library.
+        (rank(3, "get (ray/_private/worker.py:8)\nmain (train.py:61)"), BACKWARD),
+        # The others may be stages of a pipeline.
+        (
+            rank(3, "locked (data.py:8)"),
+            BACKWARD.replace(
+                "<module> (", "step (megatron/core/pipeline_parallel/schedules.py:5)\n<module> ("
+            ),
+        ),
+    ],
+)
+def test_who_may_wait_for_the_others_or_its_gpu_is_not_named_while_they_are_in_the_backward_pass(
+    holds_up: str, others: str
+) -> None:
+    assert named(OF_JOB, [holds_up, *(rank(n, others) for n in (0, 1, 2))], 4).rank is None
+
+
+def test_where_others_compute_in_the_backward_pass_nobody_is_named() -> None:
+    computes = rank(0, BACKWARD, where="R", thread="active")
+    others = [rank(n, BACKWARD) for n in (1, 2)]
+    stuck = rank(3, "locked (data.py:8)", where="D in io_schedule", thread="active")
+    for odd in (rank(3, "locked (data.py:8)"), stuck, in_call(3, "barrier", 101)):
+        assert named(OF_JOB, [computes, *others, odd], 4).rank is None
+        assert named(OF_JOB, [rank(0, BACKWARD), *others, odd], 4).rank == 3
+
+
+@pytest.mark.parametrize("call", ["barrier", "all_gather_single", "all_reduce"])
+def test_who_waits_alone_in_a_collective_while_all_others_sleep_in_the_backward_pass_went_another_way(
+    call: str,
+) -> None:
+    told = said([in_call(3, call, 101), *(rank(n, BACKWARD) for n in (0, 1, 2))], 4)
+    assert told == (
+        f"Rank 3 waits in {call} (torch/distributed/distributed_c10d.py:4181), called at train.py:101, where no other "
+        "rank does; all 3 others sleep in _engine_run_backward (torch/autograd/graph.py:869), called at train.py:90: "
+        "it went another way, or is through that pass, which they are not."
+    )
+    for odd in ("broadcast", "recv"):
+        assert said([in_call(3, odd, 101), *(rank(n, BACKWARD) for n in (0, 1, 2))], 4) == ""
+    two = [*(in_call(n, call, 101) for n in (2, 3)), *(rank(n, BACKWARD) for n in (0, 1))]
+    assert said(two, 4) == ""
+
+
 def test_a_rank_that_saves_for_all_is_told_and_not_named() -> None:
     saves = rank(0, "_save_checkpoint (trainer.py:77)\nmain (train.py:61)", where="D in io_schedule")
     v = named(OF_JOB, [saves, *(in_call(n, "barrier", 101) for n in range(1, 8))], 8)
     assert v.rank is None
     assert "stands in _save_checkpoint (trainer.py:77)" in v.sentence
+    for by_its_state, told in ((0, v.sentence), (1, OF_JOB.sentence)):
+        verdict = structs.replace(OF_JOB, rank=by_its_state)
+        texts = [saves, *(in_call(n, "barrier", 101) for n in range(1, 8))]
+        assert named(verdict, texts, 8) == structs.replace(verdict, sentence=told)

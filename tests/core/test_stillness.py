@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sentinel.core.stillness import Looks
+from sentinel.core.stacks.stillness import Looks
 
 COLLECTIVE = ("all_reduce (torch/distributed/distributed_c10d.py:4181)", "main (train.py:12)")
 BACKWARD = ("_engine_run_backward (torch/autograd/graph.py:1113)", "main (train.py:13)")

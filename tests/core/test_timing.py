@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from sentinel.core.model import Symptom
 from sentinel.core.now import Now
-from sentinel.core.performance import median, medians_of_others
 from sentinel.core.policy_model import Performance, Policy
 from sentinel.core.reports import Iteration, LogMatch, RankReport
-from sentinel.core.timing import JobTiming
+from sentinel.core.timing.job_timing import JobTiming
+from sentinel.core.timing.statistics import median, medians_of_others
 
 NOW = Now(10_000.0, 0.0)
 

@@ -7,7 +7,7 @@ from sentinel.core.model import Budget, Failure, Symptom
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Hang, Policy
 from sentinel.core.reports import Iteration, LogMatch, RankReport
-from sentinel.core.timing import JobTiming, TimingSignal
+from sentinel.core.timing.job_timing import JobTiming, TimingSignal
 
 
 def job(size: int = 1, after_s: float | None = None, **given: object) -> JobTiming:

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sentinel.core.flight_record import Kind, Stuck
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.model import Budget, Cause, Failure, Restartable, Symptom, Verdict
 from sentinel.core.now import Now
 from sentinel.core.reports import LogMatch, Orphan, RankExit
-from sentinel.core.timing import TimingSignal
-from sentinel.core.triage import triage
-from sentinel.failures import failure_classes
+from sentinel.core.stacks.flight_record import Kind, Stuck
+from sentinel.core.timing.job_timing import TimingSignal
+from sentinel.core.triage.verdict import triage
+from sentinel.rules.failures import failure_classes
 from tests.samples import killed_for_memory
 
 WALL_S = 1_700_000_000.0

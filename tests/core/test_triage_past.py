@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from sentinel.core import budget
 from sentinel.core.health import Severity
 from sentinel.core.model import (
     Budget,
@@ -18,10 +17,11 @@ from sentinel.core.model import (
     Verdict,
 )
 from sentinel.core.policy_model import Policy, Restart
+from sentinel.core.recovery import budget
 from sentinel.core.signals import TimingSignal
-from sentinel.core.triage import triage
-from sentinel.core.triage_case import Struck
-from sentinel.core.triage_past import struck
+from sentinel.core.triage.case import Struck
+from sentinel.core.triage.past import struck
+from sentinel.core.triage.verdict import triage
 from tests.core.test_triage import CLASSES, NOW, WALL_S, ended, xid
 from tests.core.test_triage import verdict as on_gpus
 

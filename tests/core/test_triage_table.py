@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.core.triage import AGREED
-from sentinel.failures import failure_classes, load_failures
-from sentinel.rules import RuleError, data_dir
+from sentinel.core.triage.verdict import AGREED
+from sentinel.rules.failures import failure_classes, load_failures
+from sentinel.rules.tables import RuleError, data_dir
 
 
 def test_the_shipped_table_holds_every_agreed_class_with_advice_and_source() -> None:

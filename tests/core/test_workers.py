@@ -6,8 +6,8 @@ from sentinel.core.model import Symptom
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Hang, Policy
 from sentinel.core.reports import Iteration, RankReport, Worker
-from sentinel.core.timing import JobTiming
-from sentinel.core.workers import CHILDREN, Found, Workers
+from sentinel.core.stacks.workers import CHILDREN, Found, Workers
+from sentinel.core.timing.job_timing import JobTiming
 
 
 def of(*workers: Worker, rank: int = 0) -> Workers:

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import yaml
 
-from sentinel.cli.session_orders import ONE_CTRL_C_S
 from sentinel.cluster.local.store import LocalStore
 from sentinel.core.model import Incident, JobEvent, ProtectedJob
+from sentinel.local_run.orders import ONE_CTRL_C_S
 from tests.gate.rights import TO_MOUNT
 from tests.waits import until
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.cli import node_state
+from sentinel.agent import state as node_state
 from tests.checks.conftest import Scenario, build_stub, nvml  # noqa: F401
 from tests.e2e.agent_node import XID_31, XID_79, Node
 from tests.e2e.box import SENTINEL, Box
@@ -189,7 +189,7 @@ def test_who_asks_now_hears_within_his_time_that_the_cards_do_not_answer(node: N
 
 
 QUICK = """
-import sentinel.cli.node_health as health
+import sentinel.service.health as health
 health.BEAT_S = 0.2
 health.Watchdog.__init__.__defaults__ = (5.0, 0.05)
 """

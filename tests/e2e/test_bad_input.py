@@ -133,7 +133,7 @@ def test_a_job_runs_to_its_end_whatever_becomes_of_its_log(box: Box, spoil: Call
 
 BREAKER = """
 import os
-from sentinel.core import policy
+from sentinel.core.decision import policy
 decide = policy.decide
 def broken(picture, now):
     if os.path.exists("break"):

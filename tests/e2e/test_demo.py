@@ -10,8 +10,9 @@ from tests.waits import until
 
 WITHOUT_RESTARTS = """\
 import sys
-from sentinel.cli import demo_job, main
-demo_job.POLICY = demo_job.POLICY.replace("maxResumes: 10", "maxResumes: 0")
+from sentinel.cli import main
+from sentinel.demo import job
+job.POLICY = job.POLICY.replace("maxResumes: 10", "maxResumes: 0")
 sys.exit(main(["demo"]))
 """
 

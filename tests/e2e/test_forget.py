@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.cli.control import Lock
-from sentinel.cli.ended import ASIDE, excess, forget, sweep
 from sentinel.cluster.local.store import LocalStore
 from sentinel.core.model import JobState
+from sentinel.local_run.ended import ASIDE, excess, forget, sweep
+from sentinel.service.control import Lock
 from sentinel.settings import EndedJobs
 from tests.e2e.box import Box, train
 from tests.waits import until

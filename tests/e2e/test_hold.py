@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sentinel.cluster.local.processes import Proc, children_of, cmdline, find_ranks, read_proc, scan
-from sentinel.core.hold import held_code
+from sentinel.core.job.hold import held_code
 from tests.e2e.held import hold_script
 from tests.waits import until
 

@@ -11,10 +11,10 @@ import pytest
 import trustme
 from msgspec import Raw, structs
 
-from sentinel.cli.node_fence import UNABLE
+from sentinel.agent.fence import UNABLE
 from sentinel.cluster.local.pods import Pods
-from sentinel.core.orders import FOLLOW, Follow
-from sentinel.core.self_fence import ENDED, LEAST_S
+from sentinel.core.agents.orders import FOLLOW, Follow
+from sentinel.core.agents.self_fence import ENDED, LEAST_S
 from sentinel.transport.wire import Order
 from tests.e2e.agent_node import Node
 from tests.e2e.box import SENTINEL, Box, Running

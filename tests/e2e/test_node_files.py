@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from sentinel.cli import node_files
-from sentinel.cli.node_files import NodeFiles
-from sentinel.clock import system_now
+from sentinel.agent import files as node_files
+from sentinel.agent.files import NodeFiles
 from sentinel.cluster.local.processes import read_proc
-from sentinel.core.orders import What
+from sentinel.controller.effects.proof import FileProof
+from sentinel.core.agents.orders import What
 from sentinel.core.policy_model import Proof
 from sentinel.core.reports import Answer, Files
-from sentinel.effects.proof import FileProof
-from sentinel.errors import TemporaryError
+from sentinel.util.clock import system_now
+from sentinel.util.errors import TemporaryError
 from tests.e2e import test_node_jobs
 from tests.e2e.agent_node import Node
 from tests.e2e.test_node_jobs import Pod, Site, serving

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec import Raw, structs
 
-from sentinel.core.orders import FOLLOW, Follow, What
+from sentinel.core.agents.orders import FOLLOW, Follow, What
 from sentinel.core.reports import RankExit
 from sentinel.transport.wire import Order
 from tests.e2e import test_node_jobs

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from sentinel.core.agents.orders import ASK, FOLLOW, Ask, Follow, PodRank, What
 from sentinel.core.model import ProtectedJob
-from sentinel.core.orders import ASK, FOLLOW, Ask, Follow, PodRank, What
 from sentinel.core.policy_model import Checkpoint, Policy, Proof, Resume
 from sentinel.core.reports import Answer, Iteration
 from sentinel.transport.server import Server

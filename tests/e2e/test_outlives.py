@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from sentinel.cli.control import Lock
 from sentinel.cluster.local.store import LocalStore
 from sentinel.core.model import JobState
+from sentinel.service.control import Lock
 from tests.e2e.box import Box, train
 from tests.waits import until
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sentinel import measures
+from sentinel.metrics import measures
 from tests.e2e.box import Box, train
 from tests.gate.rights import needs_root
 from tests.notify.mail_world import MailServer

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.agent import AHEAD_BYTES
+from sentinel.agent.ranks import AHEAD_BYTES
 from sentinel.logs.follow import FULL
 from tests.disks import fill_up, small_tmpfs
 from tests.e2e.box import Box, Running, train

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.core.fleet_hook import FenceCall
-from sentinel.core.fleet_model import Fence, FenceOutcome, Kind, Needs, NodeQuarantine, State
-from sentinel.core.fleet_settings import FenceHook
-from sentinel.effects.fence import AT_ONCE, MAX_LINE, Fencer, unfit
-from sentinel.metrics import Metrics
+from sentinel.controller.effects.fence import AT_ONCE, MAX_LINE, Fencer, unfit
+from sentinel.core.fleet.hook import FenceCall
+from sentinel.core.fleet.model import Fence, FenceOutcome, Kind, Needs, NodeQuarantine, State
+from sentinel.core.fleet.settings import FenceHook
+from sentinel.metrics.registry import Metrics
 from tests.waits import eventually, runs, turns, until
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from sentinel.cluster.local.files import files
+from sentinel.controller.effects import proof
+from sentinel.controller.effects.proof import STABLE_S, FileProof, checkpoint_folder
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Proof
 from sentinel.core.reports import Files
-from sentinel.effects import proof
-from sentinel.effects.proof import STABLE_S, FileProof, checkpoint_folder
-from sentinel.errors import TemporaryError
+from sentinel.util.errors import TemporaryError
 
 LOOKS = 8  # while a file stands unchanged for STABLE_S
 

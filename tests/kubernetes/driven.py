@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from sentinel.core.job_ranks import ranks
-from sentinel.core.job_stop import spared
+from sentinel.core.job.ranks import ranks
+from sentinel.core.job.stop import spared
 from tests.kubernetes.jobs_site import JobRecords, policy
 from tests.kubernetes.local_fleet import Fleet
 from tests.rig.operators.living import Living

@@ -16,10 +16,10 @@ from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.lease import Election, Pace
 from sentinel.cluster.kubernetes.objects import PODS, QUARANTINES, Pod
 from sentinel.cluster.kubernetes.store import Store
-from sentinel.core.epochs import Epochs
-from sentinel.core.fleet_marks import MarkWrite
-from sentinel.core.fleet_model import Kind, Needs, NodeMark, NodeQuarantine, State
-from sentinel.errors import PermanentError, TemporaryError
+from sentinel.core.agents.epochs import Epochs
+from sentinel.core.fleet.marks import MarkWrite
+from sentinel.core.fleet.model import Kind, Needs, NodeMark, NodeQuarantine, State
+from sentinel.util.errors import PermanentError, TemporaryError
 from tests.waits import eventually
 
 PACES = {

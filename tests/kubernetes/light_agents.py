@@ -17,13 +17,13 @@ from pathlib import Path
 
 import msgspec
 
-from sentinel.clock import system_now
+from sentinel.core.agents.orders import ASK, FOLLOW, Ask, Follow, What
 from sentinel.core.health import CheckResult, CheckState, Finding
-from sentinel.core.orders import ASK, FOLLOW, Ask, Follow, What
 from sentinel.core.policy_model import PROOF_RULE
 from sentinel.core.reports import Answer, Iteration, LogMatch, RankExit, RankReport, Report
 from sentinel.transport.client import Client, ClientSettings
 from sentinel.transport.wire import Orders
+from sentinel.util.clock import system_now
 
 EVERY_S = 5.0
 FOUND = "found.json"

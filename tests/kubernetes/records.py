@@ -6,7 +6,7 @@ from typing import Any, Union, get_args, get_origin
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from sentinel.documents import fields_of
+from sentinel.util.documents import fields_of
 
 # No NUL and no lone surrogates: neither is JSON that every program reads.
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)

@@ -8,9 +8,9 @@ import msgspec
 from msgspec import structs
 
 from sentinel.cluster.kubernetes.agents import Agents
+from sentinel.core.agents.orders import ASK, FOLLOW, Ask, Follow, PodRank, What
 from sentinel.core.model import ProtectedJob
 from sentinel.core.now import Now
-from sentinel.core.orders import ASK, FOLLOW, Ask, Follow, PodRank, What
 from sentinel.core.policy_model import LostNode, Policy
 from sentinel.core.reports import Answer, Report
 from sentinel.transport.client import Client

@@ -14,8 +14,8 @@ import pytest
 from sentinel.cluster.kubernetes import errors
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.objects import NODES, QUARANTINES, Custom, Node
-from sentinel.errors import PermanentError
-from sentinel.metrics import Metrics
+from sentinel.metrics.registry import Metrics
+from sentinel.util.errors import PermanentError
 from tests.gate.rights import TO_MOUNT
 from tests.kubernetes.conftest import EPOCH, kubeconfig, quarantine, run
 from tests.kubernetes.proxy import Fault, Proxy

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sentinel.cli.replay_fleet import entries
-from sentinel.core.fleet_replay import Replay
+from sentinel.core.fleet.replay import Replay
 from tests.e2e.agent_node import XID_79
 from tests.kubernetes.conftest import NAMESPACE, NODE_LEASES, protect_all, rank, with_job
 from tests.kubernetes.flood import Hose

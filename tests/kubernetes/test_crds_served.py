@@ -12,10 +12,10 @@ from msgspec import Struct
 
 from sentinel.config import crds
 from sentinel.config.load import load_policies
-from sentinel.core.fleet_model import NodeQuarantine
+from sentinel.core.fleet.model import NodeQuarantine
 from sentinel.core.model import Incident, StoredJob
-from sentinel.documents import from_document, to_document
 from sentinel.settings import Settings
+from sentinel.util.documents import from_document, to_document
 from tests.kubernetes.conftest import space_of
 from tests.kubernetes.people import Person, bind
 from tests.kubernetes.records import records

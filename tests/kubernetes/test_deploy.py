@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sentinel.config.load import load_settings
-from sentinel.job_kinds import job_table
+from sentinel.rules.job_kinds import job_table
 from tests.kubernetes.conftest import LEADER, NAMESPACE, manifests, quarantine
 
 if TYPE_CHECKING:

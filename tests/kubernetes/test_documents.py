@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from sentinel.core.fleet_model import NodeQuarantine
+from sentinel.core.fleet.model import NodeQuarantine
 from sentinel.core.model import Incident, ProtectedJob
 from sentinel.core.policy_model import Policy
-from sentinel.documents import document_name, from_document, merged, time_of, time_text, to_document
+from sentinel.util.documents import document_name, from_document, merged, time_of, time_text, to_document
 from tests.kubernetes.records import records
 
 WALL_TIMES = st.floats(0, 4e9, allow_nan=False)

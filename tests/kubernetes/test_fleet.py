@@ -11,18 +11,18 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
-from sentinel.clock import system_now
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import Refused
 from sentinel.cluster.kubernetes.fleet import KubernetesFleet
 from sentinel.cluster.kubernetes.reflector import Change
 from sentinel.cluster.kubernetes.reflector import Kind as ChangeKind
-from sentinel.core.epochs import Epochs
-from sentinel.core.fleet_marks import MarkWrite
-from sentinel.core.fleet_model import Kind, Needs, NodeMark, NodeQuarantine, State
-from sentinel.core.fleet_settings import FleetSettings
-from sentinel.core.protection import Judged
-from sentinel.errors import TemporaryError
+from sentinel.core.agents.epochs import Epochs
+from sentinel.core.fleet.marks import MarkWrite
+from sentinel.core.fleet.model import Kind, Needs, NodeMark, NodeQuarantine, State
+from sentinel.core.fleet.settings import FleetSettings
+from sentinel.core.people.protection import Judged
+from sentinel.util.clock import system_now
+from sentinel.util.errors import TemporaryError
 from tests.kubernetes.conftest import EPOCH, NAMESPACE, NODES, rank, run
 from tests.kubernetes.proxy import Fault, Proxy
 from tests.waits import eventually

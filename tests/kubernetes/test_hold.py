@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec import structs
 
-from sentinel.clock import system_now
 from sentinel.cluster.kubernetes.agents import Agents
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.job_cluster import JobCluster
 from sentinel.cluster.kubernetes.job_io import JobRef
 from sentinel.cluster.kubernetes.job_room import Rooms
-from sentinel.core import hold
+from sentinel.core.agents.orders import PodRank, What
+from sentinel.core.job import hold
 from sentinel.core.model import ProtectedJob
-from sentinel.core.orders import PodRank, What
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import Files, RankExit
-from sentinel.errors import TemporaryError
 from sentinel.transport.server import Server
 from sentinel.transport.wire import Arrived
+from sentinel.util.clock import system_now
+from sentinel.util.errors import TemporaryError
 from tests.e2e import test_node_jobs
 from tests.e2e.agent_node import Node as AgentsNode
 from tests.e2e.box import Box

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sentinel.clock import system_now
 from sentinel.cluster.kubernetes import job_cluster, job_waits
 from sentinel.cluster.kubernetes.agents import Agents
 from sentinel.cluster.kubernetes.client import Client
@@ -14,13 +13,15 @@ from sentinel.cluster.kubernetes.errors import NotFound
 from sentinel.cluster.kubernetes.job_cluster import JobCluster
 from sentinel.cluster.kubernetes.job_io import JobRef
 from sentinel.cluster.kubernetes.job_room import Rooms
-from sentinel.core.job_kinds import JobKind, row_of
-from sentinel.core.job_state import standing
-from sentinel.core.orders import ASK
+from sentinel.core.agents.orders import ASK
+from sentinel.core.job.kinds import JobKind, row_of
+from sentinel.core.job.state import standing
+from sentinel.core.model import Policy, ProtectedJob
 from sentinel.core.reports import Answer, Report
-from sentinel.errors import PermanentError, TemporaryError
-from sentinel.job_kinds import job_table
+from sentinel.rules.job_kinds import job_table
 from sentinel.transport.wire import Arrived
+from sentinel.util.clock import system_now
+from sentinel.util.errors import PermanentError, TemporaryError
 from tests.kubernetes.conftest import run
 from tests.kubernetes.proxy import Fault, Proxy
 from tests.kubernetes.test_uninstall import defined
@@ -326,6 +327,23 @@ def queues(installed: "ControlPlane") -> Iterator[str]:
     until(lambda: not installed.admin.find(path), lambda: f"{path} is still served")
 
 
+def queued(installed: "ControlPlane", kwok: "Kwok") -> tuple[Flow, str]:
+    """A job of two in a queue, and the path of its Workload."""
+    job = indexed(2)
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus"}
+    flow = Flow(Plane(installed), kwok.end_pod, job, 2, "batch.kubernetes.io/job-name=train")  # type: ignore[arg-type]
+    return flow, f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{flow.space}/workloads/job-train"
+
+
+def let_in(flow: Flow) -> None:
+    """Kueue has made its Workload, and let it run."""
+    labels = {"kueue.x-k8s.io/job-uid": flow.now()["metadata"]["uid"]}
+    meta = {"name": "job-train", "namespace": flow.space, "labels": labels}
+    spec = {"active": True, "podSets": [{"name": "main", "count": 2}], "queueName": "gpus"}
+    head = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "Workload"}
+    flow.admin.create({**head, "metadata": meta, "spec": spec})
+
+
 def test_a_job_that_its_queue_lets_in_while_it_is_told_to_stop_was_started_by_nobody(
     installed: "ControlPlane", queues: str, proxy: Proxy, behind_proxy: str, kwok: "Kwok"
 ) -> None:
@@ -334,11 +352,7 @@ def test_a_job_that_its_queue_lets_in_while_it_is_told_to_stop_was_started_by_no
         flow.admin.patch(flow.path, {"spec": {"suspend": False}})
 
     async def story(cluster: JobCluster, flow: Flow) -> None:
-        labels = {"kueue.x-k8s.io/job-uid": flow.now()["metadata"]["uid"]}
-        meta = {"name": "job-train", "namespace": flow.space, "labels": labels}
-        spec = {"active": True, "podSets": [{"name": "main", "count": 2}], "queueName": "gpus"}
-        head = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "Workload"}
-        flow.admin.create({**head, "metadata": meta, "spec": spec})
+        let_in(flow)
         await cluster.adopt(JOB)
         flow.admin.patch(flow.path, {"spec": {"suspend": True}})  # it was preempted, and waits for its turn
         proxy.faults.append(Fault("PATCH", "/workloads/job-train", when_come=lets_in))
@@ -350,12 +364,38 @@ def test_a_job_that_its_queue_lets_in_while_it_is_told_to_stop_was_started_by_no
         assert (await stopping).gone
         assert flow.admin.get(workload)["spec"]["active"] is False
 
-    job = indexed(2)
-    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus"}
-    labels = "batch.kubernetes.io/job-name=train"
-    flow = Flow(Plane(installed), kwok.end_pod, job, 2, labels)  # type: ignore[arg-type]
-    workload = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{flow.space}/workloads/job-train"
+    flow, workload = queued(installed, kwok)
     story_of(behind_proxy, flow, story)
+
+
+def test_for_a_queued_job_that_a_person_switched_on_again_no_room_is_sought_and_it_is_looked_at(
+    installed: "ControlPlane", queues: str, controller: str, kwok: "Kwok"
+) -> None:
+    async def story(cluster: JobCluster, flow: Flow) -> None:
+        looked_at = list[str]()
+        let_in(flow)
+        await cluster.adopt(JOB)
+        cluster.look_again = looked_at.append
+        stopping = asyncio.create_task(cluster.stop(JOB, 1, 1.0))
+        await eventually(lambda: not flow.admin.get(workload)["spec"]["active"], "it is not switched off")
+        flow.admin.patch(flow.path, {"spec": {"suspend": True}})  # as Kueue obeys
+        assert (await stopping).gone
+        job = ProtectedJob(name=JOB, policy=Policy(), size=2)
+        assert (await cluster.room(job, 2, ())).reason != "NotOurs"
+        flow.admin.patch(
+            f"{workload}?fieldManager=kubectl", {"spec": {"active": True}}
+        )  # not as Kueue itself
+        room = await cluster.room(job, 2, ())
+        assert (room.size, room.reason, looked_at) == (0, "NotOurs", [JOB])
+        assert (
+            "while Sentinel's recovery of it waited. It waits for its turn in Kueue's queue gpus."
+            in room.sentence
+        )
+        assert await cluster.leave(JOB)
+        assert (await cluster.room(job, 2, ())).size == 2, "it is theirs by now, and waits for its turn"
+
+    flow, workload = queued(installed, kwok)
+    story_of(controller, flow, story)
 
 
 def agents_that_see(process: str, able: list[int]) -> Agents:

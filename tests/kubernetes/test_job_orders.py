@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec import structs
 
-from sentinel import job_people
-from sentinel.clock import system_now
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.job_orders import JobOrders
 from sentinel.cluster.kubernetes.job_records import JobRecords, job_name
 from sentinel.cluster.kubernetes.orders import ANSWER, ORDER
-from sentinel.core.epochs import Epochs
-from sentinel.core.job_orders import Action, Extend
+from sentinel.controller.jobs import people
+from sentinel.controller.jobs.people import People
+from sentinel.core.agents.epochs import Epochs
+from sentinel.core.job.orders import Action, Extend
 from sentinel.core.model import FollowedOrder, Incident, JobState, ProtectedJob
 from sentinel.core.policy_model import Policy
-from sentinel.job_people import People
-from sentinel.metrics import Metrics
+from sentinel.metrics.registry import Metrics
+from sentinel.util.clock import system_now
 from tests.kubernetes.people import Person, bind
 from tests.kubernetes.proxy import Fault, Proxy
 from tests.waits import eventually
@@ -213,7 +213,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason(
             assert (waits.returncode, leader.hands.did) == (75, []), "not judged before it is known"
             leader.hands.unseen.clear()
             await eventually(lambda: len(leader.hands.refusals) == 5, "not followed later")
-            monkeypatch.setattr(job_people, "UNKNOWN_S", 0.0)
+            monkeypatch.setattr(people, "UNKNOWN_S", 0.0)
             leader.hands.unseen.add(job.name)
             gone = await asyncio.to_thread(bert.says, "retry", f"default/{short(job)}")
             assert (gone.returncode, "is not protected any more." in gone.stderr) == (1, True)

@@ -4,12 +4,12 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING
 
-from sentinel.clock import system_now
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.job_owners import JobOwners
-from sentinel.core.owners import OWNER
+from sentinel.core.people.owners import OWNER
 from sentinel.core.policy_model import Policy
 from sentinel.settings import OwnerRule
+from sentinel.util.clock import system_now
 from tests.kubernetes.conftest import run
 from tests.waits import eventually
 

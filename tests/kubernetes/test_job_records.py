@@ -13,7 +13,7 @@ from sentinel.cluster.kubernetes.client import CONNECTIONS, Client
 from sentinel.cluster.kubernetes.errors import NotLeading
 from sentinel.cluster.kubernetes.job_records import JobRecords, job_name
 from sentinel.cluster.kubernetes.objects import INCIDENTS, NODES, PROTECTED_JOBS
-from sentinel.core.epochs import Epochs
+from sentinel.core.agents.epochs import Epochs
 from sentinel.core.model import (
     Budget,
     Cause,
@@ -26,7 +26,7 @@ from sentinel.core.model import (
     Verdict,
 )
 from sentinel.core.policy_model import Policy
-from sentinel.errors import TemporaryError
+from sentinel.util.errors import TemporaryError
 from tests.kubernetes.conftest import lead_by, run
 from tests.kubernetes.proxy import Fault, Proxy
 from tests.waits import eventually

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from sentinel.cluster.kubernetes.job_cluster import JobCluster
-from sentinel.core.job_resume import ASKS_FOR_MAP, annotation_of
+from sentinel.core.job.resume import ASKS_FOR_MAP, annotation_of
 from tests.gate.rights import needs_root
 from tests.kubernetes.conftest import DEPLOY, NAMESPACE
 from tests.kubernetes.test_job_cluster import JOB, Plane, story_of

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from sentinel.clock import system_now
 from sentinel.cluster.kubernetes.agents import Agents
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.job_cluster import JobCluster
@@ -16,6 +15,7 @@ from sentinel.cluster.kubernetes.objects import Node, Pod
 from sentinel.core.model import ProtectedJob
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Elastic, Policy, Resume
+from sentinel.util.clock import system_now
 from tests.kubernetes.conftest import run
 from tests.kubernetes.test_job_cluster import row
 from tests.kubernetes.test_leading_jobs import gang

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from sentinel.clock import system_now
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import NotLeading
 from sentinel.cluster.kubernetes.lease import LONGEST_S, Election, Pace
-from sentinel.core.epochs import Epochs, Where, agent_of
+from sentinel.core.agents.epochs import Epochs, Where, agent_of
+from sentinel.util.clock import system_now
 from tests.kubernetes.conftest import LEADER, QUARANTINES, new_lease, run
 from tests.kubernetes.proxy import Fault, Proxy
 from tests.waits import eventually

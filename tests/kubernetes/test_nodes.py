@@ -12,9 +12,9 @@ from sentinel.cluster.kubernetes import nodes
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import Conflict, NotLeading, Superseded, Unanswered
 from sentinel.cluster.kubernetes.objects import Node
-from sentinel.core.fleet_marks import MarkWrite
-from sentinel.core.fleet_model import QUARANTINE_TAINT, NodeCondition, NodeMark, Taint
-from sentinel.errors import PermanentError
+from sentinel.core.fleet.marks import MarkWrite
+from sentinel.core.fleet.model import QUARANTINE_TAINT, NodeCondition, NodeMark, Taint
+from sentinel.util.errors import PermanentError
 from tests.kubernetes.conftest import run
 from tests.kubernetes.proxy import Fault, Proxy
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sentinel.cli.page_orders import PageOrders
+from sentinel.controller.daemon.page_orders import PageOrders
 from sentinel.web.server import Asked, Told
 from tests.e2e.agent_node import XID_79
 from tests.e2e.box import Box

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from sentinel.cluster.kubernetes.objects import Node, Pod
 from sentinel.cluster.kubernetes.picture import node_picture, pod_picture
-from sentinel.core.fleet_model import NodeMark, NodePicture, Taint
-from sentinel.core.protection import Protection
+from sentinel.core.fleet.model import NodeMark, NodePicture, Taint
+from sentinel.core.people.protection import Protection
 
 NODE = b"""{"metadata": {"name": "a", "uid": "u1", "resourceVersion": "7", "labels": {"pool": "h100"},
 "annotations": {"weave.works/kured-reboot-in-progress": "2026"}},

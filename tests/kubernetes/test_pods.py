@@ -8,8 +8,8 @@ from structlog.testing import capture_logs
 
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.pod_events import MAX_PODS, PodEvents
-from sentinel.core.pod_end import PodEnd, end, restarted
-from sentinel.core.pod_wait import explain, needs_events, waits
+from sentinel.core.job.pod_end import PodEnd, end, restarted
+from sentinel.core.job.pod_wait import explain, needs_events, waits
 from tests.core.pod_shapes import COME_BACK, ENDS, UP, WAITS, told
 from tests.gate.rights import needs_root
 from tests.kubernetes.conftest import run

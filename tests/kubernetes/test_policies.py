@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec import structs
 
-from sentinel.cli.judging import judge
-from sentinel.clock import system_now
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import Superseded
 from sentinel.cluster.kubernetes.pods import Pods
 from sentinel.cluster.kubernetes.policies import Policies
 from sentinel.cluster.kubernetes.reflector import Pace
-from sentinel.core.fleet_model import PodPicture
-from sentinel.documents import time_text
-from sentinel.errors import TemporaryError
-from sentinel.metrics import Metrics
+from sentinel.controller.daemon.judging import judge
+from sentinel.core.fleet.model import PodPicture
+from sentinel.metrics.registry import Metrics
 from sentinel.settings import Caps, Settings
+from sentinel.util.clock import system_now
+from sentinel.util.documents import time_text
+from sentinel.util.errors import TemporaryError
 from tests.kubernetes.conftest import run, space_of
 from tests.kubernetes.test_crds_served import table_of
 from tests.waits import eventually
@@ -278,7 +278,8 @@ def test_an_answer_of_the_judge_that_cannot_be_read_or_told_holds_up_no_policy(
             return [structs.replace((await ask(documents))[0], summary="x" * 100_000)]
         with monkeypatch.context() as patched:
             patched.setattr(
-                "sentinel.cli.judging.our_python", lambda module: ["echo", "a library has said this"]
+                "sentinel.controller.daemon.judging.our_python",
+                lambda module: ["echo", "a library has said this"],
             )
             return await ask(documents)
 

@@ -14,7 +14,7 @@ from sentinel.cluster.kubernetes.errors import Conflict, Superseded
 from sentinel.cluster.kubernetes.job_records import JobRecords
 from sentinel.cluster.kubernetes.objects import INCIDENTS, PROTECTED_JOBS
 from sentinel.cluster.kubernetes.record_conditions import of_incident, of_job, of_quarantine
-from sentinel.core.fleet_model import Brake, EndedBy, Kind, Mode, Needs, Repair, State
+from sentinel.core.fleet.model import Brake, EndedBy, Kind, Mode, Needs, Repair, State
 from sentinel.core.model import JobState, Phase, StoredJob
 from tests.kubernetes.proxy import Fault, Proxy
 from tests.kubernetes.test_job_records import a_job, an_incident, running, with_records

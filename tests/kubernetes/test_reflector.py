@@ -14,7 +14,7 @@ import pytest
 from sentinel.cluster.kubernetes.client import Client, Resource
 from sentinel.cluster.kubernetes.objects import LEASES, NODE_LEASES, NODES, PODS, Custom, Node, NodeLease, Pod
 from sentinel.cluster.kubernetes.reflector import Change, Kind, Pace, Reflector, State
-from sentinel.metrics import Metrics
+from sentinel.metrics.registry import Metrics
 from tests.kubernetes.conftest import kubeconfig, run
 from tests.kubernetes.proxy import Fault, Proxy
 from tests.waits import eventually, until

@@ -1,6 +1,7 @@
 """Reads that are shared by whoever asks for the same thing."""
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -125,3 +126,29 @@ def test_who_gives_up_before_its_read_has_begun_ends_none() -> None:
         await asyncio.wait({task})
 
     run(story)
+
+
+def test_what_was_read_is_not_kept() -> None:
+    class Pods:
+        pass
+
+    made = list[weakref.ref[Pods]]()
+
+    async def fetched() -> Pods:
+        pods = Pods()
+        made.append(weakref.ref(pods))
+        await asyncio.sleep(0)
+        return pods
+
+    async def whole() -> None:
+        read = SharedRead(fetched)
+        first = asyncio.create_task(read())
+        await eventually(lambda: len(made) == 1, "no read begins")
+        asked_meanwhile = [asyncio.create_task(read()) for _ in range(2)]
+        assert isinstance(await first, Pods)
+        one, other = await asyncio.gather(*asked_meanwhile)
+        assert one is other
+        del first, asked_meanwhile, one, other
+        await eventually(lambda: [pods() for pods in made] == [None, None], "what was read is kept")
+
+    asyncio.run(whole())

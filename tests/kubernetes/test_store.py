@@ -13,8 +13,8 @@ from sentinel.cluster.kubernetes.names import object_name
 from sentinel.cluster.kubernetes.objects import PROTECTED_JOBS, QUARANTINES, Custom
 from sentinel.cluster.kubernetes.record_index import RecordIndex
 from sentinel.cluster.kubernetes.store import Store
-from sentinel.core.epochs import Epochs
-from sentinel.core.fleet_model import Kind, Needs, NodeQuarantine, State
+from sentinel.core.agents.epochs import Epochs
+from sentinel.core.fleet.model import Kind, Needs, NodeQuarantine, State
 from sentinel.core.model import ProtectedJob
 from sentinel.core.policy_model import Policy, Resume
 from tests.kubernetes.conftest import run

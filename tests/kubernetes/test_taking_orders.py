@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sentinel.clock import system_now
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import Conflict, NotLeading
 from sentinel.cluster.kubernetes.nodes import read
 from sentinel.cluster.kubernetes.objects import NODES, FullMeta
 from sentinel.cluster.kubernetes.orders import ANSWER, ORDER, Place, node_orders
 from sentinel.cluster.kubernetes.pause import Pause
-from sentinel.core.fleet_model import Order, OrderKind
+from sentinel.core.fleet.model import Order, OrderKind
+from sentinel.util.clock import system_now
 from tests.kubernetes.conftest import NAMESPACE, PAUSE, run
 from tests.waits import eventually
 

@@ -15,8 +15,8 @@ from sentinel.cluster.kubernetes.errors import Conflict
 from sentinel.cluster.kubernetes.events import PER_OBJECT, REPORTER, SERIES_S, About, Events
 from sentinel.cluster.kubernetes.objects import JOB_POLICIES, Custom
 from sentinel.core.now import Now
-from sentinel.errors import TemporaryError
 from sentinel.transport import certs
+from sentinel.util.errors import TemporaryError
 from tests.kubernetes.conftest import NAMESPACE, run, space_of
 from tests.kubernetes.proxy import Fault, Proxy
 from tests.waits import eventually

@@ -13,7 +13,7 @@ from sentinel.cluster.kubernetes.job_records import object_of
 from sentinel.cluster.kubernetes.names import object_name
 from sentinel.core.model import Cause, Incident, IncidentKind, JobState, StoredJob, Symptom, Verdict
 from sentinel.core.policy_model import Policy
-from sentinel.documents import to_document
+from sentinel.util.documents import to_document
 from tests.e2e.agent_node import XID_79
 from tests.e2e.box import SENTINEL
 from tests.kubernetes.conftest import (

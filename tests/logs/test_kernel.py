@@ -188,6 +188,13 @@ OF_A_PROGRAM = (
 
 
 @pytest.mark.parametrize("row", LINES, ids=lambda row: row["text"][:60])
+def test_a_line_is_read_alike_whichever_rules_are_tried_for_texts_of_its_kind(row: dict[str, Any]) -> None:
+    text = split_prefix(row["text"]).text
+    for one in (text, text.replace("1", "77"), f"{text} {'x' * MAX_TEXT}"):
+        assert parse_kernel(one) == parse_kernel(one, shipped_rules())
+
+
+@pytest.mark.parametrize("row", LINES, ids=lambda row: row["text"][:60])
 def test_a_program_that_is_named_like_a_kernel_line_is_no_fault(row: dict[str, Any]) -> None:
     """The kernel begins what it says of a program with the 15 characters that the program calls itself."""
     text = split_prefix(row["text"]).text

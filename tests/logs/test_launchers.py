@@ -31,10 +31,10 @@ from sentinel.core.health import Finding
 from sentinel.core.model import Budget, Restartable, Verdict
 from sentinel.core.now import Now
 from sentinel.core.reports import LogMatch, Orphan, RankExit
-from sentinel.core.triage import triage
-from sentinel.failures import failure_classes
+from sentinel.core.triage.verdict import triage
 from sentinel.logs.reader import RankLog
 from sentinel.logs.ruleset import RuleSet
+from sentinel.rules.failures import failure_classes
 from tests.samples import killed_for_memory
 
 HERE = Path(__file__).parent

@@ -14,7 +14,7 @@ from sentinel.core.policy_model import LogRule, TimingFormat
 from sentinel.logs import match
 from sentinel.logs.match import LinePattern, Scanner, as_bytes, check_pattern
 from sentinel.logs.ruleset import RuleSet, load_ruleset
-from sentinel.rules import RuleError
+from sentinel.rules.tables import RuleError
 
 HERE = Path(__file__).parent
 

@@ -13,7 +13,7 @@ from sentinel.logs.match import check_pattern
 from sentinel.logs.reader import RankLog
 from sentinel.logs.ruleset import RuleSet
 from sentinel.logs.text import plain
-from sentinel.rules import data_dir
+from sentinel.rules.tables import data_dir
 
 HERE = Path(__file__).parent
 LINES = tomllib.loads((HERE / "rule_lines.toml").read_text())

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from sentinel.core.now import Now
-from sentinel.core.performance import Histogram, RankTiming
+from sentinel.core.timing.performance import RankTiming
+from sentinel.core.timing.statistics import Histogram
 from sentinel.logs.reader import RankLog
 from sentinel.logs.ruleset import RuleSet
 from sentinel.logs.text import plain

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.agent import _labels
+from sentinel.agent.ranks import _labels
 from sentinel.core.now import Now
 from sentinel.logs.reader import RankLog
 from sentinel.logs.ruleset import RuleSet

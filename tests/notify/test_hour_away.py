@@ -8,10 +8,10 @@ from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
-from sentinel.core.fleet_model import OrderKind
+from sentinel.controller.effects.notify import LAST_RETRY_S, Notifier
+from sentinel.core.fleet.model import OrderKind
 from sentinel.core.model import Stage
-from sentinel.effects.notify import LAST_RETRY_S, Notifier
-from sentinel.metrics import Metrics
+from sentinel.metrics.registry import Metrics
 from sentinel.settings import Webhook
 from tests.core.fleet_world import OPEN, World, a_finding
 from tests.notify.mail_world import Book, HandClock, MailServer, an_incident, closed_port

@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sentinel.core.model import Cause, JobState, Lost, Pace, Phase, SaveResult, Stage, Step, Symptom
+from sentinel.core.decision.picture import JobPicture
+from sentinel.core.model import Cause, JobState, Lost, Pace, Phase, SaveResult, Stage, Step, Symptom, Verdict
 from sentinel.core.now import Now
-from sentinel.core.picture import JobPicture
 from sentinel.core.policy_model import Policy, Restart
 from sentinel.core.reports import Iteration, RankReport
 from sentinel.notify.compose import MailRequest, dashboard_of, digest_request, mail_request, message_id
 from sentinel.notify.message import Renderer, address, sender_address
+from sentinel.notify.plot import Plot
 from sentinel.notify.text import clean, duration
 from sentinel.settings import Mail, Settings, Webhook
 from tests.notify.mail_world import (
@@ -452,7 +453,7 @@ def test_a_digest_says_when_each_thing_began_and_leads_to_one_job_only_where_it_
 
 def test_composing_imports_nothing_heavy():
     """Sentinel stays resident beside the training; templates and SMTP live in the child."""
-    program = "import sys, json, sentinel.effects.notify; print(json.dumps(sorted(sys.modules)))"
+    program = "import sys, json, sentinel.controller.effects.notify; print(json.dumps(sorted(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, check=True).stdout
     heavy = {"jinja2", "aiosmtplib", "pydantic", "yaml", "numpy", "email.message"}
     assert not heavy & set(json.loads(loaded))
@@ -479,6 +480,40 @@ def test_step_times_around_the_incident_are_drawn_where_a_mail_can_show_them():
     html = RENDERER.html(request)
     assert html.count("height:") >= 26
     assert "<img" not in html, "readers strip or block pictures"
+
+
+def slower_by_a_tenth(**changes):
+    verdict = Verdict(
+        symptom=Symptom.SLOWDOWN,
+        cause=Cause.UNKNOWN,
+        failure="slowdown",
+        scope="job",
+        sentence="It is slower.",
+    )
+    return an_incident(verdict=verdict, **changes)
+
+
+def test_of_a_slowdown_the_bars_show_by_how_much_and_it_is_nobodys_fault_yet():
+    pace = [Pace(OPENED_WALL_S - 40 + k, 1000.0 if k < 20 else 1100.0) for k in range(40)]
+    request = compose(slower_by_a_tenth(pace=tuple(pace)))
+    assert request.plot.title == "Step time 1.00 s to 1.10 s"
+    assert [(bar.px, bar.tone) for bar in request.plot.bars] == [(28, "info")] * 20 + [(56, "bad")] * 20
+    assert request.plot.line == "▅" * 20 + "█" * 20
+    assert "cause: unknown (slowdown)" in " ".join(RENDERER.text(request).split())
+
+    def drawn(*took_ms: float, apart_s: float = 1.0) -> Plot:
+        pace = tuple(Pace(OPENED_WALL_S - 60 + apart_s * k, ms) for k, ms in enumerate(took_ms))
+        found = compose(slower_by_a_tenth(pace=pace)).plot
+        assert found is not None
+        return found
+
+    short = drawn(*[20.0] * 20, *[22.0] * 20)
+    assert short.line == "▅" * 20 + "█" * 20, "a point may stand for many steps: no gaps between"
+    one_of_them = drawn(*[1000.0] * 20, *[1100.0] * 5, 9000.0, *[1100.0] * 14)
+    assert (one_of_them.title, one_of_them.line) == ("Step time 1.00 s to 1.10 s", "▅" * 20 + "█" * 20)
+    steady = drawn(*[1400.0, 1403.0] * 5)
+    assert steady.title == "Step time 1.40 s"
+    assert {bar.px for bar in steady.bars} == {56}
 
 
 @pytest.mark.parametrize("points", [(), (Pace(1.0, 5.0),), tuple(Pace(float(k), 0.0) for k in range(9))])
@@ -529,3 +564,17 @@ def test_an_owner_gets_the_stages_that_his_policy_names_and_nobody_gets_the_othe
 
     assert recipients(Stage.STARTED) == ("webhook:w",)
     assert recipients(Stage.RECOVERED) == (OWNER, "webhook:w")
+
+
+def test_an_incident_of_a_slowdown_keeps_the_steps_around_its_beginning():
+    picture = JobPicture(a_job(policy=Policy()), {})
+    picture.timing.start(1, 1, Now(0.0, 0.0))
+    took_ms = [100.3] * 1200 + [110.7] * 300  # two minutes, and half a one
+    done = [Iteration(at_s=0.1 * k, step=k, e2e_ms=took_ms[k]) for k in range(1500)]
+    for k in range(0, len(done), 10):
+        picture.timing.fold(RankReport(job="llama", rank=0, incarnation=1, iterations=done[k : k + 10]))
+    assert picture.timing.history.change is not None
+    pace = picture.paced(slower_by_a_tenth(), Now(150.0, OPENED_WALL_S)).pace
+    assert [one.step_ms for one in pace[:20]] == [100.3] * 20
+    assert {one.step_ms for one in pace[20:]} == {110.7}
+    assert pace[20].wall_s == pytest.approx(OPENED_WALL_S - 30, abs=2.0)

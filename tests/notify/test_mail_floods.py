@@ -2,8 +2,8 @@
 
 import asyncio
 
+from sentinel.controller.effects.notify import TOGETHER, Notifier
 from sentinel.core.now import Now
-from sentinel.effects.notify import TOGETHER, Notifier
 from tests.notify.mail_world import HOST, Book, HandClock, MailServer, a_job, an_incident, body
 from tests.notify.test_mail_notifier import notifier_for, running, settings_for
 from tests.waits import eventually, turns

@@ -11,10 +11,15 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from sentinel import fleet_numbers
-from sentinel.core.fleet_events import Reason
-from sentinel.core.fleet_lost import SETTLE_S
-from sentinel.core.fleet_model import (
+from sentinel.controller.effects import notify_nodes
+from sentinel.controller.effects.notify import Waiting
+from sentinel.controller.effects.notify_nodes import NodeNotifier
+from sentinel.controller.nodes import numbers as fleet_numbers
+from sentinel.controller.nodes.mail import MailBook
+from sentinel.controller.nodes.notes import Notes
+from sentinel.core.fleet.events import Reason
+from sentinel.core.fleet.lost import SETTLE_S
+from sentinel.core.fleet.model import (
     Brake,
     FenceOutcome,
     Kind,
@@ -24,14 +29,9 @@ from sentinel.core.fleet_model import (
     OrderKind,
     Say,
 )
-from sentinel.core.fleet_settings import Allowance, FenceHook, Limit
+from sentinel.core.fleet.settings import Allowance, FenceHook, Limit
 from sentinel.core.now import Now
-from sentinel.effects import notify_nodes
-from sentinel.effects.notify import Waiting
-from sentinel.effects.notify_nodes import NodeNotifier
-from sentinel.fleet_mail import MailBook
-from sentinel.fleet_notes import Notes
-from sentinel.metrics import Metrics
+from sentinel.metrics.registry import Metrics
 from sentinel.notify import sender
 from sentinel.notify.compose_many import nodes_digest, notice_request
 from sentinel.notify.compose_nodes import WORDS, Place, message_id, node_request

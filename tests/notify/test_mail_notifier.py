@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from sentinel.controller.effects import notify
+from sentinel.controller.effects.notify import MAX_ATTEMPTS, Notifier, retry_s
 from sentinel.core.model import Stage, StageMail
-from sentinel.effects import notify
-from sentinel.effects.notify import MAX_ATTEMPTS, Notifier, retry_s
 from sentinel.settings import Mail, Settings
 from tests.notify.mail_world import (
     HOST,
@@ -230,7 +230,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 import msgspec
 from sentinel.core.model import Incident, ProtectedJob
-from sentinel.effects.notify import Notifier
+from sentinel.controller.effects.notify import Notifier
 from sentinel.settings import Settings
 
 folder, die = Path(sys.argv[1]), sys.argv[2] == "die"

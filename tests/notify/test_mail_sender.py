@@ -8,10 +8,10 @@ import time
 import msgspec
 import pytest
 
-from sentinel.children import our_python
 from sentinel.core.model import Stage
 from sentinel.notify.wire import Order
 from sentinel.settings import Mail
+from sentinel.util.children import our_python
 from tests.notify.mail_world import (
     OWNER,
     REPO,

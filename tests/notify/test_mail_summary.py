@@ -6,11 +6,11 @@ from zoneinfo import ZoneInfo
 
 from msgspec import structs
 
-from sentinel.core.fleet_model import Brake, NodeMail, NodeQuarantine, OrderKind, Repair, State
+from sentinel.controller.effects.notify import Waiting
+from sentinel.controller.effects.notify_nodes import NodeNotifier
+from sentinel.core.fleet.model import Brake, NodeMail, NodeQuarantine, OrderKind, Repair, State
 from sentinel.core.model import Incident, ProtectedJob, Stage
 from sentinel.core.now import Now
-from sentinel.effects.notify import Waiting
-from sentinel.effects.notify_nodes import NodeNotifier
 from sentinel.notify.compose import MailRequest
 from sentinel.notify.compose_nodes import MAX_NAMED
 from sentinel.notify.compose_summary import MAX_EVENTS, STAGE, Standing, Summary, summary_request

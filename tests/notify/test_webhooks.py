@@ -16,8 +16,8 @@ import pytest
 from msgspec import structs
 
 from scripts.doc_tables import schema
+from sentinel.controller.effects.notify import Notifier
 from sentinel.core.model import Stage
-from sentinel.effects.notify import Notifier
 from sentinel.notify.compose import webhooks
 from sentinel.notify.webhook import Message, slack
 from sentinel.settings import Mail, Settings, Webhook

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sentinel.core.job_start import keep_off_nodes
+from sentinel.core.job.start import keep_off_nodes
 from tests.kubernetes.driven import come_back
 from tests.operators.conftest import Drive
 from tests.rig.api import Object

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from sentinel.core.job_state import KUEUE, STOPPED, standing
-from sentinel.documents import time_of
+from sentinel.core.job.state import KUEUE, STOPPED, standing
+from sentinel.util.documents import time_of
 from tests.kubernetes.driven import RECOVERED, Driven, come_back
 from tests.operators.conftest import Drive
 from tests.rig.api import Object

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sentinel.core.job_kinds import Role
-from sentinel.core.job_ranks import ranks
+from sentinel.core.job.kinds import Role
+from sentinel.core.job.ranks import ranks
 from tests.kubernetes.driven import come_back
 from tests.operators.conftest import Drive
 from tests.rig.api import Object

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sentinel.core.job_stop import stop
-from sentinel.core.job_writes import Reason, Refusal
+from sentinel.core.job.stop import stop
+from sentinel.core.job.writes import Reason, Refusal
 from tests.kubernetes.driven import come_back
 from tests.operators.conftest import Drive
 from tests.rig.api import ApiError, Object

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from sentinel.core.job_limits import limits
-from sentinel.core.job_stop import stop
-from sentinel.core.job_writes import Reason, Refusal
+from sentinel.core.job.limits import limits
+from sentinel.core.job.stop import stop
+from sentinel.core.job.writes import Reason, Refusal
 from tests.kubernetes.driven import Driven, come_back
 from tests.kubernetes.jobs_site import policy
 from tests.operators.conftest import Drive

@@ -27,9 +27,9 @@ def tree(repo: Path, tmp_path: Path) -> Path:
 def test_every_kind_of_wrong_import_is_found_even_inside_a_function(tree: Path) -> None:
     with open(tree / "sentinel/core/model.py", "a") as file:
         file.write("\n\ndef _wrong():\n    import time\n    import sentinel.settings\n")
-    with open(tree / "sentinel/effects/notify.py", "a") as file:
+    with open(tree / "sentinel/controller/effects/notify.py", "a") as file:
         file.write("\n\nimport yaml\nimport sentinel.cluster.local.store\n")
-    with open(tree / "sentinel/agent.py", "a") as file:
+    with open(tree / "sentinel/agent/ranks.py", "a") as file:
         file.write(
             "\n\ndef _wrong():\n    import kubernetes\n    import sentinel.cluster.kubernetes.client\n"
         )
@@ -41,11 +41,11 @@ def test_every_kind_of_wrong_import_is_found_even_inside_a_function(tree: Path) 
     for wrong in (
         "sentinel.core.model -> time",
         "sentinel.core.model -> sentinel.settings",
-        "sentinel.effects.notify -> sentinel.cluster.local.store",
-        "sentinel.effects is not allowed to import yaml",
+        "sentinel.controller.effects.notify -> sentinel.cluster.local.store",
+        "sentinel.controller.effects is not allowed to import yaml",
         "sentinel is not allowed to import yaml",
         "sentinel is not allowed to import kubernetes",
-        "sentinel.agent -> sentinel.cluster.kubernetes.client",
+        "sentinel.agent.ranks -> sentinel.cluster.kubernetes.client",
         "sentinel is not allowed to import cryptography",
         "sentinel.transport.client is not allowed to import cryptography",
         "The following modules are not listed as layers:",

@@ -32,7 +32,7 @@ def test_links_lead_somewhere(repo: Path, document: str) -> None:
 
 
 def test_every_exit_code_of_a_run_is_in_the_documentation(repo: Path) -> None:
-    from sentinel.cli import exit_codes
+    from sentinel.local_run import exit_codes
 
     codes = {value for name, value in vars(exit_codes).items() if name.startswith("EXIT_")}
     documented = {

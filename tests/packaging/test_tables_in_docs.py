@@ -8,7 +8,8 @@ from scripts.doc_tables import failure_table, replaced, timing_table
 from sentinel.checks.docs import markdown
 from sentinel.checks.kernel import docs as kernel_docs
 from sentinel.checks.table import CHECKS
-from sentinel.core import change_point, hang, performance, timing, triage, triage_case, triage_past
+from sentinel.core.timing import change_point, hang, job_timing, performance
+from sentinel.core.triage import case, past, verdict
 
 
 def assert_numbers(text: str, *modules: ModuleType) -> None:
@@ -45,8 +46,8 @@ def test_every_check_says_what_it_looks_at_and_needs() -> None:
 
 
 def test_the_numbers_that_are_explained_are_those_of_the_code(repo: Path) -> None:
-    assert_numbers((repo / "docs/timing.md").read_text(), change_point, hang, performance, timing)
-    assert_numbers((repo / "docs/triage.md").read_text(), triage, triage_case, triage_past)
+    assert_numbers((repo / "docs/timing.md").read_text(), change_point, hang, performance, job_timing)
+    assert_numbers((repo / "docs/triage.md").read_text(), verdict, case, past)
 
 
 def test_every_limit_of_an_announced_pause_is_told(repo: Path) -> None:

@@ -43,7 +43,9 @@ def run_installed(site: Path, code: str) -> str:
 
 @pytest.mark.parametrize("kind", ["rules", "examples"])
 def test_an_installed_sentinel_finds_its_own_copy_of_the_data(installed: Path, repo: Path, kind: str) -> None:
-    found = Path(run_installed(installed, f"from sentinel.rules import data_dir; print(data_dir({kind!r}))"))
+    found = Path(
+        run_installed(installed, f"from sentinel.rules.tables import data_dir; print(data_dir({kind!r}))")
+    )
     assert found == installed / "sentinel" / "_data" / kind
     shipped = {path.name for path in found.iterdir()}
     tracked = subprocess.run(
@@ -53,7 +55,7 @@ def test_an_installed_sentinel_finds_its_own_copy_of_the_data(installed: Path, r
 
 
 def test_the_source_tree_uses_its_own_data(repo: Path) -> None:
-    from sentinel.rules import data_dir
+    from sentinel.rules.tables import data_dir
 
     assert data_dir("rules") == repo / "rules"
 

@@ -11,8 +11,8 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from sentinel import measures
-from sentinel.declared import DECLARATIONS
+from sentinel.metrics import measures
+from sentinel.metrics.declared import DECLARATIONS
 from tests.prometheus.test_rules import rules, script
 
 REPO = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from msgspec import structs
 
-from sentinel.metrics import Metrics
+from sentinel.metrics.registry import Metrics
 from tests.prometheus.test_rules import (
     AGENT,
     FAULTS,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from sentinel.declared import DECLARATIONS
+from sentinel.metrics.declared import DECLARATIONS
 
 REPO = Path(__file__).parents[2]
 RULES = REPO / "rules" / "prometheus"

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sentinel import measures
-from sentinel.declared import DECLARATIONS
+from sentinel.metrics import measures
+from sentinel.metrics.declared import DECLARATIONS
 from tests.bench.bench_agent import tree
 from tests.e2e.agent_node import XID_79, Node
 from tests.e2e.box import Box, Running

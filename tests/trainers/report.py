@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sentinel.failures import failure_classes
+from sentinel.rules.failures import failure_classes
 
 REPO = Path(__file__).parents[2]
 ROWS = REPO / "build/trainer-rows"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.core.hang import FLOOR_S
+from sentinel.core.timing.hang import FLOOR_S
 from tests.e2e.box import Box, Running
 from tests.trainers.table import Keep
 from tests.waits import until

@@ -12,8 +12,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from sentinel import declared
-from sentinel.metrics import Metrics
+from sentinel.metrics import declared
+from sentinel.metrics.registry import Metrics
 from sentinel.transport import given_certs, given_files
 from sentinel.transport.certs import BUNDLE, DAY_S, Lifetimes, Unusable, pem, renewed
 from sentinel.transport.given_certs import SETTLE_S, GivenCertificates, parsed, united

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 from msgspec import Raw, Struct
 
+from sentinel.core.agents.orders import ASK, FOLLOW, Ask, Follow, PodRank, What
 from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
 from sentinel.core.model import ProtectedJob
 from sentinel.core.now import Now
-from sentinel.core.orders import ASK, FOLLOW, Ask, Follow, PodRank, What
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import Answer, Iteration, LogMatch, RankExit, RankReport, Report
 from sentinel.transport.wire import (

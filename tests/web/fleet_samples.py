@@ -8,11 +8,10 @@ from typing import Any
 
 from msgspec import structs
 
-from sentinel.cli import jobs_read
-from sentinel.cli.fleet_site import FleetSite
 from sentinel.cluster.kubernetes.objects import FullMeta, Node, NodeSpec
-from sentinel.core.fleet_brakes import Use
-from sentinel.core.fleet_model import (
+from sentinel.controller.daemon.site import FleetSite
+from sentinel.core.fleet.brakes import Use
+from sentinel.core.fleet.model import (
     Brake,
     EndedBy,
     Kind,
@@ -22,11 +21,12 @@ from sentinel.core.fleet_model import (
     State,
     StoryLine,
 )
-from sentinel.core.fleet_settings import FleetSettings
+from sentinel.core.fleet.settings import FleetSettings
 from sentinel.core.health import Finding, Severity
 from sentinel.core.model import Incident, JobState, ProtectedJob
 from sentinel.core.now import Now
-from sentinel.metrics import Metrics
+from sentinel.metrics.registry import Metrics
+from sentinel.status import jobs_read
 from sentinel.web.fleet_view import JobRow
 from sentinel.web.server import Place, Server, serve_routes
 from sentinel.web.view import View, build_view

@@ -2,7 +2,6 @@
 
 from msgspec import structs
 
-from sentinel.core.course import CoursePoint
 from sentinel.core.health import Finding
 from sentinel.core.model import (
     Budget,
@@ -24,6 +23,7 @@ from sentinel.core.model import (
 )
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy, Resume
+from sentinel.core.timing.course import CoursePoint
 from sentinel.web.view import Protector, RankRow, View, build_view
 from tests.samples import lost_gpu
 

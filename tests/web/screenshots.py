@@ -7,8 +7,8 @@ from zoneinfo import ZoneInfo
 
 from msgspec import structs
 
-from sentinel.cli.daily import gathered
-from sentinel.core.fleet_model import Kind, NodeMail
+from sentinel.controller.daemon.daily import gathered
+from sentinel.core.fleet.model import Kind, NodeMail
 from sentinel.core.model import Pace, Stage
 from sentinel.notify.compose import MailRequest, mail_request
 from sentinel.notify.compose_nodes import Place

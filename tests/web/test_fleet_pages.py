@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from sentinel.core.fleet_model import Brake, CodeWord, Kind, Say, State
+from sentinel.core.fleet.model import Brake, CodeWord, Kind, Say, State
 from sentinel.web import runbooks
 from sentinel.web.server import Asked, Place, Told
 from tests.web import samples

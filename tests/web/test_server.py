@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
-from sentinel.errors import PermanentError
-from sentinel.metrics import Metrics
+from sentinel.metrics.registry import Metrics
+from sentinel.util.errors import PermanentError
 from sentinel.web.server import MAX_CONNECTIONS, Server, parse_listen, serve
 from sentinel.web.view import View
 from tests.web import samples

@@ -14,7 +14,7 @@ from sentinel.checks.network.netdev import Interface, Member
 from sentinel.checks.shape import judged
 from sentinel.checks.sysfs import read_each
 from sentinel.core.health import Component, Finding, Severity
-from sentinel.rules import CounterLimit, counter_limits
+from sentinel.rules.tables import CounterLimit, counter_limits
 from sentinel.settings import Network
 
 _SOURCE = Source("ethernet", Component.NIC)

@@ -9,7 +9,7 @@ from sentinel.checks.base import Source
 from sentinel.checks.counters import Tally, counted, lately
 from sentinel.checks.network.rdma import COUNTERS, HW_COUNTERS, LINK_UP, STATES, Port
 from sentinel.core.health import Component, Finding, Severity
-from sentinel.rules import CounterLimit, counter_limits
+from sentinel.rules.tables import CounterLimit, counter_limits
 from sentinel.settings import Network
 
 LINK_DOWNED_END = 255  # `link_downed` has 8 bits and stops at its end (InfiniBand, PortCounters)

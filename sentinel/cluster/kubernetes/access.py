@@ -12,7 +12,7 @@ from pathlib import Path
 from kubernetes.aio import config
 from kubernetes.aio.client import Configuration
 
-from sentinel.errors import PermanentError
+from sentinel.util.errors import PermanentError
 
 LOGIN_S = 20.0  # a kubeconfig's plug-in, which may ask a cloud, must answer within this
 

@@ -12,8 +12,8 @@ import msgspec
 import structlog
 from msgspec import Raw, structs
 
+from sentinel.core.agents.orders import ASK, FOLLOW, Ask, Follow, PodRank
 from sentinel.core.model import ProtectedJob
-from sentinel.core.orders import ASK, FOLLOW, Ask, Follow, PodRank
 from sentinel.core.reports import Answer
 from sentinel.transport.wire import Arrived, Order, Orders
 

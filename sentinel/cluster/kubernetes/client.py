@@ -14,7 +14,7 @@ from yarl import URL
 
 from sentinel.cluster.kubernetes import access
 from sentinel.cluster.kubernetes.errors import Conflict, Refused, Silent, Unanswered, Unavailable, of_answer
-from sentinel.metrics import Metrics
+from sentinel.metrics.registry import Metrics
 
 T = TypeVar("T")
 

@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import Struct
 
-from sentinel.clock import Clock
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.objects import CONFIG_MAPS, ConfigMap
 from sentinel.cluster.kubernetes.reflector import Reflector
-from sentinel.core.fleet_model import CodeWord, Say
+from sentinel.core.fleet.model import CodeWord, Say
+from sentinel.util.clock import Clock
 
 NAME = "sentinel-codes"
 FOLLOWED = "sentinel.dev/codes"  # annotation of the Lease: the resourceVersion that the leader goes by; none: of none

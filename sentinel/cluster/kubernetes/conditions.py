@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from sentinel.cluster.kubernetes.client import Client, Resource
 from sentinel.cluster.kubernetes.objects import Custom
-from sentinel.documents import time_text
+from sentinel.util.documents import time_text
 
 
 class Says(Struct, frozen=True):

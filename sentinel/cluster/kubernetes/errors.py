@@ -7,7 +7,7 @@ https://pkg.go.dev/k8s.io/apimachinery/pkg/apis/meta/v1#StatusReason
 import msgspec
 from msgspec import Struct
 
-from sentinel.errors import PermanentError, TemporaryError
+from sentinel.util.errors import PermanentError, TemporaryError
 
 MAX_RETRY_AFTER_S = 60.0
 EPOCH_POLICY = "sentinel-epoch"  # what the names of the policies in deploy/admission.yaml begin with

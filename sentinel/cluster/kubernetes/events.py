@@ -15,15 +15,15 @@ from typing import TypeVar
 import structlog
 from msgspec import Struct
 
-from sentinel import declared
-from sentinel.clock import Clock, system_now
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import NotFound
 from sentinel.cluster.kubernetes.objects import EVENTS, Custom
 from sentinel.core.now import Now
-from sentinel.documents import time_text
-from sentinel.errors import PermanentError, TemporaryError
-from sentinel.metrics import Metrics
+from sentinel.metrics import declared
+from sentinel.metrics.registry import Metrics
+from sentinel.util.clock import Clock, system_now
+from sentinel.util.documents import time_text
+from sentinel.util.errors import PermanentError, TemporaryError
 
 log = structlog.get_logger(__name__)
 

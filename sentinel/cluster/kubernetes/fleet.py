@@ -8,8 +8,6 @@ from functools import partial
 import structlog
 from msgspec import structs
 
-from sentinel import declared
-from sentinel.clock import Clock
 from sentinel.cluster.kubernetes import kept, nodes
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.codes import Codes
@@ -34,11 +32,11 @@ from sentinel.cluster.kubernetes.record_conditions import of_quarantine
 from sentinel.cluster.kubernetes.record_index import RecordIndex
 from sentinel.cluster.kubernetes.reflector import Change, Pace, Reflector
 from sentinel.cluster.kubernetes.store import Store, as_new
-from sentinel.core.epochs import Epochs, agent_of
-from sentinel.core.fleet_conditions import OWN
-from sentinel.core.fleet_events import DoEvent
-from sentinel.core.fleet_marks import MarkWrite
-from sentinel.core.fleet_model import (
+from sentinel.core.agents.epochs import Epochs, agent_of
+from sentinel.core.fleet.conditions import OWN
+from sentinel.core.fleet.events import DoEvent
+from sentinel.core.fleet.marks import MarkWrite
+from sentinel.core.fleet.model import (
     CodeWord,
     Kind,
     NodeCondition,
@@ -48,9 +46,11 @@ from sentinel.core.fleet_model import (
     OrderKind,
     PodPicture,
 )
-from sentinel.core.fleet_orders import Answer
-from sentinel.core.fleet_settings import FleetSettings
-from sentinel.metrics import Metrics
+from sentinel.core.fleet.orders import Answer
+from sentinel.core.fleet.settings import FleetSettings
+from sentinel.metrics import declared
+from sentinel.metrics.registry import Metrics
+from sentinel.util.clock import Clock
 
 log = structlog.get_logger(__name__)
 

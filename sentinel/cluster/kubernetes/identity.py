@@ -14,9 +14,9 @@ from msgspec import Struct
 from sentinel.cluster.kubernetes import errors
 from sentinel.cluster.kubernetes.client import Client, Resource
 from sentinel.cluster.kubernetes.objects import CONFIG_MAPS, PODS, ConfigMap, Meta, Pod
-from sentinel.errors import PermanentError, TemporaryError
 from sentinel.transport import certs
 from sentinel.transport.auth import Review
+from sentinel.util.errors import PermanentError, TemporaryError
 
 T = TypeVar("T")
 

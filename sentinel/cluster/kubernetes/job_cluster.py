@@ -18,27 +18,19 @@ from sentinel.cluster.kubernetes.job_room import Rooms, pods_of
 from sentinel.cluster.kubernetes.job_sizing import Sizing
 from sentinel.cluster.kubernetes.job_waits import STOP_SLACK_S, Left, Waited, some
 from sentinel.cluster.kubernetes.known_jobs import Known, KnownJobs, started
-from sentinel.core import job_start, job_stop
+from sentinel.core.agents.orders import Ask, What
 from sentinel.core.health import Component
-from sentinel.core.job_kinds import KeepOff
-from sentinel.core.job_look import all_up
-from sentinel.core.job_paths import Json, number, text
-from sentinel.core.job_resume import told
-from sentinel.core.job_state import (
-    SENTINEL,
-    Seen,
-    behind_gates,
-    claimed,
-    in_line,
-    keeps_off,
-    names,
-    standing,
-)
-from sentinel.core.job_writes import Plan, Reason, Refusal, title
+from sentinel.core.job import start as job_start
+from sentinel.core.job import stop as job_stop
+from sentinel.core.job.kinds import KeepOff
+from sentinel.core.job.look import all_up
+from sentinel.core.job.paths import Json, number, text
+from sentinel.core.job.resume import told
+from sentinel.core.job.state import Seen, behind_gates, in_line, keeps_off, names, standing, switched_on
+from sentinel.core.job.writes import Plan, Reason, Refusal
 from sentinel.core.model import Launch, ProtectedJob
-from sentinel.core.orders import Ask, What
 from sentinel.core.reports import Answer, Files
-from sentinel.errors import PermanentError, TemporaryError
+from sentinel.util.errors import PermanentError, TemporaryError
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -73,6 +65,7 @@ class JobCluster(KnownJobs):
         self.observed: Callable[[str], bool] = lambda node: False
         self.unfit: Callable[[Collection[str]], Collection[str]] = lambda components: ()
         self.unreached: Callable[[], Collection[str]] = tuple
+        self.leaving: Callable[[str], bool] = lambda node: False
         self.back_lately: Callable[[], Sequence[str]] = lambda: ()
 
     # ------------------------------------------------------------ room
@@ -84,16 +77,16 @@ class JobCluster(KnownJobs):
             seen = await self._patiently(lambda: self._seen(known))
         except (TemporaryError, PermanentError) as error:
             return Room(size=0, reason="JobUnknown", sentence=str(error))
-        now = standing(seen)
+        if switched_on(seen):
+            self.look_again(job.name)
+            return Room(size=0, reason="NotOurs", sentence=job_stop.theirs(seen, job_stop.RECOVERS))
         if waits := in_line(seen):  # where it will run is the queue's to find
             return Room(size=size, excluded=excluded, sentence=waits)
-        if (refused := job_stop.never_stops(seen, job.name)) is not None:
+        if (refused := job_stop.never_stops(seen, job.name) or job_start.not_ours(seen)) is not None:
             return Room(size=0, reason=refused.reason, sentence=refused.sentence)
-        if now.stopped and now.stopped_by != SENTINEL and not claimed(seen, now):
-            by = now.stopped_by or "somebody"
-            return Room(
-                size=0, reason="NotOurs", sentence=f"{title(seen.job)} is stopped by {by}, not by Sentinel."
-            )
+        if keeps_off(seen) in (KeepOff.NONE, KeepOff.SELECTOR):
+            nodes, pods = {*excluded, *self.unfit(_asked_about(job))}, pods_of(seen)
+            await job_waits.cordons(lambda: self._rooms.taking(nodes, pods), self.leaving)
         return await self._room(job, seen, size, excluded)
 
     async def _room(self, job: ProtectedJob, seen: Seen, size: int, excluded: tuple[str, ...]) -> Room:
@@ -295,6 +288,8 @@ class JobCluster(KnownJobs):
                 return StopOutcome(gone=False, waits=job_stop.SUSPENDED_AGAIN)
         except PermanentError as error:
             log.warning("mark_left", job=job, error=str(error))
+        with contextlib.suppress(NotFound):  # of the read that showed it parts may be older than others
+            seen = await self._patiently(lambda: self._seen(self._known(job)))
         self.vacate(job)
         self.look_again(job)
         return StopOutcome(gone=False, waits=job_stop.theirs(seen, job_stop.STOPS), theirs=True)

@@ -1,4 +1,4 @@
-"""One job as it is in the API server now, and the writes of a plan: what core/job_*.py rests on and asks for.
+"""One job as it is in the API server now, and the writes of a plan: what core/job/ rests on and asks for.
 
 A decision about a job rests on one reading of it and all its pods, made when it is decided: the reflectors hold less,
 and may be behind.
@@ -15,13 +15,13 @@ from msgspec import Struct
 
 from sentinel.cluster.kubernetes.client import Client, Resource, decoded
 from sentinel.cluster.kubernetes.errors import AlreadyExists, Conflict, Forbidden, NotFound, Refused
-from sentinel.core.job_kinds import JobKind, KeepOff
-from sentinel.core.job_paths import Json, controller, text
-from sentinel.core.job_ranks import selector
-from sentinel.core.job_resume import map_name
-from sentinel.core.job_state import Seen, named_queue
-from sentinel.core.job_writes import Plan, Verb, Write
-from sentinel.core.owned_pods import stand_in
+from sentinel.core.job.kinds import JobKind, KeepOff
+from sentinel.core.job.owned_pods import stand_in
+from sentinel.core.job.paths import Json, controller, text
+from sentinel.core.job.ranks import selector
+from sentinel.core.job.resume import map_name
+from sentinel.core.job.state import Seen, named_queue
+from sentinel.core.job.writes import Plan, Verb, Write
 
 log = structlog.get_logger(__name__)
 

@@ -2,7 +2,7 @@
 
 orders = JobOrders(client, epoch, clock, records.observe, wake)
 group.create_task(orders.run())           # while it leads
-People(orders, hands, ...).turn()         # sentinel/job_people.py: judged, followed, answered
+People(orders, hands, ...).turn()         # sentinel/controller/jobs/people.py: judged, followed, answered
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable, Mapping
 import structlog
 from msgspec import Struct
 
-from sentinel.clock import Clock
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import Conflict
 from sentinel.cluster.kubernetes.objects import PROTECTED_JOBS, Custom, FullMeta, Node
 from sentinel.cluster.kubernetes.orders import Orders, Place, Taken
 from sentinel.cluster.kubernetes.reflector import Change, Pace, Reflector
-from sentinel.core.job_orders import JobOrder, JobOrderKind, split
+from sentinel.core.job.orders import JobOrder, JobOrderKind, split
+from sentinel.util.clock import Clock
 
 log = structlog.get_logger(__name__)
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 from msgspec import Struct, structs
 
-from sentinel.clock import Clock
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.objects import NAMESPACES, FullMeta
 from sentinel.cluster.kubernetes.reflector import Change, Pace, Reflector
-from sentinel.core.owners import OWNER, Rule, owners
+from sentinel.core.people.owners import OWNER, Rule, owners
 from sentinel.core.policy_model import Policy
+from sentinel.util.clock import Clock
 
 log = structlog.get_logger(__name__)
 

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 import structlog
 from msgspec import structs
 
-from sentinel.clock import Clock, system_now
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import AlreadyExists, Conflict, Forbidden, NotFound, NotLeading
 from sentinel.cluster.kubernetes.objects import INCIDENTS, PROTECTED_JOBS, Custom
 from sentinel.cluster.kubernetes.record_conditions import of_incident, of_job
 from sentinel.cluster.kubernetes.store import Store
-from sentinel.core.epochs import Epochs
+from sentinel.core.agents.epochs import Epochs
 from sentinel.core.model import Incident, JobEvent, ProtectedJob, Quarantine, StoredJob
-from sentinel.errors import PermanentError, TemporaryError
+from sentinel.util.clock import Clock, system_now
+from sentinel.util.errors import PermanentError, TemporaryError
 
 log = structlog.get_logger(__name__)
 

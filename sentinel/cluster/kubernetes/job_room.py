@@ -4,14 +4,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct, to_builtins
 
-from sentinel.clock import Clock
 from sentinel.cluster.kubernetes.objects import Node, Pod, PodSpec
 from sentinel.cluster.kubernetes.picture import ENDED
-from sentinel.core.job_change import HOSTNAME, avoid_in
-from sentinel.core.job_paths import Json, copied, read, table
-from sentinel.core.job_ranks import done_for_good, ranks
-from sentinel.core.job_state import Seen, groups_of, living, was_size
-from sentinel.core.room import Placement, RoomNode, RoomTaint, free, left_by, place, requests, takes
+from sentinel.core.job.change import HOSTNAME, avoid_in
+from sentinel.core.job.paths import Json, copied, read, table
+from sentinel.core.job.ranks import done_for_good, ranks
+from sentinel.core.job.room import Placement, RoomNode, RoomTaint, free, left_by, place, requests, takes
+from sentinel.core.job.state import Seen, groups_of, living, was_size
+from sentinel.util.clock import Clock
 
 FRESH_S = (
     0.1  # many jobs that ask at once are answered from one count; a start into room that is gone is in vain

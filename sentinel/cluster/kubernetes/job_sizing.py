@@ -7,17 +7,17 @@ from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
-from sentinel.clock import Clock
 from sentinel.cluster.base import Room
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.job_io import PODS, listed
 from sentinel.cluster.kubernetes.job_room import Rooms, pods_of
-from sentinel.core.job_paths import Json, number, read, rows, text
-from sentinel.core.job_sizes import resizable, resized
-from sentinel.core.job_state import Seen, size_of, standing
-from sentinel.core.job_writes import Refusal
+from sentinel.core.job.paths import Json, number, read, rows, text
+from sentinel.core.job.room import Placement
+from sentinel.core.job.sizes import resizable, resized
+from sentinel.core.job.state import Seen, size_of, standing
+from sentinel.core.job.writes import Refusal
 from sentinel.core.model import ProtectedJob
-from sentinel.core.room import Placement
+from sentinel.util.clock import Clock
 
 UNKNOWN_NEEDS = "What its pods need is not known, so no room was looked for."
 IN_LINE = "What it needs is taken by other jobs: it takes its place in its queue."

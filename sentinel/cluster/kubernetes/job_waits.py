@@ -1,16 +1,18 @@
 """How long a job's pods are waited for, to end and to run."""
 
+import asyncio
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 
 from msgspec import Struct
 
-from sentinel.core import job_stop
-from sentinel.core.job_kinds import KeepOff
-from sentinel.core.job_paths import Json, read, text
-from sentinel.core.job_state import Seen, gating_queue, keeps_off, living
+from sentinel.core.job import stop as job_stop
+from sentinel.core.job.kinds import KeepOff
+from sentinel.core.job.paths import Json, read, text
+from sentinel.core.job.state import Seen, gating_queue, keeps_off, living
 
 WHY_AFTER_S = 10.0  # pods that are not up are asked for the reason
+LEAVES_LOOKS, LEAVES_LOOK_S = 50, 0.2  # at a node that is to leave service, until its cordon is seen
 HOPELESS_S = 120.0  # a start that nothing but a person helps is given up
 STOP_SLACK_S = 30.0  # beyond the grace, for the kubelet and the API
 
@@ -82,6 +84,14 @@ def started_off(seen: Seen, nodes: Collection[str]) -> bool:
     """Has its operator made its pods again by itself, and has the scheduler given none of these nodes to them?"""
     on = {text(pod, "spec.nodeName") for pod in living(seen.pods)}
     return not seen.row.holds and bool(on) and on.isdisjoint({"", *nodes})
+
+
+async def cordons(taking: Callable[[], list[str]], leaving: Callable[[str], bool]) -> None:
+    """Where all nodes that are `taking` pods are to leave service: until none does, for a moment."""
+    for _ in range(LEAVES_LOOKS):
+        if not (nodes := taking()) or not all(leaving(node) for node in nodes):
+            return
+        await asyncio.sleep(LEAVES_LOOK_S)
 
 
 def nothing_keeps_off(seen: Seen, nodes: Sequence[str]) -> str:

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from sentinel.clock import Clock
 from sentinel.cluster.kubernetes.client import Client, Resource
 from sentinel.cluster.kubernetes.job_io import JobRef
 from sentinel.cluster.kubernetes.objects import ConditionedJob, Meta, PhasedJob, Pod
 from sentinel.cluster.kubernetes.objects import Job as JobObject
 from sentinel.cluster.kubernetes.owned_pods import OwnedPods, controller
 from sentinel.cluster.kubernetes.reflector import Change, Pace, Reflector, State
-from sentinel.core.job_kinds import JobKind
-from sentinel.core.job_paths import read
-from sentinel.core.protection import Job
-from sentinel.job_kinds import job_table
+from sentinel.core.job.kinds import JobKind
+from sentinel.core.job.paths import read
+from sentinel.core.people.protection import Job
+from sentinel.rules.job_kinds import job_table
+from sentinel.util.clock import Clock
 
 KNOWN_LOOK_S = 0.2
 DEEPEST = 8  # owners above a pod; a loop among them ends here

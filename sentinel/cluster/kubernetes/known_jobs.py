@@ -20,19 +20,19 @@ from sentinel.cluster.kubernetes.job_io import read as read_job
 from sentinel.cluster.kubernetes.job_room import Rooms
 from sentinel.cluster.kubernetes.pod_events import PodEvents
 from sentinel.cluster.kubernetes.shared_read import SharedRead
-from sentinel.core import hold
-from sentinel.core.flight_record import Stuck
-from sentinel.core.job_look import Look, Place, look, main_status
-from sentinel.core.job_paths import Json, number, read, text
-from sentinel.core.job_ranks import RankPod, ranks
-from sentinel.core.job_state import Seen, ended_pod, main_container, preemptor_uid, standing
-from sentinel.core.job_stop import spared
+from sentinel.core.agents.orders import PodRank
+from sentinel.core.job import hold
+from sentinel.core.job.look import Look, Place, look, main_status
+from sentinel.core.job.paths import Json, number, read, text
+from sentinel.core.job.pod_told import preempted
+from sentinel.core.job.pod_wait import explain, not_made, waits
+from sentinel.core.job.ranks import RankPod, ranks
+from sentinel.core.job.room import GPUS, requests
+from sentinel.core.job.state import Seen, ended_pod, main_container, preemptor_uid, standing
+from sentinel.core.job.stop import spared
 from sentinel.core.model import RankPlace
-from sentinel.core.orders import PodRank
-from sentinel.core.pod_told import preempted
-from sentinel.core.pod_wait import explain, not_made, waits
 from sentinel.core.policy_model import Policy
-from sentinel.core.room import GPUS, requests
+from sentinel.core.stacks.flight_record import Stuck
 
 LOOK_S = 5.0  # without a word of the watch
 NO_MORE_S = 10.0  # since the last pod came of an owner of which nothing tells how many it makes

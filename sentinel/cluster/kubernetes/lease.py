@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping
 import structlog
 from msgspec import Struct
 
-from sentinel.clock import Clock, system_now
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import AlreadyExists, Conflict, NotFound, NotLeading
 from sentinel.cluster.kubernetes.objects import LEASES, Lease
-from sentinel.core.epochs import LEASE, MAX_COUNT, Epochs, Where
-from sentinel.documents import time_text
-from sentinel.errors import PermanentError, TemporaryError
+from sentinel.core.agents.epochs import LEASE, MAX_COUNT, Epochs, Where
+from sentinel.util.clock import Clock, system_now
+from sentinel.util.documents import time_text
+from sentinel.util.errors import PermanentError, TemporaryError
 
 LONGEST_S = 60  # what stands in a Lease above this was written by a person
 ADDRESS = "sentinel.dev/address"  # where agents reach the leader

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from sentinel.clock import system_now
 from sentinel.cluster.kubernetes.client import JSON_PATCH, Client, Resource, decoded
 from sentinel.cluster.kubernetes.errors import Conflict, NotFound, Refused
 from sentinel.cluster.kubernetes.nodes import Operation, preconditions
@@ -28,13 +27,14 @@ from sentinel.cluster.kubernetes.orders import ORDER, PREFIX, taken
 from sentinel.cluster.kubernetes.picture import node_picture
 from sentinel.cluster.kubernetes.record_conditions import of_quarantine
 from sentinel.cluster.kubernetes.store import KINDS, LIST_S, PAGE, Store
-from sentinel.core.epochs import Epochs
-from sentinel.core.fleet_conditions import ISOLATED, OWN, RETURNED
-from sentinel.core.fleet_events import End, Reason
-from sentinel.core.fleet_marks import unmark
-from sentinel.core.fleet_model import QUARANTINE_TAINT, EndedBy, Kind, NodeMark, NodeQuarantine, OrderKind
-from sentinel.core.fleet_record import step
-from sentinel.errors import PermanentError
+from sentinel.core.agents.epochs import Epochs
+from sentinel.core.fleet.conditions import ISOLATED, OWN, RETURNED
+from sentinel.core.fleet.events import End, Reason
+from sentinel.core.fleet.marks import unmark
+from sentinel.core.fleet.model import QUARANTINE_TAINT, EndedBy, Kind, NodeMark, NodeQuarantine, OrderKind
+from sentinel.core.fleet.record import step
+from sentinel.util.clock import system_now
+from sentinel.util.errors import PermanentError
 
 HOLDING = (OrderKind.HOLD, OrderKind.DRAIN)
 HOLDS = tuple(PREFIX + kind for kind in HOLDING)  # annotations that order it

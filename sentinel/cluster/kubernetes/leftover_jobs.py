@@ -19,11 +19,11 @@ from sentinel.cluster.kubernetes.leftover import Leads, objects, ordered
 from sentinel.cluster.kubernetes.names import object_name
 from sentinel.cluster.kubernetes.objects import PROTECTED_JOBS, Custom
 from sentinel.cluster.kubernetes.orders import PREFIX
-from sentinel.core import job_start
-from sentinel.core.incidents import resume_env
-from sentinel.core.job_kinds import JobKind, Means, row_of
-from sentinel.core.job_orders import JobOrderKind
-from sentinel.core.job_paths import (
+from sentinel.core.decision.incidents import resume_env
+from sentinel.core.job import start as job_start
+from sentinel.core.job.kinds import JobKind, Means, row_of
+from sentinel.core.job.orders import JobOrderKind
+from sentinel.core.job.paths import (
     Json,
     annotate,
     annotation,
@@ -35,9 +35,9 @@ from sentinel.core.job_paths import (
     text,
     write,
 )
-from sentinel.core.job_resume import ASKS_FOR_MAP
-from sentinel.core.job_resume import told as told_of
-from sentinel.core.job_state import (
+from sentinel.core.job.resume import ASKS_FOR_MAP
+from sentinel.core.job.resume import told as told_of
+from sentinel.core.job.state import (
     ASKS_FOR_START,
     STOPPED,
     Seen,
@@ -47,12 +47,12 @@ from sentinel.core.job_state import (
     marked_in_vain,
     standing,
 )
-from sentinel.core.job_writes import Plan, Refusal, patch
+from sentinel.core.job.writes import Plan, Refusal, patch
 from sentinel.core.model import StoredJob
-from sentinel.core.owners import OWNER
-from sentinel.documents import from_document
-from sentinel.errors import PermanentError, TemporaryError
-from sentinel.job_kinds import job_table
+from sentinel.core.people.owners import OWNER
+from sentinel.rules.job_kinds import job_table
+from sentinel.util.documents import from_document
+from sentinel.util.errors import PermanentError, TemporaryError
 
 OWNERS = (OWNER, ASKS_FOR_MAP)  # annotations of jobs that Sentinel only reads
 ENDING = (JobOrderKind.STOP, JobOrderKind.CANCEL)
@@ -168,7 +168,7 @@ class Jobs:
         raise TemporaryError("it changes on and on, or its operator does not follow: try again")
 
     async def _told(self, mark: str) -> dict[str, str]:
-        """What core/job_resume.py tells the program; nothing where the job's record is gone."""
+        """What core/job/resume.py tells the program; nothing where the job's record is gone."""
         record, _ = await self._read(mark)
         if record is None or record.incident is None:
             return {}

@@ -22,7 +22,7 @@ from sentinel.cluster.kubernetes.objects import (
     QUARANTINES,
     Custom,
 )
-from sentinel.errors import PermanentError, TemporaryError
+from sentinel.util.errors import PermanentError, TemporaryError
 
 DEFINITIONS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", namespaced=False)
 PAGE = "500"

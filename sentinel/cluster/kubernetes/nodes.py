@@ -15,11 +15,11 @@ import structlog
 from sentinel.cluster.kubernetes.client import JSON_PATCH, Client
 from sentinel.cluster.kubernetes.errors import Conflict, NotFound, NotLeading
 from sentinel.cluster.kubernetes.objects import NODES, PODS, FullMeta, Node, Pod
-from sentinel.core.epochs import Epochs, Where, later
-from sentinel.core.fleet_marks import MarkWrite
-from sentinel.core.fleet_model import QUARANTINE_TAINT, NodeCondition
-from sentinel.documents import time_text
-from sentinel.errors import PermanentError
+from sentinel.core.agents.epochs import Epochs, Where, later
+from sentinel.core.fleet.marks import MarkWrite
+from sentinel.core.fleet.model import QUARANTINE_TAINT, NodeCondition
+from sentinel.util.documents import time_text
+from sentinel.util.errors import PermanentError
 
 log = structlog.get_logger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 
 from sentinel.cluster.kubernetes.client import Resource
-from sentinel.core.job_state import ASKS_FOR_START
+from sentinel.core.job.state import ASKS_FOR_START
 
 NODES = Resource("", "v1", "nodes", namespaced=False)
 PODS = Resource("", "v1", "pods")

@@ -15,14 +15,14 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from sentinel.clock import Clock
 from sentinel.cluster.kubernetes.client import JSON_PATCH, Client, Resource
 from sentinel.cluster.kubernetes.errors import NotFound
 from sentinel.cluster.kubernetes.nodes import Operation, not_older, preconditions, set_epoch
 from sentinel.cluster.kubernetes.objects import NODES, Custom, FullMeta, Node
-from sentinel.core.fleet_model import Order, OrderKind
-from sentinel.documents import time_text
-from sentinel.errors import PermanentError
+from sentinel.core.fleet.model import Order, OrderKind
+from sentinel.util.clock import Clock
+from sentinel.util.documents import time_text
+from sentinel.util.errors import PermanentError
 
 PREFIX = "sentinel.dev/"
 ORDER, ANSWER = PREFIX + "order", PREFIX + "answer"

@@ -13,7 +13,7 @@ from sentinel.cluster.kubernetes.objects import (
     QUARANTINES,
     VERSION,
 )
-from sentinel.errors import PermanentError, TemporaryError
+from sentinel.util.errors import PermanentError, TemporaryError
 
 log = structlog.get_logger(__name__)
 

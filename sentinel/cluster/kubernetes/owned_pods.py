@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 from msgspec import Struct, field
 
-from sentinel.clock import Clock
 from sentinel.cluster.kubernetes.job_io import JobRef
 from sentinel.cluster.kubernetes.objects import Labels, Meta, Owner, Pod
 from sentinel.cluster.kubernetes.picture import ENDED, NODES_OWN
-from sentinel.core.job_kinds import JobKind
-from sentinel.core.owned_pods import row_of_owner
-from sentinel.core.protection import PODS, Job
+from sentinel.core.job.kinds import JobKind
+from sentinel.core.job.owned_pods import row_of_owner
+from sentinel.core.people.protection import PODS, Job
+from sentinel.util.clock import Clock
 
 GONE_S = 300.0  # an owner without a pod for so long is taken for gone: it waits between its tries to make one
 

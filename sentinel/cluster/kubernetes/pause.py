@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 
-from sentinel.clock import Clock
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.objects import CONFIG_MAPS, ConfigMap
 from sentinel.cluster.kubernetes.reflector import Reflector
+from sentinel.util.clock import Clock
 
 NAME = "sentinel-pause"
 PAUSED = "sentinel.dev/paused"  # annotation of the Lease: what the leader goes by

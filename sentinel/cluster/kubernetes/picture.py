@@ -5,10 +5,10 @@ from collections.abc import Container
 from msgspec import structs
 
 from sentinel.cluster.kubernetes.objects import Node, Pod
-from sentinel.core.fleet_marks import claims_of
-from sentinel.core.fleet_model import NodeCondition, NodePicture, PodPicture, Taint
-from sentinel.core.protection import Protection
-from sentinel.core.room import GPUS, quantity
+from sentinel.core.fleet.marks import claims_of
+from sentinel.core.fleet.model import NodeCondition, NodePicture, PodPicture, Taint
+from sentinel.core.job.room import GPUS, quantity
+from sentinel.core.people.protection import Protection
 
 ENDED = ("Succeeded", "Failed")
 NODES_OWN = ("DaemonSet", "Node")  # owners of pods that come again wherever the node goes

@@ -12,10 +12,10 @@ import structlog
 from msgspec import Struct
 
 from sentinel.cluster.kubernetes.client import Client, Resource
-from sentinel.core.job_paths import Json, text
-from sentinel.core.pod_told import preempted, preemptor
-from sentinel.core.pod_wait import event_wall_s, needs_events
-from sentinel.errors import PermanentError, TemporaryError
+from sentinel.core.job.paths import Json, text
+from sentinel.core.job.pod_told import preempted, preemptor
+from sentinel.core.job.pod_wait import event_wall_s, needs_events
+from sentinel.util.errors import PermanentError, TemporaryError
 
 log = structlog.get_logger(__name__)
 

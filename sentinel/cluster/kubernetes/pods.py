@@ -9,7 +9,6 @@ from typing import Any
 
 from msgspec import structs
 
-from sentinel.clock import Clock
 from sentinel.cluster.kubernetes import kept
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.jobs import Jobs
@@ -17,8 +16,9 @@ from sentinel.cluster.kubernetes.objects import PODS, Pod
 from sentinel.cluster.kubernetes.picture import nodes_own, pod_picture
 from sentinel.cluster.kubernetes.policies import Judge, Policies
 from sentinel.cluster.kubernetes.reflector import Change, Pace, Reflector, State
-from sentinel.core.fleet_model import PodPicture
-from sentinel.core.protection import Job, Protection, protection
+from sentinel.core.fleet.model import PodPicture
+from sentinel.core.people.protection import Job, Protection, protection
+from sentinel.util.clock import Clock
 
 GONE_LOOK_S = 5.0
 SETTLE_S = 0.5  # many changes of jobs and policies are one look at the pods

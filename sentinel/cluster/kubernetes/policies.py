@@ -15,19 +15,19 @@ import msgspec
 import structlog
 from msgspec import structs
 
-from sentinel import declared
-from sentinel.clock import Clock
 from sentinel.cluster.kubernetes import conditions
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.conditions import Says
 from sentinel.cluster.kubernetes.errors import Conflict, NotFound, NotLeading
 from sentinel.cluster.kubernetes.objects import GROUP, JOB_POLICIES, VERSION, Custom, FullMeta
 from sentinel.cluster.kubernetes.reflector import Change, Pace, Reflector
-from sentinel.core.job_stop import no_owner
-from sentinel.core.job_writes import Reason
-from sentinel.core.protection import PODS, Asked, Job, Judged, Selector, conflicts, in_force
-from sentinel.errors import PermanentError, TemporaryError
-from sentinel.metrics import Metrics
+from sentinel.core.job.stop import no_owner
+from sentinel.core.job.writes import Reason
+from sentinel.core.people.protection import PODS, Asked, Job, Judged, Selector, conflicts, in_force
+from sentinel.metrics import declared
+from sentinel.metrics.registry import Metrics
+from sentinel.util.clock import Clock
+from sentinel.util.errors import PermanentError, TemporaryError
 
 Judge = Callable[[Sequence[dict[str, Any]]], Awaitable[list[Judged]]]
 

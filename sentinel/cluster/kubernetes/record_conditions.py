@@ -4,7 +4,7 @@ Nothing here is known that the record does not say: it is for people and for too
 """
 
 from sentinel.cluster.kubernetes.conditions import Says
-from sentinel.core.fleet_model import Mode, NodeQuarantine, State
+from sentinel.core.fleet.model import Mode, NodeQuarantine, State
 from sentinel.core.model import Incident, Phase, StoredJob
 
 

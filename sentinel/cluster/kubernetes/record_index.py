@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from sentinel.core.fleet_model import NodeQuarantine
+from sentinel.core.fleet.model import NodeQuarantine
 
 
 class RecordIndex:

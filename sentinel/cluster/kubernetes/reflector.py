@@ -22,7 +22,6 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from sentinel.clock import Clock, system_now
 from sentinel.cluster.kubernetes.client import Client, Resource, decoded
 from sentinel.cluster.kubernetes.errors import (
     Expired,
@@ -34,8 +33,9 @@ from sentinel.cluster.kubernetes.errors import (
     of_status,
 )
 from sentinel.cluster.kubernetes.objects import GROUP, HasMeta
-from sentinel.errors import PermanentError, TemporaryError
-from sentinel.metrics import Metrics
+from sentinel.metrics.registry import Metrics
+from sentinel.util.clock import Clock, system_now
+from sentinel.util.errors import PermanentError, TemporaryError
 
 LIST_S = 60.0  # for one page
 BATCH = 256  # changes that are given out before other tasks get their turn

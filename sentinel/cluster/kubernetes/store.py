@@ -36,8 +36,8 @@ from sentinel.cluster.kubernetes.nodes import (
     set_epoch,
 )
 from sentinel.cluster.kubernetes.objects import GROUP, VERSION, Custom, LeaseMeta
-from sentinel.core.epochs import Epochs
-from sentinel.documents import Document, from_document, merged, to_document
+from sentinel.core.agents.epochs import Epochs
+from sentinel.util.documents import Document, from_document, merged, to_document
 
 log = structlog.get_logger(__name__)
 

@@ -33,10 +33,10 @@ from sentinel.cluster.local.spawned import spawned
 from sentinel.cluster.local.status import Slot, Status, boot_id, read_status
 from sentinel.cluster.local.stop import STUCK_AFTER_S, stop_all
 from sentinel.cluster.local.tracked import Tracked
-from sentinel.core.flight_record import Stuck
 from sentinel.core.model import Launch
 from sentinel.core.reports import Files, RankExit
-from sentinel.errors import PermanentError, TemporaryError
+from sentinel.core.stacks.flight_record import Stuck
+from sentinel.util.errors import PermanentError, TemporaryError
 
 
 class Adopted(Struct, frozen=True, kw_only=True):

@@ -8,8 +8,8 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from sentinel.children import ChildError, OutOfTime, ask, our_python
-from sentinel.core.flight_record import Stuck
+from sentinel.core.stacks.flight_record import Stuck
+from sentinel.util.children import ChildError, OutOfTime, ask, our_python
 
 log = structlog.get_logger()
 

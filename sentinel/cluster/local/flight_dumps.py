@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from sentinel.cluster.local.flight import Records
-from sentinel.core.flight_record import Dump, Entry, Group, stuck
+from sentinel.core.stacks.flight_record import Dump, Entry, Group, stuck
 
 MOST_BYTES = 256 << 20  # of one dump; 2,000 operations with their stacks are some 3 MB
 MOST_MEMORY, MOST_CPU_S = 4 << 30, 600  # of the child that reads them

@@ -13,7 +13,7 @@ from msgspec import Struct
 from sentinel.cluster.local import launch_supervisor
 from sentinel.cluster.local.status import Slot
 from sentinel.core.reports import Orphan
-from sentinel.errors import TemporaryError
+from sentinel.util.errors import TemporaryError
 
 ANSWER_S = 60.0  # a supervisor that does not answer a start in this time is not waited for
 CONNECT_S = 5.0

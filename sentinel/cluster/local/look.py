@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from sentinel.cluster.local.processes import Proc, is_srun, numbered, started, tree_use
 from sentinel.core.reports import Worker
-from sentinel.core.workers import CHILDREN
+from sentinel.core.stacks.workers import CHILDREN
 
 
 class RankLook(Struct, frozen=True):

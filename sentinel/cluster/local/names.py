@@ -2,7 +2,7 @@
 
 import re
 
-from sentinel.errors import PermanentError
+from sentinel.util.errors import PermanentError
 
 MOST = 63  # as names on Kubernetes, which allow less: no capitals and no '_'
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 from sentinel.core.model import Launch
-from sentinel.errors import PermanentError, TemporaryError
+from sentinel.util.errors import PermanentError, TemporaryError
 
 PORTS_FROM = 20000  # below the range that the kernel hands to outgoing connections
 TEMPORARY = {errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EBUSY}

@@ -22,8 +22,8 @@ from sentinel.cluster.local.processes import (
     read_text,
     scan,
 )
-from sentinel.core import hold
-from sentinel.core.orders import PodRank
+from sentinel.core.agents.orders import PodRank
+from sentinel.core.job import hold
 
 CGROUP_BYTES = 16384
 SANDBOX = "pause"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from sentinel.core import hold
+from sentinel.core.job import hold
 
 # Programs that pass no signal on to what they run: what is meant for them is meant for their children.
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "busybox"})

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from sentinel import rights
-from sentinel.children import ChildError, OutOfTime, SaidTooMuch, ask
 from sentinel.cluster.local.processes import (
     Proc,
     descendants,
@@ -29,8 +28,9 @@ from sentinel.cluster.local.processes import (
     scan,
     where,
 )
-from sentinel.core.process_states import STOPPED
-from sentinel.core.stack_reading import HELPER_FRAME, own_frames, read
+from sentinel.core.stacks.process_states import STOPPED
+from sentinel.core.stacks.reading import HELPER_FRAME, own_frames, read
+from sentinel.util.children import ChildError, OutOfTime, SaidTooMuch, ask
 
 EACH_S = 4.0
 TOTAL_S = 12.0

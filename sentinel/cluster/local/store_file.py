@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import structlog
 
-from sentinel.errors import PermanentError
+from sentinel.util.errors import PermanentError
 
 log = structlog.get_logger()
 

@@ -23,7 +23,7 @@ from sentinel.cluster.local.processes import (
 )
 from sentinel.cluster.local.status import Slot, Status, boot_id, boottime_s, read_status
 from sentinel.core.reports import RankExit
-from sentinel.errors import TemporaryError
+from sentinel.util.errors import TemporaryError
 
 log = structlog.get_logger(__name__)
 

@@ -1,18 +1,18 @@
-"""A job under its real operator, read and written as sentinel/core/job_*.py says."""
+"""A job under its real operator, read and written as sentinel/core/job/ says."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pytest
 
-from sentinel.core.job_kinds import KeepOff, row_of
-from sentinel.core.job_limits import limits
-from sentinel.core.job_ranks import RankPod, ranks, selector
-from sentinel.core.job_start import NO_LABELS, settle, start
-from sentinel.core.job_state import SENTINEL, Seen, living, standing
-from sentinel.core.job_stop import stop
-from sentinel.core.job_writes import Plan, Refusal, Verb, Write
-from sentinel.job_kinds import job_table
+from sentinel.core.job.kinds import KeepOff, row_of
+from sentinel.core.job.limits import limits
+from sentinel.core.job.ranks import RankPod, ranks, selector
+from sentinel.core.job.start import NO_LABELS, settle, start
+from sentinel.core.job.state import SENTINEL, Seen, living, standing
+from sentinel.core.job.stop import stop
+from sentinel.core.job.writes import Plan, Refusal, Verb, Write
+from sentinel.rules.job_kinds import job_table
 from tests.rig.api import Api, ApiError, Object
 from tests.rig.processes import RigError, until
 

@@ -1,0 +1,1 @@
+"""What is known of one job (`picture`), what to do about it (`policy`), and the incident that this opens."""

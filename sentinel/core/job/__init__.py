@@ -1,0 +1,1 @@
+"""Jobs of a cluster and their pods, as plain JSON: what they are, and how they are stopped, changed and started."""

@@ -1,0 +1,1 @@
+"""Where processes stand and whom they wait for: their states, their stacks, their flight records."""

@@ -1,0 +1,1 @@
+"""What `sentinel demo` is made of."""

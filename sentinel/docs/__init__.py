@@ -1,0 +1,1 @@
+"""Parts of docs/ that are made from the code."""

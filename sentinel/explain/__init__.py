@@ -1,0 +1,1 @@
+"""What `sentinel explain` is made of, over the parts of `replay`."""

@@ -1,0 +1,1 @@
+"""Every metric: declared once, counted, and written as text for a scrape."""

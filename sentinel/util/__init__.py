@@ -1,0 +1,1 @@
+"""What knows nothing of jobs and nodes: bounded children, clocks, the log, documents, work cut small or in order."""

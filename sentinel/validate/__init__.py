@@ -1,0 +1,1 @@
+"""What `sentinel validate` is made of: policies and rule files are judged."""
