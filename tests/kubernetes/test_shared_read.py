@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from sentinel.cluster.kubernetes.shared_read import SharedRead
-from tests.waits import eventually
+from tests.waits import eventually, turns
 
 
 class Shelf:
@@ -137,7 +137,7 @@ def test_what_was_read_is_not_kept() -> None:
     async def fetched() -> Pods:
         pods = Pods()
         made.append(weakref.ref(pods))
-        await asyncio.sleep(0)
+        await turns()
         return pods
 
     async def whole() -> None:

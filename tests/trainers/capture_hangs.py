@@ -8,6 +8,7 @@ again, and the others kept.
 """
 
 import asyncio
+import contextlib
 import json
 import lzma
 import os
@@ -48,12 +49,12 @@ async def capture(address: str, one_look: asyncio.Lock, kind: str, rank: int, wa
         asked.write(f"{kind} {rank} {way}\n".encode())
         both = [await asyncio.wait_for(told.readline(), STARTS_S) for _ in range(2)]
         pids = json.loads(next(line for line in both if line.startswith(b"[")))
-        await asyncio.sleep(SETTLES_S)
+        await _lives_on(told, SETTLES_S)
         looks = []
         loop = asyncio.get_running_loop()
         first_s = loop.time()
         for look in range(LOOKS):
-            await asyncio.sleep(max(0.0, first_s + look * APART_S - loop.time()))
+            await _lives_on(told, first_s + look * APART_S - loop.time())
             async with one_look:
                 at_s = loop.time()
                 first_s = at_s if look == 0 else first_s
@@ -65,6 +66,13 @@ async def capture(address: str, one_look: asyncio.Lock, kind: str, rank: int, wa
     finally:
         asked.close()
     return {"kind": kind, "rank": rank, "way": way, "looks": looks}
+
+
+async def _lives_on(told: asyncio.StreamReader, for_s: float) -> None:
+    """ValueError if the program ends meanwhile."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(told.read(1), max(0.0, for_s))
+        raise ValueError("the program has ended")
 
 
 def _bare(match: re.Match[str]) -> str:
