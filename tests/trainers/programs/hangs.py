@@ -344,7 +344,7 @@ def step(model, optimizer):
 def train(rank):
     layers = (nn.Linear(32, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
     model = DistributedDataParallel(nn.Sequential(*layers))
-    optimizer = torch.optim.SGD(model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     if KIND == "start":
         if rank == RANK:
             load_weights(model)
@@ -410,7 +410,7 @@ def play():
 
 def main():
     global CALLER
-    torch.optim.SGD([torch.zeros(1)]).step()  # what it imports sixteen ranks need not import each
+    torch.optim.SGD([torch.zeros(1)], lr=0.001).step()  # what it imports sixteen ranks need not import each
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(sys.argv[1])
