@@ -87,6 +87,8 @@ class FakeCluster:
         return SignalOutcome(sent=tuple(ranks))
 
     async def save_capable(self, job: str, incarnation: int, name: str) -> dict[int, bool]:
+        if hook := self.hooks.get("save_capable"):
+            hook()
         return dict.fromkeys(range(self.running.get(incarnation, 0)), self.catches)
 
     async def files(self, job: str, incarnation: int, cwd: str, pattern: str) -> Files:

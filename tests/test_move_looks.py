@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from sentinel.cluster.base import Room
 from sentinel.core.model import Phase, Stage
+from sentinel.util.errors import TemporaryError
 from tests.controller_world import World, gpu_fault
 from tests.test_controller import forever, play, raising
 
@@ -56,6 +59,53 @@ def test_a_move_that_had_no_room_is_made_when_there_is_room_for_some_time_and_no
     first, _ = world.store.incidents("j")
     assert [mail.stage for mail in first.mails] == [Stage.NOTICE]
     assert world.job.used == 1
+
+
+def unanswered() -> None:
+    raise TemporaryError("nobody answers on node b, the node of rank 1")
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_move_whose_ranks_could_not_be_told_to_save_is_made_when_they_can_and_a_successor_knows_it(
+    tmp_path: Path, later: bool
+) -> None:
+    async def scene(world: World) -> None:
+        world.cluster.hooks["save_capable"] = unanswered
+        world.steps(1, 2)
+        world.checks(gpu_fault())
+        await world.until(lambda: world.picture.incident and world.incident.phase is Phase.SAVING)
+        world.clock.mono_s += 20
+        kept = await world.phase(Phase.KEPT_RUNNING)
+        assert (kept.reason, kept.sentence) == (
+            "SaveNotAsked",
+            "Not saved: nobody answers on node b, the node of rank 1. It is tried again, in 20s at the earliest, when "
+            "its ranks can be told to save, there is room and the cause still stands.",
+        )
+        if later:
+            await world.again()
+            world.picture.entities = {0: "GPU a", 1: "GPU b"}
+            world.checks(gpu_fault())
+        for _ in range(4):
+            await looked(world, 61)
+        assert len(world.store.incidents("j")) == 1, "there is room, and still nobody answers"
+        world.cluster.catches = False
+        del world.cluster.hooks["save_capable"]
+        for _ in range(2):
+            await looked(world, 61)
+        assert len(world.store.incidents("j")) == 1, "who answers says that no rank takes the signal"
+        world.cluster.catches = True
+        for _ in range(2):
+            await looked(world, 61)
+        await world.until(lambda: world.cluster.of("signal"))
+        world.prints_proof()
+        await world.phase(Phase.VERIFYING)
+        world.steps(42, 43)
+        done = await world.phase(Phase.RECOVERED)
+        assert (done.refusals, done.save is not None and done.save.proved_by != "") == (1, True)
+
+    world = play(tmp_path, scene)
+    first, _ = world.store.incidents("j")
+    assert [mail.stage for mail in first.mails] == [Stage.STARTED, Stage.NOTICE]
 
 
 def test_a_job_whose_gpu_is_well_again_is_not_looked_for_room_for(tmp_path: Path) -> None:

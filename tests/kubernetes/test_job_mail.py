@@ -21,6 +21,7 @@ __all__ = ["kwok", "plane", "site"]
 
 THREADS = [("0001", "started"), ("0001", "recovered"), ("0002", "started"), ("0002", "gave-up")]
 LINE = "</pre><script>window.hit=1</script><img src=x onerror='window.hit=1'> \x1b[2J \u202egnp.exe"
+BARS = 20  # of the plot of its steps, at least: so many iterations were seen before the fault
 OWNER, GONE, ADMIN = "owner@example.com", "gone@example.com", "admins@example.com"
 
 
@@ -118,7 +119,7 @@ def test_an_incident_is_one_thread_that_shows_the_pace_of_the_job_and_outlives_g
         ranks.start()
         try:
             job = site.record()["name"]
-            site.until(lambda: (page.number("job_iteration", job_name=job) or 0) > 5)
+            site.until(lambda: (page.number("job_iteration", job_name=job) or 0) > BARS)
             browser.open(f"{page.url}/jobs/{job}")
             browser.until("document.querySelector('main').innerText.includes('250 ms')")
             browser.run("window.same = true")
@@ -171,7 +172,7 @@ def test_an_incident_is_one_thread_that_shows_the_pace_of_the_job_and_outlives_g
     assert "Step time before 250 ms, after 250 ms; longest 250 ms" in text
     assert "████ ████" in text
     html = body(sent["0001", "recovered"][1], "html")
-    assert html.count("height:56px") >= 20
+    assert html.count("height:56px") >= BARS
     assert "<img" not in html
 
 

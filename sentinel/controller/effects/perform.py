@@ -180,7 +180,7 @@ class Performer:
         finally:
             if self._watches.get(job.name) is watch:
                 del self._watches[job.name]
-        return SaveEnded(outcome.result, outcome.counts, outcome.sentence, picture.finished)
+        return SaveEnded(outcome.result, outcome.counts, outcome.sentence, picture.finished, outcome.asked)
 
     async def _stop(self, picture: JobPicture, incident: Incident, effect: DoStop) -> Event:
         job = picture.job

@@ -26,6 +26,7 @@ class SaveOutcome(Struct, frozen=True):
     result: SaveResult
     counts: bool
     sentence: str
+    asked: bool = True  # ranks were told to save
 
 
 class ProofWatch:
@@ -140,7 +141,7 @@ def _ended(checkpoint: Checkpoint, result: SaveResult) -> SaveOutcome:
 
 
 def _skipped(why: str) -> SaveOutcome:
-    return SaveOutcome(SaveResult(skipped=why), False, f"Not saved: {why}.")
+    return SaveOutcome(SaveResult(skipped=why), False, f"Not saved: {why}.", asked=False)
 
 
 def _timed_out(

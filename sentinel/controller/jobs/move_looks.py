@@ -1,4 +1,5 @@
-"""Looks whether a move that was refused would be now: an incident is opened only when there is room for it."""
+"""Looks whether a move that was refused would be now: an incident is opened only when there is room for it, and when
+its ranks can be told to save where that was what it failed at."""
 
 import asyncio
 import math
@@ -13,6 +14,7 @@ from sentinel.core.decision.picture import JobPicture
 from sentinel.core.model import Incident
 from sentinel.core.recovery.move_again import Refused
 from sentinel.util.clock import Clock
+from sentinel.util.errors import TemporaryError
 from sentinel.util.tasks import JobTasks
 
 log = structlog.get_logger()
@@ -53,8 +55,9 @@ class MoveLooks:
 
     async def _look(self, picture: JobPicture, waiting: Refused, waits: _Waits) -> None:
         try:
+            able = waiting.incident.save is None or await self._can_save(picture)
             async with self._one:
-                found = await self._found(picture, waiting.incident)
+                found = able and await self._has_room(picture, waiting.incident)
                 now_s = self._clock().mono_s
                 waits.due_mono_s = now_s + min(LATEST_S, max(LOOK_S, (now_s - waiting.at_mono_s) / 10))
                 waits.since_mono_s = min(waits.since_mono_s, now_s) if found else math.inf
@@ -72,7 +75,17 @@ class MoveLooks:
             self._broke()
             waits.due_mono_s = self._clock().mono_s + LATEST_S
 
-    async def _found(self, picture: JobPicture, incident: Incident) -> bool:
+    async def _can_save(self, picture: JobPicture) -> bool:
+        job, resume = picture.job, picture.job.policy.resume
+        if resume is None or resume.checkpoint is None or len(picture.alive) < job.size:
+            return False
+        try:
+            capable = await self._cluster.save_capable(job.name, job.incarnation, resume.checkpoint.signal)
+        except TemporaryError:
+            return False
+        return any(capable.values())
+
+    async def _has_room(self, picture: JobPicture, incident: Incident) -> bool:
         size, excluded = incidents.wanted(picture, incident)
         room = await self._cluster.room(picture.job, size, excluded)
         return room.size > 0 and not incidents.too_small(incident, room.size)

@@ -28,12 +28,14 @@ class PrecheckRefused(Struct, frozen=True, tag=True):
 
 
 class SaveEnded(Struct, frozen=True, tag=True):
-    """The save was proved, skipped, or ran out of its time. `counts`: it may be relied on. `ended`: all ranks are."""
+    """The save was proved, skipped, or ran out of its time. `counts`: it may be relied on. `ended`: all ranks are.
+    `asked`: ranks were told to save, or may have been."""
 
     result: SaveResult
     counts: bool
     sentence: str
     ended: bool = False
+    asked: bool = True
 
 
 class StopEnded(Struct, frozen=True, tag=True):

@@ -28,7 +28,7 @@ from sentinel.core.recovery.events import (
     StopStuck,
     StopWaits,
 )
-from sentinel.core.recovery.move_again import pause_s
+from sentinel.core.recovery.move_again import NOT_ASKED, pause_s
 from sentinel.core.recovery.moves import (
     PRECHECK_S,
     QUEUE_S,
@@ -90,12 +90,12 @@ def precheck_refused(incident: Incident, event: PrecheckRefused, now: Now, terms
     return incident, (look_again(incident, now),)
 
 
-def _not_moved(incident: Incident, now: Now, reason: str, sentence: str) -> Result:
+def _not_moved(
+    incident: Incident, now: Now, reason: str, sentence: str, when: str = "there is room"
+) -> Result:
     if incident.key:
         pause = duration_text(pause_s(incident.refusals))
-        sentence += (
-            f" It is tried again, in {pause} at the earliest, when there is room and the cause still stands."
-        )
+        sentence += f" It is tried again, in {pause} at the earliest, when {when} and the cause still stands."
     return close(incident, Phase.KEPT_RUNNING, now, reason, sentence)
 
 
@@ -134,6 +134,9 @@ def save_ended(incident: Incident, event: SaveEnded, now: Now, terms: Terms) -> 
     if event.counts or incident.kind == IncidentKind.ENDING:
         reason = "Saved" if event.counts else "SaveUnproved"
         return stopping(incident, now, terms, reason, event.sentence)
+    if not event.asked:
+        when = "its ranks can be told to save, there is room"
+        return _not_moved(incident, now, NOT_ASKED, event.sentence, when)
     return close(incident, Phase.KEPT_RUNNING, now, "SaveUnproved", event.sentence)
 
 

@@ -1,9 +1,11 @@
-"""A job that still steps and could not be moved, for want of room as a rule: when it is asked for again. Pure."""
+"""A job that still steps and could not be moved, for want of room or since its ranks could not be told to save: when
+it is asked for again. Pure."""
 
 from msgspec import Struct
 
 from sentinel.core.model import Incident, IncidentKind, Phase
 
+NOT_ASKED = "SaveNotAsked"  # reason of a move that ended where no rank could be told to save
 FIRST_S, MOST_S = 20.0, 3600.0  # after the first refusal; doubled with each one more of the same incarnation
 
 
@@ -29,6 +31,6 @@ def refused(incident: Incident) -> bool:
         incident.kind is IncidentKind.CHOSEN
         and incident.phase is Phase.KEPT_RUNNING
         and bool(incident.key)
-        and incident.save is None
+        and (incident.save is None or incident.reason == NOT_ASKED)
         and not incident.attempt
     )
