@@ -210,12 +210,17 @@ class Cluster:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    def mend(self, node: "Node") -> None:
-        """As good as new: what was found there was found in another boot."""
-        node.kill()
-        node.start()
+    def mend(self) -> None:
+        """All nodes as good as new, whatever a test has left behind, also one that failed."""
+        for node in self.nodes:
+            if not node.up or self.record(node, "fault"):  # what was found in another boot is over
+                node.kill()
+                node.start()
         self.sentinel.wait(*self.nodes)
-        self.release(node)
+        for node in self.nodes:
+            if self.taints(node):
+                self.order(node.name, "release")
+                self.until(lambda node=node: not self.taints(node))
 
     def removals(self, node: str) -> list[str]:
         """What proved that the pods of a silent node could be removed by force."""

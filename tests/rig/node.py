@@ -153,6 +153,10 @@ class Node:
 
         self.kubelet.wait(ready)
 
+    @property
+    def up(self) -> bool:
+        return bool(self._daemons)
+
     def kill(self) -> None:
         """Lose the node: nothing of it lives on, and nobody says goodbye."""
         for daemon in self._daemons:

@@ -26,7 +26,7 @@ class SaveOutcome(Struct, frozen=True):
     result: SaveResult
     counts: bool
     sentence: str
-    asked: bool = True  # ranks were told to save
+    asked: bool = True  # ranks were told to save, or may have been
 
 
 class ProofWatch:
@@ -107,7 +107,8 @@ async def _saved(
     sent = await cluster.signal_ranks(job, incarnation, ranks, checkpoint.signal)
     if not sent.sent:
         why = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(sent.refused.items()))
-        return _skipped(f"no rank takes {checkpoint.signal} ({why or 'no rank found'})")
+        why = f"no rank takes {checkpoint.signal} ({why or 'no rank found'})"
+        return _skipped(why, asked=any(capable.values()))
     started_s = clock().mono_s
     while True:
         ended = all_ended()
@@ -140,8 +141,8 @@ def _ended(checkpoint: Checkpoint, result: SaveResult) -> SaveOutcome:
     return SaveOutcome(result, True, f"The ranks ended by themselves after the signal; {proof}.")
 
 
-def _skipped(why: str) -> SaveOutcome:
-    return SaveOutcome(SaveResult(skipped=why), False, f"Not saved: {why}.", asked=False)
+def _skipped(why: str, *, asked: bool = False) -> SaveOutcome:
+    return SaveOutcome(SaveResult(skipped=why), False, f"Not saved: {why}.", asked)
 
 
 def _timed_out(
