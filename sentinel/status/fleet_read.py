@@ -137,10 +137,8 @@ def joined(
 async def _nodes(client: Client, only: str) -> list[Node]:
     if not only:
         return await listed(client, NODES, Node)
-    try:
-        return [await client.get(NODES.path(name=only), Node)]
-    except NotFound:
-        return []
+    found = await client.find(NODES.path(name=only), Node)
+    return [] if found is None else [found]
 
 
 async def leader_of(client: Client, namespace: str, now_wall_s: float) -> LeaderView | None:

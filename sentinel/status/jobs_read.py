@@ -153,14 +153,9 @@ async def _incidents(client: Client, job: StoredJob) -> tuple[list[Incident], li
     newest = job.incident
     numbers = range(job.incidents, max(0, job.incidents - MOST_INCIDENTS), -1)
 
-    async def read(number: int) -> Custom | None:
-        try:
-            return await client.get(INCIDENTS.path(namespace, object_of(job.name, f"-{number:04d}")), Custom)
-        except NotFound:
-            return None
-
+    paths = [INCIDENTS.path(namespace, object_of(job.name, f"-{number:04d}")) for number in numbers]
     found, troubles = {}, []
-    for one in await asyncio.gather(*(read(number) for number in numbers)):
+    for one in await asyncio.gather(*(client.find(path, Custom) for path in paths)):
         if one is not None:
             try:
                 incident = from_document(Incident, one.spec)

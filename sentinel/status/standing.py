@@ -13,32 +13,20 @@ GOES_ON = "Not paused any more: what waited goes on."
 
 async def lease(client: "Client", namespace: str) -> "Lease | None":
     """The controllers' Lease; None: no controller ever led here."""
-    from sentinel.cluster.kubernetes.errors import NotFound
     from sentinel.cluster.kubernetes.objects import LEASES, Lease
 
-    try:
-        return await client.get(LEASES.path(namespace, "sentinel-controller"), Lease)
-    except NotFound:
-        return None
+    return await client.find(LEASES.path(namespace, "sentinel-controller"), Lease)
 
 
 async def paused(client: "Client", namespace: str) -> "ConfigMap | None":
-    from sentinel.cluster.kubernetes.errors import NotFound
     from sentinel.cluster.kubernetes.objects import CONFIG_MAPS, ConfigMap
     from sentinel.cluster.kubernetes.pause import NAME
 
-    try:
-        return await client.get(CONFIG_MAPS.path(namespace, NAME), ConfigMap)
-    except NotFound:
-        return None
+    return await client.find(CONFIG_MAPS.path(namespace, NAME), ConfigMap)
 
 
 async def said(client: "Client", namespace: str) -> "ConfigMap | None":
     from sentinel.cluster.kubernetes.codes import NAME
-    from sentinel.cluster.kubernetes.errors import NotFound
     from sentinel.cluster.kubernetes.objects import CONFIG_MAPS, ConfigMap
 
-    try:
-        return await client.get(CONFIG_MAPS.path(namespace, NAME), ConfigMap)
-    except NotFound:
-        return None
+    return await client.find(CONFIG_MAPS.path(namespace, NAME), ConfigMap)

@@ -83,17 +83,22 @@ async def main(python: str, kinds: list[str]) -> None:
     known = json.loads(lzma.decompress(KEPT.read_bytes()))["cases"] if KEPT.exists() else []
     found = {(c["kind"], c["rank"], c["way"]): c for c in known if c["kind"] not in kinds}
     wanted = [case for case in cases() if case not in found and (not kinds or case[0] in kinds)]
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, open(f"{place}/errors", "w+b") as errors:
         address = f"{place}/hangs"
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         program = await asyncio.create_subprocess_exec(
-            *(python, PROGRAM.name, address), cwd=PROGRAM.parent, env=env, stderr=subprocess.DEVNULL
+            *(python, PROGRAM.name, address), cwd=PROGRAM.parent, env=env, stderr=errors
         )
         try:
-            await eventually(lambda: os.path.exists(address), "torch is imported", STARTS_S)
+            ready = lambda: os.path.exists(address) or program.returncode is not None  # noqa: E731
+            await eventually(ready, "torch is imported", STARTS_S)
+            if program.returncode is not None:
+                errors.seek(0)
+                raise SystemExit(f"{PROGRAM.name} ended:\n{errors.read().decode()}")
             await _capture(python, address, wanted, found)
         finally:
-            program.kill()
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                program.kill()
             await program.wait()
 
 

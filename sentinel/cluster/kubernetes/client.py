@@ -13,7 +13,15 @@ from msgspec import Struct
 from yarl import URL
 
 from sentinel.cluster.kubernetes import access
-from sentinel.cluster.kubernetes.errors import Conflict, Refused, Silent, Unanswered, Unavailable, of_answer
+from sentinel.cluster.kubernetes.errors import (
+    Conflict,
+    NotFound,
+    Refused,
+    Silent,
+    Unanswered,
+    Unavailable,
+    of_answer,
+)
 from sentinel.metrics.registry import Metrics
 
 T = TypeVar("T")
@@ -100,6 +108,13 @@ class Client:
         deadline_s: float = DEADLINE_S,
     ) -> T:
         return decoded(kind, await self.call("GET", path, query=query, deadline_s=deadline_s), path)
+
+    async def find(self, path: str, kind: type[T]) -> T | None:
+        """None: there is no such object."""
+        try:
+            return await self.get(path, kind)
+        except NotFound:
+            return None
 
     async def create(self, path: str, body: Any, kind: type[T], *, deadline_s: float = DEADLINE_S) -> T:
         """`path` of the kind. Raises AlreadyExists."""

@@ -200,7 +200,7 @@ class FleetNodes:
             for name in plain
             if (agent_s := (node := pictures[name]).agent_mono_s) is not None
             and (lease_s := node.lease_mono_s) is not None
-            and agent_s > since_mono_s < lease_s
+            and min(agent_s, lease_s) > since_mono_s
         }
 
     def _look_again(self, name: str) -> None:

@@ -39,12 +39,12 @@ _OWN_WAITS = ("futex", "nanosleep")
 
 
 class Told(Struct, frozen=True):
-    """`number`: of the rank that is named, where one is."""
+    """`rank`: the one of which `why` tells, where it is one. `blamed`: it is the one to name."""
 
-    number: int | None = None
+    rank: int | None = None
     why: str = ""
     lines: tuple[str, ...] = ()  # who stands where, where nobody is named
-    about: int | None = None  # the rank of which `why` tells, where it is not named by it
+    blamed: bool = True
 
 
 def named(verdict: Verdict, stacks: Sequence[str], size: int) -> Verdict:
@@ -59,15 +59,14 @@ def named(verdict: Verdict, stacks: Sequence[str], size: int) -> Verdict:
     if verdict.worker is not None or (not of_launcher and verdict.rank is not None):
         # Logs have named it. Stacks add where it stands, if they name the same one by a number of the same kind.
         same = each if verdict.worker is None else of_launcher
-        about = told.about if told.number is None else told.number
-        return said if same and about is not None and about == verdict.who else verdict
-    if told.number is None:
+        return said if same and told.rank is not None and told.rank == verdict.who else verdict
+    if told.rank is None or not told.blamed:
         lines = (line for line in told.lines if line not in verdict.evidence)
         return structs.replace(said, evidence=(*lines, *verdict.evidence))
     return structs.replace(
         said,
-        rank=0 if of_launcher else told.number if each else None,
-        worker=told.number if of_launcher else None,
+        rank=0 if of_launcher else told.rank if each else None,
+        worker=told.rank if of_launcher else None,
     )
 
 
@@ -124,19 +123,17 @@ def _of_away(head: Head, one: Stack, others: Mapping[int, Stack]) -> Told:
     surely = one.surely or one.runs or (one.idle and all(stack.surely for stack in others.values()))
     sure = surely or (held_up and asleep)
     # In the backward pass they may sleep for their GPUs, as far as stacks tell.
-    others_do = _wait_for_it(others) if surely or not _backward(others) else _wait_for_it(others, "sleep", "")
+    others_do = _wait_for_it(others, asleep=not surely and _backward(others))
     if (one.sends and not one.runs) or not sure:
         return Told(lines=_lines({one.number: one, **others}))
     state = f" (pid {head.pid}, {STOPPED[_STUCK]}, in {head.channel or 'it'})" if head.state == _STUCK else ""
     does = "waits" if one.loads else "stands"
     helper = _helper(one)
     return Told(
-        None
-        if one.pause
-        else one.number,  # it saves or evaluates for the others: nothing is wrong with it by that
+        one.number,
         f"Rank {one.number}{state} {does} in {_at(one.place, one.called)}{f', {helper}' if helper else ''}; "
         f"{others_do}.",
-        about=one.number,
+        blamed=not one.pause,  # it saves or evaluates for the others: nothing is wrong with it by that
     )
 
 
@@ -203,7 +200,9 @@ def _of_waiting(stacks: Mapping[int, Stack], *, whole: bool) -> Told:
 # ---------------------------------------------------------------- words
 
 
-def _wait_for_it(others: Mapping[int, Stack], verb: str = "wait", for_it: str = " for it") -> str:
+def _wait_for_it(others: Mapping[int, Stack], *, asleep: bool = False) -> str:
+    """`asleep`: no more is known of them than that they sleep."""
+    verb, for_it = ("sleep", "") if asleep else ("wait", " for it")
     places = list(_places(others.values()).items())
     who = f"the other {verb}s" if len(others) == 1 else f"all {len(others)} others {verb}"
     if len(places) == 1:
