@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from sentinel.cluster.kubernetes.job_io import JobRef
-from sentinel.controller.cluster_jobs.looks import LOOKS, JobLooks, Tracked
+from sentinel.controller.cluster_jobs.looks import APART_S, LOOKS, JobLooks, Tracked
 from sentinel.core.job.look import Place, look
 from sentinel.core.job.state import Seen
 from sentinel.core.model import IncidentKind, JobState, Phase, ProtectedJob, Symptom
@@ -123,7 +123,7 @@ def test_a_job_that_runs_again_while_its_recovery_waits_is_theirs_who_started_it
 
 def test_a_job_whose_pods_start_one_by_one_is_not_looked_at_for_each_of_them() -> None:
     tracked = Tracked(ref=JobRef(row(), "ns", "train", UID), policy=Policy())
-    tracked.begun(10.0)
+    tracked.begun(10.0, APART_S)
     assert not tracked.changed
     assert 10.0 < tracked.again_mono_s <= 10.5
     tracked.failed("the API server does not answer", 10.1)  # its back-off is longer

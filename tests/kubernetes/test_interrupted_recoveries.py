@@ -224,6 +224,23 @@ def test_a_leader_killed_between_save_and_suspend_is_followed_by_one_that_stops_
     site.mend(before["spec"]["nodeName"])
 
 
+def test_a_start_is_decided_again_where_the_job_was_changed_since_its_room_was_found(site: World) -> None:
+    """Its owner edits it between the reading in which there was room and the write that starts it."""
+    path = running(site)
+
+    def edit() -> None:
+        site.admin.patch(path, {"metadata": {"labels": {"edited": "meanwhile"}}})
+
+    start = Fault(method="PATCH", path=path, says=b'"suspend":false', when_come=edit)
+    site.proxy.faults.append(start)
+    site.kwok.end_pod(site.space, names(site.pods())[0], 1)
+    site.until(in_phase(site, "Recovered"))
+    assert start.times == 0
+    assert site.admin.get(path)["metadata"]["labels"]["edited"] == "meanwhile"
+    assert site.phases() == WHOLE
+    assert (spent(site), site.record()["incarnation"]) == ((1, 0), 2)
+
+
 def test_a_rank_that_was_lost_and_replaced_while_nobody_led_is_lost_for_the_next_leader_too(
     site: World,
 ) -> None:

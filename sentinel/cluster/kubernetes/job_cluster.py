@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from time import monotonic
 from typing import TypeVar
 
 import structlog
@@ -16,7 +17,7 @@ from sentinel.cluster.kubernetes.errors import Conflict, NotFound, NotLeading
 from sentinel.cluster.kubernetes.job_io import carry_out, delete_pod
 from sentinel.cluster.kubernetes.job_room import Rooms, pods_of
 from sentinel.cluster.kubernetes.job_sizing import Sizing
-from sentinel.cluster.kubernetes.job_waits import STOP_SLACK_S, Left, Waited, some
+from sentinel.cluster.kubernetes.job_waits import STOP_SLACK_S, Left, Waited
 from sentinel.cluster.kubernetes.known_jobs import Known, KnownJobs, started
 from sentinel.core.agents.orders import Ask, What
 from sentinel.core.health import Component
@@ -74,7 +75,7 @@ class JobCluster(KnownJobs):
         """For all pods at once, off `excluded` nodes; of an elastic job maybe fewer. Never raises."""
         try:
             known = self._known(job.name)
-            seen = await self._patiently(lambda: self._seen(known))
+            seen = await self._patiently(lambda: self._seen_lately(known))
         except (TemporaryError, PermanentError) as error:
             return Room(size=0, reason="JobUnknown", sentence=str(error))
         if switched_on(seen):
@@ -171,15 +172,18 @@ class JobCluster(KnownJobs):
         Raises TemporaryError (not now) and PermanentError (its kind cannot, or the job is gone).
         """
         known = self._known(job)
+
+        def begin(seen: Seen) -> Plan | Refusal:
+            last = self._last(seen, excluded)
+            return job_start.begin(seen, size, self._hosts(seen, excluded), told(env), last)
+
+        before, known.last = self._lately(known), None  # as it was when there was room
+        plan = begin(before) if before is not None else None
+        if not isinstance(plan, Plan) or not plan.writes:
+            before = None  # nothing would be refused if it were otherwise by now
         try:
-            seen = await self._patiently(
-                lambda: self._decided(
-                    known,
-                    lambda seen: job_start.begin(
-                        seen, size, self._hosts(seen, excluded), told(env), self._last(seen, excluded)
-                    ),
-                )
-            )
+            runs = await self._patiently(lambda: self._decided(known, begin, before))
+            seen: Seen = await self._patiently(lambda: self._seen(known)) if runs is None else runs
         except PermanentError as error:
             if error.reason == Reason.ENDED:
                 await self._ends_well(job, known)
@@ -197,7 +201,7 @@ class JobCluster(KnownJobs):
                 await self._tell_why(job, seen, waited)
         if why := job_waits.on_bad_nodes(started(known, seen), excluded):
             raise TemporaryError(why)
-        await self._patiently(lambda: self._decided(known, job_start.settle))
+        await self._patiently(lambda: self._decided(known, job_start.settle, seen))
         self._rooms.kept(job)
         return self._took(known, seen)
 
@@ -247,7 +251,10 @@ class JobCluster(KnownJobs):
                 def decide(seen: Seen) -> Plan | Refusal:
                     return Plan() if theirs(seen) else job_stop.stop(seen, mark, asked, only)
 
-                seen = await self._patiently(lambda: self._decided(known, decide))
+                left = Left(held, old, theirs)
+                seen = await self._patiently(lambda: self._decided(known, decide, before))
+                if seen is None:  # what still lives is told to end, and read when the watch tells of it
+                    seen = before if left.of(before) else await self._patiently(lambda: self._seen(known))
             if not known.pods:  # a predecessor knew them
                 self._took(known, before)
         except NotFound:
@@ -259,9 +266,8 @@ class JobCluster(KnownJobs):
         except PermanentError as error:
             if error.reason != Reason.ENDED:
                 return await self._stop_refused(known, error.reason, str(error))
-            seen, held, old = await self._patiently(lambda: self._seen(known)), True, set[str]()
+            seen, left = await self._patiently(lambda: self._seen(known)), Left(True, set(), theirs)
         known.refused = ""
-        left = Left(held, old, theirs)
         try:
             async with asyncio.timeout(asked + STOP_SLACK_S):
                 while (alive := left.of(seen)) and not job_stop.failed(seen) and not theirs(seen):
@@ -271,14 +277,15 @@ class JobCluster(KnownJobs):
                     await self._turn(known)
                     seen = await self._patiently(lambda: self._seen(known))
         except NotFound:
-            pass
+            known.pods = {}
+            return StopOutcome(gone=True)
         except TimeoutError:
             return await self._not_gone(job, incarnation, known, left, asked)
         if why := job_stop.failed(seen):
             return StopOutcome(gone=False, ended=why)
         if theirs(seen):
             return await self._left_to_others(job, seen)
-        known.pods = {}
+        known.pods, known.last = {}, (seen, monotonic())
         return StopOutcome(gone=True)
 
     async def _left_to_others(self, job: str, seen: Seen) -> StopOutcome:
@@ -377,19 +384,7 @@ class JobCluster(KnownJobs):
         for pod in (*dead, *(pod for pod in pods if not text(pod, "spec.nodeName"))):
             log.warning("removed_by_force", job=job, pod=text(pod, "metadata.name"))
             await self._delete(pod, 0)
-        sentences = list[str]()
-        if dead:
-            named = some({text(pod, "spec.nodeName") for pod in dead})
-            sentences.append(
-                f"Pods that run nothing any more and do not end are removed by force: {some(names(dead))}. Their "
-                f"nodes need a restart: {named}."
-            )
-        if dark:
-            sentences.append(
-                f"Pods on {some(dark)} do not end and nobody answers for them: they may still write. It goes on when "
-                "they are gone, or their node was proved dead (`sentinel confirm-dead NODE`)."
-            )
-        return StopOutcome(gone=False, waits=" ".join(sentences) or "Its last pods are being removed.")
+        return StopOutcome(gone=False, waits=job_waits.outlived(dead, dark))
 
     # ------------------------------------------------------------ its ranks, through the agents
 
@@ -470,10 +465,14 @@ class JobCluster(KnownJobs):
 
     # ------------------------------------------------------------ inside
 
-    async def _decided(self, known: Known, decide: Callable[[Seen], Plan | Refusal]) -> Seen:
-        """Read, decide, write; again from the reading where somebody else's write came between. What was read last."""
+    async def _decided(
+        self, known: Known, decide: Callable[[Seen], Plan | Refusal], read: Seen | None = None
+    ) -> Seen | None:
+        """Read, decide, write; again from the reading where somebody else's write came between. What was read last;
+        None: it was changed. `read`: just now, by whoever asks; a write that rests on it is refused where the job has
+        changed since."""
         for left in reversed(range(TRIES)):
-            seen = await self._seen(known)
+            seen, read = read or await self._seen(known), None
             plan = decide(seen)
             if isinstance(plan, Refusal):
                 if plan.reason in job_stop.LATER:
@@ -485,7 +484,7 @@ class JobCluster(KnownJobs):
                 if not left:
                     raise
                 continue
-            return await self._seen(known) if plan.writes else seen
+            return None if plan.writes else seen
         raise AssertionError("unreachable")
 
 

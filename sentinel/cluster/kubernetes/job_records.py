@@ -2,7 +2,7 @@
 
 `save` only notes what is to be written; `run` writes it, each job by itself, again and again until it is there, and
 `written` waits for that. The API server takes one object at a time, so a ProtectedJob holds its newest incident: the
-two are never seen apart. The Incident that people read is written after it.
+two are never seen apart. The Incident that people read is written up to COPY_S later, and with it what came meanwhile.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ CLAIM_AGAIN_S = 10.0
 WRITES_AT_ONCE = (
     16  # half of the client's connections: however many jobs change at once, cordons go past them
 )
+COPY_S = 2.0  # a recovery goes through several phases in a second
 SHOW_AGAIN_S = 10.0  # after a status that could not be written
 
 
@@ -56,9 +57,11 @@ class _Book:
         self.claiming = asyncio.Lock()  # a claim beside another would be refused
         self.newest: Incident | None = None
         self.copies: dict[str, Incident] = {}  # incidents whose own object is behind
+        self.copy_at_s = 0.0  # of the loop's clock: when those are written
         self.unshown: dict[str, Incident] = {}  # incidents whose status may lag
         self.saved = 0  # counts saves
         self.written = 0  # of them, those that are there
+        self.noted: asyncio.Event | None = None  # is set with each save; None: nobody waits
         self.turned: asyncio.Event | None = None  # is set after each attempt; None: nobody waits
         self.problem = ""
 
@@ -189,6 +192,8 @@ class JobRecords:
             self._known.setdefault(incident.job, {})[incident.id] = incident
             if book.newest is None or incident.opened_wall_s >= book.newest.opened_wall_s:
                 book.newest = incident
+            if not book.copies:
+                book.copy_at_s = asyncio.get_running_loop().time() + COPY_S
             book.copies[incident.id] = incident
             self._note(incident.job, book)
         for event in events:
@@ -258,6 +263,8 @@ class JobRecords:
 
     def _note(self, name: str, book: _Book) -> None:
         book.saved += 1
+        if book.noted is not None:
+            book.noted.set()
         self._dirty.add(name)
         self._wake.set()
 
@@ -278,10 +285,11 @@ class JobRecords:
     async def _write(self, name: str, book: _Book) -> None:
         pause_s = 0.0
         try:
-            while book.written < book.saved:
+            while book.written < book.saved or book.copies:
                 try:
+                    if book.written == book.saved:
+                        await _time_to_copy(book)
                     async with self._room:
-                        upto = book.saved
                         await self._write_once(book)
                 except (Conflict, AlreadyExists, NotFound) as error:
                     # Somebody edited or deleted it: the record is Sentinel's, and what it says now goes on.
@@ -292,7 +300,7 @@ class JobRecords:
                 except (TemporaryError, PermanentError) as error:
                     pause_s = self._failed(name, book, error, pause_s)
                 else:
-                    book.written, book.problem, pause_s = upto, "", 0.0
+                    book.problem, pause_s = "", 0.0
                 finally:
                     _turned(book)
                 if pause_s:
@@ -309,13 +317,23 @@ class JobRecords:
         return min(max(wished, 2 * before_s, 0.1), LONGEST_PAUSE_S)
 
     async def _write_once(self, book: _Book) -> None:
-        if book.job is not None:
-            await self._jobs.save(_stored(book.job, book.newest))
+        newest = book.newest.id if book.newest is not None else ""
         for id, incident in list(book.copies.items()):
-            await self._incidents.save(incident)
-            book.unshown[id] = incident
-            if book.copies.get(id) is incident:
-                del book.copies[id]
+            if id != newest:  # the job's record holds it no more
+                await self._copy(book, id, incident)
+        if book.written < book.saved:
+            upto = book.saved
+            if book.job is not None:
+                await self._jobs.save(_stored(book.job, book.newest))
+            book.written = upto
+        elif newest in book.copies:
+            await self._copy(book, newest, book.copies[newest])
+
+    async def _copy(self, book: _Book, id: str, incident: Incident) -> None:
+        await self._incidents.save(incident)
+        book.unshown[id] = incident
+        if book.copies.get(id) is incident:
+            del book.copies[id]
 
     # ------------------------------------------------------------ status
 
@@ -367,7 +385,20 @@ class JobRecords:
         self._dirty.discard(job)
         if book is not None:
             book.written = book.saved
+            book.copies.clear()
             _turned(book)
+
+
+async def _time_to_copy(book: _Book) -> None:
+    """Or to write the job's own record."""
+    book.noted = asyncio.Event()
+    try:
+        async with asyncio.timeout_at(book.copy_at_s):
+            await book.noted.wait()
+    except TimeoutError:
+        pass
+    finally:
+        book.noted = None
 
 
 def _turned(book: _Book) -> None:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from sentinel.core.job import stop as job_stop
 from sentinel.core.job.kinds import KeepOff
 from sentinel.core.job.paths import Json, read, text
-from sentinel.core.job.state import Seen, gating_queue, keeps_off, living
+from sentinel.core.job.state import Seen, gating_queue, keeps_off, living, names
 
 WHY_AFTER_S = 10.0  # pods that are not up are asked for the reason
 LEAVES_LOOKS, LEAVES_LOOK_S = 50, 0.2  # at a node that is to leave service, until its cordon is seen
@@ -100,6 +100,24 @@ def nothing_keeps_off(seen: Seen, nodes: Sequence[str]) -> str:
         f"Nothing in a {seen.row.kind}{queued} keeps its pods off {', '.join(nodes[:5])}, which still takes pods: "
         f"it waits until the node is out of service{' or well again' if seen.row.holds else ''}."
     )
+
+
+def outlived(dead: Sequence[Json], dark: Collection[str]) -> str:
+    """What becomes of pods that did not end: of those that run nothing any more, and of those on nodes where nobody
+    answers."""
+    told = list[str]()
+    if dead:
+        named = some({text(pod, "spec.nodeName") for pod in dead})
+        told.append(
+            f"Pods that run nothing any more and do not end are removed by force: {some(names(list(dead)))}. Their "
+            f"nodes need a restart: {named}."
+        )
+    if dark:
+        told.append(
+            f"Pods on {some(dark)} do not end and nobody answers for them: they may still write. It goes on when "
+            "they are gone, or their node was proved dead (`sentinel confirm-dead NODE`)."
+        )
+    return " ".join(told) or "Its last pods are being removed."
 
 
 def some(found: Collection[str]) -> str:

@@ -35,6 +35,8 @@ from sentinel.core.policy_model import Policy
 from sentinel.core.stacks.flight_record import Stuck
 
 LOOK_S = 5.0  # without a word of the watch
+LATELY_S = 5.0  # what was read serves the next step of a recovery so long
+TOGETHER_S = 0.1  # changes of a job's pods within it are read at once
 NO_MORE_S = 10.0  # since the last pod came of an owner of which nothing tells how many it makes
 
 
@@ -51,6 +53,10 @@ class Known(Struct):
     ref: JobRef
     read: SharedRead[Seen] | None = None
     turned: asyncio.Event | None = None  # is set when something about its pods changes; None: nobody waits
+    news: bool = False  # something about its pods has changed since the newest read began
+    last: tuple[Seen, float] | None = (
+        None  # read for a step of its recovery, for the next one; and when: monotonic
+    )
     pods: dict[int, tuple[str, PodRank]] = {}  # rank -> node, pod; of the running incarnation
     seen: Seen | None = None  # at the last look, where not all of it runs
     ending: dict[str, Json] = {}  # by uid: pods that are to end, as they were when they were seen last
@@ -97,7 +103,10 @@ class KnownJobs:
 
     def pods_changed(self, job: str) -> None:
         """Called by whoever watches pods."""
-        if (known := self._jobs.get(job)) is not None and known.turned is not None:
+        if (known := self._jobs.get(job)) is None:
+            return
+        known.news = True
+        if known.turned is not None:
             known.turned.set()
             known.turned = None
 
@@ -109,6 +118,12 @@ class KnownJobs:
         """Its pods are no ranks any more: somebody else has stopped it."""
         if (known := self._jobs.get(job)) is not None:
             known.pods = {}
+        self._agents.forget(job)
+
+    def ended(self, job: str) -> None:
+        """For good: nothing is read of it for another step."""
+        if (known := self._jobs.get(job)) is not None:
+            known.last = None
         self._agents.forget(job)
 
     # ------------------------------------------------------------ what they are now
@@ -222,23 +237,41 @@ class KnownJobs:
         return await known.read()
 
     async def _read_now(self, known: Known) -> Seen:
+        known.news, began_s = False, monotonic()
         seen = await read_job(self._client, self._queues, known.ref, known.unread.most, known.unread.gpus)
         known.uids |= {text(pod, "metadata.uid") for pod in seen.pods}
         if known.ref.unread and seen.pods:
             known.unread.stand_in = {key: value for key, value in seen.job.items() if key != "status"}
         elif known.ref.unread:
             seen = structs.replace(seen, job=known.unread.stand_in or seen.job)
+        if known.last is not None:
+            known.last = (seen, began_s) if began_s - known.last[1] < LATELY_S else None
         if standing(seen).stopped:
             known.over = {text(pod, "metadata.uid") for pod in seen.pods if ended_pod(pod) == "failed"}
             known.done = {text(pod, "metadata.uid") for pod in seen.pods if ended_pod(pod) == "succeeded"}
         return seen
 
+    async def _seen_lately(self, known: Known) -> Seen:
+        """As it is after this call, or was when the step before read it. The next step may rest on it too."""
+        began_s = monotonic()
+        if (seen := self._lately(known)) is None:
+            seen = await self._seen(known)
+            known.last = seen, began_s
+        return seen
+
+    def _lately(self, known: Known) -> Seen | None:
+        """What the step before has read of it, where the watch has told nothing new of its pods since."""
+        fresh = known.last is not None and not known.news and monotonic() - known.last[1] < LATELY_S
+        return known.last[0] if known.last is not None and fresh else None
+
     async def _turn(self, known: Known, within_s: float = LOOK_S) -> None:
-        """Until something about its pods changes, at most so long."""
-        known.turned = known.turned or asyncio.Event()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await known.turned.wait()
+        """Until something about its pods changes that the newest read may not have seen, at most so long."""
+        if not known.news:
+            known.turned = known.turned or asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    await known.turned.wait()
+        await asyncio.sleep(TOGETHER_S)
 
     # ------------------------------------------------------------ their ranks
 

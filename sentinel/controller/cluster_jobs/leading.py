@@ -24,7 +24,7 @@ from sentinel.cluster.kubernetes.job_room import Rooms
 from sentinel.controller.cluster_jobs.growth import JobGrowth
 from sentinel.controller.cluster_jobs.hands import JobHands
 from sentinel.controller.cluster_jobs.heard import JobNodes
-from sentinel.controller.cluster_jobs.looks import JobLooks, Tracked
+from sentinel.controller.cluster_jobs.looks import JobLooks, Tracked, apart_s
 from sentinel.controller.cluster_jobs.on_nodes import JobsOnNodes
 from sentinel.controller.cluster_jobs.past import JobPast
 from sentinel.controller.cluster_jobs.telling import JobTelling
@@ -224,7 +224,7 @@ class LeadingJobs:
             metrics=self._metrics,
             say=lambda name, sentence: self._say(f"{name}: {sentence}"),
             wake_mail=lambda: self.notifier.wake() if self.notifier is not None else None,
-            on_end=self._agents.forget,
+            on_end=self._cluster.ended,
         )
         self._places = JobsOnNodes(controller, self._cluster, self._nodes, self._rooms)
         self._at = JobLooks(
@@ -320,7 +320,7 @@ class LeadingJobs:
             for name, tracked in list(self._tracked.items()):
                 wanted = tracked.changed or now_s >= tracked.due_mono_s
                 if wanted and tracked.look is None and now_s >= tracked.again_mono_s:
-                    tracked.begun(now_s)
+                    tracked.begun(now_s, apart_s(controller.pictures.get(name)))
                     tracked.look = asyncio.create_task(self._look(name, tracked), name=f"look at {name}")
             controller.cycle(name for name, one in controller.pictures.items() if one.incident is not None)
 

@@ -13,6 +13,7 @@ from sentinel.cluster.kubernetes.job_cluster import JobCluster
 from sentinel.cluster.kubernetes.job_io import JobRef
 from sentinel.cluster.kubernetes.job_records import JobRecords
 from sentinel.controller.jobs.of_cluster import JobsController
+from sentinel.core.decision.picture import JobPicture
 from sentinel.core.job.look import Look
 from sentinel.core.job.pod_end import rank_exit
 from sentinel.core.job.state import KUEUE, Seen
@@ -36,6 +37,7 @@ STOPS_S = 5.0  # a job that is being stopped is looked at again after so long
 MAY_SUCCEED_S = 30.0
 LOOKS = 16  # at jobs, under way together
 APART_S = 0.25  # between two looks at one job
+RECOVERS_APART_S = 2.0  # while Sentinel stops or starts it, and looks at it itself
 FAILED_AGAIN_S, MOST_AGAIN_S = 2.0, 10.0  # after a look that failed; doubled with each that fails
 
 
@@ -73,9 +75,9 @@ class Tracked(Struct):
     problem: str = ""  # why the last one failed
     taken_mono_s: float | None = None  # when ranks were first seen taken away after another's success
 
-    def begun(self, now_mono_s: float) -> None:
+    def begun(self, now_mono_s: float, apart_s: float) -> None:
         """Its pods start and end one by one, many in a second: it is not looked at for each."""
-        self.changed, self.again_mono_s = False, now_mono_s + APART_S
+        self.changed, self.again_mono_s = False, now_mono_s + apart_s
 
     def failed(self, why: str, now_mono_s: float) -> None:
         again_s = min(FAILED_AGAIN_S * 2 ** min(self.failures, 10), MOST_AGAIN_S)
@@ -349,6 +351,12 @@ class JobLooks:
 
     def _report(self) -> Report:
         return Report(node="", boot_id=self._boot_id, sequence=0, now=system_now())
+
+
+def apart_s(picture: JobPicture | None) -> float:
+    """Between two looks at one job."""
+    phase = None if picture is None or picture.incident is None else picture.incident.phase
+    return RECOVERS_APART_S if phase in (Phase.STOPPING, Phase.STARTING) else APART_S
 
 
 def _came_back(ref: JobRef, known: ProtectedJob) -> bool:

@@ -1,0 +1,91 @@
+"""When what was read of a job is read again."""
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from sentinel.cluster.kubernetes import known_jobs
+from sentinel.cluster.kubernetes.agents import Agents
+from sentinel.cluster.kubernetes.client import Client
+from sentinel.cluster.kubernetes.job_io import JobRef, Queues
+from sentinel.cluster.kubernetes.job_room import Rooms
+from sentinel.cluster.kubernetes.known_jobs import KnownJobs
+from sentinel.core.job.kinds import row_of
+from sentinel.core.job.state import Seen
+from sentinel.rules.job_kinds import job_table
+from sentinel.util.clock import system_now
+
+JOB = "ns/job.batch/train"
+OBJECT = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train", "uid": "u"}, "spec": {}}
+
+
+class World:
+    """Each reading of the job is another one. `meanwhile` happens while it is read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reads, self.now_s = 0, 1000.0
+        self.meanwhile: Callable[[], None] = lambda: None
+        row = row_of(job_table().rows, OBJECT)
+        assert row is not None
+
+        async def read(client: Client, queues: Queues, ref: JobRef, ranks: int, gpus: bool) -> Seen:
+            self.reads += 1
+            self.meanwhile()
+            await asyncio.sleep(0)
+            return Seen(row=ref.row, job=OBJECT)
+
+        monkeypatch.setattr(known_jobs, "read_job", read)
+        monkeypatch.setattr(known_jobs, "monotonic", lambda: self.now_s)
+        rooms = Rooms(dict, dict, system_now)
+        self.jobs = KnownJobs(cast(Client, None), Agents(lambda node: None), rooms)
+        self.jobs.know(JOB, JobRef(row, "ns", "train", "u"))
+        self.known = self.jobs._known(JOB)
+
+    def changed(self) -> None:
+        self.jobs.pods_changed(JOB)
+
+
+def test_a_change_that_comes_while_the_job_is_read_is_not_waited_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+
+    async def story() -> None:
+        world.meanwhile = world.changed
+        await world.jobs._seen(world.known)
+        await asyncio.wait_for(world.jobs._turn(world.known, 3600.0), 120.0)
+        world.meanwhile = lambda: None
+        await world.jobs._seen(world.known)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(world.jobs._turn(world.known, 3600.0), 0.2)  # nothing came since
+
+    asyncio.run(story())
+
+
+def test_the_next_step_of_a_recovery_rests_on_what_the_one_before_has_read_where_nothing_came_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+
+    async def lately() -> int:
+        await world.jobs._seen_lately(world.known)
+        return world.reads
+
+    async def story() -> None:
+        assert await lately() == 1
+        assert await lately() == 1
+        world.changed()
+        assert await lately() == 2, "its pods have changed"
+        world.now_s += known_jobs.LATELY_S - 0.1
+        assert await lately() == 2
+        world.now_s += 0.2
+        assert await lately() == 3, "it may have changed without a word of its pods"
+        await world.jobs._seen(world.known)
+        assert await lately() == 4, "a look has read it meanwhile: that is the newest"
+        world.now_s += known_jobs.LATELY_S + 0.1
+        await world.jobs._seen(world.known)
+        assert world.known.last is None, "no recovery asks: its pods are not kept"
+
+    asyncio.run(story())
