@@ -260,9 +260,12 @@ class KnownJobs:
         return seen
 
     def _lately(self, known: Known) -> Seen | None:
-        """What the step before has read of it, where the watch has told nothing new of its pods since."""
-        fresh = known.last is not None and not known.news and monotonic() - known.last[1] < LATELY_S
-        return known.last[0] if known.last is not None and fresh else None
+        """What the step before has read of it, where the watch has told nothing new of its pods since. What becomes of a
+        job in a queue is not seen by its pods alone."""
+        if known.last is None or known.news:
+            return None
+        seen, at_s = known.last
+        return seen if seen.workload is None and monotonic() - at_s < LATELY_S else None
 
     async def _turn(self, known: Known, within_s: float = LOOK_S) -> None:
         """Until something about its pods changes that the newest read may not have seen, at most so long."""
