@@ -53,8 +53,12 @@ class JobRecords:
         return found[0]["spec"] if found else {}
 
     def incidents(self) -> "list[Object]":
-        found = self.admin.items(f"{CUSTOM}/namespaces/{self.space}/incidents")
-        return sorted((one["spec"] for one in found), key=lambda one: one["id"])
+        """The newest of a job as its record holds it: its own object is written later."""
+        here = f"{CUSTOM}/namespaces/{self.space}"
+        records = [one["spec"].get("incident") for one in self.admin.items(f"{here}/protectedjobs")]
+        found = {one["spec"]["id"]: one["spec"] for one in self.admin.items(f"{here}/incidents")}
+        found |= {one["id"]: one for one in records if one}
+        return [one for _, one in sorted(found.items())]
 
     def incident(self) -> "Object":
         """The only one."""
