@@ -84,6 +84,10 @@ def test_the_next_step_of_a_recovery_rests_on_what_the_one_before_has_read_where
         assert await lately() == 3, "it may have changed without a word of its pods"
         await world.jobs._seen(world.known)
         assert await lately() == 4, "a look has read it meanwhile: that is the newest"
+        world.meanwhile = world.changed
+        await world.jobs._seen(world.known)
+        assert await lately() == 6, "its pods have changed while it was read"
+        world.meanwhile = lambda: None
         world.now_s += known_jobs.LATELY_S + 0.1
         await world.jobs._seen(world.known)
         assert world.known.last is None, "no recovery asks: its pods are not kept"

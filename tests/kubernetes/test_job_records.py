@@ -160,6 +160,58 @@ def test_what_comes_shortly_after_each_other_is_copied_once_but_an_incident_befo
     with_records(controller, epoch, story)
 
 
+def test_what_is_forgotten_is_copied_before_and_what_is_taken_up_again_is_written(
+    controller: str, epoch: int, admin: "Api", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a policy asks for a job no more, and then does again."""
+    monkeypatch.setattr(job_records, "COPY_S", 3600.0)
+    job = a_job()
+    short = f"{job.name.rpartition('/')[2]}.pytorchjob.kubeflow.org"
+
+    async def story(records: JobRecords, client: Client) -> None:
+        records.save(jobs=[job], incidents=[an_incident(job, phase=Phase.CANCELLED)])
+        await records.written(job.name)
+        records.forget(job.name)
+        records.save(jobs=[replace(job, incarnation=2)])
+        await records.written(job.name)
+        stored = spec(admin, "protectedjobs", short)
+        assert stored is not None
+        assert stored["incarnation"] == 2
+        copy = spec(admin, "incidents", f"{short}-0001")
+        assert copy is not None
+        assert copy["phase"] == "Cancelled"
+
+    with_records(controller, epoch, story)
+
+
+def test_an_older_incident_that_is_refused_keeps_no_job_from_being_recorded(
+    controller: str,
+    epoch: int,
+    admin: "Api",
+    proxy: Proxy,
+    behind_proxy: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job_records, "COPY_S", 3600.0)
+    job = a_job()
+    short = f"{job.name.rpartition('/')[2]}.pytorchjob.kubeflow.org"
+
+    async def story(records: JobRecords, client: Client) -> None:
+        proxy.faults.append(Fault(method="POST", path="/incidents", times=1 << 30, answer=403))
+        records.save(jobs=[job], incidents=[an_incident(job)])
+        await records.written(job.name)
+        records.save(incidents=[an_incident(job, 2)])
+        await records.written(job.name)
+        stored = spec(admin, "protectedjobs", short)
+        assert stored is not None
+        assert stored["incident"]["id"].endswith("-0002")
+        await eventually(lambda: records.unwritten, "it is not said that the copy is refused")
+        proxy.faults.clear()
+        await eventually(lambda: spec(admin, "incidents", f"{short}-0001"), "it is not tried again")
+
+    with_records(behind_proxy, epoch, story)
+
+
 def test_what_a_person_deletes_or_edits_is_written_again_with_the_next_save(
     controller: str, epoch: int, admin: "Api"
 ) -> None:

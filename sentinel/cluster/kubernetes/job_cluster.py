@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from time import monotonic
 from typing import TypeVar
 
 import structlog
@@ -177,12 +176,13 @@ class JobCluster(KnownJobs):
             last = self._last(seen, excluded)
             return job_start.begin(seen, size, self._hosts(seen, excluded), told(env), last)
 
-        before, known.last = self._lately(known), None  # as it was when there was room
-        plan = begin(before) if before is not None else None
-        if not isinstance(plan, Plan) or not plan.writes:
-            before = None  # nothing would be refused if it were otherwise by now
+        first, known.last = self._lately(known), None  # as it was when there was room
+        plan = begin(first) if first is not None else None
+        # Where it writes nothing, nothing would be refused if the job were otherwise by now.
+        readings = [first] if first is not None and isinstance(plan, Plan) and plan.writes else []
+        first = plan = None
         try:
-            runs = await self._patiently(lambda: self._decided(known, begin, before))
+            runs = await self._patiently(lambda: self._decided(known, begin, readings))
             seen: Seen = await self._patiently(lambda: self._seen(known)) if runs is None else runs
         except PermanentError as error:
             if error.reason == Reason.ENDED:
@@ -201,7 +201,7 @@ class JobCluster(KnownJobs):
                 await self._tell_why(job, seen, waited)
         if why := job_waits.on_bad_nodes(started(known, seen), excluded):
             raise TemporaryError(why)
-        await self._patiently(lambda: self._decided(known, job_start.settle, seen))
+        await self._patiently(lambda: self._decided(known, job_start.settle, [seen]))
         self._rooms.kept(job)
         return self._took(known, seen)
 
@@ -252,7 +252,8 @@ class JobCluster(KnownJobs):
                     return Plan() if theirs(seen) else job_stop.stop(seen, mark, asked, only)
 
                 left = Left(held, old, theirs)
-                seen = await self._patiently(lambda: self._decided(known, decide, before))
+                readings = [before]
+                seen = await self._patiently(lambda: self._decided(known, decide, readings))
                 if seen is None:  # what still lives is told to end, and read when the watch tells of it
                     seen = before if left.of(before) else await self._patiently(lambda: self._seen(known))
             if not known.pods:  # a predecessor knew them
@@ -275,7 +276,7 @@ class JobCluster(KnownJobs):
                         known.obeyed = mark
                     await self._hurry(alive, grace_s)
                     await self._turn(known)
-                    seen = await self._patiently(lambda: self._seen(known))
+                    seen = await self._patiently(lambda: self._seen_kept(known))
         except NotFound:
             known.pods = {}
             return StopOutcome(gone=True)
@@ -285,7 +286,7 @@ class JobCluster(KnownJobs):
             return StopOutcome(gone=False, ended=why)
         if theirs(seen):
             return await self._left_to_others(job, seen)
-        known.pods, known.last = {}, (seen, monotonic())
+        known.pods = {}
         return StopOutcome(gone=True)
 
     async def _left_to_others(self, job: str, seen: Seen) -> StopOutcome:
@@ -466,13 +467,13 @@ class JobCluster(KnownJobs):
     # ------------------------------------------------------------ inside
 
     async def _decided(
-        self, known: Known, decide: Callable[[Seen], Plan | Refusal], read: Seen | None = None
+        self, known: Known, decide: Callable[[Seen], Plan | Refusal], readings: list[Seen] | None = None
     ) -> Seen | None:
         """Read, decide, write; again from the reading where somebody else's write came between. What was read last;
-        None: it was changed. `read`: just now, by whoever asks; a write that rests on it is refused where the job has
-        changed since."""
+        None: it was changed. `readings`: what was read already, for the first try and no other; what is written is
+        refused where the job has changed since."""
         for left in reversed(range(TRIES)):
-            seen, read = read or await self._seen(known), None
+            seen = readings.pop() if readings else await self._seen(known)
             plan = decide(seen)
             if isinstance(plan, Refusal):
                 if plan.reason in job_stop.LATER:

@@ -6,6 +6,7 @@ two are never seen apart. The Incident that people read is written up to COPY_S 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 
 import structlog
@@ -62,6 +63,7 @@ class _Book:
         self.saved = 0  # counts saves
         self.written = 0  # of them, those that are there
         self.noted: asyncio.Event | None = None  # is set with each save; None: nobody waits
+        self.forgotten = False  # what is not copied yet is tried once more
         self.turned: asyncio.Event | None = None  # is set after each attempt; None: nobody waits
         self.problem = ""
 
@@ -263,8 +265,7 @@ class JobRecords:
 
     def _note(self, name: str, book: _Book) -> None:
         book.saved += 1
-        if book.noted is not None:
-            book.noted.set()
+        _noted(book)
         self._dirty.add(name)
         self._wake.set()
 
@@ -303,11 +304,20 @@ class JobRecords:
                     book.problem, pause_s = "", 0.0
                 finally:
                     _turned(book)
+                if pause_s and book.forgotten:
+                    break
                 if pause_s:
                     await asyncio.sleep(pause_s)
+            if book.forgotten:
+                with contextlib.suppress(TemporaryError, PermanentError):
+                    await self._show(book)
         finally:
             self._writers.pop(name, None)
             self._to_show(name)
+            there = self._books.get(name)
+            if there is not None and there is not book:  # it was forgotten, and is taken up again
+                self._dirty.add(name)
+                self._wake.set()
 
     def _failed(self, name: str, book: _Book, error: Exception, before_s: float) -> float:
         self._on_failure()
@@ -317,17 +327,23 @@ class JobRecords:
         return min(max(wished, 2 * before_s, 0.1), LONGEST_PAUSE_S)
 
     async def _write_once(self, book: _Book) -> None:
-        newest = book.newest.id if book.newest is not None else ""
+        """Older incidents first, which this record of the job holds no more. One that is refused keeps no job from its
+        recovery."""
+        upto, job, newest, refused = book.saved, book.job, book.newest, None
         for id, incident in list(book.copies.items()):
-            if id != newest:  # the job's record holds it no more
-                await self._copy(book, id, incident)
-        if book.written < book.saved:
-            upto = book.saved
-            if book.job is not None:
-                await self._jobs.save(_stored(book.job, book.newest))
+            if newest is None or id != newest.id:
+                try:
+                    await self._copy(book, id, incident)
+                except PermanentError as error:
+                    refused, book.copy_at_s = error, 0.0
+        if book.written < upto:
+            if job is not None:
+                await self._jobs.save(_stored(job, newest))
             book.written = upto
-        elif newest in book.copies:
-            await self._copy(book, newest, book.copies[newest])
+        elif newest is not None and newest.id in book.copies:
+            await self._copy(book, newest.id, newest)
+        if refused is not None:
+            raise refused
 
     async def _copy(self, book: _Book, id: str, incident: Incident) -> None:
         await self._incidents.save(incident)
@@ -379,13 +395,15 @@ class JobRecords:
         self._jobs.observe(place, now)
 
     def forget(self, job: str) -> None:
-        """The job is gone for good, and perhaps its namespace: what is not written yet never will be."""
+        """Nobody asks for it any more, or it is gone for good, and perhaps its namespace: what of its record is not
+        written yet never will be. Its incidents are copied, where they can be at once."""
         book = self._books.pop(job, None)
         self._known.pop(job, None)
         self._dirty.discard(job)
         if book is not None:
             book.written = book.saved
-            book.copies.clear()
+            book.forgotten, book.copy_at_s = True, 0.0
+            _noted(book)
             _turned(book)
 
 
@@ -399,6 +417,11 @@ async def _time_to_copy(book: _Book) -> None:
         pass
     finally:
         book.noted = None
+
+
+def _noted(book: _Book) -> None:
+    if book.noted is not None:
+        book.noted.set()
 
 
 def _turned(book: _Book) -> None:

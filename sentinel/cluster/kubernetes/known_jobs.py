@@ -53,10 +53,10 @@ class Known(Struct):
     ref: JobRef
     read: SharedRead[Seen] | None = None
     turned: asyncio.Event | None = None  # is set when something about its pods changes; None: nobody waits
-    news: bool = False  # something about its pods has changed since the newest read began
-    last: tuple[Seen, float] | None = (
-        None  # read for a step of its recovery, for the next one; and when: monotonic
-    )
+    changes: int = 0  # of its pods, as the watch tells them
+    seen_changes: int = 0  # of them, those before the newest reading
+    # Read for a step of its recovery, for the next one; when that began (monotonic), and after how many changes.
+    last: tuple[Seen, float, int] | None = None
     pods: dict[int, tuple[str, PodRank]] = {}  # rank -> node, pod; of the running incarnation
     seen: Seen | None = None  # at the last look, where not all of it runs
     ending: dict[str, Json] = {}  # by uid: pods that are to end, as they were when they were seen last
@@ -105,7 +105,7 @@ class KnownJobs:
         """Called by whoever watches pods."""
         if (known := self._jobs.get(job)) is None:
             return
-        known.news = True
+        known.changes += 1
         if known.turned is not None:
             known.turned.set()
             known.turned = None
@@ -237,39 +237,47 @@ class KnownJobs:
         return await known.read()
 
     async def _read_now(self, known: Known) -> Seen:
-        known.news, began_s = False, monotonic()
+        began_s, changes = monotonic(), known.changes
         seen = await read_job(self._client, self._queues, known.ref, known.unread.most, known.unread.gpus)
         known.uids |= {text(pod, "metadata.uid") for pod in seen.pods}
         if known.ref.unread and seen.pods:
             known.unread.stand_in = {key: value for key, value in seen.job.items() if key != "status"}
         elif known.ref.unread:
             seen = structs.replace(seen, job=known.unread.stand_in or seen.job)
+        known.seen_changes = changes
         if known.last is not None:
-            known.last = (seen, began_s) if began_s - known.last[1] < LATELY_S else None
+            known.last = (seen, began_s, changes) if began_s - known.last[1] < LATELY_S else None
         if standing(seen).stopped:
             known.over = {text(pod, "metadata.uid") for pod in seen.pods if ended_pod(pod) == "failed"}
             known.done = {text(pod, "metadata.uid") for pod in seen.pods if ended_pod(pod) == "succeeded"}
         return seen
 
     async def _seen_lately(self, known: Known) -> Seen:
-        """As it is after this call, or was when the step before read it. The next step may rest on it too."""
-        began_s = monotonic()
+        """As it is after this call, or was when the step before read it. While its ranks run its pods are not kept."""
         if (seen := self._lately(known)) is None:
-            seen = await self._seen(known)
-            known.last = seen, began_s
+            seen = await self._seen_kept(known)
+            known.last = None if known.pods else known.last
+        return seen
+
+    async def _seen_kept(self, known: Known) -> Seen:
+        """As it is after this call. The next step may rest on it too."""
+        began_s, changes = monotonic(), known.changes
+        seen = await self._seen(known)
+        known.last = seen, began_s, changes
         return seen
 
     def _lately(self, known: Known) -> Seen | None:
-        """What the step before has read of it, where the watch has told nothing new of its pods since. What becomes of a
-        job in a queue is not seen by its pods alone."""
-        if known.last is None or known.news:
+        """What the step before has read of it, where the watch has told nothing new of its pods since. What becomes
+        of a job in a queue, or of the jobs below it, is not seen by its pods alone."""
+        if known.last is None:
             return None
-        seen, at_s = known.last
-        return seen if seen.workload is None and monotonic() - at_s < LATELY_S else None
+        seen, at_s, changes = known.last
+        alone = seen.workload is None and not seen.children
+        return seen if alone and changes == known.changes and monotonic() - at_s < LATELY_S else None
 
     async def _turn(self, known: Known, within_s: float = LOOK_S) -> None:
         """Until something about its pods changes that the newest read may not have seen, at most so long."""
-        if not known.news:
+        if known.changes == known.seen_changes:
             known.turned = known.turned or asyncio.Event()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(within_s):

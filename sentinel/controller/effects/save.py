@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from msgspec import Struct
@@ -101,14 +101,12 @@ async def _saved(
                 return _skipped(str(error))
         await asyncio.sleep(POLL_S)
     # Where the job is one launcher, its ranks are those that it started.
-    ranks = sorted(capable) or sorted(alive)
-    if checkpoint.ranks == "first":
-        ranks = ranks[:1]
+    ranks = told_to_save(capable or alive, checkpoint)
     sent = await cluster.signal_ranks(job, incarnation, ranks, checkpoint.signal)
     if not sent.sent:
         why = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(sent.refused.items()))
         why = f"no rank takes {checkpoint.signal} ({why or 'no rank found'})"
-        return _skipped(why, asked=any(capable.values()))
+        return _skipped(why, asked=any(capable.get(rank, True) for rank in ranks))
     started_s = clock().mono_s
     while True:
         ended = all_ended()
@@ -129,6 +127,10 @@ async def _saved(
                 await watch.arrived.wait()
         except TimeoutError:
             pass
+
+
+def told_to_save(ranks: Iterable[int], checkpoint: Checkpoint) -> list[int]:
+    return sorted(ranks)[: 1 if checkpoint.ranks == "first" else None]
 
 
 def _line(watch: ProofWatch) -> str:

@@ -9,12 +9,13 @@ import structlog
 from msgspec import Struct
 
 from sentinel.cluster.base import Cluster
+from sentinel.controller.effects.save import told_to_save
 from sentinel.core.decision import incidents, policy
 from sentinel.core.decision.picture import JobPicture
 from sentinel.core.model import Incident
 from sentinel.core.recovery.move_again import Refused
 from sentinel.util.clock import Clock
-from sentinel.util.errors import TemporaryError
+from sentinel.util.errors import PermanentError, TemporaryError
 from sentinel.util.tasks import JobTasks
 
 log = structlog.get_logger()
@@ -81,9 +82,9 @@ class MoveLooks:
             return False
         try:
             capable = await self._cluster.save_capable(job.name, job.incarnation, resume.checkpoint.signal)
-        except TemporaryError:
+        except (TemporaryError, PermanentError):
             return False
-        return any(capable.values())
+        return any(capable[rank] for rank in told_to_save(capable, resume.checkpoint))
 
     async def _has_room(self, picture: JobPicture, incident: Incident) -> bool:
         size, excluded = incidents.wanted(picture, incident)
