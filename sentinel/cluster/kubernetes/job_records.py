@@ -2,7 +2,8 @@
 
 `save` only notes what is to be written; `run` writes it, each job by itself, again and again until it is there, and
 `written` waits for that. The API server takes one object at a time, so a ProtectedJob holds its newest incident: the
-two are never seen apart. The Incident that people read is written up to COPY_S later, and with it what came meanwhile.
+two are never seen apart. The Incident that people read is made after it, and changes of it are written up to COPY_S
+later, those of that time together.
 """
 
 import asyncio
@@ -191,11 +192,14 @@ class JobRecords:
             self._note(job.name, book)
         for incident in incidents:
             book = self._books.setdefault(incident.job, _Book())
-            self._known.setdefault(incident.job, {})[incident.id] = incident
+            known = self._known.setdefault(incident.job, {})
+            if incident.id not in known:
+                book.copy_at_s = 0.0
+            elif not book.copies:
+                book.copy_at_s = asyncio.get_running_loop().time() + COPY_S
+            known[incident.id] = incident
             if book.newest is None or incident.opened_wall_s >= book.newest.opened_wall_s:
                 book.newest = incident
-            if not book.copies:
-                book.copy_at_s = asyncio.get_running_loop().time() + COPY_S
             book.copies[incident.id] = incident
             self._note(incident.job, book)
         for event in events:
