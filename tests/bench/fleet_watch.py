@@ -49,6 +49,8 @@ class Watch:
         decode = msgspec.json.Decoder(_Event).decode
         for line in self._answer:
             now_s = time.monotonic()
+            if not line.endswith(b"\n"):
+                return  # it was cut off in the middle of it: the end
             node = decode(line).object
             name = node.metadata.name
             if node.spec.unschedulable:

@@ -349,10 +349,15 @@ def test_silence_that_the_log_announced_is_no_hang(box: Box, line: str) -> None:
         box.phase("Stopping")
     else:
         # The silence itself is what is tested: Sentinel has seen more than twice what else is a hang.
-        until(lambda: (box.status()["ranks"][0]["last_age_s"] or 0.0) > 7.5, box.story)
+        until(lambda: silent_s(box) > 7.5, box.story)
         assert box.incidents() == []
     job.send(signal.SIGINT)
     assert job.code() == 130
+
+
+def silent_s(box: Box) -> float:
+    """0: a Sentinel that is too busy to answer in time tells nothing of ranks."""
+    return max((rank["last_age_s"] or 0.0 for rank in box.status()["ranks"]), default=0.0)
 
 
 # ---------------------------------------------------------------- stuck in the kernel

@@ -39,7 +39,8 @@ def test_the_verdict_over_the_old_logs_is_the_one_of_the_run(
     box: Box, order: str, ways: list[list[str]], failure: str
 ) -> None:
     (box.work / "train.py").write_text(PROGRAM.replace("ORDER", order))
-    asked = box.policy(hang={"after": "2s"}, restart={"maxRestarts": 1})
+    hang = {"after": "2s" if failure == "hang" else "1m"}
+    asked = box.policy(hang=hang, restart={"maxRestarts": 1})
     running = box.run(sys.executable, "-SE", "train.py", policy=asked, options=("--nproc", "2"))
     running.code()
     incident = box.incidents()[0]

@@ -85,6 +85,9 @@ def test_a_gpu_an_agent_a_rank_a_node_and_the_controller_are_lost_in_one_go(
     training.until(lambda: training.phases()[-1:] == ["Recovered"])
     assert training.succeeds()
 
+    training.until(
+        lambda: all(mail["state"] != "waiting" for one in training.incidents() for mail in one["mails"])
+    )
     kept, restarted = training.incidents()
     assert (kept["kind"], kept["verdict"]["entity"], kept["reason"]) == (
         "chosen",
