@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sentinel.cluster.base import Room
-from sentinel.core.model import Phase, Stage
+from sentinel.core.model import Incident, Phase, Stage
 from sentinel.util.errors import TemporaryError
 from tests.controller_world import World, gpu_fault
 from tests.test_controller import forever, play, raising
@@ -28,6 +28,15 @@ async def looked(world: World, seconds: float) -> None:
     await world.until(lambda: len(world.cluster.of("unpromise")) > before or world.picture.incident)
 
 
+async def moved(world: World) -> Incident:
+    """Its ranks are told to save, and go on elsewhere."""
+    await world.until(lambda: world.cluster.of("signal"))
+    world.prints_proof()
+    await world.phase(Phase.VERIFYING)
+    world.steps(42, 43)
+    return await world.phase(Phase.RECOVERED)
+
+
 def test_a_move_that_had_no_room_is_made_when_there_is_room_for_some_time_and_no_sooner(
     tmp_path: Path,
 ) -> None:
@@ -47,11 +56,7 @@ def test_a_move_that_had_no_room_is_made_when_there_is_room_for_some_time_and_no
         assert len(world.store.incidents("j")) == 1, "room for a moment is none, and looks open no incident"
         assert world.cluster.of("signal") == []
         await looked(world, 11)
-        await world.until(lambda: world.cluster.of("signal"))
-        world.prints_proof()
-        await world.phase(Phase.VERIFYING)
-        world.steps(42, 43)
-        done = await world.phase(Phase.RECOVERED)
+        done = await moved(world)
         assert (done.refusals, done.excluded) == (1, ("GPU a",))
         assert [mail.stage for mail in done.mails] == [Stage.STARTED, Stage.RECOVERED]
 
@@ -96,11 +101,7 @@ def test_a_move_whose_ranks_could_not_be_told_to_save_is_made_when_they_can_and_
         world.cluster.catches = True
         for _ in range(2):
             await looked(world, 61)
-        await world.until(lambda: world.cluster.of("signal"))
-        world.prints_proof()
-        await world.phase(Phase.VERIFYING)
-        world.steps(42, 43)
-        done = await world.phase(Phase.RECOVERED)
+        done = await moved(world)
         assert (done.refusals, done.save is not None and done.save.proved_by != "") == (1, True)
 
     world = play(tmp_path, scene)

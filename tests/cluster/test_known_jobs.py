@@ -1,7 +1,7 @@
 """When what was read of a job is read again."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import cast
 
 import pytest
@@ -12,10 +12,13 @@ from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.job_io import JobRef, Queues
 from sentinel.cluster.kubernetes.job_room import Rooms
 from sentinel.cluster.kubernetes.known_jobs import KnownJobs
+from sentinel.cluster.kubernetes.objects import Meta, Pod
+from sentinel.cluster.kubernetes.reflector import Change, Kind
 from sentinel.core.job.kinds import row_of
 from sentinel.core.job.state import Seen
 from sentinel.rules.job_kinds import job_table
 from sentinel.util.clock import system_now
+from tests.waits import turns
 
 JOB = "ns/job.batch/train"
 OBJECT = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train", "uid": "u"}, "spec": {}}
@@ -43,7 +46,9 @@ class World:
         self.known = self.jobs._known(JOB)
 
     def changed(self) -> None:
-        self.jobs.pods_changed(JOB)
+        self.jobs.changed(
+            JOB, Change(Kind.CHANGED, "ns/train-0", Pod(Meta(name="train-0")), Pod(Meta(name="train-0")))
+        )
 
 
 def test_a_change_that_comes_while_the_job_is_read_is_not_waited_for_again(
@@ -52,13 +57,51 @@ def test_a_change_that_comes_while_the_job_is_read_is_not_waited_for_again(
     world = World(monkeypatch)
 
     async def story() -> None:
+        async def read_and_turned(within_s: float, then: Callable[[], Awaitable[None]]) -> None:
+            reading = await world.jobs._reading(world.known)
+            await then()
+            await asyncio.wait_for(world.jobs._turn(world.known, reading.changes, within_s=3600.0), within_s)
+
+        async def nothing() -> None: ...
+
+        async def another_look() -> None:
+            world.meanwhile = lambda: None
+            await world.jobs._reading(world.known)
+
         world.meanwhile = world.changed
-        await world.jobs._seen(world.known)
-        await asyncio.wait_for(world.jobs._turn(world.known, 3600.0), 120.0)
-        world.meanwhile = lambda: None
-        await world.jobs._seen(world.known)
+        await read_and_turned(120.0, nothing)
+        world.meanwhile = world.changed
+        await read_and_turned(120.0, another_look)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(world.jobs._turn(world.known, 3600.0), 0.2)  # nothing came since
+            await read_and_turned(0.2, nothing)  # no change came since
+
+    asyncio.run(story())
+
+
+def test_a_job_is_read_again_when_enough_has_changed_or_its_time_has_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+
+    async def story() -> None:
+        was = (await world.jobs._reading(world.known)).changes
+        turn = asyncio.create_task(world.jobs._turn(world.known, was, lambda since: since.of_pods >= 3))
+        for _ in range(2):
+            world.changed()
+            await turns()
+        assert not turn.done()
+        world.changed()
+        await asyncio.wait_for(turn, 120.0)
+
+        turn = asyncio.create_task(world.jobs._turn(world.known, world.known.changes, lambda since: False))
+        await turns()
+        world.now_s += known_jobs.LOOK_S - 0.1
+        world.changed()
+        await turns()
+        assert not turn.done()
+        world.now_s += 0.2
+        world.changed()
+        await asyncio.wait_for(turn, 120.0)
 
     asyncio.run(story())
 
@@ -69,7 +112,7 @@ def test_the_next_step_of_a_recovery_rests_on_what_the_one_before_has_read_where
     world = World(monkeypatch)
 
     async def lately() -> int:
-        await world.jobs._seen_lately(world.known)
+        await world.jobs._reading_lately(world.known)
         return world.reads
 
     async def story() -> None:
@@ -81,14 +124,14 @@ def test_the_next_step_of_a_recovery_rests_on_what_the_one_before_has_read_where
         assert await lately() == 2
         world.now_s += 0.2
         assert await lately() == 3, "it may have changed without a word of its pods"
-        await world.jobs._seen(world.known)
+        await world.jobs._reading(world.known)
         assert await lately() == 4, "a look has read it meanwhile: that is the newest"
         world.meanwhile = world.changed
-        await world.jobs._seen(world.known)
+        await world.jobs._reading(world.known)
         assert await lately() == 6, "its pods have changed while it was read"
         world.meanwhile = lambda: None
         world.now_s += known_jobs.LATELY_S + 0.1
-        await world.jobs._seen(world.known)
+        await world.jobs._reading(world.known)
         assert world.known.last is None, "no recovery asks: its pods are not kept"
 
     asyncio.run(story())

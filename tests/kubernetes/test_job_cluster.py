@@ -13,6 +13,8 @@ from sentinel.cluster.kubernetes.errors import NotFound
 from sentinel.cluster.kubernetes.job_cluster import JobCluster
 from sentinel.cluster.kubernetes.job_io import JobRef
 from sentinel.cluster.kubernetes.job_room import Rooms
+from sentinel.cluster.kubernetes.objects import Meta, Pod
+from sentinel.cluster.kubernetes.reflector import Change, Kind
 from sentinel.core.agents.orders import ASK
 from sentinel.core.job.kinds import JobKind, row_of
 from sentinel.core.job.state import standing
@@ -277,8 +279,9 @@ def test_a_stop_that_the_kind_refuses_says_why_and_is_tried_again_when_its_pods_
         assert "nobody would make it again" in first.waits
         assert flow.pods("Running"), "it is not touched"
         again = asyncio.create_task(cluster.stop(JOB, 1, 1.0))
+        pod_changed = Change(Kind.GONE, f"{flow.space}/train", Pod(Meta(name="train")), None)
         flow.admin.delete(flow.path, gracePeriodSeconds=0)
-        await eventually(lambda: cluster.pods_changed(JOB) or again.done(), "it does not look again")
+        await eventually(lambda: cluster.changed(JOB, pod_changed) or again.done(), "it does not look again")
         assert (await again).gone
 
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train", "labels": {"my": "pod"}}}

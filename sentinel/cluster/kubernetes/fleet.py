@@ -349,7 +349,7 @@ class KubernetesFleet:
                 self._written[name] = await nodes.fence(self._client, node, self._epoch())
                 return
             except Conflict:
-                node = await self._read(name)
+                node = await self._client.find(NODES.path(name=name), Node)
             except NotFound:
                 return
             except (Refused, Forbidden) as error:
@@ -454,15 +454,9 @@ class KubernetesFleet:
             self._written[name] = await write
         except (Conflict, NotFound) as error:
             log.info("node_changed_meanwhile", node=name, why=str(error))
-            known, now = self._newest(name), await self._read(name)
+            known, now = self._newest(name), await self._client.find(NODES.path(name=name), Node)
             if now is None or known is None or now.metadata.uid != known.metadata.uid:
                 return  # another object, or none: the watch tells what became of this one
             if now.metadata.resource_version != known.metadata.resource_version:
                 self._written[name] = now
                 self._changed(name)
-
-    async def _read(self, name: str) -> Node | None:
-        try:
-            return await nodes.read(self._client, name)
-        except NotFound:
-            return None

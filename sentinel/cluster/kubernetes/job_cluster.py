@@ -2,42 +2,40 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 import structlog
 from msgspec import structs
 
-from sentinel.cluster.base import RankProcess, Room, SignalOutcome, StopOutcome
+from sentinel.cluster.base import RankProcess, Room, StopOutcome
 from sentinel.cluster.kubernetes import job_waits
 from sentinel.cluster.kubernetes.agents import Agents
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import Conflict, NotFound, NotLeading
+from sentinel.cluster.kubernetes.job_changes import Changes, all_may_end, all_may_run
 from sentinel.cluster.kubernetes.job_io import carry_out, delete_pod
+from sentinel.cluster.kubernetes.job_ranks import ANSWER_S, JobRanks
 from sentinel.cluster.kubernetes.job_room import Rooms, pods_of
 from sentinel.cluster.kubernetes.job_sizing import Sizing
 from sentinel.cluster.kubernetes.job_waits import STOP_SLACK_S, Left, Waited
-from sentinel.cluster.kubernetes.known_jobs import Known, KnownJobs, started
-from sentinel.core.agents.orders import Ask, What
+from sentinel.cluster.kubernetes.known_jobs import Known, Reading, started
+from sentinel.core.agents.orders import What
 from sentinel.core.health import Component
 from sentinel.core.job import start as job_start
 from sentinel.core.job import stop as job_stop
 from sentinel.core.job.kinds import KeepOff
-from sentinel.core.job.look import all_up
+from sentinel.core.job.look import missing
 from sentinel.core.job.paths import Json, number, text
 from sentinel.core.job.resume import told
 from sentinel.core.job.state import Seen, behind_gates, in_line, keeps_off, names, standing, switched_on
 from sentinel.core.job.writes import Plan, Reason, Refusal
 from sentinel.core.model import Launch, ProtectedJob
-from sentinel.core.reports import Answer, Files
 from sentinel.util.errors import PermanentError, TemporaryError
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
-ANSWER_S = 10.0  # of an agent
-STACKS_S = 20.0  # of one that looks at all ranks of its node
-DRAIN_S = 5.0
 REFUSED_S = 30.0  # a stop that was refused is tried again after so long
 TRIES = 5  # of a decision that a write of somebody else overtook
 ASK_AGAIN_S = 1.0  # of an API server that is away
@@ -52,7 +50,7 @@ class _NotNow(TemporaryError):
     """The kind cannot do this now."""
 
 
-class JobCluster(KnownJobs):
+class JobCluster(JobRanks):
     """Implements the parts of `cluster.base.Cluster` and `effects.perform.NodeLink` that are about one job."""
 
     def __init__(self, client: Client, agents: Agents, epoch: Callable[[], int], rooms: Rooms) -> None:
@@ -62,7 +60,6 @@ class JobCluster(KnownJobs):
         self.tell: Callable[[str, str, str], None] = lambda job, reason, sentence: None
         self.queued: Callable[[str, str], None] = lambda job, waits: None
         self.look_again: Callable[[str], None] = lambda job: None
-        self.observed: Callable[[str], bool] = lambda node: False
         self.unfit: Callable[[Collection[str]], Collection[str]] = lambda components: ()
         self.unreached: Callable[[], Collection[str]] = tuple
         self.leaving: Callable[[str], bool] = lambda node: False
@@ -74,7 +71,7 @@ class JobCluster(KnownJobs):
         """For all pods at once, off `excluded` nodes; of an elastic job maybe fewer. Never raises."""
         try:
             known = self._known(job.name)
-            seen = await self._patiently(lambda: self._seen_lately(known))
+            seen = (await self._patiently(lambda: self._reading_lately(known))).seen
         except (TemporaryError, PermanentError) as error:
             return Room(size=0, reason="JobUnknown", sentence=str(error))
         if switched_on(seen):
@@ -110,7 +107,7 @@ class JobCluster(KnownJobs):
 
         Raises NotFound where it is gone, TemporaryError.
         """
-        seen = await self._seen(self._known(job.name))
+        seen = (await self._reading(self._known(job.name))).seen
         whole = structs.replace(job, policy=structs.replace(job.policy, elastic=None))
         found = await self._room(whole, seen, size, ())
         self._rooms.kept(job.name)
@@ -122,7 +119,7 @@ class JobCluster(KnownJobs):
         Raises NotFound where it is gone, TemporaryError.
         """
         known = self._known(job.name)
-        seen = await self._seen(known)
+        seen = (await self._reading(known)).seen
         bad = {*self.unfit(_asked_about(job)), *self.unreached()}
         return await self._sizing.most(job, seen, self._own(known, seen), {*excluded, *bad})
 
@@ -176,40 +173,48 @@ class JobCluster(KnownJobs):
             last = self._last(seen, excluded)
             return job_start.begin(seen, size, self._hosts(seen, excluded), told(env), last)
 
-        first, known.last = self._lately(known), None  # as it was when there was room
-        plan = begin(first) if first is not None else None
-        # Where it writes nothing, nothing would be refused if the job were otherwise by now.
-        readings = [first] if first is not None and isinstance(plan, Plan) and plan.writes else []
-        first = plan = None
         try:
-            runs = await self._patiently(lambda: self._decided(known, begin, readings))
-            seen: Seen = await self._patiently(lambda: self._seen(known)) if runs is None else runs
+            reading = await self._begun(known, begin)
         except PermanentError as error:
             if error.reason == Reason.ENDED:
                 await self._ends_well(job, known)
             raise
         waited, queued = Waited(), False
-        while not all_up(started(known, seen), size):
-            await self._turn(known)
-            seen = await self._patiently(lambda: self._seen(known))
-            waits = in_line(seen) or behind_gates(seen)
+        while down := missing(started(known, reading.seen), size):
+            await self._turn(known, reading.changes, all_may_run(down))
+            reading = await self._patiently(lambda: self._reading(known))
+            waits = in_line(reading.seen) or behind_gates(reading.seen)
             if bool(waits) is not queued:
                 queued, waited = bool(waits), Waited()
                 self._rooms.kept(job)
                 self.queued(job, waits)
             if not queued and waited.long_enough():
-                await self._tell_why(job, seen, waited)
-        if why := job_waits.on_bad_nodes(started(known, seen), excluded):
+                await self._tell_why(job, reading.seen, waited)
+        if why := job_waits.on_bad_nodes(started(known, reading.seen), excluded):
             raise TemporaryError(why)
-        await self._patiently(lambda: self._decided(known, job_start.settle, [seen]))
+        await self._written(known, job_start.settle, reading)
         self._rooms.kept(job)
-        return self._took(known, seen)
+        return self._took(known, reading.seen)
+
+    async def _begun(self, known: Known, begin: Callable[[Seen], Plan | Refusal]) -> Reading:
+        """It is told to run, as it was when there was room for it; and is read. Where `begin` writes nothing, nothing
+        would be refused if the job were otherwise by now: then it is decided on a new reading."""
+        first, known.last = self._lately(known), None
+        if first is not None:
+            plan = begin(first.seen)
+            first = first if isinstance(plan, Plan) and plan.writes else None
+        runs = await self._written(known, begin, first)
+        return (await self._patiently(lambda: self._reading(known))).edited() if runs is None else runs
 
     async def _ends_well(self, job: str, known: Known) -> None:
         """Returns at once where the job has failed. One that succeeds is no start that was refused: the look at it
         ends its recovery, and this with it, but where its ranks may have ended well because they were told to save."""
-        while (now := standing(await self._patiently(lambda: self._seen(known)))).ending and not now.ended:
-            await self._turn(known)
+        while True:
+            reading = await self._patiently(lambda: self._reading(known))
+            now = standing(reading.seen)
+            if now.ended or not now.ending:
+                break
+            await self._turn(known, reading.changes)
         if now.ended == "succeeded":
             self.look_again(job)
             await asyncio.sleep(ENDS_WELL_S)
@@ -232,7 +237,7 @@ class JobCluster(KnownJobs):
         What an operator starts again at once, since its kind cannot be held stopped, is the next incarnation.
         """
         known = self._known(job)
-        mark, asked = f"{job}:{incarnation}", max(1, int(grace_s))
+        mark, asked, was = f"{job}:{incarnation}", max(1, int(grace_s)), known.changes
 
         def theirs(seen: Seen) -> bool:
             """Has somebody else let it run since it was stopped, and may they?"""
@@ -241,10 +246,10 @@ class JobCluster(KnownJobs):
 
         try:
             async with asyncio.timeout(AWAY_S):
-                before = await self._patiently(lambda: self._seen(known))
+                before = await self._patiently(lambda: self._reading(known))
                 held = known.ref.row.holds
                 if known.old[0] != mark:  # what its owner has made again since is no part of the stop
-                    known.old = mark, frozenset(text(pod, "metadata.uid") for pod in before.pods)
+                    known.old = mark, frozenset(text(pod, "metadata.uid") for pod in before.seen.pods)
                 old = set(known.old[1])
                 only = None if held else old
 
@@ -252,31 +257,38 @@ class JobCluster(KnownJobs):
                     return Plan() if theirs(seen) else job_stop.stop(seen, mark, asked, only)
 
                 left = Left(held, old, theirs)
-                readings = [before]
-                seen = await self._patiently(lambda: self._decided(known, decide, readings))
-                if seen is None:  # what still lives is told to end, and read when the watch tells of it
-                    seen = before if left.of(before) else await self._patiently(lambda: self._seen(known))
+                as_it_is = await self._written(known, decide, before)
+                if as_it_is is not None:
+                    reading = as_it_is
+                elif left.of(before.seen):  # told to end, and read when the watch tells of it
+                    reading = before.edited()
+                else:
+                    reading = await self._patiently(lambda: self._reading(known))
             if not known.pods:  # a predecessor knew them
-                self._took(known, before)
+                self._took(known, before.seen)
         except NotFound:
             return StopOutcome(gone=True)
         except TimeoutError:
-            return await self._stop_refused(known, "StopWaits", AWAY)
+            return await self._stop_refused(known, was, "StopWaits", AWAY)
         except TemporaryError as error:
-            return await self._stop_refused(known, "StopWaits", str(error))
+            return await self._stop_refused(known, was, "StopWaits", str(error))
         except PermanentError as error:
             if error.reason != Reason.ENDED:
-                return await self._stop_refused(known, error.reason, str(error))
-            seen, left = await self._patiently(lambda: self._seen(known)), Left(True, set(), theirs)
+                return await self._stop_refused(known, was, error.reason, str(error))
+            reading, left = await self._patiently(lambda: self._reading(known)), Left(True, set(), theirs)
         known.refused = ""
         try:
             async with asyncio.timeout(asked + STOP_SLACK_S):
-                while (alive := left.of(seen)) and not job_stop.failed(seen) and not theirs(seen):
-                    if not job_stop.resumed(seen, stopped=True):  # as read since the stop was written
+                while (
+                    (alive := left.of(seen := reading.seen))
+                    and not job_stop.failed(seen)
+                    and not theirs(seen)
+                ):
+                    if not job_stop.resumed(seen, stopped=True):
                         known.obeyed = mark
                     await self._hurry(alive, grace_s)
-                    await self._turn(known)
-                    seen = await self._patiently(lambda: self._seen_kept(known))
+                    await self._turn(known, reading.changes, all_may_end(alive))
+                    reading = await self._patiently(lambda: self._reading(known))
         except NotFound:
             known.pods = {}
             return StopOutcome(gone=True)
@@ -286,7 +298,7 @@ class JobCluster(KnownJobs):
             return StopOutcome(gone=False, ended=why)
         if theirs(seen):
             return await self._left_to_others(job, seen)
-        known.pods = {}
+        known.pods, known.last = {}, reading
         return StopOutcome(gone=True)
 
     async def _left_to_others(self, job: str, seen: Seen) -> StopOutcome:
@@ -297,7 +309,7 @@ class JobCluster(KnownJobs):
         except PermanentError as error:
             log.warning("mark_left", job=job, error=str(error))
         with contextlib.suppress(NotFound):  # of the read that showed it parts may be older than others
-            seen = await self._patiently(lambda: self._seen(self._known(job)))
+            seen = (await self._patiently(lambda: self._reading(self._known(job)))).seen
         self.vacate(job)
         self.look_again(job)
         return StopOutcome(gone=False, waits=job_stop.theirs(seen, job_stop.STOPS), theirs=True)
@@ -316,10 +328,10 @@ class JobCluster(KnownJobs):
             self._rooms.kept(job)
         return resumed
 
-    async def _stop_refused(self, known: Known, reason: str, sentence: str) -> StopOutcome:
+    async def _stop_refused(self, known: Known, was: Changes, reason: str, sentence: str) -> StopOutcome:
         """Its kind, or its queue, offers no way now. Said at once, and tried again when there is something new."""
         if known.refused == sentence:
-            await self._turn(known, REFUSED_S)
+            await self._turn(known, was, within_s=REFUSED_S)
         known.refused = sentence
         return StopOutcome(gone=False, waits=sentence, reason=reason)
 
@@ -351,11 +363,12 @@ class JobCluster(KnownJobs):
         self, job: str, incarnation: int, known: Known, left: Left, grace_s: float
     ) -> StopOutcome:
         """Judged by what is so now: an API server that is away, or an operator that is slow, is no stuck process."""
+        was = known.changes
         try:
             async with asyncio.timeout(ANSWER_S):
-                seen = await self._patiently(lambda: self._seen(known))
+                seen = (await self._patiently(lambda: self._reading(known))).seen
         except TimeoutError:
-            return await self._stop_refused(known, "StopWaits", AWAY)
+            return await self._stop_refused(known, was, "StopWaits", AWAY)
         except NotFound:
             return StopOutcome(gone=True)
         if why := job_stop.failed(seen):
@@ -387,94 +400,29 @@ class JobCluster(KnownJobs):
             await self._delete(pod, 0)
         return StopOutcome(gone=False, waits=job_waits.outlived(dead, dark))
 
-    # ------------------------------------------------------------ its ranks, through the agents
-
-    async def signal_ranks(
-        self, job: str, incarnation: int, ranks: Iterable[int], name: str
-    ) -> SignalOutcome:
-        wanted = sorted(ranks)
-        known = self._known(job)
-        answers = await self._ask(job, incarnation, What.SIGNAL, ANSWER_S, wanted, name)
-        sent = sorted(rank for answer in answers.values() for rank in answer.sent)
-        refused = {rank: why for answer in answers.values() for rank, why in answer.refused.items()}
-        for rank in wanted:
-            if rank not in sent:
-                refused.setdefault(rank, "its agent does not answer" if rank in known.pods else "gone")
-        return SignalOutcome(sent=tuple(sent), refused=refused)
-
-    async def save_capable(self, job: str, incarnation: int, name: str) -> dict[int, bool]:
-        answers = await self._ask(job, incarnation, What.HANDLERS, ANSWER_S, None, name)
-        dark = {rank: node for rank, node in self.nodes(job).items() if node not in answers}
-        if dark:
-            rank, node = min(dark.items())
-            others = f" and of {len(dark) - 1} more" if len(dark) > 1 else ""
-            raise TemporaryError(f"nobody answers on {node}, the node of rank {rank}{others}")
-        return {rank: catches for answer in answers.values() for rank, catches in answer.capable.items()}
-
-    async def files(self, job: str, incarnation: int, cwd: str, pattern: str) -> Files:
-        """As the first rank's process sees them: `cwd` is its own. Raises TemporaryError: it cannot be told."""
-        first = sorted(self._known(job).pods)[:1]
-        answers = await self._ask(job, incarnation, What.FILES, ANSWER_S, first, pattern=pattern)
-        for answer in answers.values():
-            for why in answer.refused.values():
-                raise TemporaryError(why)
-            return answer.files
-        raise TemporaryError("no agent tells of the first rank's files")
-
-    async def stacks(self, job: str, incarnation: int, ranks: Iterable[int]) -> tuple[str, ...]:
-        answers = await self._ask(job, incarnation, What.STACKS, STACKS_S, sorted(ranks))
-        return tuple(line for answer in answers.values() for line in answer.texts)
-
-    async def drain(self, job: str) -> None:
-        """Wait until the agents have read the logs to their end and told it; one that is not heard holds up nobody."""
-        with contextlib.suppress(NotFound):
-            await self._ask(job, 0, What.DRAIN, DRAIN_S)
-
-    async def let_go(self, job: str, incarnation: int) -> tuple[int, ...]:
-        """End what keeps its containers after their commands have ended: the ranks that were held (docs/hold.md)."""
-        answers = await self._ask(job, incarnation, What.RELEASE, ANSWER_S)
-        return tuple(sorted(rank for answer in answers.values() for rank in answer.sent))
-
-    def follow(self, job: ProtectedJob, ranks: list[RankProcess]) -> None:
-        """The agents read the logs of these from now on."""
-        by_node = self._by_node(job.name)
-        self._agents.follow(job, by_node, {node for node in by_node if self.observed(node)})
-
-    async def _ask(
-        self,
-        job: str,
-        incarnation: int,
-        what: What,
-        within_s: float,
-        only: Sequence[int] | None = None,
-        signal: str = "",
-        pattern: str = "",
-    ) -> Mapping[str, Answer]:
-        """All nodes of the job at once; those that do not answer in time are left out."""
-        asks = {
-            node: Ask(
-                what=what,
-                job=job,
-                incarnation=incarnation,
-                pods=tuple(pods),
-                signal=signal,
-                pattern=pattern,
-            )
-            for node, pods in self._by_node(job, only).items()
-        }
-        return await self._agents.ask(asks, within_s) if asks else {}
-
     # ------------------------------------------------------------ inside
 
+    async def _written(
+        self, known: Known, decide: Callable[[Seen], Plan | Refusal], first: Reading | None
+    ) -> Reading | None:
+        """As `_decided`, but until it is answered. What was not may be done: then it is read again."""
+
+        async def once() -> Reading | None:
+            nonlocal first
+            reading, first = first, None
+            return await self._decided(known, decide, reading)
+
+        return await self._patiently(once)
+
     async def _decided(
-        self, known: Known, decide: Callable[[Seen], Plan | Refusal], readings: list[Seen] | None = None
-    ) -> Seen | None:
+        self, known: Known, decide: Callable[[Seen], Plan | Refusal], first: Reading | None = None
+    ) -> Reading | None:
         """Read, decide, write; again from the reading where somebody else's write came between. What was read last;
-        None: it was changed. `readings`: what was read already, for the first try and no other; what is written is
-        refused where the job has changed since."""
+        None: it was changed. `first`: what was read already, for the first try; what is written is refused where the
+        job has changed since."""
         for left in reversed(range(TRIES)):
-            seen = readings.pop() if readings else await self._seen(known)
-            plan = decide(seen)
+            reading, first = first or await self._reading(known), None
+            plan = decide(reading.seen)
             if isinstance(plan, Refusal):
                 if plan.reason in job_stop.LATER:
                     raise _NotNow(plan.sentence)
@@ -485,7 +433,7 @@ class JobCluster(KnownJobs):
                 if not left:
                     raise
                 continue
-            return None if plan.writes else seen
+            return None if plan.writes else reading
         raise AssertionError("unreachable")
 
 

@@ -7,7 +7,6 @@ later, those of that time together.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable, Mapping
 
 import structlog
@@ -20,6 +19,7 @@ from sentinel.cluster.kubernetes.record_conditions import of_incident, of_job
 from sentinel.cluster.kubernetes.store import Store
 from sentinel.core.agents.epochs import Epochs
 from sentinel.core.model import Incident, JobEvent, ProtectedJob, Quarantine, StoredJob
+from sentinel.util.bell import Bell
 from sentinel.util.clock import Clock, system_now
 from sentinel.util.errors import PermanentError, TemporaryError
 
@@ -63,9 +63,8 @@ class _Book:
         self.unshown: dict[str, Incident] = {}  # incidents whose status may lag
         self.saved = 0  # counts saves
         self.written = 0  # of them, those that are there
-        self.noted: asyncio.Event | None = None  # is set with each save; None: nobody waits
-        self.forgotten = False  # what is not copied yet is tried once more
-        self.turned: asyncio.Event | None = None  # is set after each attempt; None: nobody waits
+        self.noted = Bell()  # rings with each save
+        self.tried = Bell()  # rings after each attempt to write
         self.problem = ""
 
 
@@ -157,7 +156,7 @@ class JobRecords:
             self._on_failure()
             text = f"an earlier leader may still write its record: {error}"
             raise TemporaryError(text, getattr(error, "delay_s", 1.0)) from error
-        if self._books.get(job) is not book:  # forgotten meanwhile
+        if self._forgotten(job, book):
             return
         if now is None:
             self.forget(job)
@@ -211,8 +210,7 @@ class JobRecords:
             return
         wanted = book.saved
         while book.written < wanted:
-            book.turned = book.turned or asyncio.Event()
-            await book.turned.wait()
+            await book.tried.next()
 
     def jobs(self) -> list[ProtectedJob]:
         return [book.job for book in self._books.values() if book.job is not None]
@@ -265,11 +263,14 @@ class JobRecords:
         """Job -> why what was decided about it is not written yet."""
         return {name: book.problem for name, book in self._books.items() if book.problem}
 
+    def _forgotten(self, job: str, book: _Book) -> bool:
+        return self._books.get(job) is not book
+
     # ------------------------------------------------------------ writing
 
     def _note(self, name: str, book: _Book) -> None:
         book.saved += 1
-        _noted(book)
+        book.noted.ring()
         self._dirty.add(name)
         self._wake.set()
 
@@ -293,7 +294,7 @@ class JobRecords:
             while book.written < book.saved or book.copies:
                 try:
                     if book.written == book.saved:
-                        await _time_to_copy(book)
+                        await book.noted.next(book.copy_at_s - asyncio.get_running_loop().time())
                     async with self._room:
                         await self._write_once(book)
                 except (Conflict, AlreadyExists, NotFound) as error:
@@ -307,14 +308,13 @@ class JobRecords:
                 else:
                     book.problem, pause_s = "", 0.0
                 finally:
-                    _turned(book)
-                if pause_s and book.forgotten:
+                    book.tried.ring()
+                if pause_s and self._forgotten(name, book):
                     break
                 if pause_s:
                     await asyncio.sleep(pause_s)
-            if book.forgotten:
-                with contextlib.suppress(TemporaryError, PermanentError):
-                    await self._show(book)
+            if self._forgotten(name, book):  # nobody shows it later
+                await self._try_to_show(book)
         finally:
             self._writers.pop(name, None)
             self._to_show(name)
@@ -338,6 +338,8 @@ class JobRecords:
             if newest is None or id != newest.id:
                 try:
                     await self._copy(book, id, incident)
+                except NotLeading:
+                    raise
                 except PermanentError as error:
                     refused, book.copy_at_s = error, 0.0
         if book.written < upto:
@@ -371,17 +373,23 @@ class JobRecords:
                 await self._some_unshown.wait()
                 continue
             del self._unshown[name]
-            book = self._books.get(name)
-            try:
-                if book is not None:
-                    await self._show(book)
-            except NotLeading:
-                raise
-            except (TemporaryError, PermanentError) as error:
-                self._on_failure()
-                log.warning("status_not_written", job=name, error=f"{type(error).__name__}: {error}")
-                self._to_show(name)
-                await asyncio.sleep(max(SHOW_AGAIN_S, getattr(error, "delay_s", 0.0)))
+            if (book := self._books.get(name)) is not None:
+                error = await self._try_to_show(book)
+                if error is not None:
+                    self._on_failure()
+                    log.warning("status_not_written", job=name, error=f"{type(error).__name__}: {error}")
+                    self._to_show(name)
+                    await asyncio.sleep(max(SHOW_AGAIN_S, getattr(error, "delay_s", 0.0)))
+
+    async def _try_to_show(self, book: _Book) -> Exception | None:
+        """What it failed at. Raises NotLeading."""
+        try:
+            await self._show(book)
+        except NotLeading:
+            raise
+        except (TemporaryError, PermanentError) as error:
+            return error
+        return None
 
     async def _show(self, book: _Book) -> None:
         wall_s = self._clock().wall_s
@@ -405,33 +413,9 @@ class JobRecords:
         self._known.pop(job, None)
         self._dirty.discard(job)
         if book is not None:
-            book.written = book.saved
-            book.forgotten, book.copy_at_s = True, 0.0
-            _noted(book)
-            _turned(book)
-
-
-async def _time_to_copy(book: _Book) -> None:
-    """Or to write the job's own record."""
-    book.noted = asyncio.Event()
-    try:
-        async with asyncio.timeout_at(book.copy_at_s):
-            await book.noted.wait()
-    except TimeoutError:
-        pass
-    finally:
-        book.noted = None
-
-
-def _noted(book: _Book) -> None:
-    if book.noted is not None:
-        book.noted.set()
-
-
-def _turned(book: _Book) -> None:
-    if book.turned is not None:
-        book.turned.set()
-        book.turned = None
+            book.written, book.copy_at_s = book.saved, 0.0
+            book.noted.ring()
+            book.tried.ring()
 
 
 def _stored(job: ProtectedJob, newest: Incident | None) -> StoredJob:

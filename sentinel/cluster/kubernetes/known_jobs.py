@@ -5,8 +5,7 @@ that the watch of pods only says that it is time to look again.
 """
 
 import asyncio
-import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
 from msgspec import Struct, field, structs
@@ -15,10 +14,13 @@ from sentinel.cluster.base import RankProcess
 from sentinel.cluster.kubernetes.agents import Agents
 from sentinel.cluster.kubernetes.client import Client
 from sentinel.cluster.kubernetes.errors import NotFound
+from sentinel.cluster.kubernetes.job_changes import Changes
 from sentinel.cluster.kubernetes.job_io import JobRef, Queues
 from sentinel.cluster.kubernetes.job_io import read as read_job
 from sentinel.cluster.kubernetes.job_room import Rooms
+from sentinel.cluster.kubernetes.objects import Pod
 from sentinel.cluster.kubernetes.pod_events import PodEvents
+from sentinel.cluster.kubernetes.reflector import Change
 from sentinel.cluster.kubernetes.shared_read import SharedRead
 from sentinel.core.agents.orders import PodRank
 from sentinel.core.job import hold
@@ -33,6 +35,7 @@ from sentinel.core.job.stop import spared
 from sentinel.core.model import RankPlace
 from sentinel.core.policy_model import Policy
 from sentinel.core.stacks.flight_record import Stuck
+from sentinel.util.bell import Bell
 
 LOOK_S = 5.0  # without a word of the watch
 LATELY_S = 5.0  # what was read serves the next step of a recovery so long
@@ -49,14 +52,27 @@ class Unread(Struct):
     counted: tuple[int, float] = (0, 0.0)  # pods of ranks that there are, and since when: monotonic
 
 
+class Reading(Struct, frozen=True):
+    """What a job was, when it began to be read (monotonic), and after which changes."""
+
+    seen: Seen
+    began_s: float
+    changes: Changes
+
+    def lately(self) -> bool:
+        return monotonic() - self.began_s < LATELY_S
+
+    def edited(self) -> "Reading":
+        """Sentinel has written it since: what the watch tells of that is no news."""
+        return structs.replace(self, changes=self.changes.with_(None))
+
+
 class Known(Struct):
     ref: JobRef
-    read: SharedRead[Seen] | None = None
-    turned: asyncio.Event | None = None  # is set when something about its pods changes; None: nobody waits
-    changes: int = 0  # of its pods, as the watch tells them
-    seen_changes: int = 0  # of them, those before the newest reading
-    # Read for a step of its recovery, for the next one; when that began (monotonic), and after how many changes.
-    last: tuple[Seen, float, int] | None = None
+    read: SharedRead[Reading] | None = None
+    changes: Changes = Changes()
+    changed: Bell = field(default_factory=Bell)
+    last: Reading | None = None  # of a step of its recovery, for the next one
     pods: dict[int, tuple[str, PodRank]] = {}  # rank -> node, pod; of the running incarnation
     seen: Seen | None = None  # at the last look, where not all of it runs
     ending: dict[str, Json] = {}  # by uid: pods that are to end, as they were when they were seen last
@@ -101,14 +117,11 @@ class KnownJobs:
         self._jobs.pop(job, None)
         self._agents.forget(job)
 
-    def pods_changed(self, job: str) -> None:
-        """Called by whoever watches pods."""
-        if (known := self._jobs.get(job)) is None:
-            return
-        known.changes += 1
-        if known.turned is not None:
-            known.turned.set()
-            known.turned = None
+    def changed(self, job: str, of_pod: Change[Pod] | None = None) -> None:
+        """Called by whoever watches jobs and pods. None: the job's own object is another one."""
+        if (known := self._jobs.get(job)) is not None:
+            known.changes = known.changes.with_(of_pod)
+            known.changed.ring()
 
     def ref(self, job: str) -> JobRef | None:
         known = self._jobs.get(job)
@@ -131,7 +144,7 @@ class KnownJobs:
     async def read(self, job: str) -> Seen:
         """Its object and its pods. Raises NotFound where it is gone, or another object has its name; TemporaryError."""
         known = self._known(job)
-        seen = await self._seen(known)
+        seen = (await self._reading(known)).seen
         uid = preemptor_uid(seen)
         if known.preemptor[0] != uid:
             known.preemptor = (uid, await self._queues.job(uid) if uid else "")
@@ -197,7 +210,7 @@ class KnownJobs:
         what was read of it just now. `before`: where that leader saw them run. One that runs elsewhere by now, or was
         started again, is no rank that runs: the next look tells how it was lost."""
         known = self._known(job)
-        running = self._took(known, await self._seen(known) if seen is None else seen)
+        running = self._took(known, (await self._reading(known)).seen if seen is None else seen)
         lost = set[int]()
         for place in before:
             _, now = known.pods.get(place.rank, ("", None))
@@ -230,13 +243,13 @@ class KnownJobs:
             raise NotFound(f"{job} is gone", "JobGone")
         return known
 
-    async def _seen(self, known: Known) -> Seen:
+    async def _reading(self, known: Known) -> Reading:
         """As it is after this call. Events of its pods wake all who look at it at once: they share a read."""
         if known.read is None:
             known.read = SharedRead(lambda: self._read_now(known))
         return await known.read()
 
-    async def _read_now(self, known: Known) -> Seen:
+    async def _read_now(self, known: Known) -> Reading:
         began_s, changes = monotonic(), known.changes
         seen = await read_job(self._client, self._queues, known.ref, known.unread.most, known.unread.gpus)
         known.uids |= {text(pod, "metadata.uid") for pod in seen.pods}
@@ -244,44 +257,39 @@ class KnownJobs:
             known.unread.stand_in = {key: value for key, value in seen.job.items() if key != "status"}
         elif known.ref.unread:
             seen = structs.replace(seen, job=known.unread.stand_in or seen.job)
-        known.seen_changes = changes
-        if known.last is not None:
-            known.last = (seen, began_s, changes) if began_s - known.last[1] < LATELY_S else None
         if standing(seen).stopped:
             known.over = {text(pod, "metadata.uid") for pod in seen.pods if ended_pod(pod) == "failed"}
             known.done = {text(pod, "metadata.uid") for pod in seen.pods if ended_pod(pod) == "succeeded"}
-        return seen
+        reading = Reading(seen, began_s, changes)
+        if known.last is not None:  # no next step has come in that time: its pods are not kept
+            known.last = reading if known.last.lately() else None
+        return reading
 
-    async def _seen_lately(self, known: Known) -> Seen:
-        """As it is after this call, or was when the step before read it. While its ranks run its pods are not kept."""
-        if (seen := self._lately(known)) is None:
-            seen = await self._seen_kept(known)
-            known.last = None if known.pods else known.last
-        return seen
+    async def _reading_lately(self, known: Known) -> Reading:
+        """What the step before has read of it, or as it is after this call. It is kept for the next step, but not of
+        a job that runs: there are thousands."""
+        reading = self._lately(known) or await self._reading(known)
+        known.last = None if known.pods else reading
+        return reading
 
-    async def _seen_kept(self, known: Known) -> Seen:
-        """As it is after this call. The next step may rest on it too."""
-        began_s, changes = monotonic(), known.changes
-        seen = await self._seen(known)
-        known.last = seen, began_s, changes
-        return seen
-
-    def _lately(self, known: Known) -> Seen | None:
-        """What the step before has read of it, where the watch has told nothing new of its pods since. What becomes
-        of a job in a queue, or of the jobs below it, is not seen by its pods alone."""
-        if known.last is None:
+    def _lately(self, known: Known) -> Reading | None:
+        """What the step before has read of it, where the watch has told nothing new of it and its pods since. What
+        becomes of a job in a queue, or of the jobs below it, is not seen by these alone."""
+        if (last := known.last) is None or last.seen.workload is not None or last.seen.children:
             return None
-        seen, at_s, changes = known.last
-        alone = seen.workload is None and not seen.children
-        return seen if alone and changes == known.changes and monotonic() - at_s < LATELY_S else None
+        return last if last.changes == known.changes and last.lately() else None
 
-    async def _turn(self, known: Known, within_s: float = LOOK_S) -> None:
-        """Until something about its pods changes that the newest read may not have seen, at most so long."""
-        if known.changes == known.seen_changes:
-            known.turned = known.turned or asyncio.Event()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(within_s):
-                    await known.turned.wait()
+    async def _turn(
+        self,
+        known: Known,
+        was: Changes,
+        enough: Callable[[Changes], bool] = Changes.something,
+        within_s: float | None = None,
+    ) -> None:
+        """Until the changes since then are enough to read it again, at most so long or LOOK_S."""
+        end_s = monotonic() + (LOOK_S if within_s is None else within_s)
+        while not enough(known.changes.since(was)) and (left_s := end_s - monotonic()) > 0:
+            await known.changed.next(left_s)
         await asyncio.sleep(TOGETHER_S)
 
     # ------------------------------------------------------------ their ranks

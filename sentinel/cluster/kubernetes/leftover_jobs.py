@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from sentinel.cluster.kubernetes.client import Client, Resource
-from sentinel.cluster.kubernetes.errors import Conflict, NotFound
+from sentinel.cluster.kubernetes.errors import Conflict
 from sentinel.cluster.kubernetes.job_io import JOB_UID, WORKLOADS, JobRef, Queues, carry_out
 from sentinel.cluster.kubernetes.job_io import read as read_job
 from sentinel.cluster.kubernetes.job_records import job_name, namespace_of, object_of
@@ -183,10 +183,9 @@ class Jobs:
             return None, ""
         try:
             path = PROTECTED_JOBS.path(namespace_of(job), object_name(object_of(job)))
-            found = await self._client.get(path, Custom)
+            if (found := await self._client.find(path, Custom)) is None:
+                return None, ""
             return from_document(StoredJob, found.spec), _ordered(found.metadata.annotations)
-        except NotFound:
-            return None, ""
         except (msgspec.ValidationError, ValueError) as error:
             raise PermanentError(f"its record cannot be read: {error}", "Unreadable") from None
 

@@ -44,8 +44,8 @@ class Pods:
         # For whoever looks after jobs: a namespace whose policies or jobs are others now, and a job whose pods are, or
         # which asks for something else.
         self.namespace_changed: Callable[[str], None] = lambda namespace: None
-        self.job_changed: Callable[[Job], None] = lambda job: None
-        self.jobs.edited = lambda job: self.job_changed(job)
+        self.job_changed: Callable[[Job, Change[Pod] | None], None] = lambda job, of_pod: None
+        self.jobs.edited = lambda job: self.job_changed(job, None)
         self._on: dict[str, dict[str, PodPicture]] = {}  # node -> uid -> pod
         self._stop_s: dict[str, float] = {}  # uid -> Protection.stop_s
         self._dirty: set[str] = set()  # namespaces; "": all of them
@@ -114,7 +114,7 @@ class Pods:
         one = after or before
         found = None if one is None else self.jobs.of_pod(one.metadata)
         if found is not None and found.job is not None:
-            self.job_changed(found.job)
+            self.job_changed(found.job, change)
 
     def _picture(self, one: Pod) -> PodPicture | None:
         found = self.jobs.of_pod(one.metadata)

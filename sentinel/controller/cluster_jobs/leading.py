@@ -21,6 +21,8 @@ from sentinel.cluster.kubernetes.job_io import JobRef
 from sentinel.cluster.kubernetes.job_owners import JobOwners
 from sentinel.cluster.kubernetes.job_records import JobRecords, job_name
 from sentinel.cluster.kubernetes.job_room import Rooms
+from sentinel.cluster.kubernetes.objects import Pod
+from sentinel.cluster.kubernetes.reflector import Change
 from sentinel.controller.cluster_jobs.growth import JobGrowth
 from sentinel.controller.cluster_jobs.hands import JobHands
 from sentinel.controller.cluster_jobs.heard import JobNodes
@@ -133,9 +135,9 @@ class LeadingJobs:
             tracked.changed |= tracked.ref.namespace == namespace
         self._wake.set()
 
-    def _job_changed(self, job: Job) -> None:
+    def _job_changed(self, job: Job, of_pod: Change[Pod] | None) -> None:
         if self.controller is not None and _name(job) in self._tracked:
-            self._cluster.pods_changed(_name(job))
+            self._cluster.changed(_name(job), of_pod)
             self._look_again(_name(job))
 
     def _look_again(self, name: str) -> None:

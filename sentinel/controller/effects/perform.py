@@ -10,7 +10,7 @@ import structlog
 from msgspec import structs
 
 from sentinel.cluster.base import Cluster, RankProcess
-from sentinel.controller.effects.save import ProofWatch, SaveOutcome, save
+from sentinel.controller.effects.save import ProofWatch, save
 from sentinel.core.decision import incidents
 from sentinel.core.decision.picture import JobPicture
 from sentinel.core.model import Incident, IncidentKind, Phase, ProtectedJob, SaveResult, Symptom
@@ -160,11 +160,11 @@ class Performer:
         job = picture.job
         checkpoint = job.policy.resume.checkpoint if job.policy.resume else None
         if checkpoint is None:
-            outcome = _no_checkpoint()
-            return SaveEnded(outcome.result, outcome.counts, outcome.sentence)
+            text = "the policy names no checkpoint signal"
+            return SaveEnded(SaveResult(skipped=text), False, f"Not saved: {text}.")
         watch = self._watches[job.name] = ProofWatch()
         try:
-            outcome = await save(
+            return await save(
                 self._cluster,
                 job.name,
                 incident.incarnation,
@@ -180,7 +180,6 @@ class Performer:
         finally:
             if self._watches.get(job.name) is watch:
                 del self._watches[job.name]
-        return SaveEnded(outcome.result, outcome.counts, outcome.sentence, picture.finished, outcome.asked)
 
     async def _stop(self, picture: JobPicture, incident: Incident, effect: DoStop) -> Event:
         job = picture.job
@@ -244,11 +243,6 @@ class Performer:
         started = structs.replace(picture.job, started_mono_s=now.mono_s, started_wall_s=now.wall_s)
         self._save_job(picture, started)
         self._node.follow(picture.job, ranks)
-
-
-def _no_checkpoint() -> SaveOutcome:
-    text = "the policy names no checkpoint signal"
-    return SaveOutcome(SaveResult(skipped=text), False, f"Not saved: {text}.")
 
 
 def _answers(asked: Incident, current: Incident) -> bool:

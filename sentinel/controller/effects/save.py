@@ -5,12 +5,13 @@ import re
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from msgspec import Struct
+from msgspec import structs
 
 from sentinel.cluster.base import Cluster
 from sentinel.controller.effects.proof import FileProof
 from sentinel.core.model import SaveResult
 from sentinel.core.policy_model import Checkpoint
+from sentinel.core.recovery.events import SaveEnded
 from sentinel.core.reports import LogMatch
 from sentinel.util.clock import Clock
 from sentinel.util.errors import TemporaryError
@@ -20,13 +21,6 @@ REACH_S = (
     15.0  # for an agent that is just being replaced; with its answer still within the slack of the phase
 )
 _STEP = re.compile(r"(?:step|iteration|iter)\D{0,3}(\d{1,12})", re.IGNORECASE)
-
-
-class SaveOutcome(Struct, frozen=True):
-    result: SaveResult
-    counts: bool
-    sentence: str
-    asked: bool = True  # ranks were told to save, or may have been
 
 
 class ProofWatch:
@@ -54,7 +48,7 @@ async def save(
     last_step: Callable[[], int | None],
     all_ended: Callable[[], bool],
     clock: Clock,
-) -> SaveOutcome:
+) -> SaveEnded:
     """Signal the ranks and wait for the proof, at most `checkpoint.timeout_s`.
 
     The result counts when the named proof came, or, where the policy names none, when the ranks ended by
@@ -71,9 +65,10 @@ async def save(
         file_proof = FileProof(look, cwd, proof, clock)
         await file_proof.begin()
     try:
-        return await _saved(
+        saved = await _saved(
             cluster, job, incarnation, alive, checkpoint, watch, file_proof, last_step, all_ended, clock
         )
+        return structs.replace(saved, ended=all_ended())
     finally:
         if file_proof is not None:
             file_proof.close()
@@ -90,7 +85,7 @@ async def _saved(
     last_step: Callable[[], int | None],
     all_ended: Callable[[], bool],
     clock: Clock,
-) -> SaveOutcome:
+) -> SaveEnded:
     begun_s = clock().mono_s
     while True:
         try:
@@ -116,7 +111,7 @@ async def _saved(
             found = _STEP.search(watch.line.line) if watch.line else None
             step = int(found.group(1)) if found else last_step()
             result = SaveResult(proved_by=proved, step=step, ranks=sent.sent, took_s=took_s)
-            return SaveOutcome(result, True, f"The save was proved in {took_s:.1f} s by {proved}.")
+            return SaveEnded(result, True, f"The save was proved in {took_s:.1f} s by {proved}.")
         if ended:
             return _ended(checkpoint, SaveResult(step=last_step(), ranks=sent.sent, took_s=took_s))
         if took_s >= checkpoint.timeout_s:
@@ -137,14 +132,14 @@ def _line(watch: ProofWatch) -> str:
     return f"rank {watch.line.rank}'s line {watch.line.line.strip()!r}" if watch.line else ""
 
 
-def _ended(checkpoint: Checkpoint, result: SaveResult) -> SaveOutcome:
+def _ended(checkpoint: Checkpoint, result: SaveResult) -> SaveEnded:
     """Nothing runs any more, so there is nothing to keep running: it counts, and the record says what is known."""
     proof = "no proof was asked for" if checkpoint.proof is None else "the named proof did not come"
-    return SaveOutcome(result, True, f"The ranks ended by themselves after the signal; {proof}.")
+    return SaveEnded(result, True, f"The ranks ended by themselves after the signal; {proof}.", ended=True)
 
 
-def _skipped(why: str, *, asked: bool = False) -> SaveOutcome:
-    return SaveOutcome(SaveResult(skipped=why), False, f"Not saved: {why}.", asked)
+def _skipped(why: str, *, asked: bool = False) -> SaveEnded:
+    return SaveEnded(SaveResult(skipped=why), False, f"Not saved: {why}.", asked=asked)
 
 
 def _timed_out(
@@ -153,14 +148,14 @@ def _timed_out(
     took_s: float,
     step: int | None,
     why: str,
-) -> SaveOutcome:
+) -> SaveEnded:
     result = SaveResult(ranks=ranks, took_s=took_s, step=step)
     if checkpoint.proof is None:
-        return SaveOutcome(
+        return SaveEnded(
             result,
             True,
             f"The ranks had {took_s:.0f} s to save; no proof was asked for, so nothing proved it.",
         )
     counts = checkpoint.if_unproved == "move"
     text = f"The save was not proved within {checkpoint.timeout_s:.0f} s{why}."
-    return SaveOutcome(result, counts, text)
+    return SaveEnded(result, counts, text)

@@ -136,14 +136,18 @@ def main_status(pod: Json) -> Json:
 
 
 def all_up(seen: Seen, size: int) -> bool:
-    """Does every rank run that a start brings up? Those that ended well stay so, where the kind has it so."""
+    return not missing(seen, size)
+
+
+def missing(seen: Seen, size: int) -> int:
+    """How many ranks that a start brings up do not run yet. Those that ended well stay so, where the kind has it so."""
     found = [one for one in ranks(seen) if one.rank is not None]
     done = done_for_good(seen, found)
     by_uid = {text(pod, "metadata.uid"): pod for pod in seen.pods}
     up = {one.rank for one in found if one.rank is not None and has_run(by_uid[one.uid])}
     # Its size may stand elsewhere: then those that there are.
     wanted = standing(seen).size or max(size, len(found))
-    return len(up - done) >= wanted - len(done)
+    return max(0, wanted - len(done) - len(up - done))
 
 
 def has_run(pod: Json) -> bool:
