@@ -133,6 +133,11 @@ def test_an_incident_that_was_not_copied_before_the_leader_died_is_copied_by_the
     proxy.faults.clear()
 
     async def next_one(records: JobRecords, client: Client) -> None:
+        unclaimed = JobRecords(client, lambda: epoch, Epochs(), lambda event: None)
+        await unclaimed.load()
+        assert unclaimed.incidents(job.name) == [an_incident(job)], (
+            "brakes count it from the first decision on"
+        )
         await eventually(lambda: admin.find(path) is not None, "it is not copied")
 
     with_records(behind_proxy, epoch, next_one)

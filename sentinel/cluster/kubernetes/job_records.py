@@ -120,6 +120,7 @@ class JobRecords:
     def _read(self, stored: StoredJob) -> None:
         book = self._books[stored.name] = _Book()
         book.job, book.newest, book.claimed = _plain(stored), stored.incident, False
+        self._behind(stored.name, book)
         if stored.state.final:  # nothing is decided about it any more
             self._ours(stored.name, book)
 
@@ -129,11 +130,17 @@ class JobRecords:
         self._to_show(name)
         if (newest := book.newest) is not None:
             book.unshown[newest.id] = newest
-            known = self._known.setdefault(name, {})
-            if known.get(newest.id) != newest:
-                known[newest.id] = newest
-                book.copies[newest.id] = newest
-                self._note(name, book)
+        self._behind(name, book)
+        if book.copies:
+            self._note(name, book)
+
+    def _behind(self, name: str, book: _Book) -> None:
+        """Brakes count what the job's record holds, also before it is claimed and the Incident written."""
+        if (newest := book.newest) is None:
+            return
+        known = self._known.setdefault(name, {})
+        if known.get(newest.id) != newest:
+            known[newest.id] = book.copies[newest.id] = newest
 
     async def claim(self, job: str) -> None:
         """Before anything is decided about a job that an earlier leader recorded, and may still write of.
