@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sentinel.core.now import Now
-from sentinel.web.server import Asked
+from sentinel.web.server import Asked, Place, Told
 from tests.bench.harness import Row, at_most
 from tests.web.browser import Browser
 from tests.web.fleet_samples import Site, troubled
@@ -72,15 +72,19 @@ def rendering(rounds: int) -> dict[str, list[float]]:
     site = Site(made)
     places = {place.path: place for place in site.site.places()}
     taken: dict[str, list[float]] = {name: [] for name in PATHS}
+
+    async def asks(place: Place, asked: Asked) -> Told:
+        return await place.answer(asked)
+
     try:
         for _ in range(rounds):
             for name, path in PATHS.items():
                 site.later()
                 where, _, query = path.partition("?q=")
                 asked = Asked(names={}, query={"q": query} if query else {})
-                answer = places["/fragment" if where == "/" else f"/fragment{where}"].answer
+                place = places["/fragment" if where == "/" else f"/fragment{where}"]
                 begun_s = time.perf_counter()
-                asyncio.run(answer(asked))
+                asyncio.run(asks(place, asked))
                 taken[name].append(time.perf_counter() - begun_s)
     finally:
         site.close()

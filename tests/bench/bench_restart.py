@@ -90,9 +90,9 @@ def started(log: Callable[[int, int], Path], incarnation: int) -> Start:
     def said() -> list[list[str]]:
         return [path.read_text().splitlines() if path.exists() else [] for path in paths]
 
-    def met() -> list[list[str]] | None:
+    def met() -> list[list[str]]:
         texts = said()
-        return texts if all(len(lines) > 2 and lines[1].startswith("met at ") for lines in texts) else None
+        return texts if all(len(lines) > 2 and lines[1].startswith("met at ") for lines in texts) else []
 
     texts = until(met, lambda: f"incarnation {incarnation}: {said()}", DEADLINE_S, 0.01, TimeoutError)
     return Start(max(float(lines[0]) for lines in texts), int(texts[0][1].split()[2]))

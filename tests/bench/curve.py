@@ -33,8 +33,8 @@ def svg(title: str, across: str, series: Mapping[str, Sequence[Point]]) -> str:
         way = "L".join(place(*one) for one in some)
         parts.append(f'<path d="M{way}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for one in some:
-            x, _, y = place(*one).partition(",")
-            parts.append(f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}"/>')
+            left, _, top = place(*one).partition(",")
+            parts.append(f'<circle cx="{left}" cy="{top}" r="4" fill="{colour}"/>')
         parts.append(_text(LEFT + 12, TOP + 16 + 18 * k, name, "start", colour))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '

@@ -17,10 +17,15 @@ anew. Orders on stdin, one a line, each answered by one:
 
 import asyncio
 import contextlib
+import os
 import random
 import ssl
 import sys
+import tempfile
 import time
+import traceback
+from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -56,6 +61,7 @@ def lost_card(now_wall_s: float, now_s: float) -> Finding:
 class Caller(Agent):
     """One connection; who is refused ends it. It obeys as the agents of tests/kubernetes/light_agents.py do."""
 
+    folder: Path  # where it notes what it was told to do
     orders = Orders()
     seen = b""
     followed: tuple[Follow, ...] = ()
@@ -98,7 +104,7 @@ class Caller(Agent):
         decode = msgspec.msgpack.decode
         self.followed = tuple(decode(one.body, type=Follow) for one in orders.items if one.kind == FOLLOW)
         asked = [one for one in orders.items if one.kind == ASK and one.id not in done]
-        return [answered(one.id, decode(one.body, type=Ask)) for one in asked]
+        return [answered(one.id, decode(one.body, type=Ask), self.folder) for one in asked]
 
 
 class Member:
@@ -127,7 +133,7 @@ class Member:
     async def _tried(self, port: int) -> bool:
         self._connections += 1
         agent = Caller(self.crowd.context, self.node, self.token, f"s{self._connections}")
-        agent.found = self.found
+        agent.found, agent.folder = self.found, self.crowd.folder
         try:
             async with asyncio.timeout(LET_IN_S):
                 await asyncio.get_running_loop().create_connection(lambda: agent, "127.0.0.1", port)
@@ -139,9 +145,9 @@ class Member:
         self.agent = agent
         return True
 
-    async def live(self, every_s: float) -> None:
-        """Stay connected and report."""
-        await asyncio.sleep(random.uniform(0, every_s))
+    async def live(self, every_s: float, first_s: float) -> None:
+        """Stay connected and report; the first time within `first_s`."""
+        await asyncio.sleep(random.uniform(0, first_s))
         while True:
             agent = self.agent or await self.connected()
             agent.progress(every_s)
@@ -184,6 +190,7 @@ class Crowd:
         self.ports, self.every_s, self.keep = ports, every_s, keep
         self.context = ssl.create_default_context(cafile=bundle)
         self.rows = [line.split() for line in open(tokens)]  # noqa: SIM115
+        self.folder = Path(tempfile.mkdtemp())
         self.members: list[Member] = []
         self.marked_s = 0.0
         self.tasks: list[asyncio.Task[None]] = []
@@ -200,9 +207,14 @@ class Crowd:
             await asyncio.gather(*(begin(k, member) for k, member in enumerate(new)))
         self.members += new
         for member in new:
-            work = member.live(self.every_s) if self.keep else member.visit(self.every_s)
-            self.tasks.append(asyncio.create_task(work))
+            every_s = self.every_s
+            self._begin(member.live(every_s, every_s) if self.keep else member.visit(every_s))
         return f"up {len(self.members)} {time.monotonic() - began_s:.2f}"
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        task.add_done_callback(_must_not_end)
+        self.tasks.append(task)
 
     async def fault(self, first: int, last: int) -> str:
         some = self.members[first:last]  # one may have lost its connection just now
@@ -220,7 +232,7 @@ class Crowd:
 
     async def acks(self, count: int) -> str:
         """From the report to its acknowledgement, each."""
-        took_ms = []
+        took_ms: list[float] = []
         while len(took_ms) < count:
             await asyncio.sleep(URGENT_EVERY_S)
             if (agent := random.choice(self.members).agent) is None:
@@ -231,19 +243,20 @@ class Crowd:
         return "acks " + ",".join(f"{one:.3f}" for one in took_ms)
 
     async def rush(self) -> str:
-        """Until the full report of each was taken."""
+        """Until the full report of each was taken. Who was let in reports on, as agents do."""
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.tasks.clear()
         for member in self.members:
             if member.agent is not None:
                 member.agent.transport.abort()
                 member.agent = None
-        began_s = time.monotonic()
-        await asyncio.gather(*(member.connected() for member in self.members))
-        took_s = time.monotonic() - began_s
-        self.tasks = [asyncio.create_task(member.live(self.every_s)) for member in self.members]
-        return f"rush {took_s:.2f}"
+        await self.mark()
+        for member in self.members:
+            self._begin(member.live(self.every_s, 0.0))
+        await self.back()
+        return f"rush {time.monotonic() - self.marked_s:.2f}"
 
     async def once(self) -> str:
         began_s, before = time.monotonic(), [member.reports for member in self.members]
@@ -285,6 +298,13 @@ class Crowd:
                 "back": self.back,
             }
             print(await orders[line[0]](*map(int, line[1:])), flush=True)
+
+
+def _must_not_end(task: asyncio.Task[None]) -> None:
+    """An agent that ended by a fault of the bench would be silent, and nothing would say why."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        traceback.print_exception(error)
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,8 @@ def table(document: dict[str, Any], about: str) -> str:
 
 def fleet_curve(rows: list[dict[str, Any]]) -> str:
     """What the controller costs by the number of agents."""
-    kept, closed = [], []
+    kept: list[tuple[float, float]] = []
+    closed: list[tuple[float, float]] = []
     for row in rows:
         if found := re.fullmatch(r"(\d+) agents: CPU", row["name"]):
             kept += [] if kept else [(0.0, row["beside"][1])]

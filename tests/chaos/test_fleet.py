@@ -195,11 +195,7 @@ class Chaos:
             await node.stop()
         self.unjudged_s = time.monotonic()
         for node in self.lane:
-            await world.until(
-                lambda node=node: any(one.reason in ("Unreachable", "Unfenced") for one in self.open(node)),
-                lambda node=node: f"{node.name}: nobody says that it is not heard",
-                SILENT_S,
-            )
+            await self._told_silent(node)
         self.unjudged_s = None
         assert set(pods) <= world.audit.pods.keys(), "a pod of a node that may live was removed"
         await asyncio.gather(*map(self.fate, self.lane, pods, fates))
@@ -226,6 +222,13 @@ class Chaos:
             assert pod in world.audit.pods
         await world.call("DELETE", f"/api/v1/namespaces/{pod.partition('/')[0]}/pods/{pod.partition('/')[2]}")
         world.audit.proofs.pop(node.name, None)
+
+    async def _told_silent(self, node: SimNode) -> None:
+        await self.world.until(
+            lambda: any(one.reason in ("Unreachable", "Unfenced") for one in self.open(node)),
+            lambda: f"{node.name}: nobody says that it is not heard",
+            SILENT_S,
+        )
 
     def open(self, node: SimNode) -> list[NodeQuarantine]:
         return [one for one in self.world.of(node) if one.state in (State.ACTIVE, State.HELD)]

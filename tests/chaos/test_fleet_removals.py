@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sentinel.core.fleet.model import Fence, FenceState, Kind, NodeQuarantine, Proof
+from tests.chaos.fleet_controllers import Controller
 from tests.chaos.fleet_nodes import SimNode
-from tests.chaos.fleet_world import Controller, World
+from tests.chaos.fleet_world import World
 from tests.chaos.test_fleet_steps import leads, let_go
 from tests.kubernetes.conftest import NODES, QUARANTINES, rank
 from tests.kubernetes.proxy import Fault

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sentinel.core.fleet.model import State
+from tests.chaos.fleet_controllers import Controller
 from tests.chaos.fleet_nodes import XID_48, SimNode
-from tests.chaos.fleet_world import DEADLINE_S, Controller, World
+from tests.chaos.fleet_world import DEADLINE_S, World
 from tests.kubernetes.conftest import LEADER, NODES, QUARANTINES
 from tests.kubernetes.proxy import Fault
 from tests.waits import eventually
@@ -91,7 +92,11 @@ def test_killed_before_or_after_any_write_it_is_taken_over_from_there(
 ) -> None:
     async def test(world: World) -> None:
         node = world.nodes["node-00"]
-        for steps, change in ((BREAKS, lambda: node.breaks(XID_48)), (MENDS, node.repaired)):
+
+        def breaks() -> None:
+            node.breaks(XID_48)
+
+        for steps, change in ((BREAKS, breaks), (MENDS, node.repaired)):
             for what, step in steps.items():
                 for done in (False, True):
                     if steps is MENDS:

@@ -161,7 +161,7 @@ def test_of_two_that_attach_at_once_exactly_one_protects(
     job.kill_sentinel()
     both = [job.another(), job.another()]
     try:
-        lost = until(lambda: next((one for one in both if one.poll() is not None), None), "one gives way")
+        [lost] = until(lambda: [one for one in both if one.poll() is not None][:1], "one gives way")
         assert lost.returncode in (0, 73)  # it handed the job over, or was refused
         job.sentinel = next(one for one in both if one is not lost)
         if state == "running":
