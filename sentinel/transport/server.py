@@ -41,7 +41,7 @@ from sentinel.transport.wire import (
 
 log = structlog.get_logger(__name__)
 
-BACKLOG = 1024  # connections that wait in the kernel
+BACKLOG = 4096  # connections that wait in the kernel, if its somaxconn allows: one too many comes again seconds later
 LOG_LINES_PER_S = 2.0
 LOG_LINES_BURST = 50.0
 SAID_EVERY_S = 60.0  # a node that is refused again and again is named so often in the log
