@@ -17,7 +17,7 @@ def a_pod(name: str, phase: str = "Pending", told_to_end: bool = False, **states
 
 def told(*changes: tuple[Pod | None, Pod | None], was: Changes = Changes()) -> Changes:  # noqa: B008  frozen
     for before, after in changes:
-        was = was.with_(Change(Kind.CHANGED, "ns/a", before, after))
+        was = was.of_pod(Change(Kind.CHANGED, "ns/a", before, after))
     return was
 
 
@@ -61,7 +61,7 @@ def test_a_stop_is_read_again_when_all_pods_are_told_to_end_and_when_all_have_en
 
 
 def test_a_job_that_is_edited_is_read_again_whatever_its_pods_do() -> None:
-    edited = Changes().with_(None)
+    edited = Changes().edit()
     assert all_may_run(64)(edited)
     assert all_may_end(as_read(a_pod("a")))(edited)
     assert edited.something()

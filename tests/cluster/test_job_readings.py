@@ -86,7 +86,7 @@ class World:
 
     def edited(self) -> None:
         """What the watch tells of a write of Sentinel."""
-        self.cluster.changed(JOB)
+        self.cluster.changed(JOB, None)
 
 
 def as_told(index: int, phase: str, leaves: bool = False) -> Pod:

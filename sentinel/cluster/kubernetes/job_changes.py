@@ -10,6 +10,7 @@ from msgspec import Struct, structs
 from sentinel.cluster.kubernetes.objects import Pod
 from sentinel.cluster.kubernetes.reflector import Change
 from sentinel.core.job.paths import Json, read
+from sentinel.core.job.state import ENDED_PHASES, STARTED_PHASES
 
 
 class Changes(Struct, frozen=True):
@@ -21,10 +22,11 @@ class Changes(Struct, frozen=True):
     leaving: int = 0  # pods that were told to end, or have ended
     ended: int = 0  # pods that have ended, or are gone
 
-    def with_(self, of_pod: Change[Pod] | None) -> "Changes":
-        if of_pod is None:
-            return structs.replace(self, edits=self.edits + 1)
-        before, after = of_pod.before, of_pod.after
+    def edit(self) -> "Changes":
+        return structs.replace(self, edits=self.edits + 1)
+
+    def of_pod(self, change: Change[Pod]) -> "Changes":
+        before, after = change.before, change.after
         return Changes(
             edits=self.edits,
             of_pods=self.of_pods + 1,
@@ -50,7 +52,7 @@ def _has_run(pod: Pod | None) -> set[str]:
     found = {
         one.name for one in status.container_statuses if "running" in one.state or "terminated" in one.state
     }
-    return found | {""} if status.phase in ("Running", "Succeeded", "Failed") else found
+    return found | {""} if status.phase in STARTED_PHASES else found
 
 
 def _leaves(pod: Pod | None) -> bool:
@@ -58,7 +60,7 @@ def _leaves(pod: Pod | None) -> bool:
 
 
 def _ended(pod: Pod | None) -> bool:
-    return pod is None or pod.status.phase in ("Succeeded", "Failed")
+    return pod is None or pod.status.phase in ENDED_PHASES
 
 
 def all_may_run(missing: int) -> Callable[[Changes], bool]:

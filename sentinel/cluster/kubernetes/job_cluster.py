@@ -204,7 +204,7 @@ class JobCluster(JobRanks):
             plan = begin(first.seen)
             first = first if isinstance(plan, Plan) and plan.writes else None
         runs = await self._written(known, begin, first)
-        return (await self._patiently(lambda: self._reading(known))).edited() if runs is None else runs
+        return (await self._patiently(lambda: self._reading(known))).expects_edit() if runs is None else runs
 
     async def _ends_well(self, job: str, known: Known) -> None:
         """Returns at once where the job has failed. One that succeeds is no start that was refused: the look at it
@@ -261,7 +261,7 @@ class JobCluster(JobRanks):
                 if as_it_is is not None:
                     reading = as_it_is
                 elif left.of(before.seen):  # told to end, and read when the watch tells of it
-                    reading = before.edited()
+                    reading = before.expects_edit()
                 else:
                     reading = await self._patiently(lambda: self._reading(known))
             if not known.pods:  # a predecessor knew them
@@ -406,13 +406,8 @@ class JobCluster(JobRanks):
         self, known: Known, decide: Callable[[Seen], Plan | Refusal], first: Reading | None
     ) -> Reading | None:
         """As `_decided`, but until it is answered. What was not may be done: then it is read again."""
-
-        async def once() -> Reading | None:
-            nonlocal first
-            reading, first = first, None
-            return await self._decided(known, decide, reading)
-
-        return await self._patiently(once)
+        readings = iter((first,))
+        return await self._patiently(lambda: self._decided(known, decide, next(readings, None)))
 
     async def _decided(
         self, known: Known, decide: Callable[[Seen], Plan | Refusal], first: Reading | None = None

@@ -5,12 +5,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from msgspec import Struct, to_builtins
 
 from sentinel.cluster.kubernetes.objects import Node, Pod, PodSpec
-from sentinel.cluster.kubernetes.picture import ENDED
 from sentinel.core.job.change import HOSTNAME, avoid_in
 from sentinel.core.job.paths import Json, copied, read, table
 from sentinel.core.job.ranks import done_for_good, ranks
 from sentinel.core.job.room import Placement, RoomNode, RoomTaint, free, left_by, place, requests, takes
-from sentinel.core.job.state import Seen, groups_of, living, was_size
+from sentinel.core.job.state import ENDED_PHASES, Seen, groups_of, living, was_size
 from sentinel.util.clock import Clock
 
 FRESH_S = (
@@ -98,7 +97,7 @@ class Rooms:
         before, self._asked = self._asked, {}
         for pod in self._pods().values():
             node = pod.spec.node_name or pod.status.nominated_node_name
-            if node and pod.status.phase not in ENDED:
+            if node and pod.status.phase not in ENDED_PHASES:
                 uid = pod.metadata.uid
                 wanted = self._asked[uid] = before.get(uid) or requests(_json(pod.spec))
                 self._used.setdefault(node, []).append((uid, wanted))

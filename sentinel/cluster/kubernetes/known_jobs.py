@@ -62,9 +62,9 @@ class Reading(Struct, frozen=True):
     def lately(self) -> bool:
         return monotonic() - self.began_s < LATELY_S
 
-    def edited(self) -> "Reading":
+    def expects_edit(self) -> "Reading":
         """Sentinel has written it since: what the watch tells of that is no news."""
-        return structs.replace(self, changes=self.changes.with_(None))
+        return structs.replace(self, changes=self.changes.edit())
 
 
 class Known(Struct):
@@ -117,10 +117,10 @@ class KnownJobs:
         self._jobs.pop(job, None)
         self._agents.forget(job)
 
-    def changed(self, job: str, of_pod: Change[Pod] | None = None) -> None:
+    def changed(self, job: str, of_pod: Change[Pod] | None) -> None:
         """Called by whoever watches jobs and pods. None: the job's own object is another one."""
         if (known := self._jobs.get(job)) is not None:
-            known.changes = known.changes.with_(of_pod)
+            known.changes = known.changes.edit() if of_pod is None else known.changes.of_pod(of_pod)
             known.changed.ring()
 
     def ref(self, job: str) -> JobRef | None:

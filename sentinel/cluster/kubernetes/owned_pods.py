@@ -7,9 +7,10 @@ from msgspec import Struct, field
 
 from sentinel.cluster.kubernetes.job_io import JobRef
 from sentinel.cluster.kubernetes.objects import Labels, Meta, Owner, Pod
-from sentinel.cluster.kubernetes.picture import ENDED, NODES_OWN
+from sentinel.cluster.kubernetes.picture import NODES_OWN
 from sentinel.core.job.kinds import JobKind
 from sentinel.core.job.owned_pods import row_of_owner
+from sentinel.core.job.state import ENDED_PHASES
 from sentinel.core.people.protection import PODS, Job
 from sentinel.util.clock import Clock
 
@@ -94,7 +95,7 @@ class OwnedPods:
         meta = pod.metadata
         owner = controller(meta)
         if owner is None:
-            if pod.status.phase in ENDED:
+            if pod.status.phase in ENDED_PHASES:
                 return False
             job = Job(PODS, "", meta.namespace, meta.name, meta.labels, True)
             self._alone.setdefault(meta.namespace, {})[meta.uid] = job
@@ -139,4 +140,4 @@ def controller(meta: Meta) -> Owner | None:
 def _picked(pod: Pod) -> object:
     meta = pod.metadata
     alone = controller(meta) is None
-    return meta.uid, meta.labels, meta.owner_references, alone and pod.status.phase in ENDED
+    return meta.uid, meta.labels, meta.owner_references, alone and pod.status.phase in ENDED_PHASES

@@ -8,9 +8,9 @@ from sentinel.cluster.kubernetes.objects import Node, Pod
 from sentinel.core.fleet.marks import claims_of
 from sentinel.core.fleet.model import NodeCondition, NodePicture, PodPicture, Taint
 from sentinel.core.job.room import GPUS, quantity
+from sentinel.core.job.state import ENDED_PHASES
 from sentinel.core.people.protection import Protection
 
-ENDED = ("Succeeded", "Failed")
 NODES_OWN = ("DaemonSet", "Node")  # owners of pods that come again wherever the node goes
 
 
@@ -45,7 +45,7 @@ def node_picture(
 
 def pod_picture(one: Pod, job: str, protection: Protection | None) -> PodPicture | None:
     """None: it is bound to no node, or all its processes have ended."""
-    if not one.spec.node_name or one.status.phase in ENDED:
+    if not one.spec.node_name or one.status.phase in ENDED_PHASES:
         return None
     meta = one.metadata
     own = nodes_own(one)

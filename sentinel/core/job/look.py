@@ -12,8 +12,10 @@ from sentinel.core.job.ranks import done_for_good, ranks
 from sentinel.core.job.remarks import remarks
 from sentinel.core.job.room import GPUS, requests
 from sentinel.core.job.state import (
+    ENDED_PHASES,
     KUEUE,
     SENTINEL,
+    STARTED_PHASES,
     Seen,
     Standing,
     claimed,
@@ -23,8 +25,6 @@ from sentinel.core.job.state import (
     took_back,
 )
 from sentinel.core.policy_model import Policy
-
-KUBELET_STARTED = ("Running", "Succeeded", "Failed")
 
 
 class Place(Struct, frozen=True):
@@ -87,7 +87,7 @@ def look(
     return Look(
         standing=now,
         up=up,
-        begun=any(text(by_uid[one.uid], "status.phase") in KUBELET_STARTED for one in found.values()),
+        begun=any(text(by_uid[one.uid], "status.phase") in STARTED_PHASES for one in found.values()),
         withdrawn=_withdrawn(seen, now),
         asks_for_start=claimed(seen, now),
         ended=tuple(ended),
@@ -153,7 +153,7 @@ def missing(seen: Seen, size: int) -> int:
 def has_run(pod: Json) -> bool:
     """Its training container runs, or did: what ended so soon is judged by its end, not waited for."""
     phase = text(pod, "status.phase")
-    if phase in ("Succeeded", "Failed"):
+    if phase in ENDED_PHASES:
         return True
     if phase != "Running" or read(pod, "metadata.deletionTimestamp") is not None:
         return False

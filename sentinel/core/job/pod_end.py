@@ -15,7 +15,7 @@ from msgspec import Struct
 from sentinel.core.job.paths import Json, number, read, rows, table, text, wall_s
 from sentinel.core.job.pod_told import Told, told
 from sentinel.core.job.pod_words import words
-from sentinel.core.job.state import main_container
+from sentinel.core.job.state import ENDED_PHASES, main_container
 from sentinel.core.reports import RankExit, signal_of
 
 # Of a container whose end nobody saw: what the kubelet, and containerd after a restart (client/task.go), put there.
@@ -53,7 +53,7 @@ def end(pod: Json, container: str = "", *, gone: bool = False, events: Sequence[
     name = container or text(main_container(pod), "name")
     status = _status(pod, "containerStatuses", name)
     last = _terminated(status)
-    over = text(pod, "status.phase") in ("Succeeded", "Failed")
+    over = text(pod, "status.phase") in ENDED_PHASES
     if last is None and not gone and not over:
         return None
     outside = told(pod, events)
@@ -222,7 +222,7 @@ def _how(name: str, reason: str, message: str, code: int | None, signal: int | N
 
 def comes_back(pod: Json, name: str, code: int | None) -> bool:
     """Does the kubelet start this container again, after this exit code?"""
-    if text(pod, "status.phase") in ("Succeeded", "Failed") or text(pod, "metadata.deletionTimestamp"):
+    if text(pod, "status.phase") in ENDED_PHASES or text(pod, "metadata.deletionTimestamp"):
         return False
     made = [*rows(pod, "spec.containers"), *rows(pod, "spec.initContainers")]
     where = next((c for c in made if c.get("name") == name), {})

@@ -16,7 +16,7 @@ from msgspec import Struct
 from sentinel.core.job.paths import Json, read, rows, text, wall_s
 from sentinel.core.job.pod_end import comes_back
 from sentinel.core.job.pod_words import cut, words
-from sentinel.core.job.state import main_container
+from sentinel.core.job.state import ENDED_PHASES, main_container
 
 MAX_GROUPS = 4  # of reasons in one explanation
 
@@ -99,7 +99,7 @@ class Wait(Struct, frozen=True, kw_only=True):
 
 def waits(pod: Json, events: Sequence[Json] = (), nodes: Collection[str] | None = None) -> Wait | None:
     """None: it is up, or it has ended. `nodes`: names of those that there are, where that is known."""
-    if text(pod, "status.phase") in ("Succeeded", "Failed"):
+    if text(pod, "status.phase") in ENDED_PHASES:
         return None
     found = _waits(pod, events, nodes)
     if found is None:

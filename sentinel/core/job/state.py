@@ -207,6 +207,10 @@ def main_container(pod: Json) -> Json:
     return next((one for one in containers if asks_gpu({"containers": [one]})), first)
 
 
+ENDED_PHASES = ("Succeeded", "Failed")  # status.phase of a pod whose containers have all ended for good
+STARTED_PHASES = ("Running", *ENDED_PHASES)  # of one whose kubelet has started a container
+
+
 def ended_pod(pod: Json) -> str:
     """ "" (it runs, or may yet), "succeeded", "failed"."""
     return {"Succeeded": "succeeded", "Failed": "failed"}.get(text(pod, "status.phase"), "")
