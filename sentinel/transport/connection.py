@@ -54,8 +54,8 @@ class Connection(asyncio.Protocol):
     """`guest` belongs to the site: who this is, and what it waits for."""
 
     __slots__ = (
-        "_blocked", "_buffer", "_busy", "_closing", "_early", "_handshaken", "_head", "_in", "_loop", "_out", "_site", "_task",
-        "_timer", "_tls", "_transport", "begun", "guest", "last_s", "peer",
+        "_blocked", "_buffer", "_busy", "_closing", "_early", "_handshaken", "_head", "_in", "_loop", "_out", "_site",
+        "_task", "_timer", "_tls", "_transport", "begun", "guest", "last_s", "peer",
     )  # fmt: skip
 
     def __init__(self, site: Site, loop: asyncio.AbstractEventLoop) -> None:
@@ -81,7 +81,9 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # which uvloop's is not by its class
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if peer else ""
-        self._tls: ssl.SSLObject | None = None  # made at its first turn: 0.4 ms, and thousands may come at once
+        self._tls: ssl.SSLObject | None = (
+            None  # made at its first turn: 0.4 ms, and thousands may come at once
+        )
         self._site.opened(self)
 
     def data_received(self, data: bytes) -> None:

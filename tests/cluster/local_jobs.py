@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from sentinel.cluster.base import RankProcess
 from sentinel.cluster.local.cluster import LocalCluster
 from sentinel.cluster.local.processes import is_same, read_proc
 from sentinel.core.model import Launch
@@ -32,7 +33,9 @@ class Site:
             root, lambda job, exit: self.exits.append(exit), self.lost.append, stuck_after_s=DEADLINE_S
         )
 
-    async def start(self, command: tuple[str, ...], incarnation: int = 1, nproc: int | None = 1, **env: str):
+    async def start(
+        self, command: tuple[str, ...], incarnation: int = 1, nproc: int | None = 1, **env: str
+    ) -> list[RankProcess]:
         launch = Launch(command=command, cwd=str(self.root), env=dict(os.environ), nproc=nproc)
         return await self.cluster.start("job", launch, incarnation, nproc or 1, env)
 

@@ -199,7 +199,7 @@ class Box:
         for incident in self.incidents(name):
             lines += [incident.id, *(f"  {s.phase}: {s.reason}: {s.sentence}" for s in incident.steps)]
         for running in self._children:
-            lines += [f"--- {running.process.args}", running.err[-3000:]]
+            lines += [f"--- {running.process.args!r}", running.err[-3000:]]
         return "\n".join(lines)
 
     def phase(self, phase: str, name: str = "job", at_least: int = 1) -> Incident:
@@ -243,9 +243,10 @@ class Box:
 
         def found() -> dict[int, int]:
             living = self.processes()
-            return {s["rank"]: s["pid"] for s in self.starts if s["pid"] in living}
+            up = {s["rank"]: s["pid"] for s in self.starts if s["pid"] in living}
+            return up if len(up) == size or not size else {}
 
-        return until(lambda: len(ranks := found()) == size and ranks, self.story) if size else found()  # type: ignore[return-value]
+        return until(found, self.story) if size else found()
 
     def supervisor(self) -> int:
         return next(pid for pid, line in self.processes().items() if "supervisor.py" in line)

@@ -123,7 +123,7 @@ class Fleet:
         return int(lease["metadata"]["annotations"]["sentinel.dev/unheard"])
 
     def story(self) -> str:
-        return "\n".join(f"--- {one.process.args}\n{one.err[-3000:]}" for one in self.box._children)
+        return "\n".join(f"--- {one.process.args!r}\n{one.err[-3000:]}" for one in self.box._children)
 
     def until(self, what: Callable[[], Any]) -> Any:
         return until(what, self.story)

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -220,7 +221,10 @@ class Cluster:
         for node in self.nodes:
             if self.taints(node):
                 self.order(node.name, "release")
-                self.until(lambda node=node: not self.taints(node))
+                self.until(partial(self.untainted, node))
+
+    def untainted(self, node: "Node") -> bool:
+        return not self.taints(node)
 
     def removals(self, node: str) -> list[str]:
         """What proved that the pods of a silent node could be removed by force."""

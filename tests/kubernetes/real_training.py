@@ -53,7 +53,7 @@ def job(
     space: str, folder: Path, ranks: int, steps: int, cpu: str = "", user: int = 0, **env: str
 ) -> "Object":
     """`folder`: where it saves. `cpu`: what each rank requests. `user`: whose it is. `env`: more of its variables."""
-    container = {
+    container: dict[str, Any] = {
         "name": "main",
         "image": IMAGE,
         "imagePullPolicy": "Never",

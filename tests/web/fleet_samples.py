@@ -161,7 +161,7 @@ def _job(number: int) -> tuple[ProtectedJob, Incident | None]:
     if number == 0:
         newest = structs.replace(samples.incident(2), job=JOB, id=f"{JOB}-0002")
         steps = newest.steps[:-1]
-        said = {
+        said: dict[str, Any] = {
             "reason": steps[-1].reason,
             "sentence": "There is room for 8 pods on 8 nodes, without gpu-00009.",
         }
