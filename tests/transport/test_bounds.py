@@ -15,6 +15,7 @@ from sentinel.transport.channel import ChannelError, Refused
 from sentinel.transport.client import pause
 from sentinel.transport.connection import Connection
 from sentinel.transport.limits import Bucket, Limits
+from sentinel.transport.server import Server
 from sentinel.transport.wire import (
     Ack,
     Arrived,
@@ -459,11 +460,15 @@ def test_hundreds_of_handshakes_at_once_keep_no_report_waiting_and_all_are_let_i
     go(story())
 
 
-def test_an_address_that_floods_with_handshakes_keeps_only_itself_waiting(
+def test_an_address_that_floods_with_handshakes_keeps_only_itself_waiting_and_costs_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
         async with World(tmp_path) as world:
+            made: list[Server] = []
+            monkeypatch.setattr(
+                Server, "tls", property(lambda server: made.append(server) or server._context())
+            )
             server, port = await world.serve(limits=limits(handshakes=0))  # nobody's turn comes by itself
             lobby = server._lobby
             order: list[str] = []
@@ -479,6 +484,7 @@ def test_an_address_that_floods_with_handshakes_keeps_only_itself_waiting(
             lobby._limits = limits(handshakes=5)
             await eventually(lambda: len(order) == 31)
             assert order.index("127.0.0.8") < 2
+            assert not made, "TLS is made at their turn: that of thousands at once would hold everybody up"
             writer.close()
 
     go(story())
