@@ -39,6 +39,7 @@ class Site(Protocol):
     def tls(self) -> ssl.SSLContext: ...
     def opened(self, connection: "Connection") -> None: ...
     def wants_handshake(self, connection: "Connection") -> None: ...
+    def wants_turn(self, connection: "Connection") -> None: ...
     def closed(self, connection: "Connection") -> None: ...
     def broken(self, connection: "Connection", what: str) -> None: ...
     def admit(self, connection: "Connection", request: Request) -> Coroutine[Any, Any, None] | None: ...
@@ -55,7 +56,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_blocked", "_buffer", "_busy", "_closing", "_early", "_handshaken", "_head", "_in", "_loop", "_out", "_site",
-        "_task", "_timer", "_tls", "_transport", "begun", "guest", "last_s", "peer",
+        "_task", "_timer", "_tls", "_transport", "_waits", "begun", "guest", "last_s", "peer",
     )  # fmt: skip
 
     def __init__(self, site: Site, loop: asyncio.AbstractEventLoop) -> None:
@@ -67,6 +68,7 @@ class Connection(asyncio.Protocol):
         self._busy = False  # somebody else is waited for
         self._blocked = False  # by answers that are not read
         self._closing = False
+        self._waits = False  # to be read
         self._handshaken = False
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -96,7 +98,7 @@ class Connection(asyncio.Protocol):
             self._in.write(data)
             unread = self._in.pending
         if self._handshaken:
-            self._read()
+            self._site.wants_turn(self)
         elif unread <= MAX_HANDSHAKE_BYTES:
             self._site.wants_handshake(self)
         else:
@@ -114,6 +116,19 @@ class Connection(asyncio.Protocol):
             self._in.write(self._early)
             self._early = b""
         self._read()
+
+    def wait(self) -> None:
+        """Read no more of it until it is its turn."""
+        self._waits = True
+        self._pause_or_resume()
+
+    def read(self) -> None:
+        """Go on with what has come; the site calls it when it is this connection's turn."""
+        if self._waits:
+            self._waits = False
+            self._pause_or_resume()
+        if not self._closing:
+            self._read()
 
     def _read(self) -> None:
         assert self._tls is not None
@@ -163,7 +178,7 @@ class Connection(asyncio.Protocol):
     def _pause_or_resume(self) -> None:
         if self._transport.is_closing():
             return
-        if self._busy or self._blocked:
+        if self._busy or self._blocked or self._waits:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()

@@ -22,6 +22,7 @@ from sentinel.transport.limits import Bucket, Limits
 from sentinel.transport.lobby import Lobby
 from sentinel.transport.node import Guest, Node
 from sentinel.transport.roster import Roster, greet
+from sentinel.transport.turns import Turns
 from sentinel.transport.wire import (
     HELLO_PATH,
     PROTOCOL_MAX,
@@ -90,6 +91,7 @@ class Server:
         self._leader = ""
         self._roster = Roster(limits, uid_of, self._say)
         self._lobby = Lobby(limits)
+        self._turns = Turns(limits.slice_s)
         self._log_bucket = Bucket(LOG_LINES_BURST, 0.0)
         self._said_s: dict[tuple[str, str], float] = {}
         self._listener: asyncio.Server | None = None
@@ -182,8 +184,12 @@ class Server:
     def wants_handshake(self, connection: Connection) -> None:
         self._lobby.queue(connection)
 
+    def wants_turn(self, connection: Connection) -> None:
+        self._turns.take(connection)
+
     def closed(self, connection: Connection) -> None:
         self._lobby.leave(connection)
+        self._turns.leave(connection)
         guest: Guest | None = connection.guest
         if guest is not None:
             self._end_hold(guest)
