@@ -16,7 +16,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     handshakes: int = (
         10  # steps of TLS handshakes in a row (1 ms each), before connected agents are heard again
     )
-    slice_s: float = 0.05  # for which connected agents are read in a row, before everything else has its turn
+    slice_ms: int = 50  # for which connected agents are read in a row, before everything else has its turn
     reconnects_per_s: float = 500.0  # agents that lose the leader spread their return by this
     connections_per_node: int = 2  # a new one beside one that the network lost; the oldest goes first
     requests_per_s: float = 5.0  # of one node, over time

@@ -91,7 +91,7 @@ class Server:
         self._leader = ""
         self._roster = Roster(limits, uid_of, self._say)
         self._lobby = Lobby(limits)
-        self._turns = Turns(limits.slice_s)
+        self._turns = Turns(limits.slice_ms / 1000)
         self._log_bucket = Bucket(LOG_LINES_BURST, 0.0)
         self._said_s: dict[tuple[str, str], float] = {}
         self._listener: asyncio.Server | None = None

@@ -52,7 +52,7 @@ def test_what_does_not_fit_into_a_slice_waits_and_others_have_their_turn_before_
 def test_all_that_speak_at_once_are_answered(tmp_path: Path) -> None:
     async def story() -> None:
         async with World(tmp_path) as world:
-            _, port = await world.serve(limits=Limits(slice_s=0.0))
+            _, port = await world.serve(limits=Limits(slice_ms=0))
             agents = [Raw(world, port, f"node-{k}") for k in range(50)]
             for agent in agents:
                 await agent.connect()
