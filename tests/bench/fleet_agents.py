@@ -112,6 +112,8 @@ class Member:
 
     def __init__(self, crowd: "Crowd", node: str, token: str) -> None:
         self.crowd, self.node, self.token = crowd, node, token
+        number = int(node.rpartition("-")[2])
+        self.address = f"127.1.{number // 250}.{1 + number % 250}"  # each node has one of its own
         self.agent: Agent | None = None
         self.heard_s = 0.0
         self.reports = 0  # while it stays connected
@@ -136,7 +138,10 @@ class Member:
         agent.found, agent.folder = self.found, self.crowd.folder
         try:
             async with asyncio.timeout(LET_IN_S):
-                await asyncio.get_running_loop().create_connection(lambda: agent, "127.0.0.1", port)
+                own = (self.address, 0)
+                await asyncio.get_running_loop().create_connection(
+                    lambda: agent, "127.0.0.1", port, local_addr=own
+                )
                 await agent.begin()
         except (OSError, TimeoutError):
             if agent.transport is not None:
