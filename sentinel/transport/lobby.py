@@ -49,7 +49,8 @@ class Lobby:
         """A few handshakes, then whatever else there is: many at once must not keep reports waiting.
 
         What was begun is ended first. Of the others one of each address in turn, so that who floods keeps himself
-        waiting, and its newest: when there are too many, the oldest have given up by the time they are served.
+        waiting and all who come through one address are let in all the same; and its newest: when there are too many,
+        the oldest have given up by the time they are served.
         """
         self._called = False
         try:
@@ -57,7 +58,9 @@ class Lobby:
                 connection = next(iter(self.begun))
                 del self.begun[connection]
                 connection.handshake()
-            for _ in range(min(self._limits.handshakes, len(self.waiting))):
+            for _ in range(self._limits.handshakes):
+                if not self.waiting:
+                    break
                 peer, same = next(iter(self.waiting.items()))
                 del self.waiting[peer]
                 if same:

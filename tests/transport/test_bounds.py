@@ -455,7 +455,7 @@ def test_hundreds_of_handshakes_at_once_keep_no_report_waiting_and_all_are_let_i
             await asyncio.gather(*(agent.hello() for agent in agents))
             await asyncio.gather(*(agent.report(Batch(full=report(node=agent.node))) for agent in agents))
             assert len(world.arrived) == 400
-            assert 1 <= most <= 2 + 1  # two that had begun, one of the only address
+            assert 1 <= most <= 2 + 2  # that had begun, and had not
 
     go(story())
 
