@@ -143,6 +143,43 @@ def test_an_incident_that_was_not_copied_before_the_leader_died_is_copied_by_the
     with_records(behind_proxy, epoch, next_one)
 
 
+def test_what_an_earlier_leader_ends_and_opens_until_its_job_is_claimed_is_known_as_it_wrote_it(
+    controller: str, controller_token: str, epoch: int, admin: "Api", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_records, "COPY_S", 3600.0)
+    job = a_job()
+    short = f"{job.name.rpartition('/')[2]}.pytorchjob.kubeflow.org"
+    ended, second = an_incident(job, phase=Phase.RECOVERED, closed_wall_s=1.9e9), an_incident(job, 2)
+
+    async def story(records: JobRecords, client: Client) -> None:
+        records.save(jobs=[job], incidents=[an_incident(job, phase=Phase.SAVING)])
+        await eventually(lambda: spec(admin, "incidents", f"{short}-0001"), "it is not made")
+        records.save(incidents=[an_incident(job)])
+        await records.written(job.name)
+        later = JobRecords(client, lambda: epoch + 1, Epochs(), lambda event: None)
+        await later.load()
+        assert later.incidents(job.name) == [an_incident(job)], "as the job's record holds it"
+        records.save(incidents=[ended])
+        await records.written(job.name)
+        records.save(incidents=[second])
+        await records.written(job.name)
+        await eventually(lambda: spec(admin, "incidents", f"{short}-0002"), "it is not made")
+
+        await asyncio.to_thread(lead_by, admin, controller_token, epoch + 1)
+        await later.claim(job.name)
+        assert later.incidents(job.name) == [ended, second]
+        later.save(jobs=[replace(job, reason="again")])
+        await later._write(job.name, later._books[job.name])
+        assert spec(admin, "incidents", f"{short}-0001")["phase"] == "Recovered"
+
+    try:
+        with_records(controller, epoch, story)
+    finally:  # the leaders of other tests are of an earlier epoch
+        admin.delete(PROTECTED_JOBS.path("default", short))
+        for number in (1, 2):
+            admin.delete(INCIDENTS.path("default", f"{short}-{number:04d}"))
+
+
 def test_changes_of_an_incident_are_copied_together_but_before_the_next_one_takes_its_place(
     controller: str, epoch: int, admin: "Api", monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,8 @@ class JobRecords:
             return
         try:
             now = await self._jobs.claim(_stored(book.job, book.newest))
+            if now is not None:
+                await self._followed(job, book, now.incident)
         except NotFound:  # somebody deleted it
             now = None
         except (TemporaryError, Forbidden) as error:
@@ -170,6 +172,16 @@ class JobRecords:
         else:
             book.job, book.newest = _plain(now), now.incident
             self._ours(job, book)
+
+    async def _followed(self, job: str, book: _Book, newest: Incident | None) -> None:
+        """By another incident since it was loaded: how the first one ended was written before that."""
+        was = book.newest
+        if was is None or (newest is not None and newest.id == was.id):
+            return
+        now = await self._incidents.now(was)
+        book.copies.pop(was.id, None)
+        if now is not None and (known := self._known.get(job)) is not None:
+            known[was.id] = now
 
     async def _claim_rest(self) -> None:
         """Also what no policy asks for any more, so that what its last writer left undone is done."""

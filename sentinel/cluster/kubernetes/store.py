@@ -219,6 +219,10 @@ class Store(Generic[R]):
             await self._client.delete(self._path(place), uid=meta.uid, version=meta.resource_version)
             self._forget(place)
 
+    async def now(self, record: R) -> R | None:
+        """What there is of the same name now. Raises TemporaryError."""
+        return await self.refresh(self._where(record))
+
     async def refresh(self, place: tuple[str, str]) -> R | None:
         """One record as it is now; None where it is gone or cannot be read."""
         try:
