@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_blocked", "_buffer", "_busy", "_closing", "_early", "_handshaken", "_head", "_in", "_loop", "_out", "_site",
-        "_task", "_timer", "_tls", "_transport", "_waits", "begun", "guest", "last_s", "peer",
+        "_task", "_timer", "_tls", "_transport", "_unread", "begun", "guest", "last_s", "peer", "waits",
     )  # fmt: skip
 
     def __init__(self, site: Site, loop: asyncio.AbstractEventLoop) -> None:
@@ -68,11 +68,12 @@ class Connection(asyncio.Protocol):
         self._busy = False  # somebody else is waited for
         self._blocked = False  # by answers that are not read
         self._closing = False
-        self._waits = False  # to be read
+        self._unread = 0  # bytes that came and are counted as in flight, though they are not read yet
         self._handshaken = False
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.begun = False  # has had a turn in the handshake
+        self.waits = False  # for its turn to be read
         self.guest: Any = None
         self.peer = ""
         self.last_s = loop.time()
@@ -108,27 +109,40 @@ class Connection(asyncio.Protocol):
     def handshake(self) -> None:
         """Go on with the handshake; the site calls it when it is this connection's turn."""
         self.begun = True
-        if self._closing:
-            return
-        if self._tls is None:
-            self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
-            self._tls = self._site.tls.wrap_bio(self._in, self._out, server_side=True)
-            self._in.write(self._early)
-            self._early = b""
-        self._read()
+        self._go_on()
 
     def wait(self) -> None:
         """Read no more of it until it is its turn."""
-        self._waits = True
-        self._pause_or_resume()
+        if not self.waits:
+            self.waits, self._unread = True, self._in.pending
+            self._site.bytes_in_flight += self._unread
+            self._pause_or_resume()
 
     def read(self) -> None:
         """Go on with what has come; the site calls it when it is this connection's turn."""
-        if self._waits:
-            self._waits = False
+        if self.waits:
+            self._waits_no_more()
             self._pause_or_resume()
-        if not self._closing:
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._closing:
+            return
+        try:
+            if self._tls is None:
+                self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+                self._tls = self._site.tls.wrap_bio(self._in, self._out, server_side=True)
+                self._in.write(self._early)
+                self._early = b""
             self._read()
+        except Exception:  # nobody would go on with it
+            self.abort()
+            raise
+
+    def _waits_no_more(self) -> None:
+        self.waits = False
+        self._site.bytes_in_flight -= self._unread
+        self._unread = 0
 
     def _read(self) -> None:
         assert self._tls is not None
@@ -161,6 +175,7 @@ class Connection(asyncio.Protocol):
         self._cancel_timer()
         if self._task is not None:
             self._task.cancel()
+        self._waits_no_more()
         self._site.bytes_in_flight -= len(self._buffer)
         self._buffer = bytearray()
         self._site.closed(self)
@@ -178,7 +193,7 @@ class Connection(asyncio.Protocol):
     def _pause_or_resume(self) -> None:
         if self._transport.is_closing():
             return
-        if self._busy or self._blocked or self._waits:
+        if self._busy or self._blocked or self.waits:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
@@ -256,6 +271,9 @@ class Connection(asyncio.Protocol):
 
     def _body_late(self) -> None:
         self._timer = None
+        if self.waits:  # it may have come: then its turn shows it
+            self._timer = self._loop.call_later(self._site.limits.body_s, self._body_late)
+            return
         self._site.broken(self, "a body that did not come")
         self.abort()
 
@@ -277,7 +295,7 @@ class Connection(asyncio.Protocol):
         self._busy = False
         if not self._closing:
             self._pause_or_resume()
-            self._advance()
+            self._site.wants_turn(self)
 
     async def _admitted(self, work: Coroutine[Any, Any, None]) -> None:
         await work
@@ -301,7 +319,7 @@ class Connection(asyncio.Protocol):
         self._busy = False
         if not self._closing:
             self._pause_or_resume()
-            self._advance()
+            self._site.wants_turn(self)
 
     # ------------------------------------------------------------ answers
 

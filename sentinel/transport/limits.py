@@ -11,7 +11,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     body_bytes: int = MAX_BODY_BYTES  # of one request
     bytes_in_flight: int = 64 << 20  # of bodies that wait to be whole, all connections together
     connections: int = 60_000
-    accepts: int = 256  # connections taken from the kernel in a row, before connected agents are heard again
+    accepts: int = 160  # connections taken from the kernel in a row, before connected agents are heard again
     strangers: int = 8192  # connections that have not shown a good token; the oldest goes first
     handshakes: int = (
         10  # steps of TLS handshakes in a row (1 ms each), before connected agents are heard again

@@ -82,10 +82,12 @@ class Lobby:
         late = [
             (connection, "no good token in time")
             for connection in self.strangers
-            if now_s - connection.last_s > self._limits.authenticate_s
+            if now_s - connection.last_s > self._limits.authenticate_s and not connection.waits
         ]
         return late + [
             (connection, "silent for too long")
             for connection in self.connections
-            if connection not in self.strangers and now_s - connection.last_s > self._limits.idle_s
+            if connection not in self.strangers
+            and now_s - connection.last_s > self._limits.idle_s
+            and not connection.waits
         ]

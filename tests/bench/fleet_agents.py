@@ -136,6 +136,7 @@ class Member:
         self._connections += 1
         agent = Caller(self.crowd.context, self.node, self.token, f"s{self._connections}")
         agent.found, agent.folder = self.found, self.crowd.folder
+        taken = False
         try:
             async with asyncio.timeout(LET_IN_S):
                 own = (self.address, 0)
@@ -143,12 +144,15 @@ class Member:
                     lambda: agent, "127.0.0.1", port, local_addr=own
                 )
                 await agent.begin()
+            taken = True
         except (OSError, TimeoutError):
-            if agent.transport is not None:
+            pass
+        finally:  # also where a rush ends it
+            if not taken and agent.transport is not None:
                 agent.transport.abort()
-            return False
-        self.agent = agent
-        return True
+        if taken:
+            self.agent = agent
+        return taken
 
     async def live(self, every_s: float, first_s: float) -> None:
         """Stay connected and report; the first time within `first_s`."""

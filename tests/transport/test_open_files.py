@@ -33,7 +33,7 @@ def test_with_few_files_there_are_few_connections_and_it_is_said_of_more_nodes()
     few = fitting(Limits(), 4096)
     assert few.connections == 3072
     fewest = fitting(Limits(), 100)
-    assert (fewest.connections, fewest.accepts) == (50, 12)
+    assert (fewest.connections, fewest.accepts) == (50, 8)
     assert fitting(Limits(), 8).accepts == 1
     assert too_few(few, 4096, 3072) == ""
     said = too_few(few, 4096, 3073)

@@ -1,13 +1,18 @@
 """Agents that speak in one moment are read in slices, and everything else has its turn between."""
 
 import asyncio
+import ssl
 from pathlib import Path
 
+import pytest
+
+from sentinel.transport.connection import Connection
 from sentinel.transport.limits import Limits
+from sentinel.transport.server import Server
 from sentinel.transport.turns import Turns
 from sentinel.transport.wire import Batch
 from tests.transport.world import Raw, World, go, report
-from tests.waits import turns
+from tests.waits import eventually, turns
 
 
 class Waits:
@@ -49,15 +54,125 @@ def test_what_does_not_fit_into_a_slice_waits_and_others_have_their_turn_before_
     go(story())
 
 
-def test_all_that_speak_at_once_are_answered(tmp_path: Path) -> None:
+def test_all_that_speak_at_once_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[Connection] = []
+    wait = Connection.wait
+    monkeypatch.setattr(Connection, "wait", lambda connection: waited.append(connection) or wait(connection))
+
     async def story() -> None:
         async with World(tmp_path) as world:
-            _, port = await world.serve(limits=Limits(slice_ms=0))
+            server, port = await world.serve(limits=Limits(slice_ms=0))
             agents = [Raw(world, port, f"node-{k}") for k in range(50)]
             for agent in agents:
                 await agent.connect()
             await asyncio.gather(*(agent.hello() for agent in agents))
             await asyncio.gather(*(agent.report(Batch(full=report(node=agent.node))) for agent in agents))
             assert sorted(one.node for one in world.arrived) == sorted(agent.node for agent in agents)
+            assert len({*waited}) == 50
+            assert server.bytes_in_flight == 0
+
+    go(story())
+
+
+def never(monkeypatch: pytest.MonkeyPatch, server: Server) -> list[Connection]:
+    """Connections come into this list instead of getting their turn."""
+    waiting: list[Connection] = []
+
+    def take(connection: Connection) -> None:
+        waiting.append(connection)
+        connection.wait()
+
+    monkeypatch.setattr(server._turns, "take", take)
+    return waiting
+
+
+def test_deadlines_of_who_has_sent_in_time_and_waits_do_not_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            short = Limits(authenticate_s=0.0, idle_s=0.0, body_s=0.05, sweep_s=3600.0)
+            server, port = await world.serve(limits=short)
+            known, stranger = Raw(world, port, "node-1"), Raw(world, port, "node-2")
+            await known.connect()
+            await known.hello()
+            await stranger.connect()
+            known_by_now = server._lobby.connections
+            await eventually(lambda: all(one._handshaken for one in known_by_now), "no TLS")
+            waiting = never(monkeypatch, server)
+            said = asyncio.gather(stranger.hello(), known.report(Batch(full=report(node="node-1"))))
+            await eventually(lambda: len(waiting) == 2, "they have sent nothing")
+            assert server.bytes_in_flight > 0, "what waits counts as on its way"
+            assert server._lobby.overdue(asyncio.get_running_loop().time() + 1) == []
+            monkeypatch.undo()
+            for connection in waiting:
+                connection.read()
+            await said
+            assert server.bytes_in_flight == 0
+
+    go(story())
+
+
+def test_a_body_whose_rest_waits_for_its_turn_is_not_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            server, port = await world.serve(limits=Limits(body_s=0.05))
+            agent = Raw(world, port)
+            await agent.connect()
+            await agent.hello()
+            (connection,) = server._lobby.connections
+            waiting = never(monkeypatch, server)
+            answer = asyncio.ensure_future(agent.report(Batch(full=report(node=agent.node))))
+            await eventually(lambda: waiting, "it has sent nothing")
+            late = []
+            monkeypatch.setattr(server, "broken", lambda _, what: late.append(what))
+            connection._body_late()
+            assert late == []
+            monkeypatch.undo()
+            connection.read()
+            await answer
+
+    go(story())
+
+
+def test_who_goes_while_it_waits_is_forgotten_with_all_that_it_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            server, port = await world.serve()
+            agent = Raw(world, port)
+            await agent.connect()
+            await agent.hello()
+            waiting = never(monkeypatch, server)
+            sent = asyncio.ensure_future(agent.report(Batch(full=report(node=agent.node))))
+            await eventually(lambda: waiting, "it has sent nothing")
+            waiting[0].abort()
+            await eventually(lambda: not server._lobby.connections, "it is kept")
+            assert server.bytes_in_flight == 0
+            waiting[0].read()
+            assert world.arrived == []
+            await asyncio.gather(sent, return_exceptions=True)
+
+    go(story())
+
+
+def test_a_connection_whose_tls_cannot_be_made_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        async with World(tmp_path) as world:
+            server, port = await world.serve()
+
+            def fails(_: Server) -> ssl.SSLContext:
+                raise RuntimeError("no certificate yet")
+
+            monkeypatch.setattr(Server, "tls", property(fails))
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"\x16\x03\x01")
+            assert await reader.read() == b""
+            assert not server._lobby.connections
+            writer.close()
 
     go(story())
