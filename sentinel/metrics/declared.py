@@ -290,7 +290,7 @@ BRAKE_USED = _gauge("brake_used", "What of it is used.", "brake", "window", "poo
 BRAKE_HELD = _gauge("brake_held_back", "Nodes that a brake holds back now.", "brake")
 UNJUDGED = _gauge(
     "fleet_unjudged",
-    "1: the leader decides less than it could; why is incomplete, leases-new or mass-silence.",
+    "1: the leader decides less than it could; why is incomplete, leases-new, agents-wait or mass-silence.",
     "why",
 )
 AGENTS_CLOCK = _gauge(

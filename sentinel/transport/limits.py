@@ -21,6 +21,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     connections_per_node: int = 2  # a new one beside one that the network lost; the oldest goes first
     requests_per_s: float = 5.0  # of one node, over time
     requests_burst: float = 20.0
+    turn_s: float = 5.0  # that one who comes waits for the first turn; beyond it the server is crowded
     authenticate_s: float = 20.0  # from the first byte to a good token
     body_s: float = 15.0  # from a head to the end of its body
     idle_s: float = 120.0  # between two requests of a connection

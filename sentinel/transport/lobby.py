@@ -77,6 +77,11 @@ class Lobby:
             self._called = True
             asyncio.get_running_loop().call_soon(self.shake)
 
+    def crowded(self, now_s: float) -> bool:
+        """Does somebody wait for too long for the first turn in the handshake?"""
+        oldest = (next(iter(same)) for same in self.waiting.values() if same)
+        return any(now_s - connection.last_s > self._limits.turn_s for connection in oldest)
+
     def overdue(self, now_s: float) -> list[tuple[Connection, str]]:
         """Who has been silent for too long, and what was missed."""
         late = [

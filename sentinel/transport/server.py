@@ -8,6 +8,7 @@ was awaited. What is bounded stands in limits.py.
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from math import inf
 from typing import Any
 
 import structlog
@@ -94,6 +95,7 @@ class Server:
         self._turns = Turns(limits.slice_ms / 1000)
         self._log_bucket = Bucket(LOG_LINES_BURST, 0.0)
         self._said_s: dict[tuple[str, str], float] = {}
+        self._crowded_s: float | None = None  # when somebody had to wait for long
         self._listener: asyncio.Server | None = None
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -143,6 +145,10 @@ class Server:
     def nodes(self) -> Mapping[str, Node]:
         """By name: what is known of each agent that has said Hello."""
         return self._roster.nodes
+
+    def crowded_ago_s(self) -> float:
+        """Since when nobody has waited for longer than `turn_s` to be let in; inf: ever."""
+        return inf if self._crowded_s is None else self._loop.time() - self._crowded_s
 
     @property
     def connected(self) -> int:
@@ -203,6 +209,8 @@ class Server:
         while True:
             await asyncio.sleep(self.limits.sweep_s)
             now_s = self._loop.time()
+            if self._lobby.crowded(now_s):
+                self._crowded_s = now_s
             for connection, what in self._lobby.overdue(now_s):
                 self.broken(connection, what)
                 connection.abort()

@@ -3,6 +3,7 @@
 import pytest
 from msgspec import structs
 
+from sentinel.controller.nodes.numbers import unjudged
 from sentinel.core.fleet import rounds
 from sentinel.core.fleet.events import DoRemove, DoTell, Reason
 from sentinel.core.fleet.model import (
@@ -50,6 +51,22 @@ def unreachable() -> World:
 
 def removed(world: World) -> list[DoRemove]:
     return [effect for effect in world.effects if isinstance(effect, DoRemove)]
+
+
+def test_whoever_may_have_waited_to_be_let_in_is_silent_only_a_minute_after_the_crowd_has_gone() -> None:
+    world = a_world()
+    world.silent = {"n0"}
+    for _ in range(5):
+        world.passes(LONG_S)
+        world.picture = structs.replace(world.picture, crowded_mono_s=world.now.mono_s - 1)
+        world.settle()
+    assert not world.records
+    assert raw(world.picture.nodes["n0"], world.picture, OPEN, world.now).silence is Silence.UNJUDGED
+    assert raw(world.picture.nodes["n1"], world.picture, OPEN, world.now).silence is Silence.SPEAKS
+    assert [*unjudged(world.picture, world.records, OPEN, world.now)] == ["agents-wait"]
+    cut_off(world, "n0")
+    assert world.of("n0", Kind.SILENCE).state is State.ACTIVE
+    assert not unjudged(world.picture, world.records, OPEN, world.now)
 
 
 def test_a_lease_is_not_stale_for_what_the_api_server_has_not_told_of_it() -> None:

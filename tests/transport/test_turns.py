@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -174,5 +175,27 @@ def test_a_connection_whose_tls_cannot_be_made_ends(tmp_path: Path, monkeypatch:
             assert await reader.read() == b""
             assert not server._lobby.connections
             writer.close()
+
+    go(story())
+
+
+def test_a_server_is_crowded_while_who_has_come_waits_for_long(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            patient = Limits(handshakes=0, sweep_s=0.01)  # nobody's turn comes
+            server, port = await world.serve(limits=patient)
+            assert server.crowded_ago_s() == inf
+            _, silent = await asyncio.open_connection("127.0.0.1", port)
+            _, asks = await asyncio.open_connection("127.0.0.1", port)
+            await eventually(lambda: len(server._lobby.connections) == 2, "they have not come")
+            later_s = asyncio.get_running_loop().time() + 1 + patient.turn_s
+            assert not server._lobby.crowded(later_s), "nobody has asked for anything"
+            asks.write(b"\x16\x03\x01")
+            await eventually(lambda: server._lobby.crowded(later_s), "it does not wait")
+            assert not server._lobby.crowded(later_s - 1 - patient.turn_s)
+            server._lobby._limits = Limits(handshakes=0, turn_s=0.0)
+            await eventually(lambda: server.crowded_ago_s() < 60.0, "nobody has noticed")
+            silent.close()
+            asks.close()
 
     go(story())

@@ -175,6 +175,7 @@ class Controlling:
             limits=fitting(Limits(), files),
             version=sentinel.__version__,
         )
+        self._controller.crowded_ago_s = self._server.crowded_ago_s
         try:
             port = await self._server.start(self._host, self._port)
         except OSError as error:

@@ -82,6 +82,7 @@ class FleetController:
         self.rounds = 0
         self.failures = 0
         self.mail_waits: Callable[[], None] = lambda: None  # called when something new is to be told by mail
+        self.crowded_ago_s: Callable[[], float] = lambda: float("inf")  # since agents waited to be let in
         self.turned_mono_s: float | None = None  # when work last went on; None: nothing is to be done yet
         self._metrics = metrics or Metrics()
         self._recorder = recorder
@@ -140,6 +141,7 @@ class FleetController:
             # A standby hears no agents: their silence counts from when it leads.
             watching_since_mono_s=max(self._led_mono_s, self._cluster.watching_since_mono_s),
             leases_mono_s=self._cluster.leases_mono_s,
+            crowded_mono_s=max(0.0, self._clock().mono_s - self.crowded_ago_s()),
             paused=self._cluster.paused,
             codes=self._cluster.codes,
             orders=self._cluster.orders,

@@ -37,7 +37,7 @@ EFFECTS = (
     *("isolate", "save", "settle", "claim", "show", "condition", "remove", "fence"),
     *("order", "answer", "mail-record", "record-status", "prune"),
 )
-WHYS = ("incomplete", "leases-new", "mass-silence")
+WHYS = ("incomplete", "leases-new", "agents-wait", "mass-silence")
 IN_SERVICE, NOT_HEARD = "in-service", "not-heard"
 # Of a node with several, the first counts.
 STATES = ("isolated", "held-back", "unreachable", "agent-silent", "observed", NOT_HEARD, IN_SERVICE)
@@ -103,6 +103,8 @@ def unjudged(
         found["incomplete"] = "Not all nodes and pods are known: one that is missing is not taken for gone."
     if now.mono_s - picture.watching_since_mono_s < settings.lease_s:
         found["leases-new"] = "The kubelets' leases are not watched for long enough: no silence is judged."
+    if picture.crowded_mono_s and now.mono_s - picture.crowded_mono_s < settings.agent_silent_s:
+        found["agents-wait"] = "Agents waited to be let in: which of them are silent is not judged yet."
     if mass := hearing(picture, settings, now, quiet).mass:
         found["mass-silence"] = mass
     return found

@@ -110,6 +110,7 @@ class Recorder:
                 complete=picture.complete,
                 watching_since_mono_s=picture.watching_since_mono_s,
                 leases_mono_s=picture.leases_mono_s,
+                crowded_mono_s=picture.crowded_mono_s,
                 paused=picture.paused,
                 orders=picture.orders,
                 codes=picture.codes,

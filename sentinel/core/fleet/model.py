@@ -285,6 +285,9 @@ class FleetPicture(Struct, frozen=True, kw_only=True, omit_defaults=True):
         0.0  # since when leases are watched without a gap: leading, and the API answers
     )
     leases_mono_s: float | None = None  # up to when leases are known; None: to now
+    crowded_mono_s: float = (
+        0.0  # when agents last waited to be let in: those that are not heard may be among them
+    )
     paused: str = ""  # by whom or why; "": not paused
     orders: tuple[Order, ...] = ()
     codes: tuple[CodeWord, ...] = ()  # what people say of codes

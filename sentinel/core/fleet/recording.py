@@ -83,6 +83,7 @@ class Round(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="round"):
     complete: bool = False
     watching_since_mono_s: float = 0.0
     leases_mono_s: float | None = None
+    crowded_mono_s: float = 0.0
     paused: str = ""
     orders: tuple[Order, ...] = ()
     codes: tuple[CodeWord, ...] = ()

@@ -113,6 +113,7 @@ class Replay:
             complete=entry.complete,
             watching_since_mono_s=entry.watching_since_mono_s,
             leases_mono_s=entry.leases_mono_s,
+            crowded_mono_s=entry.crowded_mono_s,
             paused=entry.paused,
             orders=entry.orders,
             codes=entry.codes,
