@@ -163,10 +163,7 @@ def test_what_an_earlier_leader_ends_and_opens_until_its_job_is_claimed_is_known
         await eventually(lambda: spec(admin, "incidents", f"{short}-0002"), "it is not made")
 
         await asyncio.to_thread(lead_by, admin, controller_token, epoch + 1)
-        for _ in range(20):  # it is refused for each write that it did not see, as of statuses
-            with contextlib.suppress(TemporaryError):
-                await later.claim(job.name)
-                break
+        await claimed(later, job)
         assert later.incidents(job.name) == [ended, second]
         later.save(jobs=[replace(job, reason="again")])
         await later._write(job.name, later._books[job.name])
@@ -178,6 +175,43 @@ def test_what_an_earlier_leader_ends_and_opens_until_its_job_is_claimed_is_known
         admin.delete(PROTECTED_JOBS.path("default", short))
         for number in (1, 2):
             admin.delete(INCIDENTS.path("default", f"{short}-{number:04d}"))
+
+
+def test_a_copy_that_was_refused_to_an_earlier_leader_is_made_after_the_next_incident_was_opened(
+    controller: str, controller_token: str, epoch: int, admin: "Api", proxy: Proxy, behind_proxy: str
+) -> None:
+    job = a_job()
+    short = f"{job.name.rpartition('/')[2]}.pytorchjob.kubeflow.org"
+
+    async def story(earlier: JobRecords, client: Client) -> None:
+        proxy.faults.append(Fault(method="POST", path="/incidents", times=1 << 30, answer=403))
+        earlier.save(jobs=[job], incidents=[an_incident(job)])
+        await earlier.written(job.name)
+        async with await Client.connect(controller) as own:
+            later = JobRecords(own, lambda: epoch + 1, Epochs(), lambda event: None)
+            await later.load()
+            earlier.save(incidents=[an_incident(job, 2)])
+            await earlier.written(job.name)
+            await asyncio.to_thread(lead_by, admin, controller_token, epoch + 1)
+            await claimed(later, job)
+            assert later.incidents(job.name) == [an_incident(job), an_incident(job, 2)]
+            await later._write(job.name, later._books[job.name])
+        assert spec(admin, "incidents", f"{short}-0001")["phase"] == "Stopping"
+
+    try:
+        with_records(behind_proxy, epoch, story)
+    finally:  # the leaders of other tests are of an earlier epoch
+        admin.delete(PROTECTED_JOBS.path("default", short))
+        for path in (INCIDENTS.path("default", f"{short}-{number:04d}") for number in (1, 2)):
+            if admin.find(path) is not None:
+                admin.delete(path)
+
+
+async def claimed(records: JobRecords, job: ProtectedJob) -> None:
+    """It is refused for each write that it did not see, as of statuses."""
+    for _ in range(20):
+        with contextlib.suppress(TemporaryError):
+            return await records.claim(job.name)
 
 
 def test_changes_of_an_incident_are_copied_together_but_before_the_next_one_takes_its_place(

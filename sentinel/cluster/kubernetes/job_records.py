@@ -157,14 +157,15 @@ class JobRecords:
             return
         try:
             now = await self._jobs.claim(_stored(book.job, book.newest))
-            if now is not None:
-                await self._followed(job, book, now.incident)
         except NotFound:  # somebody deleted it
             now = None
         except (TemporaryError, Forbidden) as error:
-            self._on_failure()
-            text = f"an earlier leader may still write its record: {error}"
-            raise TemporaryError(text, getattr(error, "delay_s", 1.0)) from error
+            raise self._later("an earlier leader may still write its record", error) from error
+        if now is not None:
+            try:
+                await self._followed(job, book, now.incident)
+            except (TemporaryError, Forbidden) as error:
+                raise self._later("how its last incident ended cannot be read", error) from error
         if self._forgotten(job, book):
             return
         if now is None:
@@ -178,10 +179,17 @@ class JobRecords:
         was = book.newest
         if was is None or (newest is not None and newest.id == was.id):
             return
+        loaded = self._incidents.get(was)
         now = await self._incidents.now(was)
+        if now is None or now == loaded:  # that write was refused, and its copy is ours to make
+            return
         book.copies.pop(was.id, None)
-        if now is not None and (known := self._known.get(job)) is not None:
+        if (known := self._known.get(job)) is not None:
             known[was.id] = now
+
+    def _later(self, what: str, error: Exception) -> TemporaryError:
+        self._on_failure()
+        return TemporaryError(f"{what}: {error}", getattr(error, "delay_s", 1.0))
 
     async def _claim_rest(self) -> None:
         """Also what no policy asks for any more, so that what its last writer left undone is done."""
