@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from math import inf
 from typing import Any
 
 import msgspec
@@ -154,7 +155,10 @@ class Led:
         self.cluster = Cluster()
         self.now = Now(50_000.0, 1_700_000_000.0)
         self.told: list[str] = []
-        self.controller = FleetController(self.cluster, settings, lambda: self.now, self.told.append)
+        self.crowded_ago_s = inf
+        self.controller = FleetController(
+            self.cluster, settings, lambda: self.now, self.told.append, lambda: self.crowded_ago_s
+        )
 
     def join(self, name: str, uid: str, boot: str, **changes: Any) -> None:
         there = NodePicture(
@@ -279,6 +283,26 @@ def test_a_leader_counts_silence_from_when_it_leads() -> None:
         fleet.cluster.world.change("n1", pods=())
         fleet.cluster.world.change("n1", pods=(a_pod(),))
         await fleet.rounds(10)
+        assert fleet.states() == {"n1-0001": "silence active"}
+
+    led(test)
+
+
+def test_nobody_is_silent_while_agents_wait_to_be_let_in() -> None:
+    async def test(fleet: Led) -> None:
+        async def a_while() -> None:
+            for number in range(1, 6):  # all but the first one speak
+                if number > 1 or "n1" not in fleet.cluster.world.picture.nodes:
+                    fleet.join(f"n{number}", "uid", "boot-1", pods=(a_pod(f"worker-{number}"),))
+                    fleet.hears(f"n{number}", "uid", "boot-1", at_s=fleet.now.mono_s)
+            await fleet.rounds(10)
+
+        fleet.crowded_ago_s = 1.0
+        for _ in range(4):
+            await a_while()
+        assert fleet.states() == {}
+        fleet.crowded_ago_s = inf
+        await a_while()
         assert fleet.states() == {"n1-0001": "silence active"}
 
     led(test)

@@ -118,6 +118,18 @@ def _count(rounds: list[Replayed]) -> int:
     return sum(len(each.decided) for each in rounds)
 
 
+def test_a_silence_that_was_not_judged_while_agents_waited_is_none_in_the_replay(tmp_path: Path) -> None:
+    world = Recorded(tmp_path, ["n1", "n2"])
+    world.settle()
+    world.silent.add("n1")
+    for _ in range(20):
+        world.passes(10.0)
+        world.picture = structs.replace(world.picture, crowded_mono_s=world.now.mono_s - 1)
+        world.decide()
+    world.recorder.close()
+    assert not [one for each in replayed(tmp_path) for one in each.decided]
+
+
 def test_the_same_settings_in_a_world_of_their_own_come_to_the_same(tmp_path: Path) -> None:
     a_story(tmp_path)
     assert not [line for line in compared(replayed(tmp_path, OPEN)) if line.how in (ADDED, MISSING)]

@@ -121,7 +121,13 @@ class Controlling:
         )
         recorder = self._recorder()
         self._controller = FleetController(
-            self._fleet, allowed, system_now, self._say, self._metrics, recorder
+            self._fleet,
+            allowed,
+            system_now,
+            self._say,
+            lambda: self._server.crowded_ago_s(),
+            self._metrics,
+            recorder,
         )
         self._jobs = LeadingJobs(
             client,
@@ -175,7 +181,6 @@ class Controlling:
             limits=fitting(Limits(), files),
             version=sentinel.__version__,
         )
-        self._controller.crowded_ago_s = self._server.crowded_ago_s
         try:
             port = await self._server.start(self._host, self._port)
         except OSError as error:

@@ -75,6 +75,7 @@ class FleetController:
         settings: FleetSettings,
         clock: Clock,
         tell: Callable[[str], None],
+        crowded_ago_s: Callable[[], float],  # since agents had to wait to be let in
         metrics: Metrics | None = None,
         recorder: Recorder | None = None,
     ) -> None:
@@ -82,15 +83,14 @@ class FleetController:
         self.rounds = 0
         self.failures = 0
         self.mail_waits: Callable[[], None] = lambda: None  # called when something new is to be told by mail
-        self.crowded_ago_s: Callable[[], float] = lambda: float("inf")  # since agents waited to be let in
         self.turned_mono_s: float | None = None  # when work last went on; None: nothing is to be done yet
         self._metrics = metrics or Metrics()
         self._recorder = recorder
         self._lost_rounds = 0  # of the recording
         self._measured_mono_s = float("-inf")
-        self._cluster = cluster
-        self._clock = clock
+        self._cluster, self._clock = cluster, clock
         self._tell = tell
+        self._crowded_ago_s = crowded_ago_s
         self.nodes = FleetNodes(cluster, clock, lambda node: bool(self._conditions(node, [])), recorder)
         self.for_jobs = ForJobs(cluster, self.nodes, settings, clock)
         self._led_mono_s = 0.0
@@ -141,7 +141,7 @@ class FleetController:
             # A standby hears no agents: their silence counts from when it leads.
             watching_since_mono_s=max(self._led_mono_s, self._cluster.watching_since_mono_s),
             leases_mono_s=self._cluster.leases_mono_s,
-            crowded_mono_s=max(0.0, self._clock().mono_s - self.crowded_ago_s()),
+            crowded_mono_s=max(0.0, self._clock().mono_s - self._crowded_ago_s()),
             paused=self._cluster.paused,
             codes=self._cluster.codes,
             orders=self._cluster.orders,
