@@ -156,30 +156,48 @@ class Authenticator:
         """Whether a token that ends then is still good."""
         return self._now_s() <= until_s
 
-    async def identify(self, token: str) -> Identity:
-        """Who this is. Raises Denied."""
+    def at_once(self, token: str) -> Identity | None:
+        """Who this is, where the published keys that are known say it. Raises Denied."""
         try:
-            return await self._identify(token)
+            return self._at_once(token)
         except Denied as denied:
             self._count(denied.why.value)
             raise
 
-    async def _identify(self, token: str) -> Identity:
+    async def identify(self, token: str) -> Identity:
+        """Who this is; others may be asked. Raises Denied."""
+        try:
+            return self._at_once(token) or await self._identify(token)
+        except Denied as denied:
+            self._count(denied.why.value)
+            raise
+
+    def _at_once(self, token: str) -> Identity | None:
         identity = self.known(token)
         if identity is not None:
             return identity
-        digest = _hash(token)
-        bad = self._bad.get(digest)
+        bad = self._bad.get(_hash(token))
         if bad is not None and self._mono_s() <= bad[1]:
             raise Denied(bad[0].why, bad[0].text)
         header, claims = _read(token)
         self._check(claims)
+        return self._signed(token, header, claims, self.keys.known(header.kid))
+
+    def _signed(self, token: str, header: _Header, claims: _Claims, key: Key | None) -> Identity | None:
+        """None: the key is not known, or the token is bound to no node."""
+        node = claims.bound.node
+        if key is None:
+            return None
+        self._verify(token, key, header)
+        if node is None or not node.name:
+            return None
+        return self._remember(_hash(token), Identity(node.name, node.uid, claims.exp + LEEWAY_S))
+
+    async def _identify(self, token: str) -> Identity:
+        header, claims = _read(token)
         key = await self.keys.get(header.kid)
-        if key is not None:
-            self._verify(token, key, header)
-            node = claims.bound.node
-            if node is not None and node.name:
-                return self._remember(digest, Identity(node.name, node.uid, claims.exp + LEEWAY_S))
+        if (identity := self._signed(token, header, claims, key)) is not None:
+            return identity
         if self._review is None:
             why, text = (
                 (Why.NOT_NODE_BOUND, "the token is bound to no node")
@@ -187,7 +205,7 @@ class Authenticator:
                 else (Why.SIGNATURE, "the token's key is not among the published ones")
             )
             raise Denied(why, text)
-        return await self._reviewed(digest, token, claims)
+        return await self._reviewed(_hash(token), token, claims)
 
     def _remember(self, digest: bytes, identity: Identity) -> Identity:
         self._known[digest] = (identity, self._mono_s() + REMEMBERED_S)

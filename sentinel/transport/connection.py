@@ -56,13 +56,14 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_blocked", "_buffer", "_busy", "_closing", "_early", "_handshaken", "_head", "_in", "_loop", "_out", "_site",
-        "_task", "_timer", "_tls", "_transport", "_unread", "begun", "guest", "last_s", "peer", "waits",
+        "_task", "_timer", "_tls", "_transport", "_unread", "guest", "last_s", "peer", "waits",
     )  # fmt: skip
 
     def __init__(self, site: Site, loop: asyncio.AbstractEventLoop) -> None:
         self._site = site
         self._loop = loop
-        self._early = b""  # what came before its first turn in the handshake
+        self._tls: ssl.SSLObject | None = None  # made at its first turn: thousands may come at once
+        self._early = b""  # what came before that
         self._buffer = bytearray()
         self._head: Request | None = None
         self._busy = False  # somebody else is waited for
@@ -72,7 +73,6 @@ class Connection(asyncio.Protocol):
         self._handshaken = False
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self.begun = False  # has had a turn in the handshake
         self.waits = False  # for its turn to be read
         self.guest: Any = None
         self.peer = ""
@@ -84,9 +84,6 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # which uvloop's is not by its class
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if peer else ""
-        self._tls: ssl.SSLObject | None = (
-            None  # made at its first turn: 0.4 ms, and thousands may come at once
-        )
         self._site.opened(self)
 
     def data_received(self, data: bytes) -> None:
@@ -106,9 +103,13 @@ class Connection(asyncio.Protocol):
             self._site.broken(self, "a handshake without end")
             self.abort()
 
+    @property
+    def begun(self) -> bool:
+        """Has it had a turn in the handshake?"""
+        return self._tls is not None
+
     def handshake(self) -> None:
         """Go on with the handshake; the site calls it when it is this connection's turn."""
-        self.begun = True
         self._go_on()
 
     def wait(self) -> None:
@@ -188,7 +189,12 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._blocked = False
         self._pause_or_resume()
-        self._loop.call_soon(self._advance)
+        self._loop.call_soon(self._ask_for_turn)
+
+    def _ask_for_turn(self) -> None:
+        """To go on with what has come."""
+        if not self._closing:
+            self._site.wants_turn(self)
 
     def _pause_or_resume(self) -> None:
         if self._transport.is_closing():
@@ -217,8 +223,7 @@ class Connection(asyncio.Protocol):
                     return
         except Refuse as refuse:
             self._refuse(refuse.refusal, close=refuse.close)
-            if not self._closing:
-                self._loop.call_soon(self._advance)
+            self._loop.call_soon(self._ask_for_turn)
         except Exception as error:  # noqa: BLE001 - boundary: one request must not end the others
             self._refuse(self._site.failed(self, error), close=True)
 
@@ -295,7 +300,7 @@ class Connection(asyncio.Protocol):
         self._busy = False
         if not self._closing:
             self._pause_or_resume()
-            self._site.wants_turn(self)
+            self._ask_for_turn()
 
     async def _admitted(self, work: Coroutine[Any, Any, None]) -> None:
         await work
@@ -319,7 +324,7 @@ class Connection(asyncio.Protocol):
         self._busy = False
         if not self._closing:
             self._pause_or_resume()
-            self._site.wants_turn(self)
+            self._ask_for_turn()
 
     # ------------------------------------------------------------ answers
 

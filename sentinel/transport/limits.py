@@ -11,11 +11,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     body_bytes: int = MAX_BODY_BYTES  # of one request
     bytes_in_flight: int = 64 << 20  # of bodies that wait to be whole, all connections together
     connections: int = 60_000
-    accepts: int = 160  # connections taken from the kernel in a row, before connected agents are heard again
+    accepts: int = 64  # connections taken from the kernel in a row, before connected agents are heard again
     strangers: int = 8192  # connections that have not shown a good token; the oldest goes first
-    handshakes: int = (
-        10  # steps of TLS handshakes in a row (1 ms each), before connected agents are heard again
-    )
+    handshake_ms: int = 10  # for which handshakes go on in a row, before connected agents are heard again
     slice_ms: int = 50  # for which connected agents are read in a row, before everything else has its turn
     reconnects_per_s: float = 500.0  # agents that lose the leader spread their return by this
     connections_per_node: int = 2  # a new one beside one that the network lost; the oldest goes first

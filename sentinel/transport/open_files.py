@@ -7,8 +7,8 @@ from msgspec import structs
 from sentinel.transport.limits import Limits
 
 # What agents leave to others: the API server's connections (40), people's and scrapers' (64), mails, programs, logs,
-# and connections that were taken from the kernel and are not counted yet, or not closed (three turns of `accepts`).
-OTHERS = 1024
+# and connections that were taken from the kernel and are not counted yet, or not closed (some turns of `accepts`).
+OTHERS = 512
 
 
 def room_for(limits: Limits) -> int:
@@ -38,7 +38,7 @@ def fitting(limits: Limits, files: int) -> Limits:
     return structs.replace(
         limits,
         connections=min(limits.connections, files - others),
-        accepts=max(1, min(limits.accepts, others // 6)),
+        accepts=max(1, min(limits.accepts, others // 8)),
     )
 
 

@@ -15,7 +15,7 @@ import structlog
 
 from sentinel.metrics import declared
 from sentinel.metrics.registry import Metrics
-from sentinel.transport.auth import Authenticator, Denied, Why
+from sentinel.transport.auth import Authenticator, Denied, Identity, Why
 from sentinel.transport.batches import Taker
 from sentinel.transport.connection import Connection, Refuse
 from sentinel.transport.http11 import Request
@@ -23,7 +23,7 @@ from sentinel.transport.limits import Bucket, Limits
 from sentinel.transport.lobby import Lobby
 from sentinel.transport.node import Guest, Node
 from sentinel.transport.roster import Roster, greet
-from sentinel.transport.turns import Turns
+from sentinel.transport.turns import InOrder, Turns
 from sentinel.transport.wire import (
     HELLO_PATH,
     PROTOCOL_MAX,
@@ -92,7 +92,7 @@ class Server:
         self._leader = ""
         self._roster = Roster(limits, uid_of, self._say)
         self._lobby = Lobby(limits)
-        self._turns = Turns(limits.slice_ms / 1000)
+        self._turns = Turns(lambda one: one.read(), limits.slice_ms / 1000, InOrder())
         self._log_bucket = Bucket(LOG_LINES_BURST, 0.0)
         self._said_s: dict[tuple[str, str], float] = {}
         self._crowded_s: float | None = None  # when somebody had to wait for long
@@ -188,10 +188,11 @@ class Server:
             self._count("strangers-closed")
 
     def wants_handshake(self, connection: Connection) -> None:
-        self._lobby.queue(connection)
+        self._lobby.shake(connection)
 
     def wants_turn(self, connection: Connection) -> None:
-        self._turns.take(connection)
+        if not self._turns.take(connection):
+            connection.wait()
 
     def closed(self, connection: Connection) -> None:
         self._lobby.leave(connection)
@@ -231,21 +232,23 @@ class Server:
             if not self._authenticator.valid(guest.until_s):
                 raise Refuse(_unknown(Why.EXPIRED, "the token that was shown has expired"), close=True)
             return None
-        identity = self._authenticator.known(request.token)
+        try:
+            identity = self._authenticator.at_once(request.token)
+        except Denied as denied:
+            raise _denied(denied) from None
         if identity is None:
             return self._identify(connection, request.token)
-        self._roster.seat(connection, identity, self._loop.time())
-        self._lobby.known(connection)
+        self._seat(connection, identity)
         return None
 
     async def _identify(self, connection: Connection, token: str) -> None:
         try:
             identity = await self._authenticator.identify(token)
         except Denied as denied:
-            if denied.why is Why.REVIEW_UNAVAILABLE:
-                refusal = Refusal(reason=Reason.REVIEW_UNAVAILABLE, text=denied.text, slow_down_s=5.0)
-                raise Refuse(refusal, close=True) from None
-            raise Refuse(_unknown(denied.why, denied.text), close=True) from None
+            raise _denied(denied) from None
+        self._seat(connection, identity)
+
+    def _seat(self, connection: Connection, identity: Identity) -> None:
         self._roster.seat(connection, identity, self._loop.time())
         self._lobby.known(connection)
 
@@ -382,6 +385,13 @@ class Server:
 def _who(connection: Connection) -> str:
     guest: Guest | None = connection.guest
     return guest.node.name if guest is not None else connection.peer
+
+
+def _denied(denied: Denied) -> Refuse:
+    if denied.why is Why.REVIEW_UNAVAILABLE:
+        refusal = Refusal(reason=Reason.REVIEW_UNAVAILABLE, text=denied.text, slow_down_s=5.0)
+        return Refuse(refusal, close=True)
+    return Refuse(_unknown(denied.why, denied.text), close=True)
 
 
 def _unknown(why: Why, text: str) -> Refusal:

@@ -38,18 +38,24 @@ class PublishedKeys:
         self._asked_s: float | None = None
         self._fetching: asyncio.Task[None] | None = None
 
-    async def get(self, kid: str) -> Key | None:
-        """The key of this name; None: published keys cannot judge this token."""
+    def known(self, kid: str) -> Key | None:
+        """The key of this name. It goes on judging while newer ones are on their way: nobody waits for the API server.
+        None: `get` may find it."""
         now_s = self._mono_s()
         key = self._keys.get(kid)
-        if key is None or self._read_s is None or now_s - self._read_s > AGE_S:
-            if self._fetching is None and (self._asked_s is None or now_s - self._asked_s >= PAUSE_S):
-                self._asked_s = now_s
-                self._fetching = asyncio.create_task(self._refresh())
-            # A known key goes on judging while newer ones are on their way: nobody waits for the API server.
-            if key is None and self._fetching is not None:
-                await asyncio.shield(self._fetching)
-                key = self._keys.get(kid)
+        wanted = key is None or self._read_s is None or now_s - self._read_s > AGE_S
+        may_ask = self._asked_s is None or now_s - self._asked_s >= PAUSE_S
+        if wanted and may_ask and self._fetching is None:
+            self._asked_s = now_s
+            self._fetching = asyncio.create_task(self._refresh())
+        return key
+
+    async def get(self, kid: str) -> Key | None:
+        """The key of this name; None: published keys cannot judge this token."""
+        key = self.known(kid)
+        if key is None and self._fetching is not None:
+            await asyncio.shield(self._fetching)
+            key = self._keys.get(kid)
         return key
 
     async def _refresh(self) -> None:

@@ -194,6 +194,25 @@ def test_a_key_that_is_no_longer_published_is_soon_worth_nothing() -> None:
     go(story())
 
 
+def test_once_the_keys_are_known_nobody_is_asked_about_a_token() -> None:
+    """So that checking thousands of them is work of the turns that their connections have."""
+
+    async def story() -> None:
+        issuer = Issuer()
+        door = authenticator(issuer)
+        assert door.at_once(issuer.token()) is None
+        await door.identify(issuer.token())
+        known = door.at_once(issuer.token("node-2", "uid-2"))
+        assert known is not None and (known.node, known.node_uid) == ("node-2", "uid-2")
+        assert door.at_once(issuer.token(None)) is None, "a review may say whose it is"
+        with pytest.raises(Denied) as caught:
+            door.at_once(Issuer().token())
+        assert caught.value.why is Why.SIGNATURE
+        assert door.counts == {Why.SIGNATURE.value: 1}
+
+    go(story())
+
+
 def test_when_no_keys_can_be_had_a_review_judges_and_each_token_once() -> None:
     async def story() -> None:
         clock, review = Clock(), Reviewer()

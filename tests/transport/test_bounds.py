@@ -16,6 +16,7 @@ from sentinel.transport.client import pause
 from sentinel.transport.connection import Connection
 from sentinel.transport.limits import Bucket, Limits
 from sentinel.transport.server import Server
+from sentinel.transport.turns import Turns
 from sentinel.transport.wire import (
     Ack,
     Arrived,
@@ -433,29 +434,32 @@ def test_the_controller_hears_what_an_agent_had_to_drop(tmp_path: Path) -> None:
     go(story())
 
 
-def test_hundreds_of_handshakes_at_once_keep_no_report_waiting_and_all_are_let_in(tmp_path: Path) -> None:
+def test_hundreds_of_handshakes_at_once_are_done_in_slices_and_all_are_let_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[Connection] = []
+    handshake = Connection.handshake
+    monkeypatch.setattr(Connection, "handshake", lambda one: served.append(one) or handshake(one))
+    in_turns: list[int] = []
+
+    def counted(line: Turns) -> None:
+        before = len(served)
+        turn(line)
+        in_turns.append(len(served) - before)
+
+    turn = Turns._turn
+    monkeypatch.setattr(Turns, "_turn", counted)
+
     async def story() -> None:
         async with World(tmp_path) as world:
-            server, port = await world.serve(limits=limits(handshakes=2, authenticate_s=300.0))
-            most, lobby = 0, server._lobby
-            shake = lobby.shake
-
-            def waiting() -> int:
-                return len(lobby.begun) + sum(len(same) for same in lobby.waiting.values())
-
-            def counted() -> None:
-                nonlocal most
-                before = waiting()
-                shake()
-                most = max(most, before - waiting())
-
-            lobby.shake = counted  # type: ignore[method-assign]
+            _, port = await world.serve(limits=limits(handshake_ms=0, authenticate_s=300.0))
             agents = [Agent(world, port, f"node-{k}") for k in range(400)]
             await asyncio.gather(*(agent.connect() for agent in agents))
             await asyncio.gather(*(agent.hello() for agent in agents))
             await asyncio.gather(*(agent.report(Batch(full=report(node=agent.node))) for agent in agents))
             assert len(world.arrived) == 400
-            assert 1 <= most <= 2 + 2  # that had begun, and had not
+            assert max(in_turns) == 1
+            assert sum(in_turns) == len(served) >= 400, "no handshake is done at once, however many there are"
 
     go(story())
 
@@ -469,31 +473,39 @@ def test_an_address_that_floods_with_handshakes_keeps_only_itself_waiting_and_co
             monkeypatch.setattr(
                 Server, "tls", property(lambda server: made.append(server) or server._context())
             )
-            server, port = await world.serve(limits=limits(handshakes=0))  # nobody's turn comes by itself
+            server, port = await world.serve(limits=limits(handshake_ms=0))
             lobby = server._lobby
+            coming = lobby._coming._waiting
             order: list[str] = []
-            for _ in range(30):
-                _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.9", 0))
-                writer.write(b"\x16\x03\x01")
-                world.kept.append(writer)
-            await eventually(lambda: len(lobby.waiting.get("127.0.0.9", ())) == 30)
-            _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.8", 0))
-            writer.write(b"\x16\x03\x01")
-            await eventually(lambda: "127.0.0.8" in lobby.waiting)
+            with monkeypatch.context() as still:  # nobody's turn comes
+                still.setattr(Turns, "_call", lambda _: None)
+                for _ in range(30):
+                    await says_hello(world, port, "127.0.0.9")
+                await eventually(lambda: len(coming.get("127.0.0.9", ())) == 30)
+                await says_hello(world, port, "127.0.0.8")
+                await eventually(lambda: "127.0.0.8" in coming)
             monkeypatch.setattr(Connection, "handshake", lambda connection: order.append(connection.peer))
-            lobby._limits = limits(handshakes=5)
+            lobby._first_turns._call()
             await eventually(lambda: len(order) == 31)
             assert order.index("127.0.0.8") < 2
             assert not made, "TLS is made at their turn: that of thousands at once would hold everybody up"
-            writer.close()
 
     go(story())
 
 
-def test_a_handshake_without_end_is_ended(tmp_path: Path) -> None:
+async def says_hello(world: World, port: int, address: str) -> None:
+    """The first bytes of TLS, and no more."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+    writer.write(b"\x16\x03\x01")
+    world.kept.append(writer)
+
+
+def test_a_handshake_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Turns, "_call", lambda _: None)  # nobody's turn ever comes
+
     async def story() -> None:
         async with World(tmp_path) as world:
-            server, port = await world.serve(limits=limits(handshakes=0))  # nobody's turn ever comes
+            server, port = await world.serve(limits=limits(handshake_ms=0))
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"\x16\x03\x01" + b"x" * 200_000)
             try:

@@ -92,10 +92,10 @@ def test_whatever_one_connection_does_the_others_get_their_turn_in_the_handshake
 
     async def story() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        lobby = Lobby(Limits())
+        lobby = Lobby(Limits(handshake_ms=0))
         waiting = [Waits(fails=True) for _ in range(3)] + [Waits(fails=False) for _ in range(3)]
         for one in waiting:
-            lobby.queue(one)  # type: ignore[arg-type]
+            lobby.shake(one)  # type: ignore[arg-type]
         await eventually(lambda: all(one.served for one in waiting), "some wait for ever")
 
     go(story())

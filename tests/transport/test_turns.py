@@ -4,13 +4,14 @@ import asyncio
 import ssl
 from math import inf
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from sentinel.transport.connection import Connection
 from sentinel.transport.limits import Limits
 from sentinel.transport.server import Server
-from sentinel.transport.turns import Turns
+from sentinel.transport.turns import ByAddress, InOrder, Turns
 from sentinel.transport.wire import Batch
 from tests.transport.world import Raw, World, go, report
 from tests.waits import eventually, turns
@@ -19,11 +20,8 @@ from tests.waits import eventually, turns
 class Waits:
     """A connection; `story` tells of all of them."""
 
-    def __init__(self, story: list[str], name: str, *, fails: bool = False) -> None:
-        self.story, self.name, self.fails = story, name, fails
-
-    def wait(self) -> None:
-        self.story.append(f"{self.name} waits")
+    def __init__(self, story: list[str], name: str, *, fails: bool = False, peer: str = "") -> None:
+        self.story, self.name, self.fails, self.peer = story, name, fails, peer
 
     def read(self) -> None:
         self.story.append(f"{self.name} is read")
@@ -31,28 +29,43 @@ class Waits:
             raise OSError(107, "not connected")
 
 
+def in_order(slice_s: float) -> Turns:
+    return Turns(lambda one: one.read(), slice_s, InOrder())
+
+
 def test_what_does_not_fit_into_a_slice_waits_and_others_have_their_turn_before_it() -> None:
     async def story() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         told: list[str] = []
-        a, b, c, d = Waits(told, "a", fails=True), Waits(told, "b"), Waits(told, "c"), Waits(told, "d")
-        served = Turns(0.0)  # any reading takes longer
-        for one in (a, b, c):
-            served.take(one)  # type: ignore[arg-type]
-        served.leave(b)  # type: ignore[arg-type]
+        a, b, c, d = (cast(Connection, Waits(told, name, fails=name == "a")) for name in "abcd")
+        served = in_order(0.0)  # any reading takes longer
+        assert [served.take(one) for one in (a, b, c)] == [False] * 3
+        served.leave(b)
         asyncio.get_running_loop().call_soon(told.append, "somebody else")
-        assert told == ["a waits", "b waits", "c waits"]
+        assert told == []
         await turns()
-        assert told[3:] == ["a is read", "somebody else", "c is read"]
-        served.take(d)  # type: ignore[arg-type]
+        assert told == ["a is read", "somebody else", "c is read"]
+        assert not served.take(d)
         await turns()
-        assert told[6:] == ["d waits", "d is read"]
+        assert told[3:] == ["d is read"]
 
-        ample = Turns(60.0)
-        ample.take(d)  # type: ignore[arg-type]
-        assert told[8:] == ["d is read"], "nobody waits where there is time"
+        ample = in_order(60.0)
+        assert ample.take(d), "nobody waits where there is time"
+        assert told[4:] == ["d is read"]
 
     go(story())
+
+
+def test_of_each_address_one_has_its_turn_and_the_newest_first() -> None:
+    line = ByAddress()
+    a, b, c, d, e = (cast(Connection, Waits([], "", peer=peer)) for peer in "xxxyz")
+    for one in (a, b, c, d, e):
+        line.join(one)
+    line.leave(e)
+    line.leave(e)
+    assert [*line.oldest()] == [a, d]
+    assert [line.first() for _ in range(4)] == [c, d, b, a]
+    assert not line
 
 
 def test_all_that_speak_at_once_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,9 +92,9 @@ def never(monkeypatch: pytest.MonkeyPatch, server: Server) -> list[Connection]:
     """Connections come into this list instead of getting their turn."""
     waiting: list[Connection] = []
 
-    def take(connection: Connection) -> None:
+    def take(connection: Connection) -> bool:
         waiting.append(connection)
-        connection.wait()
+        return False
 
     monkeypatch.setattr(server._turns, "take", take)
     return waiting
@@ -179,10 +192,14 @@ def test_a_connection_whose_tls_cannot_be_made_ends(tmp_path: Path, monkeypatch:
     go(story())
 
 
-def test_a_server_is_crowded_while_who_has_come_waits_for_long(tmp_path: Path) -> None:
+def test_a_server_is_crowded_while_who_has_come_waits_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Turns, "_call", lambda _: None)  # nobody's turn comes
+
     async def story() -> None:
         async with World(tmp_path) as world:
-            patient = Limits(handshakes=0, sweep_s=0.01)  # nobody's turn comes
+            patient = Limits(handshake_ms=0, sweep_s=0.01)
             server, port = await world.serve(limits=patient)
             assert server.crowded_ago_s() == inf
             _, silent = await asyncio.open_connection("127.0.0.1", port)
@@ -193,7 +210,7 @@ def test_a_server_is_crowded_while_who_has_come_waits_for_long(tmp_path: Path) -
             asks.write(b"\x16\x03\x01")
             await eventually(lambda: server._lobby.crowded(later_s), "it does not wait")
             assert not server._lobby.crowded(later_s - 1 - patient.turn_s)
-            server._lobby._limits = Limits(handshakes=0, turn_s=0.0)
+            server._lobby._limits = Limits(turn_s=0.0)
             await eventually(lambda: server.crowded_ago_s() < 60.0, "nobody has noticed")
             silent.close()
             asks.close()
