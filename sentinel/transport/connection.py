@@ -17,6 +17,7 @@ from sentinel.transport.wire import CONTENT_TYPE, STATUS, Reason, Refusal, encod
 
 READ_BYTES = 64 << 10
 MAX_HANDSHAKE_BYTES = 64 << 10
+MAX_UNREAD_BYTES = 64 << 10  # of one that waits for its turn
 LINGER_S = 1.0  # a refused sender may read the answer before its connection is reset
 
 
@@ -113,11 +114,10 @@ class Connection(asyncio.Protocol):
         self._go_on()
 
     def wait(self) -> None:
-        """Read no more of it until it is its turn."""
-        if not self.waits:
-            self.waits, self._unread = True, self._in.pending
-            self._site.bytes_in_flight += self._unread
-            self._pause_or_resume()
+        """Its turn has not come. What it sends until then waits too; of much no more is read from the kernel."""
+        self._site.bytes_in_flight += self._in.pending - self._unread
+        self.waits, self._unread = True, self._in.pending
+        self._pause_or_resume()
 
     def read(self) -> None:
         """Go on with what has come; the site calls it when it is this connection's turn."""
@@ -199,7 +199,7 @@ class Connection(asyncio.Protocol):
     def _pause_or_resume(self) -> None:
         if self._transport.is_closing():
             return
-        if self._busy or self._blocked or self.waits:
+        if self._busy or self._blocked or self._unread > MAX_UNREAD_BYTES:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()

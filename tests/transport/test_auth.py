@@ -203,7 +203,8 @@ def test_once_the_keys_are_known_nobody_is_asked_about_a_token() -> None:
         assert door.at_once(issuer.token()) is None
         await door.identify(issuer.token())
         known = door.at_once(issuer.token("node-2", "uid-2"))
-        assert known is not None and (known.node, known.node_uid) == ("node-2", "uid-2")
+        assert known is not None
+        assert (known.node, known.node_uid) == ("node-2", "uid-2")
         assert door.at_once(issuer.token(None)) is None, "a review may say whose it is"
         with pytest.raises(Denied) as caught:
             door.at_once(Issuer().token())

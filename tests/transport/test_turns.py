@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from sentinel.transport.connection import Connection
+from sentinel.transport.connection import MAX_UNREAD_BYTES, Connection
 from sentinel.transport.limits import Limits
 from sentinel.transport.server import Server
 from sentinel.transport.turns import ByAddress, InOrder, Turns
@@ -163,12 +163,36 @@ def test_who_goes_while_it_waits_is_forgotten_with_all_that_it_sent(
             waiting = never(monkeypatch, server)
             sent = asyncio.ensure_future(agent.report(Batch(full=report(node=agent.node))))
             await eventually(lambda: waiting, "it has sent nothing")
-            waiting[0].abort()
+            await agent.channel.close()
             await eventually(lambda: not server._lobby.connections, "it is kept")
             assert server.bytes_in_flight == 0
             waiting[0].read()
             assert world.arrived == []
             await asyncio.gather(sent, return_exceptions=True)
+
+    go(story())
+
+
+def test_of_who_says_much_while_it_waits_no_more_is_read_until_it_had_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            server, port = await world.serve()
+            agent = Raw(world, port)
+            await agent.connect()
+            await agent.hello()
+            waiting = never(monkeypatch, server)
+            agent.channel._writer.write(b"POST /report HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n")
+            await eventually(lambda: waiting, "it has sent nothing")
+            transport = waiting[0]._transport
+            assert transport.is_reading(), "of who says little it is seen whether it has given up"
+            agent.channel._writer.write(b"x" * 1_000_000)
+            await eventually(lambda: not transport.is_reading(), "all of it is read")
+            assert MAX_UNREAD_BYTES < server.bytes_in_flight < 1_000_000
+            waiting[0].read()
+            assert transport.is_reading()
+            await eventually(lambda: not transport.is_reading(), "the rest is not read")
 
     go(story())
 
