@@ -199,7 +199,9 @@ class Connection(asyncio.Protocol):
     def _pause_or_resume(self) -> None:
         if self._transport.is_closing():
             return
-        if self._busy or self._blocked or self._unread > MAX_UNREAD_BYTES:
+        site = self._site
+        full = self._unread > MAX_UNREAD_BYTES or site.bytes_in_flight > site.limits.bytes_in_flight
+        if self._busy or self._blocked or (self.waits and full):
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
@@ -249,7 +251,8 @@ class Connection(asyncio.Protocol):
         if head.length > limits.body_bytes:
             text = f"a body of {head.length} bytes; at most {limits.body_bytes} are taken"
             raise Refuse(Refusal(reason=Reason.TOO_LARGE, text=text), close=True)
-        if self._site.bytes_in_flight + head.length - len(self._buffer) > limits.bytes_in_flight:
+        missing = head.length - len(self._buffer)
+        if missing > 0 and self._site.bytes_in_flight + missing > limits.bytes_in_flight:
             text = "too much is on its way from all nodes together"
             raise Refuse(Refusal(reason=Reason.OVERLOADED, text=text, slow_down_s=5.0), close=True)
 

@@ -13,7 +13,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     connections: int = 60_000
     accepts: int = 64  # connections taken from the kernel in a row, before connected agents are heard again
     strangers: int = 8192  # connections that have not shown a good token; the oldest goes first
-    handshake_ms: int = 10  # for which handshakes go on in a row, before connected agents are heard again
+    handshake_ms: int = 10  # for which handshakes are begun in a row, and as long for which others go on
     slice_ms: int = 50  # for which connected agents are read in a row, before everything else has its turn
     reconnects_per_s: float = 500.0  # agents that lose the leader spread their return by this
     connections_per_node: int = 2  # a new one beside one that the network lost; the oldest goes first

@@ -208,6 +208,7 @@ class Server:
 
     async def _sweep(self) -> None:
         while True:
+            self._authenticator.keys.renew()  # also as a standby: all agents come when it leads
             await asyncio.sleep(self.limits.sweep_s)
             now_s = self._loop.time()
             if self._lobby.crowded(now_s):

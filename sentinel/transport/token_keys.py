@@ -41,14 +41,24 @@ class PublishedKeys:
     def known(self, kid: str) -> Key | None:
         """The key of this name. It goes on judging while newer ones are on their way: nobody waits for the API server.
         None: `get` may find it."""
-        now_s = self._mono_s()
         key = self._keys.get(kid)
-        wanted = key is None or self._read_s is None or now_s - self._read_s > AGE_S
+        if key is None:
+            self._ask()
+        else:
+            self.renew()
+        return key
+
+    def renew(self) -> None:
+        """Where they are too old, or not there yet: whoever comes then need not wait for them."""
+        if self._read_s is None or self._mono_s() - self._read_s > AGE_S:
+            self._ask()
+
+    def _ask(self) -> None:
+        now_s = self._mono_s()
         may_ask = self._asked_s is None or now_s - self._asked_s >= PAUSE_S
-        if wanted and may_ask and self._fetching is None:
+        if may_ask and self._fetching is None:
             self._asked_s = now_s
             self._fetching = asyncio.create_task(self._refresh())
-        return key
 
     async def get(self, kid: str) -> Key | None:
         """The key of this name; None: published keys cannot judge this token."""

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from msgspec import structs
 
 from sentinel.cli.replay_fleet import ADDED, MISSING, compared, entries
@@ -118,16 +119,22 @@ def _count(rounds: list[Replayed]) -> int:
     return sum(len(each.decided) for each in rounds)
 
 
-def test_a_silence_that_was_not_judged_while_agents_waited_is_none_in_the_replay(tmp_path: Path) -> None:
-    world = Recorded(tmp_path, ["n1", "n2"])
+@pytest.mark.parametrize("crowded", [True, False])
+def test_a_silence_that_was_not_judged_while_agents_waited_is_none_in_the_replay(
+    tmp_path: Path, crowded: bool
+) -> None:
+    world = Recorded(tmp_path, ["n1", "n2", "n3", "n4", "n5"])
+    world.change("n1", pods=(a_pod(),))
     world.settle()
     world.silent.add("n1")
     for _ in range(20):
         world.passes(10.0)
-        world.picture = structs.replace(world.picture, crowded_mono_s=world.now.mono_s - 1)
+        if crowded:
+            world.picture = structs.replace(world.picture, crowded_mono_s=world.now.mono_s - 1)
         world.decide()
     world.recorder.close()
-    assert not [one for each in replayed(tmp_path) for one in each.decided]
+    reasons = {one.reason.value for each in replayed(tmp_path) for one in each.decided}
+    assert ("Unreachable" in reasons) is not crowded
 
 
 def test_the_same_settings_in_a_world_of_their_own_come_to_the_same(tmp_path: Path) -> None:

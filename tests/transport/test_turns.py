@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import time
 from math import inf
 from pathlib import Path
 from typing import cast
@@ -10,6 +11,7 @@ import pytest
 
 from sentinel.transport.connection import MAX_UNREAD_BYTES, Connection
 from sentinel.transport.limits import Limits
+from sentinel.transport.lobby import Lobby
 from sentinel.transport.server import Server
 from sentinel.transport.turns import ByAddress, InOrder, Turns
 from sentinel.transport.wire import Batch
@@ -54,6 +56,34 @@ def test_what_does_not_fit_into_a_slice_waits_and_others_have_their_turn_before_
         assert told[4:] == ["d is read"]
 
     go(story())
+
+
+def test_a_slice_is_as_long_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+
+    def serve(_: Connection) -> None:
+        nonlocal now_s
+        now_s += 0.004
+        served.append(now_s)
+
+    served: list[float] = []
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
+
+    async def story() -> None:
+        slices = Turns(serve, 0.010, InOrder())
+        some = [cast(Connection, Waits([], "")) for _ in range(8)]
+        assert [slices.take(one) for one in some] == [True] * 3 + [False] * 5
+        counts = []
+        for _ in range(3):
+            await asyncio.sleep(0)
+            counts.append(len(served))
+        assert counts == [6, 8, 8]
+        assert slices.take(some[0])
+
+    go(story())
+    limits = Limits(slice_ms=50, handshake_ms=10)
+    lobby = Lobby(limits)
+    assert (lobby._first_turns._slice_s, lobby._next_turns._slice_s) == (0.010, 0.010)
 
 
 def test_of_each_address_one_has_its_turn_and_the_newest_first() -> None:
@@ -156,17 +186,18 @@ def test_who_goes_while_it_waits_is_forgotten_with_all_that_it_sent(
 ) -> None:
     async def story() -> None:
         async with World(tmp_path) as world:
-            server, port = await world.serve()
+            server, port = await world.serve(limits=Limits(slice_ms=0))
             agent = Raw(world, port)
             await agent.connect()
             await agent.hello()
-            waiting = never(monkeypatch, server)
+            monkeypatch.setattr(Turns, "_call", lambda _: None)  # nobody's turn comes
             sent = asyncio.ensure_future(agent.report(Batch(full=report(node=agent.node))))
-            await eventually(lambda: waiting, "it has sent nothing")
+            await eventually(lambda: server._turns._line, "it does not wait")
+            assert server.bytes_in_flight > 0
             await agent.channel.close()
             await eventually(lambda: not server._lobby.connections, "it is kept")
+            assert not server._turns._line
             assert server.bytes_in_flight == 0
-            waiting[0].read()
             assert world.arrived == []
             await asyncio.gather(sent, return_exceptions=True)
 
@@ -193,6 +224,31 @@ def test_of_who_says_much_while_it_waits_no_more_is_read_until_it_had_its_turn(
             waiting[0].read()
             assert transport.is_reading()
             await eventually(lambda: not transport.is_reading(), "the rest is not read")
+            assert [*server._lobby.connections] == waiting[:1], "it was refused"
+
+    go(story())
+
+
+def test_where_too_much_is_on_its_way_no_more_is_read_of_who_waits_and_what_is_whole_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            server, port = await world.serve()
+            agent = Raw(world, port)
+            await agent.connect()
+            await agent.hello()
+            waiting = never(monkeypatch, server)
+            taken = asyncio.ensure_future(agent.report(Batch(full=report(node=agent.node))))
+            await eventually(lambda: waiting, "it has sent nothing")
+            others = server.limits.bytes_in_flight + 1
+            server.bytes_in_flight += others
+            waiting[0].wait()
+            assert not waiting[0]._transport.is_reading()
+            waiting[0].read()
+            await taken
+            assert waiting[0]._transport.is_reading()
+            assert server.bytes_in_flight == others
 
     go(story())
 
@@ -238,5 +294,7 @@ def test_a_server_is_crowded_while_who_has_come_waits_for_long(
             await eventually(lambda: server.crowded_ago_s() < 60.0, "nobody has noticed")
             silent.close()
             asks.close()
+            await eventually(lambda: not server._lobby.connections, "they are kept")
+            assert not server._lobby._coming
 
     go(story())
