@@ -115,6 +115,42 @@ def test_a_node_that_is_heard_again_ends_its_silence() -> None:
     assert world.of("n0", Kind.SILENCE).ended_by is EndedBy.RETURNED
 
 
+@pytest.mark.parametrize("kubelet_lives", [False, True])
+@pytest.mark.parametrize("another_leader", [False, True])
+@pytest.mark.parametrize("lease_s", [OPEN.lease_s, 2 * OPEN.agent_silent_s])
+def test_a_silence_goes_on_when_leases_are_watched_anew(
+    kubelet_lives: bool, another_leader: bool, lease_s: float
+) -> None:
+    """A watch that was cut, or another leader: neither says that a node is heard."""
+    world = a_world()
+    world.settings = structs.replace(OPEN, lease_s=lease_s)
+    world.silent.add("n0")
+
+    def pass_by(seconds: float) -> None:
+        while seconds > 0:
+            world.passes(min(seconds, 5.0))
+            seconds -= 5.0
+            if kubelet_lives:
+                world.change("n0", lease_mono_s=world.now.mono_s)
+            world.settle()
+
+    pass_by(max(LONG_S, lease_s) + 5.0)
+    first = world.of("n0", Kind.SILENCE)
+    for _ in range(3):
+        world.picture = structs.replace(world.picture, watching_since_mono_s=world.now.mono_s)
+        if another_leader:
+            world.change("n0", agent_mono_s=None, lease_mono_s=None)
+        pass_by(max(LONG_S, lease_s) + 5.0)
+    record = world.of("n0", Kind.SILENCE)
+    assert (record.number, record.state) == (1, State.ACTIVE)
+    assert record.reason == (Reason.AGENT_SILENT if kubelet_lives else Reason.UNFENCED)
+    assert [line.reason for line in record.story] == [line.reason for line in first.story]
+    world.silent.clear()
+    world.report("n0")
+    world.settle()
+    assert world.of("n0", Kind.SILENCE).ended_by is EndedBy.RETURNED
+
+
 def test_in_a_round_over_few_nodes_a_silence_ends_and_none_begins() -> None:
     world = unreachable()
     world.silent.clear()

@@ -50,24 +50,21 @@ def raw(node: NodePicture, picture: FleetPicture, settings: FleetSettings, now: 
     """One node by itself, without asking how many others are silent."""
     begun = max(picture.watching_since_mono_s, node.seen_mono_s)
     lease = max(begun, node.lease_mono_s if node.lease_mono_s is not None else begun)
-    heard = max(begun, node.agent_mono_s if node.agent_mono_s is not None else begun)
-    agent = max(heard, picture.crowded_mono_s)
+    agent = max(begun, node.agent_mono_s if node.agent_mono_s is not None else begun, picture.crowded_mono_s)
     told = now.mono_s if picture.leases_mono_s is None else min(now.mono_s, picture.leases_mono_s)
     lease_stale = told - lease > settings.lease_s
     agent_silent = now.mono_s - agent > settings.agent_silent_s
-    if not agent_silent and now.mono_s - heard > settings.agent_silent_s:
-        return Heard(Silence.UNJUDGED, max(lease, heard))  # it may have waited to be let in
-    if agent_silent and not lease_stale and now.mono_s - lease > settings.lease_s:
-        # It may have been renewed since the API server told anything of leases.
-        return Heard(Silence.UNJUDGED, max(lease, agent))
+    # That leases are watched anew, by this leader or another, that agents had to wait, or that the API server says
+    # nothing of leases delays a silence. Whoever was silent before has not spoken by that.
+    speaks = node.agent_mono_s is not None and now.mono_s - node.agent_mono_s <= settings.agent_silent_s
+    renews = node.lease_mono_s is not None and now.mono_s - node.lease_mono_s <= settings.lease_s
     if lease_stale and agent_silent:
         return Heard(Silence.UNREACHABLE, max(lease, agent))
-    if agent_silent:
+    if agent_silent and renews:
         return Heard(Silence.AGENT, agent)
-    if lease_stale:
+    if speaks and lease_stale:
         return Heard(Silence.KUBELET, lease)
-    watched = now.mono_s - begun > max(settings.lease_s, settings.agent_silent_s)
-    known = watched or (node.agent_mono_s is not None and node.lease_mono_s is not None)
+    known = speaks and node.lease_mono_s is not None
     return Heard(Silence.SPEAKS if known else Silence.UNJUDGED, max(lease, agent))
 
 
