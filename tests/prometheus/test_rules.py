@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import subprocess
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -108,6 +109,7 @@ HEALTHY: Series = {
     f'sentinel_check_runs_total{{{AGENT},check="disk"}}': "0+2x3000",
     f'sentinel_records_unreadable{{{LEADER},kind="quarantines"}}': "0x3000",
 }
+STORIES = ("test_watched", "test_node_alerts", "test_job_alerts")  # where each goes all the way to a mail
 WHEN_M = 2000  # minutes after the beginning: a day and a half
 
 
@@ -361,8 +363,10 @@ def test_no_alert_fires_on_a_healthy_fleet(tmp_path: Path) -> None:
     run(tmp_path, [case("healthy", HEALTHY, {})])
 
 
-def test_every_alert_has_its_fault() -> None:
+def test_every_alert_has_its_fault_for_promtool_and_in_a_running_sentinel() -> None:
     assert FAULTS.keys() == alerts().keys()
+    stories = [import_module(f"tests.prometheus.{name}").SHOWN for name in STORIES]
+    assert sorted(name for shown in stories for name in shown) == sorted(alerts())
 
 
 @pytest.mark.parametrize("part", range(3))

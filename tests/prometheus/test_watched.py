@@ -1,7 +1,6 @@
 """Alerts and dashboards at real controllers and agents with faults, by a real Prometheus, to the mail that goes out.
 
-The alerts of `_mails_tell_it` go all the way. The others are shown by promtool alone (test_rules.py): they ask for
-hours, for many nodes, for a broken API server or disk, or for a bug.
+Each alert goes all the way, here or in test_node_alerts.py or test_job_alerts.py.
 """
 
 import json
@@ -12,7 +11,6 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +28,25 @@ from tests.kubernetes.local_fleet import Page
 from tests.notify.mail_world import MailServer
 from tests.prometheus.test_dashboards import expressions
 from tests.prometheus.test_rules import script
-from tests.prometheus.watched import Watched, filled
+from tests.prometheus.watched import OnCall, Watched, filled
 from tests.rig.operators.flow import template
 from tests.rig.processes import free_port
 from tests.test_metrics import promtool as promtool_check
 from tests.waits import until
 
+SHOWN = {
+    "SentinelAgentSilent",
+    "SentinelCapacityLost",
+    "SentinelIsolationHeldBack",
+    "SentinelJobBudgetSpent",
+    "SentinelJobGivenUp",
+    "SentinelMailNotSent",
+    "SentinelNoStandby",
+    "SentinelNobodyLeads",
+    "SentinelNodesNotHeard",
+    "SentinelPaused",
+    "SentinelSettingsRefused",
+}
 NOTHING = "none"  # what a panel says that has no reason to be empty
 OWNER = "owner@example.com"
 ALL = dict.fromkeys(("cluster", "owner", "pool"), ".*")
@@ -300,18 +311,11 @@ def _mails_tell_it(world: World, watch: Watched, server: MailServer, until: Any)
     until(lambda: "SentinelJobGivenUp" in watch.firing(), "the end of the job is not told")
     until(lambda: "SentinelMailNotSent" in watch.firing(), "mails that wait are not told")
 
-    def mailed(alert: str, since: int = 0) -> list[str]:
-        bodies = []
-        for to, mail in server.mails[since:]:
-            part = mail.get_body(("html", "plain"))
-            if alert in str(mail["Subject"]) and part is not None and any("oncall" in one for one in to):
-                bodies.append(part.get_content())
-        return bodies
+    on_call = OnCall(server, world.page)
 
     def told(*alerts: str, since: int = 0) -> None:
         for alert in alerts:
-            until(lambda alert=alert: mailed(alert, since), f"no mail of {alert}")
-            assert f"http://{world.page}/runbooks#{alert.lower()}" in unescape(mailed(alert, since)[0])
+            until(lambda alert=alert: on_call.told(alert, since), f"no mail of {alert}")
 
     # While somebody leads: what nobody says any more is over for Prometheus, perhaps before it is mailed.
     told("SentinelIsolationHeldBack", "SentinelJobGivenUp", "SentinelMailNotSent")
@@ -331,11 +335,12 @@ def _mails_tell_it(world: World, watch: Watched, server: MailServer, until: Any)
     before = len(server.mails)
     os.kill(world.standby.pid, signal.SIGKILL)
     told("SentinelNoStandby", since=before)
-    _the_link_leads_to_what_to_do(unescape(mailed("SentinelMailNotSent")[0]))
+    _the_link_leads_to_what_to_do(on_call.mailed("SentinelMailNotSent")[0])
     os.kill(world.leader.pid, signal.SIGKILL)
     until(lambda: "SentinelNobodyLeads" in watch.firing(), "nobody leads, and nobody is told")
     told("SentinelNobodyLeads")
-    assert site.record()["name"] in mailed("SentinelJobGivenUp")[0]
+    assert site.record()["name"] in on_call.mailed("SentinelJobGivenUp")[0]
+    assert on_call.knows == SHOWN
 
 
 def _the_link_leads_to_what_to_do(mail: str) -> None:

@@ -9,11 +9,13 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tests.notify.mail_world import MailServer
 from tests.rig.processes import free_port
 
 RULES = Path(__file__).parents[2] / "rules" / "prometheus"
@@ -23,10 +25,13 @@ Sample = tuple[dict[str, str], list[float]]
 
 
 class Watched:
-    """A context manager. `targets`: host:port of what is scraped, by the name of its job."""
+    """A context manager. `targets`: host:port of what is scraped, by the name of its job. `hour_s`: how long an hour
+    lasts for alerts about what has lasted for long."""
 
-    def __init__(self, folder: Path, targets: dict[str, list[str]], smtp_port: int) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, targets: dict[str, list[str]], smtp_port: int, *, hour_s: float = 3600.0
+    ) -> None:
+        self.folder, self._hour_s = folder, hour_s
         folder.mkdir()
         self.port, self._alert_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -41,6 +46,7 @@ class Watched:
                 group["interval"] = EVERY
                 for rule in group["rules"]:
                     rule.pop("for", None)  # at once: nobody waits for minutes here
+                    rule["expr"] = self._shortened(rule["expr"])
             (self.folder / name).write_text(yaml.safe_dump(document))
         prometheus = {
             "global": {"scrape_interval": EVERY, "scrape_timeout": EVERY, "evaluation_interval": EVERY},
@@ -74,6 +80,11 @@ class Watched:
             ],
         }
         (self.folder / "alertmanager.yaml").write_text(yaml.safe_dump(alertmanager))
+
+    def _shortened(self, expr: str) -> str:
+        """`> 900` and more are seconds."""
+        share = self._hour_s / 3600.0
+        return re.sub(r"(?<=> )\d{3,}\b", lambda found: f"{int(found[0]) * share:g}", expr)
 
     def __enter__(self) -> "Watched":
         self._watch()
@@ -164,6 +175,31 @@ class Watched:
     def firing(self) -> set[str]:
         found = self._get("/api/v1/alerts")["alerts"]
         return {one["labels"]["alertname"] for one in found if one["state"] == "firing"}
+
+
+class OnCall:
+    """The mails of the person on call. `page`: of the controllers, host:port."""
+
+    def __init__(self, server: MailServer, page: str) -> None:
+        self._server, self._page = server, page
+        self.knows: set[str] = set()  # alerts of which `told` was true
+
+    def mailed(self, alert: str, since: int = 0) -> list[str]:
+        """The texts about it, of all mails but the first `since`."""
+        texts = []
+        for to, mail in self._server.mails[since:]:
+            part = mail.get_body(("html", "plain"))
+            if alert in str(mail["Subject"]) and part is not None and ALERTS_TO in to:
+                texts.append(unescape(part.get_content()))
+        return texts
+
+    def told(self, alert: str, since: int = 0) -> bool:
+        """It was mailed, with the way to what to do."""
+        link = f"http://{self._page}/runbooks#{alert.lower()}"
+        if not any(link in text for text in self.mailed(alert, since)):
+            return False
+        self.knows.add(alert)
+        return True
 
 
 def filled(expr: str, chosen: dict[str, str]) -> str:
