@@ -23,6 +23,7 @@ import pytest
 MARK = "TESTED_BY"
 PATIENCE_S = 60.0  # for what is about to end
 LOADING_S = 1.0  # a program is loaded long before
+NOTHING = "nothing"
 # Only what starts programs can leave some: most tests start none.
 STARTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system", "os.exec"}
 
@@ -108,16 +109,21 @@ def marked(mark: str) -> dict[int, str]:
 
 def _environment(process: Path) -> bytes:
     """It is empty for a moment where the process begins a program, until that is loaded."""
-    deadline = time.monotonic() + LOADING_S
+    deadline, before = time.monotonic() + LOADING_S, ""
     while not (found := (process / "environ").read_bytes()):
-        if _is_loaded(process) or time.monotonic() > deadline:
-            return (process / "environ").read_bytes()  # it may have been loaded since; or it has none
+        runs = _program(process)
+        if runs == NOTHING or (runs and runs == before) or time.monotonic() > deadline:
+            break
+        before = runs
         time.sleep(0.001)
     return found
 
 
-def _is_loaded(process: Path) -> bool:
-    """`startcode`, the 26th field (proc_pid_stat(5)): set once the environment is (fs/binfmt_elf.c of Linux). What has
-    no memory (`vsize`, the 23rd: a zombie, a thread of the kernel) loads nothing."""
+def _program(process: Path) -> str:
+    """`startcode`, the 26th field (proc_pid_stat(5)): set once the environment is (fs/binfmt_elf.c of Linux), for each
+    program that is begun another one, by chance; "" until then. What has no memory (`vsize`, the 23rd: a zombie, a
+    thread of the kernel) loads nothing."""
     state_and_on = (process / "stat").read_text().rpartition(")")[2].split()
-    return state_and_on[23] != "0" or state_and_on[20] == "0"
+    if state_and_on[20] == "0":
+        return NOTHING
+    return state_and_on[23] if state_and_on[23] != "0" else ""

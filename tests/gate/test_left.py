@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sentinel.cluster.local.processes import read_proc
-from tests.gate.left import MARK, _is_loaded, marked
+from tests.gate.left import MARK, NOTHING, _program, marked
 from tests.waits import until
 
 MOST_TURNS = 200_000  # minutes: it ends even where the test is killed
@@ -106,7 +106,7 @@ def test_a_process_without_memory_is_not_waited_for() -> None:
         os._exit(0)
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # a zombie
-        assert _is_loaded(Path(f"/proc/{pid}"))
+        assert _program(Path(f"/proc/{pid}")) == NOTHING
     finally:
         os.waitpid(pid, 0)
 

@@ -49,6 +49,8 @@ def test_a_restart_of_all_agents_and_both_controllers_under_a_hundred_jobs_cause
     cluster.sentinel.set("sentinel-controller", fleet=FLEET | {"agentSilent": "3m", "lease": "2m"})
     roll(cluster, "controller")  # which reads its settings when it begins
     cluster.until(lambda: all(name in agents.heard() for name in cluster.fakes))
+    cluster.until(lambda: followed(cluster) == JOBS)
+    rounds_pass(cluster)  # what is told of that is written
     before, records, events = running(), cluster.sentinel.quarantines(), cluster.events()
     leader = cluster.leader()
 
@@ -61,8 +63,7 @@ def test_a_restart_of_all_agents_and_both_controllers_under_a_hundred_jobs_cause
     roll(cluster, "agent", "controller")
     assert cluster.leader() != leader
     cluster.until(lambda: all(name in agents.heard() for name in cluster.fakes))
-    seen = cluster.rounds() + 4
-    cluster.until(lambda: cluster.rounds() >= seen)
+    rounds_pass(cluster)
 
     assert cluster.sentinel.quarantines() == records
     assert not incidents()
@@ -78,6 +79,17 @@ def test_a_restart_of_all_agents_and_both_controllers_under_a_hundred_jobs_cause
         assert not [one for one in node["spec"].get("taints", []) if "sentinel" in one["key"]]
     agents.stop()
     cluster.end(*names)
+
+
+def followed(cluster: Cluster) -> int:
+    """How many jobs run, as their records say."""
+    found = cluster.admin.items(f"/apis/sentinel.dev/v1alpha1/namespaces/{cluster.space}/protectedjobs")
+    return sum(one["spec"].get("state") == "running" for one in found)
+
+
+def rounds_pass(cluster: Cluster) -> None:
+    seen = cluster.rounds() + 4
+    cluster.until(lambda: cluster.rounds() >= seen)
 
 
 def roll(cluster: Cluster, *parts: str) -> None:
