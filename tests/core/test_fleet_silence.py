@@ -116,12 +116,14 @@ def test_a_node_that_is_heard_again_ends_its_silence() -> None:
 
 
 @pytest.mark.parametrize("kubelet_lives", [False, True])
-@pytest.mark.parametrize("another_leader", [False, True])
+@pytest.mark.parametrize(
+    "anew", ["the watch was cut", "another controller leads", "one that just started leads"]
+)
 @pytest.mark.parametrize("lease_s", [OPEN.lease_s, 2 * OPEN.agent_silent_s])
 def test_a_silence_goes_on_when_leases_are_watched_anew(
-    kubelet_lives: bool, another_leader: bool, lease_s: float
+    kubelet_lives: bool, anew: str, lease_s: float
 ) -> None:
-    """A watch that was cut, or another leader: neither says that a node is heard."""
+    """None of that says that a node is heard."""
     world = a_world()
     world.settings = structs.replace(OPEN, lease_s=lease_s)
     world.silent.add("n0")
@@ -138,8 +140,9 @@ def test_a_silence_goes_on_when_leases_are_watched_anew(
     first = world.of("n0", Kind.SILENCE)
     for _ in range(3):
         world.picture = structs.replace(world.picture, watching_since_mono_s=world.now.mono_s)
-        if another_leader:
-            world.change("n0", agent_mono_s=None, lease_mono_s=None)
+        if "leads" in anew:
+            first_look = world.now.mono_s if "started" in anew else None
+            world.change("n0", agent_mono_s=None, lease_mono_s=first_look)
         pass_by(max(LONG_S, lease_s) + 5.0)
     record = world.of("n0", Kind.SILENCE)
     assert (record.number, record.state) == (1, State.ACTIVE)
@@ -149,6 +152,23 @@ def test_a_silence_goes_on_when_leases_are_watched_anew(
     world.report("n0")
     world.settle()
     assert world.of("n0", Kind.SILENCE).ended_by is EndedBy.RETURNED
+
+
+def test_a_word_of_death_counts_no_more_once_the_kubelet_was_heard_also_soon_after_a_watch_was_cut() -> None:
+    world = unreachable()
+    world.order(OrderKind.CONFIRM_DEAD, "n0")
+    world.settle()
+    assert len(removed(world)) == 1
+    world.picture = structs.replace(world.picture, watching_since_mono_s=world.now.mono_s)
+    world.passes(5.0)
+    world.change("n0", lease_mono_s=world.now.mono_s, pods=(a_pod("worker-1"),))
+    world.settle()
+    for _ in range(3):
+        world.passes(LONG_S)
+        world.settle()
+    assert len(removed(world)) == 1, "worker-1 came while the kubelet lived"
+    record = world.of("n0", Kind.SILENCE)
+    assert (record.number, record.reason, record.confirmed_dead) == (2, Reason.UNFENCED, False)
 
 
 def test_in_a_round_over_few_nodes_a_silence_ends_and_none_begins() -> None:

@@ -101,7 +101,7 @@ def unjudged(
     found = {}
     if not picture.complete:
         found["incomplete"] = "Not all nodes and pods are known: one that is missing is not taken for gone."
-    if now.mono_s - picture.watching_since_mono_s < settings.lease_s:
+    if now.mono_s - picture.watching_since_mono_s < max(settings.lease_s, settings.agent_silent_s):
         found["leases-new"] = "The kubelets' leases are not watched for long enough: no silence is judged."
     if picture.crowded_mono_s and now.mono_s - picture.crowded_mono_s < settings.agent_silent_s:
         found["agents-wait"] = "Agents waited to be let in: which of them are silent is not judged yet."

@@ -32,6 +32,7 @@ from sentinel.core.fleet.silence import (
     proof_of_death,
     protected,
     raw,
+    renews,
 )
 
 NEEDS = Needs(sentence="it is heard again, or proved dead and gone")
@@ -164,11 +165,13 @@ def _go_on(desk: Desk, record: NodeQuarantine, node: NodePicture, heard: Heard) 
         also = "; its kubelet is still silent" if heard.silence is Silence.KUBELET else ""
         sentence = f"Node {name} is heard again{also}.{_ended_there(record, node)}"
         _end(desk, record, Reason.SPEAKS_AGAIN, sentence, EndedBy.RETURNED)
-    elif heard.silence is Silence.AGENT and (record.confirmed_dead or record.fence is not None):
+    elif (record.confirmed_dead or record.fence is not None) and renews(
+        node, desk.picture, desk.settings, desk.now
+    ):
         # It was not dead, or is not any more: what was said of this silence does not count for the next one.
         sentence = f"The kubelet of node {name} is heard again; its agent is still silent."
         _end(desk, record, Reason.SPEAKS_AGAIN, sentence, EndedBy.RETURNED)
-        if agent_expected(node):
+        if heard.silence is Silence.AGENT and agent_expected(node):
             open_record(desk, node, Reason.AGENT_SILENT)
     elif heard.silence is Silence.AGENT:
         if record.reason != Reason.AGENT_SILENT.value:

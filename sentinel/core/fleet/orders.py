@@ -137,8 +137,4 @@ def _judged(order: Order, picture: FleetPicture, settings: FleetSettings, now: N
     node = picture.nodes.get(order.node)
     if node is None:
         return picture.complete
-    silence = raw(node, picture, settings, now).silence
-    # The kubelet's limit is over and the agent's is not, which may never have spoken.
-    if silence is Silence.KUBELET:
-        return node.agent_mono_s is not None
-    return silence is not Silence.UNJUDGED
+    return raw(node, picture, settings, now).silence is not Silence.UNJUDGED

@@ -57,15 +57,20 @@ def raw(node: NodePicture, picture: FleetPicture, settings: FleetSettings, now: 
     # That leases are watched anew, by this leader or another, that agents had to wait, or that the API server says
     # nothing of leases delays a silence. Whoever was silent before has not spoken by that.
     speaks = node.agent_mono_s is not None and now.mono_s - node.agent_mono_s <= settings.agent_silent_s
-    renews = node.lease_mono_s is not None and now.mono_s - node.lease_mono_s <= settings.lease_s
     if lease_stale and agent_silent:
         return Heard(Silence.UNREACHABLE, max(lease, agent))
-    if agent_silent and renews:
+    if agent_silent and renews(node, picture, settings, now):
         return Heard(Silence.AGENT, agent)
     if speaks and lease_stale:
         return Heard(Silence.KUBELET, lease)
-    known = speaks and node.lease_mono_s is not None
-    return Heard(Silence.SPEAKS if known else Silence.UNJUDGED, max(lease, agent))
+    return Heard(Silence.SPEAKS if speaks else Silence.UNJUDGED, max(lease, agent))
+
+
+def renews(node: NodePicture, picture: FleetPicture, settings: FleetSettings, now: Now) -> bool:
+    """Does its kubelet live? The first look at a lease says nothing of that: a lease of days ago looks the same."""
+    begun = max(picture.watching_since_mono_s, node.seen_mono_s)
+    lease = node.lease_mono_s
+    return lease is not None and lease > begun and now.mono_s - lease <= settings.lease_s
 
 
 def unreachable(node: NodePicture, picture: FleetPicture, settings: FleetSettings, now: Now) -> bool:
