@@ -14,6 +14,7 @@ from tests.prometheus.test_watched import World, gang, watched_world
 from tests.prometheus.watched import OnCall, Watched
 from tests.waits import until
 
+pytestmark = pytest.mark.timeout(1800)
 SHOWN = {
     "SentinelJobNotStepping",
     "SentinelJobRecoveryStuck",
@@ -21,7 +22,6 @@ SHOWN = {
     "SentinelJobWaitsForRoom",
     "SentinelJobsHeldBack",
 }
-HOLD = "example.com/stays"  # a finalizer that nobody takes away
 
 
 @pytest.fixture(scope="module")
@@ -51,29 +51,33 @@ class Story:
     def until(self, what: Callable[[], Any]) -> None:
         until(what, lambda: f"{self.watch.firing()}\n{self.watch.story()}\n{self.site.story()}", every_s=0.2)
 
-    def told(self, alert: str) -> None:
-        self.until(lambda: self.on_call.told(alert))
+    def told(self, alert: str, since: int = 0, says: str = "") -> None:
+        self.until(lambda: self.on_call.told(alert, since, says))
 
     def all_of_it(self) -> None:
         ranks = self.world.ranks
         ranks.start()
-        # Without the minutes that alerts wait: one check sees nothing of the machine of the tests.
-        self.until(lambda: self.watch.value("max(sentinel_job_step_time_seconds)") == 0.25)
-        self.until(lambda: self.watch.firing() <= {"SentinelCheckBlind"})
-        ranks.end()
-        self.told("SentinelJobNotStepping")
+        try:
+            # Without the minutes that alerts wait: one check sees nothing of the machine of the tests.
+            self.until(lambda: self.watch.value("max(sentinel_job_step_time_seconds)") == 0.25)
+            self.until(lambda: self.watch.firing() <= {"SentinelCheckBlind"})
+        finally:
+            ranks.end()
+        before = self.on_call.mails
+        self.told("SentinelJobNotStepping", before)
         ranks = Ranks(self.site, self.world.logs)
         ranks.start()
         try:
             self._held_back_by_a_pause()
             self._no_room()
-            self._a_pod_that_does_not_end()
-            # It would be given up that fails at one iteration again and again.
-            self.until(lambda: (self.watch.value("max(sentinel_job_iteration)") or 0.0) > 80)
-            self._breaks()
-            self.told("SentinelJobRestartsAgainAndAgain")
+            self._pods_that_do_not_end()
+            self._again_and_again()
         finally:
             ranks.end()
+
+    def _steps(self, iteration: int) -> None:
+        """It comes so far. A job is given up that fails at one iteration again and again."""
+        self.until(lambda: (self.watch.value("max(sentinel_job_iteration)") or 0.0) > iteration)
 
     def _breaks(self) -> int:
         """A rank ends; how many incidents there were."""
@@ -81,8 +85,8 @@ class Story:
         self.site.kwok.end_pod(self.site.space, self.site.pods()[0]["metadata"]["name"], 1)
         return before
 
-    def _recovered(self, before: int) -> None:
-        self.until(lambda: len(self.site.incidents()) > before and self.site.phases()[-1:] == ["Recovered"])
+    def _up_again(self, before: int) -> bool:
+        return len(self.site.incidents()) > before and self.site.phases()[-1:] == ["Recovered"]
 
     def _held_back_by_a_pause(self) -> None:
         pause = {"name": "sentinel-pause", "namespace": NAMESPACE}
@@ -92,21 +96,43 @@ class Story:
         before = self._breaks()
         self.told("SentinelJobsHeldBack")
         self.site.admin.delete(PAUSE)
-        self._recovered(before)
+        self.until(lambda: self._up_again(before))
 
     def _no_room(self) -> None:
-        taken = self.site.block()
+        taken, mails = self.site.block(), self.on_call.mails
         self.world.agents[self.site.pods()[0]["spec"]["nodeName"]][0].machine.log(XID_79)
         before = self._breaks()
-        self.told("SentinelJobWaitsForRoom")
+        self.told("SentinelJobWaitsForRoom", mails)
         self.site.admin.delete(taken, gracePeriodSeconds=0)
-        self._recovered(before)
+        self.until(lambda: self._up_again(before))
 
-    def _a_pod_that_does_not_end(self) -> None:
-        pod = self.site.pods()[1]["metadata"]["name"]
-        path = f"/api/v1/namespaces/{self.site.space}/pods/{pod}"
-        self.site.admin.patch(path, {"metadata": {"finalizers": [HOLD]}})
-        before = self._breaks()
-        self.told("SentinelJobRecoveryStuck")
-        self.site.admin.patch(path, {"metadata": {"finalizers": None}})
-        self._recovered(before)
+    def _pods_that_do_not_end(self) -> None:
+        """One rank ends, and the kubelets of the others do nothing any more."""
+        self._steps(60)
+        before = len(self.site.incidents())
+        kubelets, pod = self.site.kwok.daemon, self.site.pods()[0]
+        (container,) = pod["status"]["containerStatuses"]
+        since = container["state"]["running"]["startedAt"]
+        container |= {
+            "ready": False,
+            "started": False,
+            "state": {"terminated": {"exitCode": 1, "startedAt": since, "finishedAt": since}},
+        }
+        path = f"/api/v1/namespaces/{self.site.space}/pods/{pod['metadata']['name']}/status"
+        kubelets.freeze()
+        try:
+            self.site.admin.patch(path, {"status": {"phase": "Failed", "containerStatuses": [container]}})
+            self.told("SentinelJobRecoveryStuck", says="has been Stopping")
+        finally:
+            kubelets.thaw()
+        self.until(lambda: self._up_again(before))
+
+    def _again_and_again(self) -> None:
+        """Four times count; what was before the first scrape does not."""
+        alert = "SentinelJobRestartsAgainAndAgain"
+        for at in (80, 100):
+            if not self.on_call.told(alert):
+                self._steps(at)
+                before = self._breaks()
+                self.until(lambda before=before: self.on_call.told(alert) or self._up_again(before))
+        self.told(alert)

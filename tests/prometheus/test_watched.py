@@ -1,6 +1,6 @@
 """Alerts and dashboards at real controllers and agents with faults, by a real Prometheus, to the mail that goes out.
 
-Each alert goes all the way, here or in test_node_alerts.py or test_job_alerts.py.
+Each alert goes all the way, here or in test_node_alerts.py or test_job_alerts.py: test_rules.py asks for that.
 """
 
 import json

@@ -82,8 +82,10 @@ class Watched:
         (self.folder / "alertmanager.yaml").write_text(yaml.safe_dump(alertmanager))
 
     def _shortened(self, expr: str) -> str:
-        """`> 900` and more are seconds."""
+        """What is compared with an age, in seconds, is shorter in hours of `hour_s`."""
         share = self._hour_s / 3600.0
+        if "time() - max" not in expr:
+            return expr
         return re.sub(r"(?<=> )\d{3,}\b", lambda found: f"{int(found[0]) * share:g}", expr)
 
     def __enter__(self) -> "Watched":
@@ -184,22 +186,27 @@ class OnCall:
         self._server, self._page = server, page
         self.knows: set[str] = set()  # alerts of which `told` was true
 
+    @property
+    def mails(self) -> int:
+        """How many came until now, to whomever."""
+        return len(self._server.mails)
+
     def mailed(self, alert: str, since: int = 0) -> list[str]:
-        """The texts about it, of all mails but the first `since`."""
+        """The texts that say that it fires, of all mails but the first `since`."""
         texts = []
         for to, mail in self._server.mails[since:]:
-            part = mail.get_body(("html", "plain"))
-            if alert in str(mail["Subject"]) and part is not None and ALERTS_TO in to:
+            part, subject = mail.get_body(("html", "plain")), str(mail["Subject"])
+            if alert in subject and "FIRING" in subject and part is not None and ALERTS_TO in to:
                 texts.append(unescape(part.get_content()))
         return texts
 
-    def told(self, alert: str, since: int = 0) -> bool:
-        """It was mailed, with the way to what to do."""
+    def told(self, alert: str, since: int = 0, says: str = "") -> bool:
+        """It was mailed, with the way to what to do and with these words."""
         link = f"http://{self._page}/runbooks#{alert.lower()}"
-        if not any(link in text for text in self.mailed(alert, since)):
-            return False
-        self.knows.add(alert)
-        return True
+        found = any(link in text and says in text for text in self.mailed(alert, since))
+        if found:
+            self.knows.add(alert)
+        return found
 
 
 def filled(expr: str, chosen: dict[str, str]) -> str:
