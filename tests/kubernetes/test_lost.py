@@ -3,6 +3,7 @@
 import asyncio
 import email
 import email.policy
+import re
 
 from tests.kubernetes.conftest import NAMESPACE, QUARANTINES, protect_all, with_job
 from tests.kubernetes.kubelets import Kubelets
@@ -79,8 +80,10 @@ def test_a_hundred_lost_nodes_are_one_message_and_that_they_are_back_another(
         text = " ".join(mail.get_body(("plain",)).get_content().split())  # type: ignore[union-attr]
         for said in ("rack-00, rack-01, rack-02", f"Protected jobs have {LOST} pods there, which stay"):
             assert said in text, f"{said!r} not in\n{text}"
-        (line,) = lines("cannot be reached")
-        assert f"{LOST} nodes cannot be reached" in line
+        # Those that fall silent in one round are one line: on a slow machine a rack takes more than one.
+        told = [re.findall(r"(\d+) nodes cannot be reached", line) for line in lines("cannot be reached")]
+        assert sum(int(count) for (count,) in told) == LOST
+        assert len(told) < LOST / 10
 
         kubelets.renewed = set(names)
         for node in rack:
