@@ -194,6 +194,33 @@ def test_an_agent_alone_that_is_silent_is_only_told() -> None:
     assert record.confirmed_dead is False
 
 
+def test_an_agent_is_given_time_after_its_kubelet_is_heard_again_since_that_starts_it() -> None:
+    """A node that was started again is told as heard again, not first as one whose agent is silent."""
+    world = unreachable()
+
+    def pass_by(seconds: float) -> None:
+        until_s = world.now.mono_s + seconds
+        while world.now.mono_s < until_s:
+            world.passes(5.0)
+            world.change("n0", lease_mono_s=world.now.mono_s)
+            world.settle()
+
+    world.change("n0", kubelet_back_mono_s=world.now.mono_s)
+    pass_by(OPEN.agent_silent_s)
+    assert world.of("n0", Kind.SILENCE).reason == Reason.UNFENCED
+    pass_by(5.0)
+    assert world.of("n0", Kind.SILENCE).reason == Reason.AGENT_SILENT
+
+    world = unreachable()
+    world.change("n0", kubelet_back_mono_s=world.now.mono_s)
+    pass_by(30.0)
+    world.silent.clear()
+    world.report("n0")
+    world.settle()
+    record = world.of("n0", Kind.SILENCE)
+    assert [line.reason for line in record.story] == [Reason.UNREACHABLE, Reason.UNFENCED, Reason.SPEAKS_AGAIN]
+
+
 def test_a_kubelet_alone_that_is_silent_leaves_the_node_alive() -> None:
     world = a_world()
     for _ in range(10):

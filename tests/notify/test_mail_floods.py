@@ -2,11 +2,17 @@
 
 import asyncio
 
+from sentinel.controller.effects.mail_pace import STORM_S
 from sentinel.controller.effects.notify import TOGETHER, Notifier
 from sentinel.core.now import Now
 from tests.notify.mail_world import HOST, Book, HandClock, MailServer, a_job, an_incident, body
 from tests.notify.test_mail_notifier import notifier_for, running, settings_for
 from tests.waits import eventually, turns
+
+
+def cluster_notifier(book, port, clock):
+    settings = settings_for(port)
+    return Notifier(settings, book.pending, book.record, host=HOST, clock=clock, together=TOGETHER)
 
 
 def test_a_flood_becomes_a_digest():
@@ -63,21 +69,71 @@ def test_no_hour_brings_more_mails_than_the_limit_and_none_ends_untold():
 
 
 def test_what_many_jobs_have_at_once_is_told_at_once_and_in_one_mail():
-    """Whose jobs a storm hits does not learn of the last of them an hour later."""
+    """Whose jobs a storm hits does not learn of the last of them an hour later; what follows the digest is told
+    a minute after it, in one mail too, and what happens when the storm is over by itself again."""
 
     async def scenario():
+        clock = HandClock()
         book = Book(*(an_incident(number) for number in range(1, 51)))
         with MailServer() as server:
-            few = an_incident(51), an_incident(52)
-            notifier = Notifier(settings_for(server.port), book.pending, book.record, host=HOST, together=5)
+            notifier = cluster_notifier(book, server.port, clock)
             async with running(notifier):
-                await eventually(lambda: set(book.states()) == {"digested"})
-                book.incidents |= {one.id: one for one in few}
+                await eventually(lambda: book.states().count("digested") == 50)
+                book.incidents |= {one.id: one for one in (an_incident(51), an_incident(52))}
+                notifier.wake()
+                await eventually(lambda: notifier.waiting == 2)
+                clock.advance(STORM_S - 1)
+                await notifier._round()
+                assert len(server.mails) == 1
+                clock.advance(1)
+                notifier.wake()
+                await eventually(lambda: book.states().count("digested") == 52)
+                clock.advance(STORM_S)
+                book.incidents |= {one.id: one for one in (an_incident(53), an_incident(54))}
                 notifier.wake()
                 await eventually(lambda: book.states().count("sent") == 2)
-            digest = server.mails[0][1]
-            assert [str(mail["X-Sentinel-Stage"]) for _, mail in server.mails] == ["digest"] + ["started"] * 2
-        assert digest["Subject"] == "[sentinel] digest: 50 events of llama"
+            subjects = [str(mail["Subject"]) for _, mail in server.mails[:2]]
+            stages = [str(mail["X-Sentinel-Stage"]) for _, mail in server.mails]
+        assert subjects == [f"[sentinel] digest: {count} events of llama" for count in (50, 2)]
+        assert stages == ["digest"] * 2 + ["started"] * 2
+
+    asyncio.run(scenario())
+
+
+def test_a_storm_that_comes_one_by_one_is_a_digest_a_minute():
+    """500 things, one a third of a second: by themselves they would use up the mails of the hour at once."""
+
+    async def scenario():
+        clock = HandClock()
+        book = Book()
+        with MailServer() as server:
+            notifier = cluster_notifier(book, server.port, clock)
+            for number in range(1, 501):
+                book.incidents |= {one.id: one for one in [an_incident(number)]}
+                await notifier._round()
+                clock.advance(1 / 3)
+            slept_s = 0.0
+            while notifier.waiting and slept_s < 2 * STORM_S:
+                sleep_s = await notifier._round()
+                slept_s += sleep_s
+                clock.advance(sleep_s)
+            stages = [str(mail["X-Sentinel-Stage"]) for _, mail in server.mails]
+        assert stages == ["started"] * (TOGETHER + 1) + ["digest"] * 3
+        assert set(book.states()) == {"sent", "digested"}
+        assert slept_s <= STORM_S
+
+    asyncio.run(scenario())
+
+
+def test_a_few_mails_before_a_storm_do_not_delay_its_digest():
+    async def scenario():
+        book = Book(an_incident(1), an_incident(2))
+        with MailServer() as server:
+            notifier = cluster_notifier(book, server.port, HandClock())
+            await notifier._round()
+            book.incidents |= {one.id: one for one in map(an_incident, range(3, 10))}
+            await notifier._round()
+        assert book.states() == ["sent"] * 2 + ["digested"] * 7
 
     asyncio.run(scenario())
 

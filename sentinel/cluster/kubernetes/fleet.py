@@ -82,6 +82,7 @@ class KubernetesFleet:
         self._written: dict[str, Node] = {}  # newer than what the watch has told
         self._pictures: dict[str, tuple[Node, NodePicture]] = {}
         self._renewed_mono_s: dict[str, float] = {}
+        self._back_mono_s: dict[str, float] = {}  # NodePicture.kubelet_back_mono_s
         self._seen_mono_s: dict[str, float] = {}  # since when there is this node object
         self._isolated_mono_s: dict[str, float] = {}  # record -> since when, by our clock
         self._pods = Pods(client, judge, epoch, changed, clock)
@@ -222,6 +223,7 @@ class KubernetesFleet:
             shown,
             seen_mono_s=self._seen_mono_s.get(name, 0.0),
             lease_mono_s=self._renewed_mono_s.get(name),
+            kubelet_back_mono_s=self._back_mono_s.get(name),
             pods=pods,
         )
 
@@ -292,8 +294,14 @@ class KubernetesFleet:
         if change.after is None:
             if change.before is not None:
                 self._renewed_mono_s.pop(change.before.metadata.name, None)
+                self._back_mono_s.pop(change.before.metadata.name, None)
         elif change.before is None or change.before.spec.renew_time != change.after.spec.renew_time:
-            self._renewed_mono_s[change.after.metadata.name] = self._clock().mono_s
+            name, now_s = change.after.metadata.name, self._clock().mono_s
+            before_s = max(self._renewed_mono_s.get(name, now_s), self.watching_since_mono_s)
+            self._renewed_mono_s[name] = now_s
+            if now_s - before_s > self._settings.lease_s:
+                self._back_mono_s[name] = now_s
+                self._changed(name)
 
     def _record_changed(self, change: Change[Custom]) -> None:
         one = change.after or change.before

@@ -39,7 +39,7 @@ MAX_BATCH = 20
 MAX_SETTLED = 4096
 CHILD_SLACK_S = 10.0  # to start and to end
 MAX_ANSWER_BYTES = 1 << 20  # about one mail
-TOGETHER = 5  # of a cluster: more than so many at once to the same addresses are one digest
+TOGETHER = 5  # of a cluster: things of a minute that go by themselves to the same addresses; others are a digest
 IDLE_S = 300.0  # a mail that nobody announced is still found
 
 Pending = Callable[[], list[tuple[Incident, ProtectedJob]]]
@@ -72,6 +72,7 @@ class _Parcel(Struct, frozen=True):
 
     request: MailRequest
     stages: tuple[Waiting, ...]
+    over: bool = False  # of what is too much to go by itself
 
 
 def retry_s(attempts: int) -> float:
@@ -100,7 +101,7 @@ class Notifier:
         clock: Callable[[], Now] = _now,
         together: int = 1 << 30,
     ) -> None:
-        """`together`: more than so many at once to the same addresses are one digest."""
+        """`together`: of more than so many to the same addresses within `STORM_S` the others are a digest."""
         self.mails_sent = 0  # stages that reached at least one address, told in a digest included
         self.mails_failed = 0  # stages that were given up
         self.attempts_failed = 0  # of mails, also where another one went well
@@ -252,7 +253,7 @@ class Notifier:
     def _sleep_s(self, waiting: Iterable[Waiting], now: Now) -> float:
         delays = [IDLE_S]
         for one in waiting:
-            room_s = 0.0 if one.alone else self._room_in_s(one.request.recipients, now)
+            room_s = 0.0 if one.alone else self._room_in_s(one, now)
             delays.append(max(self._due_in_s(one.mail, now), room_s))
         return max(0.05, min(delays))
 
@@ -268,9 +269,18 @@ class Notifier:
             )
         return room
 
-    def _room_in_s(self, recipients: Iterable[str], now: Now) -> float:
+    def _room_in_s(self, one: Waiting, now: Now) -> float:
+        """Seconds until the limits let this mail go, by itself or in a digest."""
+        recipients = one.request.recipients
         opens = [opens_s(self._sent.times(address, now), self._most) for address in recipients]
-        return max(0.0, max(opens, default=0.0) - now.mono_s)
+        digest_in_s = self._digest_in_s(recipients, now) if one.request.message_id in self._over else 0.0
+        return max(digest_in_s, max(opens, default=0.0) - now.mono_s)
+
+    def _digest_in_s(self, recipients: Iterable[str], now: Now) -> float:
+        return max((self._sent.digest_in_s(address, now) for address in recipients), default=0.0)
+
+    def _told_lately(self, recipients: Iterable[str], now: Now) -> int:
+        return max((self._sent.told_lately(address, now) for address in recipients), default=0)
 
     @property
     def _most(self) -> int:
@@ -290,7 +300,7 @@ class Notifier:
             one = stages[0]
             recipients = one.request.recipients
             room = self._room(recipients, now) - max((planned.get(a, 0) for a in recipients), default=0)
-            storm = at_once[recipients] > self._together
+            storm = at_once[recipients] + self._told_lately(recipients, now) > self._together
             if not one.alone and (recipients in crowded or storm or (recipients and room <= 0)):
                 self._over.add(one.request.message_id)
                 over.setdefault(recipients, []).extend(stages)
@@ -301,10 +311,11 @@ class Notifier:
         digests = []
         for recipients, held in over.items():
             taken = max((planned.get(address, 0) for address in recipients), default=0)
-            if final or self._room(recipients, now) - taken > 0:
+            room = self._room(recipients, now) - taken > 0 and self._digest_in_s(recipients, now) <= 0
+            if final or room:
                 mails = list({one.request.message_id: one.request for one in held}.values())
                 request = held[0].complete() if len(mails) == 1 else self._digest(mails, now)
-                digests.append(_Parcel(request, tuple(held)))
+                digests.append(_Parcel(request, tuple(held), over=True))
         return singles + digests
 
     # ------------------------------------------------------------ the child
@@ -369,7 +380,10 @@ class Notifier:
     def _settle(self, parcel: _Parcel, answer: Answer) -> None:
         """Turn an answer into the new state of each stage and record it at once."""
         now = self._clock()
-        sent_wall_s = self._sent.add(answer.accepted, now) if answer.accepted else 0.0
+        things = len({one.request.message_id for one in parcel.stages})
+        sent_wall_s = 0.0
+        if answer.accepted:
+            sent_wall_s = self._sent.add(answer.accepted, now, tells=things, over=parcel.over)
         self.attempts_failed += answer.state != "sent"
         # One delay for all: what was one mail must not come apart when it is tried again.
         delay_s = retry_s(min(one.mail.attempts for one in parcel.stages) + 1)

@@ -174,7 +174,7 @@ def _go_on(desk: Desk, record: NodeQuarantine, node: NodePicture, heard: Heard) 
         if heard.silence is Silence.AGENT and agent_expected(node):
             open_record(desk, node, Reason.AGENT_SILENT)
     elif heard.silence is Silence.AGENT:
-        if record.reason != Reason.AGENT_SILENT.value:
+        if record.reason != Reason.AGENT_SILENT.value and not _awaited(desk, node):
             _note(
                 desk,
                 record,
@@ -187,6 +187,12 @@ def _go_on(desk: Desk, record: NodeQuarantine, node: NodePicture, heard: Heard) 
             sentence = _silent(name, Reason.UNREACHABLE, len(protected(node.pods)))
             record = _note(desk, record, Reason.UNREACHABLE, sentence)
         _fence(desk, record, heard.since_mono_s if judged else None)
+
+
+def _awaited(desk: Desk, node: NodePicture) -> bool:
+    """Is its agent still given time, since its kubelet starts it?"""
+    back_s = node.kubelet_back_mono_s
+    return back_s is not None and desk.now.mono_s - back_s <= desk.settings.agent_silent_s
 
 
 def _ended_there(record: NodeQuarantine, node: NodePicture) -> str:

@@ -202,6 +202,7 @@ class NodePicture(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     gpus: int = 0  # that the kubelet offers
     seen_mono_s: float = 0.0  # since when this node object is followed: before it could not be heard
     lease_mono_s: float | None = None  # when a renewal of the kubelet's lease was last seen
+    kubelet_back_mono_s: float | None = None  # when it was first renewed after the kubelet's last silence
     agent_mono_s: float | None = None  # when the agent was last heard; None: not since we lead
     boot_id: str = ""  # of the agent's newest report
     booted_wall_s: float = (
