@@ -183,6 +183,24 @@ def test_a_return_that_was_timed_by_beats_alone_is_replayed(tmp_path: Path) -> N
     assert all(each.decided == each.recorded for each in rounds)
 
 
+def test_the_time_that_an_agent_has_after_its_kubelet_came_back_is_replayed(tmp_path: Path) -> None:
+    world = Recorded(tmp_path, [f"n{number}" for number in range(8)])
+    world.change("n0", pods=(a_pod(),))
+    world.settle()
+    world.silent.add("n0")
+    world.passes(OPEN.agent_silent_s + 1)
+    world.settle()
+    world.change("n0", kubelet_back_mono_s=world.now.mono_s)
+    for _ in range(15):
+        world.passes(5.0)
+        world.change("n0", lease_mono_s=world.now.mono_s)
+        world.decide()
+    world.recorder.close()
+    rounds = replayed(tmp_path)
+    assert "AgentSilent" in {one.reason.value for each in rounds for one in each.recorded}
+    assert all(each.decided == each.recorded for each in rounds)
+
+
 def test_a_recording_in_observe_mode_isolates_when_it_is_replayed_enforcing(tmp_path: Path) -> None:
     observe = structs.replace(OPEN, mode=Mode.OBSERVE)
     world = a_story(tmp_path, observe)

@@ -218,7 +218,11 @@ def test_an_agent_is_given_time_after_its_kubelet_is_heard_again_since_that_star
     world.report("n0")
     world.settle()
     record = world.of("n0", Kind.SILENCE)
-    assert [line.reason for line in record.story] == [Reason.UNREACHABLE, Reason.UNFENCED, Reason.SPEAKS_AGAIN]
+    assert [line.reason for line in record.story] == [
+        Reason.UNREACHABLE,
+        Reason.UNFENCED,
+        Reason.SPEAKS_AGAIN,
+    ]
 
 
 def test_a_kubelet_alone_that_is_silent_leaves_the_node_alive() -> None:

@@ -105,9 +105,11 @@ def test_a_gpu_an_agent_a_rank_a_node_and_the_controller_are_lost_in_one_go(
     assert {stage for _, stage in told} == {"started", "notice", "recovered"}
     about = [str(mail["Message-ID"]) for _, mail in mails.mails if training.space in str(mail["Subject"])]
     assert len(about) == len(set(about)) == len(told), "one mail for each incident and stage"
-    for node, reasons in {broken: ["FatalFinding"], lost: ["Unfenced", "RemovedByForce"]}.items():
+    expected = {(broken, "fault"): ["FatalFinding"], (lost, "silence"): ["Unfenced", "RemovedByForce"]}
+    for (node, kind), reasons in expected.items():
+        (record,) = (one for one in cluster.sentinel.quarantines(node.name) if one["kind"] == kind)
         ids = [
-            str(mail["Message-ID"]) for to, mail in mails.mails if f"<{node.name}-0001." in mail["Message-ID"]
+            str(mail["Message-ID"]) for _, mail in mails.mails if f"<{record['id']}." in mail["Message-ID"]
         ]
         assert [id.split(".")[1] for id in ids] == reasons
 

@@ -1,6 +1,7 @@
 """Agents and controllers as `deploy/` ships them, as pods on real kubelets: nodes break, and jobs go on stepping."""
 
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,8 +39,9 @@ def checkpoints(tmp_path: Path) -> Path:
 
 
 def writers(folder: Path) -> list[str]:
-    """Who wrote checkpoints, each once, in the order in which they began."""
-    return list(dict.fromkeys(line.split()[0] for line in (folder / "line").read_text().splitlines()))
+    """Who wrote checkpoints, in turn: one that writes again after another did is there twice."""
+    lines = (folder / "line").read_text().splitlines()
+    return [who for who, _ in groupby(line.split()[0] for line in lines)]
 
 
 def numbers(folder: Path) -> list[int]:
@@ -224,15 +226,17 @@ def test_a_silent_node_is_not_dead_and_its_pods_are_removed_by_force_only_after_
     assert writers(checkpoints) == [pods["cut"]["metadata"]["uid"]]
     found = numbers(checkpoints)  # its writer steps on
     assert found == list(range(1, len(found) + 1))
-    cluster.until(lambda: len(writers(tmp_path / "lost")) == 2)  # the lost rank's successor, elsewhere
+    # The lost rank's successor, elsewhere: where Sentinel is slow, that of the Job controller before its own.
+    cluster.until(lambda: len(writers(tmp_path / "lost")) > 1)
     # Though Kubernetes gives it pods until it misses its kubelet.
     assert lost.name not in cluster.given("lost")[1:]
 
     lost.start()
     cluster.until(lambda: cluster.told(lost.name, "silence")[-1] == "SpeaksAgain")
     cluster.sentinel.wait(lost, cut)
-    assert writers(tmp_path / "lost")[0] == pods["lost"]["metadata"]["uid"]
-    assert len(writers(tmp_path / "lost")) == 2
+    wrote = writers(tmp_path / "lost")
+    assert wrote[0] == pods["lost"]["metadata"]["uid"]
+    assert len(wrote) == len(set(wrote)), "nobody goes on when another has begun"
     assert not any(cluster.taints(node) for node in cluster.nodes)
     cluster.end("cut", "lost", *(bare, gone, booted, fenced))
     cluster.give_back(bare, booted, fenced)

@@ -39,7 +39,9 @@ MAX_BATCH = 20
 MAX_SETTLED = 4096
 CHILD_SLACK_S = 10.0  # to start and to end
 MAX_ANSWER_BYTES = 1 << 20  # about one mail
-TOGETHER = 5  # of a cluster: things of a minute that go by themselves to the same addresses; others are a digest
+TOGETHER = (
+    5  # of a cluster: things of a minute that go by themselves to the same addresses; others are a digest
+)
 IDLE_S = 300.0  # a mail that nobody announced is still found
 
 Pending = Callable[[], list[tuple[Incident, ProtectedJob]]]

@@ -29,7 +29,8 @@ MAX_TOLD = 20_000  # reports between two rounds
 
 log = structlog.get_logger(__name__)
 
-_Known = tuple[str, str, tuple[PodPicture, ...]]  # uid, resource version, pods
+# uid, resource version, when its kubelet came back, pods
+_Known = tuple[str, str, float | None, tuple[PodPicture, ...]]
 
 
 class Recorder:
@@ -152,14 +153,9 @@ class Recorder:
             node = picture.nodes.get(name)
             if node is None:
                 continue
-            known = self._shown.get(name)
-            if (
-                known is None
-                or known[1] != node.resource_version
-                or known[2] != node.pods
-                or known[0] != node.uid
-            ):
-                self._shown[name] = node.uid, node.resource_version, node.pods
+            shown = node.uid, node.resource_version, node.kubelet_back_mono_s, node.pods
+            if self._shown.get(name) != shown:
+                self._shown[name] = shown
                 entries.append(Shown(name, _unheard(node)))
             before, exact = self._beats.get(name), name in own
             if before is not None and before.live and not exact and _fresh(node, now):
