@@ -14,7 +14,7 @@ def fleet() -> Json:
                 "Nodes in service",
                 f'sum(sentinel:nodes:max{{state="in-service",{POOL}}})',
                 "Nothing is known against them.",
-                steps=((None, GREEN),),
+                steps=((None, RED), (1, GREEN)),
             ),
             stat(
                 "Nodes isolated",

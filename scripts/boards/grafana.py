@@ -10,7 +10,7 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 GREEN, YELLOW, RED, BLUE = "green", "yellow", "red", "blue"
 Steps = Sequence[tuple[float | None, str]]  # from this value on; None: from the least
 CLUSTER = 'cluster=~"$cluster"'
-SELECTOR = re.compile(r"\b((?:sentinel[_:]|DCGM_FI_|node_infiniband_)[\w:]+)(?:\{(.*?)\})?")
+SELECTOR = re.compile(r"\b((?:sentinel[_:]|DCGM_FI_|node_infiniband_|node_network_)[\w:]+)(?:\{(.*?)\})?")
 NOTHING = "none"  # what a panel says that should not be empty
 PLAIN: Steps = ((None, BLUE),)
 NAMES = {

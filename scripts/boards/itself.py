@@ -41,12 +41,14 @@ def itself() -> Json:
                 "Decisions by reason",
                 [(f"sum by (reason) (rate(sentinel_decisions_total{rate}))", "{{reason}}")],
                 "Doing nothing included.",
+                unit="cps",
                 empty="nothing had to be decided yet",
             ),
             series(
                 "Effects",
                 [(f"sum by (effect) (rate(sentinel_effects_total{rate}))", "{{effect}}")],
                 "What it does.",
+                unit="cps",
             ),
             series(
                 "Effects that failed",
@@ -57,6 +59,7 @@ def itself() -> Json:
                     )
                 ],
                 "Temporary ones are tried again.",
+                unit="cps",
             ),
             series(
                 "Rounds of the leader, 95 %",
@@ -91,7 +94,8 @@ def itself() -> Json:
             series(
                 "Reports of agents",
                 [(f"sum by (outcome) (rate(sentinel_transport_reports_total{rate}))", "{{outcome}}")],
-                "Per second.",
+                "By what became of them.",
+                unit="cps",
             ),
             series(
                 "Requests to the API server",
@@ -102,6 +106,7 @@ def itself() -> Json:
                     )
                 ],
                 "By their outcome.",
+                unit="reqps",
             ),
             series(
                 "Mails",
@@ -119,6 +124,7 @@ def itself() -> Json:
                     (f"sum(rate(sentinel_record_save_failures_total{rate}))", "failed"),
                 ],
                 "What is not saved is not done.",
+                unit="cps",
             ),
             series(
                 "Leadership",
@@ -144,6 +150,7 @@ def itself() -> Json:
                 "Checks that could not look",
                 [(f"sum by (check) (rate(sentinel_check_failures_total{rate}))", "{{check}}")],
                 "Over all agents that are scraped.",
+                unit="cps",
             ),
         ],
     )

@@ -143,6 +143,14 @@ def job() -> Json:
                 unit="s",
                 empty="no such job is protected",
             ),
+            series(
+                "Time left",
+                [(f"max by (cluster) (sentinel_job_time_left_seconds{{{JOB}}})", "time left {{cluster}}")],
+                "Until it has run for its policy's maxDuration. Red: an hour.",
+                unit="s",
+                steps=((None, RED), (3600, GREEN)),
+                empty="its policy sets no maxDuration",
+            ),
             table(
                 "Whose it is",
                 f"max by (cluster, job_namespace, job_kind, owner, policy) (sentinel_job_info{{{JOB}}})",

@@ -158,8 +158,30 @@ def node() -> Json:
                         "{{device}} down {{cluster}}",
                     ),
                 ],
-                "Per second. Cables and transceivers.",
+                "Cables and transceivers.",
+                unit="cps",
                 empty="no InfiniBand port is seen there",
+            ),
+            series(
+                "Ethernet links up",
+                [(f"node_network_up {ON_NODE}", "{{device}} {{cluster}}")],
+                "1: enabled, and has carrier.",
+                steps=((None, RED), (1, GREEN)),
+                empty="no Ethernet interface for training is seen there",
+            ),
+            series(
+                "Ethernet errors",
+                [
+                    (f"rate(node_network_receive_errs_total{rate}) {ON_NODE}", "{{device}} in {{cluster}}"),
+                    (f"rate(node_network_transmit_errs_total{rate}) {ON_NODE}", "{{device}} out {{cluster}}"),
+                    (
+                        f"rate(node_network_carrier_changes_total{rate}) {ON_NODE}",
+                        "{{device}} carrier came or went {{cluster}}",
+                    ),
+                ],
+                "Cables, transceivers, and what is at their other end.",
+                unit="cps",
+                empty="no Ethernet interface for training is seen there",
             ),
             series(
                 "Time of its checks, 95 %",

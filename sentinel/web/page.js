@@ -31,6 +31,14 @@
     for (const section of main.querySelectorAll("section[id]")) shown.set(section.id, section.innerHTML);
   }
 
+  // By what it is found again where the page was made anew: its id, where it leads, or what it orders.
+  const known = (item) => item.id || item.getAttribute("href") || (item.dataset.order && JSON.stringify(item.dataset));
+
+  function refocus(place, wanted) {
+    const again = wanted && [...place.querySelectorAll("[id], a, button")].find((item) => known(item) === wanted);
+    (again || main).focus({ preventScroll: true }); // the next Tab goes on in the page, not at its beginning
+  }
+
   function swap(text) {
     const fresh = document.createElement("template");
     fresh.innerHTML = text;
@@ -42,17 +50,14 @@
       shown.set(section.id, source);
       const old = document.getElementById(section.id);
       const open = new Map([...old.querySelectorAll("details[id]")].map((item) => [item.id, item.open]));
-      const focus = old.contains(document.activeElement) ? document.activeElement.id : "";
-      const link = old.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+      const focused = old.contains(document.activeElement) ? document.activeElement : null;
       const places = [...old.querySelectorAll(".scroll")].map((item) => item.scrollLeft);
       for (const item of section.querySelectorAll("details[id]")) {
         if (open.has(item.id)) item.open = open.get(item.id);
       }
       old.replaceWith(section);
       section.querySelectorAll(".scroll").forEach((item, index) => { item.scrollLeft = places[index] || 0; });
-      const again = focus ? document.getElementById(focus)
-        : link && [...section.querySelectorAll("a")].find((item) => item.getAttribute("href") === link);
-      if (again) again.focus({ preventScroll: true });
+      if (focused) refocus(section, known(focused));
     }
     return true;
   }
@@ -136,6 +141,7 @@
     const signing = document.getElementById("signing");
     const ordering = document.getElementById("ordering");
     let wanted = null;
+    let asker = ""; // the button that opened the dialog: the page may be made anew under it
 
     async function post(path, body, bearer) {
       const headers = { "Content-Type": "application/json", Authorization: `Bearer ${bearer}` };
@@ -200,6 +206,7 @@
       setTimeout(() => { if (note.textContent === sentence) note.hidden = true; }, 10000);
     }
 
+    ordering.addEventListener("close", () => refocus(main, asker));
     sign.hidden = false;
     sign.addEventListener("click", () => {
       if (token) signed("");
@@ -209,6 +216,7 @@
       const act = event.target.closest("button[data-order]");
       if (!act) return;
       wanted = { order: act.dataset.order, node: act.dataset.node };
+      asker = known(act);
       ordering.querySelector("h2").textContent = act.dataset.node ? `${act.textContent} ${act.dataset.node}` : act.textContent;
       ordering.querySelector(".what").textContent = act.dataset.what;
       ordering.querySelector(".do").textContent = act.textContent;

@@ -25,8 +25,8 @@ class Tree:
         self.root = root
         self.sysfs = root / "sys"
         self.procfs = root / "proc"
-        (self.sysfs / "bus/pci/devices").mkdir(parents=True)
-        self.procfs.mkdir()
+        (self.sysfs / "bus/pci/devices").mkdir(parents=True, exist_ok=True)
+        self.procfs.mkdir(exist_ok=True)
 
     def pci(
         self, address: str, *, vendor: str = "0x15b3", kind: str = "0x020700", driver: str = "mlx5_core"

@@ -67,7 +67,14 @@ def test_panels_have_units_thresholds_and_words_and_lie_beside_each_other(path: 
         defaults = panel["fieldConfig"]["defaults"]
         assert defaults["unit"] in names, panel["title"]
         assert defaults["noValue"], panel["title"]
-        assert defaults["thresholds"]["steps"][0]["value"] is None, panel["title"]
+        first, *others = defaults["thresholds"]["steps"]
+        assert first["value"] is None, panel["title"]
+        # A colour that says well or bad says it of one value and not of another, or of what is there at all.
+        says = first["color"] in ("green", "red")
+        there_at_all = first["color"] == "red" and defaults["noValue"] != "none"
+        assert says == bool(others) or there_at_all, panel["title"]
+        rates = all("rate(" in one["expr"] and " / " not in one["expr"] for one in panel["targets"])
+        assert not rates or defaults["unit"] in ("cps", "reqps", "Bps", "s"), panel["title"]
         assert panel["description"].endswith("."), panel["title"]
         assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
         at = panel["gridPos"]
@@ -146,7 +153,7 @@ def test_every_query_is_of_the_chosen_clusters_which_are_all_where_no_scrape_nam
     assert cluster["current"]["value"] == "$__all"
     others = [one["query"] for one in variables.values() if one["type"] == "query" and one is not cluster]
     for expr in [*expressions(document), *others]:
-        for rest in re.split(r"(?:sentinel[_:]|DCGM_|node_infiniband_)[\w:]+", expr)[1:]:
+        for rest in re.split(r"(?:sentinel[_:]|DCGM_|node_infiniband_|node_network_)[\w:]+", expr)[1:]:
             assert re.match(r'\{[^}]*cluster=~"\$cluster"\}', rest), expr
 
 
@@ -157,5 +164,5 @@ def test_queries_ask_for_what_is_measured_and_make_no_number_up() -> None:
         for expr in expressions(read(path)):
             assert "vector(" not in expr
             assert " or " not in expr
-            for name in re.findall(r"(?:sentinel[_:]|DCGM_|node_infiniband_)[\w:]+", expr):
+            for name in re.findall(r"(?:sentinel[_:]|DCGM_|node_infiniband_|node_network_)[\w:]+", expr):
                 assert {name, re.sub(r"_(bucket|sum|count)$", "", name)} & known, (path.name, name)

@@ -141,8 +141,8 @@ class Browser:
 
     def press(self, key: str, *, shift: bool = False) -> None:
         more = {"modifiers": 8} if shift else {}
-        text = {"text": "\r"} if key == "Enter" else {}
-        base = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key], **more}
+        text = {"text": {"Enter": "\r", "Space": " "}[key]} if key in ("Enter", "Space") else {}
+        base = {"key": " " if key == "Space" else key, "code": key, "windowsVirtualKeyCode": KEYS[key], **more}
         self.call("Input.dispatchKeyEvent", type="keyDown", **base, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **base)
 

@@ -48,7 +48,7 @@ def main(folder: Path) -> None:
                 path.write_bytes(browser.picture("webp"))
                 print(f"{path}: {path.stat().st_size / 1024:.0f} KiB")
             _mail(browser, folder / "mail-dark.webp", Path(place), _recovered(), dark=True)
-            _mail(browser, folder / "mail-summary.webp", Path(place), _summary(world), dark=False)
+            _mail(browser, folder / "mail-summary.webp", Path(place), summary(world), dark=False)
     finally:
         site.close()
 
@@ -64,7 +64,7 @@ def _recovered() -> MailRequest:
 _TOLD = {Kind.FAULT: "FatalFinding", Kind.HOLD: "HeldByPerson", Kind.SILENCE: "Unreachable"}
 
 
-def _summary(world: World) -> MailRequest:
+def summary(world: World) -> MailRequest:
     """Of the day of that cluster."""
     until_s = world.now.wall_s
     incident = an_incident(
@@ -78,7 +78,7 @@ def _summary(world: World) -> MailRequest:
         world.records[id] = structs.replace(
             record, mails=(NodeMail(stage=stage, wall_s=record.since_wall_s),)
         )
-    summary = structs.replace(
+    day = structs.replace(
         gathered(Sources(world), [], until_s - 86_400, until_s, world.now),
         incidents=[(incident, a_job(name=JOB))],
     )
@@ -87,7 +87,7 @@ def _summary(world: World) -> MailRequest:
     )
     place = Place(name="sentinel-system", cluster="https://cluster.example")
     mail = NodeMail(stage=STAGE, wall_s=until_s)
-    return summary_request(summary, mail, settings, place, ZoneInfo("Europe/Berlin"), until_s)
+    return summary_request(day, mail, settings, place, ZoneInfo("Europe/Berlin"), until_s)
 
 
 def _mail(browser: Browser, path: Path, place: Path, request: MailRequest, *, dark: bool) -> None:

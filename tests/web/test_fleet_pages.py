@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -325,6 +326,51 @@ def test_it_is_worked_by_keyboard(browser: Browser, sites: list[Site]) -> None:
     assert browser.run(outline) == "solid", "where the keyboard is can be seen"
 
 
+def test_an_order_is_given_by_keyboard_while_the_page_changes(browser: Browser, sites: list[Site]) -> None:
+    """The keyboard stays on a button that is made anew under it, also while a dialog is open over it."""
+    world = troubled()
+    site, asked = serve_orders(sites, world)
+    browser.open(f"{site.url}/nodes/gpu-00003")
+
+    def tab_to(what: str) -> None:
+        for _ in range(40):
+            browser.press("Tab")
+            if browser.run(f"document.activeElement.matches({json.dumps(what)})"):
+                return
+        raise AssertionError(f"no Tab leads to {what}")
+
+    def changes(number: int) -> None:
+        sentence = f"It happened {number} times."
+        world.isolate("gpu-00003", id=f"gpu-00003-{number:04d}", sentence=sentence)
+        site.later()
+        browser.until(f"document.querySelector('main').innerText.includes({json.dumps(sentence)})")
+
+    tab_to("#sign")
+    browser.press("Space")
+    browser.until("document.getElementById('signing').open")
+    browser.type("secret")
+    browser.press("Enter")
+    browser.until("!document.getElementById('signing').open")
+    assert browser.run("document.activeElement.id") == "sign"
+    tab_to("[data-order=release]")
+    changes(2)
+    on_it = "document.activeElement.dataset.order"
+    assert browser.run(on_it) == "release"
+    browser.press("Space")
+    browser.until("document.getElementById('ordering').open")
+    changes(3)
+    browser.press("Escape")
+    browser.until("!document.getElementById('ordering').open")
+    assert browser.run(on_it) == "release"
+    browser.press("Enter")
+    browser.until("document.getElementById('ordering').open")
+    browser.type("reseated")
+    browser.press("Enter")
+    browser.until("!document.getElementById('said').hidden")
+    assert [msgspec.json.decode(body)["why"] for _, body in asked] == ["reseated"]
+    assert browser.run(on_it) == "release"
+
+
 PAGES = ["/", "/nodes", "/jobs", "/nodes/gpu-00003", f"/jobs/{JOB}"]
 
 
@@ -356,6 +402,33 @@ def test_in_dark_mode_everything_can_still_be_read(browser: Browser, sites: list
         assert (light == "rgb(18, 22, 28)") is dark
 
 
+@pytest.mark.parametrize("dark", [True, False])
+def test_the_questions_before_an_order_fit_a_phone_and_can_be_read(
+    browser: Browser, sites: list[Site], dark: bool
+) -> None:
+    contrast = Path(__file__).with_name("contrast.js").read_text()
+    site, _ = serve_orders(sites, troubled())
+    browser.size(390, 844, phone=True)
+    browser.dark(dark)
+    try:
+        browser.open(f"{site.url}/nodes/gpu-00003")
+        browser.run("document.body.classList.add('signed')")
+        for button, box in (("#sign", "signing"), ("[data-order=release]", "ordering")):
+            browser.click(button)
+            browser.until(f"document.getElementById('{box}').open")
+            assert browser.run(f"({contrast})(document.getElementById('{box}'))") == []
+            at = browser.run(f"JSON.stringify(document.getElementById('{box}').getBoundingClientRect())")
+            place = json.loads(at)
+            assert place["left"] >= 0, at
+            assert place["right"] <= 390, at
+            assert place["bottom"] <= 844, at
+            browser.press("Escape")
+            browser.until(f"!document.getElementById('{box}').open")
+    finally:
+        browser.size(1100, 900)
+        browser.dark(False)
+
+
 def test_without_a_script_it_is_still_a_page(browser: Browser, sites: list[Site]) -> None:
     site = serve(sites, troubled())
     browser.call("Emulation.setScriptExecutionDisabled", value=True)
@@ -384,10 +457,8 @@ def test_a_standby_says_who_leads_and_takes_no_orders(browser: Browser, sites: l
     assert browser.run("document.querySelectorAll('.act').length") == 0
 
 
-def test_who_is_not_signed_in_sees_no_buttons_and_who_is_is_asked_again(
-    browser: Browser, sites: list[Site]
-) -> None:
-    """Orders themselves are followed in tests/kubernetes/test_page.py, by a real API server."""
+def serve_orders(sites: list[Site], world: World) -> tuple[Site, list[tuple[str, bytes]]]:
+    """Who knows the token `secret` may order, and what was ordered."""
     asked: list[tuple[str, bytes]] = []
 
     async def me(one: Asked) -> Told:
@@ -403,7 +474,14 @@ def test_who_is_not_signed_in_sees_no_buttons_and_who_is_is_asked_again(
         return Told(body=body, content_type="application/json")
 
     places = (Place("/api/v1/me", me, post=True), Place("/api/v1/orders", order, post=True))
-    site = serve(sites, troubled(), *places)
+    return serve(sites, world, *places), asked
+
+
+def test_who_is_not_signed_in_sees_no_buttons_and_who_is_is_asked_again(
+    browser: Browser, sites: list[Site]
+) -> None:
+    """Orders themselves are followed in tests/kubernetes/test_page.py, by a real API server."""
+    site, asked = serve_orders(sites, troubled())
     browser.open(f"{site.url}/nodes/gpu-00003")
     visible = "[...document.querySelectorAll('.act')].filter((one) => one.offsetParent).length"
     assert browser.run(visible) == 0

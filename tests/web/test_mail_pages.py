@@ -1,5 +1,6 @@
 """Mails in a real Chromium, as a phone shows them: nothing sticks out, and all of it can be read in both modes."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +13,12 @@ from sentinel.notify.compose_many import nodes_digest
 from sentinel.notify.compose_nodes import node_request
 from sentinel.notify.message import Renderer
 from sentinel.settings import Settings
+from tests.core.fleet_world import OPEN, World, a_nic_finding
 from tests.notify.mail_world import HOST, OPENED_WALL_S, a_job, an_incident
-from tests.notify.test_mail_nodes import PLACE, isolated, settings_for, the
+from tests.notify.test_mail_nodes import PLACE, Told, a_lost_rack, isolated, settings_for, the
 from tests.web.browser import Browser
+from tests.web.fleet_samples import troubled
+from tests.web.screenshots import summary
 
 SETTINGS = Settings(page_url="https://sentinel.example", dashboard_url="https://grafana.example")
 LONG = "/mnt/" + "a-folder-with-a-long-name/" * 12 + "step_000000042.pt"
@@ -46,9 +50,39 @@ def digest_of_nodes() -> MailRequest:
     return nodes_digest([earlier, *requests[1:]], SETTINGS, PLACE, world.now.wall_s)
 
 
+def of_many(world: World) -> MailRequest:
+    """The one that tells of most of them."""
+    told = Told(world, settings_for(1))
+    keys = Counter(one.request.message_id for one in told.notifier._requests(world.now))
+    ((most, _),) = keys.most_common(1)
+    return next(
+        one for one in told.notifier._requests(world.now) if one.request.message_id == most
+    ).complete()
+
+
+def of_a_network() -> MailRequest:
+    names = [f"gpu-{number:05}.rack-17.cluster.example" for number in range(6)]
+    world = World(names, OPEN)
+    for name in names:
+        world.shows(name, a_nic_finding(evidence=(f"mlx5_0/1 of {name} is down",)))
+    world.decide()
+    return of_many(world)
+
+
+def of_a_cause() -> MailRequest:
+    world = isolated(*(f"gpu-{number:05}.rack-17.cluster.example" for number in range(9)), cause_nodes=3)
+    return of_many(world)
+
+
 MAILS = {
     "started": lambda: of_a_job(Stage.STARTED),
     "recovered": lambda: of_a_job(Stage.RECOVERED),
+    "gave up": lambda: of_a_job(Stage.GAVE_UP),
+    "notice": lambda: of_a_job(Stage.NOTICE),
+    "network incident": of_a_network,
+    "one code on many nodes": of_a_cause,
+    "lost rack": lambda: of_many(a_lost_rack()[0]),
+    "summary": lambda: summary(troubled(size=64, jobs=20)),
     "node": of_a_node,
     "digest": digest,
     "digest of nodes": digest_of_nodes,
@@ -73,5 +107,6 @@ def test_a_mail_fits_a_phone_and_can_be_read(phone: Browser, tmp_path: Path, wha
     phone.open(page.as_uri())
     assert phone.run("document.documentElement.scrollWidth") <= 390
     assert phone.run(f"({contrast})(document.body)") == []
-    todo = "document.querySelector('.todo').getBoundingClientRect().bottom <= innerHeight"
-    assert phone.run(todo), "what to do stands on the first screen"
+    if what != "summary":  # nothing is asked for
+        todo = "document.querySelector('.todo').getBoundingClientRect().bottom <= innerHeight"
+        assert phone.run(todo), "what to do stands on the first screen"

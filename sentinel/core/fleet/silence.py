@@ -49,7 +49,7 @@ class Hearing(Struct, frozen=True):
 
 def raw(node: NodePicture, picture: FleetPicture, settings: FleetSettings, now: Now) -> Heard:
     """One node by itself, without asking how many others are silent."""
-    begun = max(picture.watching_since_mono_s, node.seen_mono_s)
+    begun = _begun(node, picture)
     lease = max(begun, node.lease_mono_s if node.lease_mono_s is not None else begun)
     agent = max(begun, node.agent_mono_s if node.agent_mono_s is not None else begun, picture.crowded_mono_s)
     told = now.mono_s if picture.leases_mono_s is None else min(now.mono_s, picture.leases_mono_s)
@@ -69,9 +69,13 @@ def raw(node: NodePicture, picture: FleetPicture, settings: FleetSettings, now: 
 
 def renews(node: NodePicture, picture: FleetPicture, settings: FleetSettings, now: Now) -> bool:
     """Does its kubelet live? The first look at a lease says nothing of that: a lease of days ago looks the same."""
-    begun = max(picture.watching_since_mono_s, node.seen_mono_s)
     lease = node.lease_mono_s
-    return lease is not None and lease > begun and now.mono_s - lease <= settings.lease_s
+    return lease is not None and lease > _begun(node, picture) and now.mono_s - lease <= settings.lease_s
+
+
+def _begun(node: NodePicture, picture: FleetPicture) -> float:
+    """Since when it could be heard."""
+    return max(picture.watching_since_mono_s, node.seen_mono_s)
 
 
 def unreachable(node: NodePicture, picture: FleetPicture, settings: FleetSettings, now: Now) -> bool:
