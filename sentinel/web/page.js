@@ -31,11 +31,11 @@
     for (const section of main.querySelectorAll("section[id]")) shown.set(section.id, section.innerHTML);
   }
 
-  // By what it is found again where the page was made anew: its id, where it leads, or what it orders.
-  const known = (item) => item.id || item.getAttribute("href") || (item.dataset.order && JSON.stringify(item.dataset));
+  // By what it is found again where the page was made anew: its id, or where it leads.
+  const known = (item) => item.id || item.getAttribute("href");
 
   function refocus(place, wanted) {
-    const again = wanted && [...place.querySelectorAll("[id], a, button")].find((item) => known(item) === wanted);
+    const again = wanted && [...place.querySelectorAll("[id], a")].find((item) => known(item) === wanted);
     (again || main).focus({ preventScroll: true }); // the next Tab goes on in the page, not at its beginning
   }
 

@@ -142,7 +142,12 @@ class Browser:
     def press(self, key: str, *, shift: bool = False) -> None:
         more = {"modifiers": 8} if shift else {}
         text = {"text": {"Enter": "\r", "Space": " "}[key]} if key in ("Enter", "Space") else {}
-        base = {"key": " " if key == "Space" else key, "code": key, "windowsVirtualKeyCode": KEYS[key], **more}
+        base = {
+            "key": " " if key == "Space" else key,
+            "code": key,
+            "windowsVirtualKeyCode": KEYS[key],
+            **more,
+        }
         self.call("Input.dispatchKeyEvent", type="keyDown", **base, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **base)
 

@@ -339,11 +339,12 @@ def test_an_order_is_given_by_keyboard_while_the_page_changes(browser: Browser, 
                 return
         raise AssertionError(f"no Tab leads to {what}")
 
-    def changes(number: int) -> None:
-        sentence = f"It happened {number} times."
-        world.isolate("gpu-00003", id=f"gpu-00003-{number:04d}", sentence=sentence)
+    def changes(pool: str) -> None:
+        """What stands beside the button."""
+        world.add("gpu-00003", pool)
         site.later()
-        browser.until(f"document.querySelector('main').innerText.includes({json.dumps(sentence)})")
+        around = "document.querySelector('[data-order=release]').closest('section').innerText"
+        browser.until(f"{around}.includes({json.dumps(pool)})")
 
     tab_to("#sign")
     browser.press("Space")
@@ -353,12 +354,12 @@ def test_an_order_is_given_by_keyboard_while_the_page_changes(browser: Browser, 
     browser.until("!document.getElementById('signing').open")
     assert browser.run("document.activeElement.id") == "sign"
     tab_to("[data-order=release]")
-    changes(2)
+    changes("b200")
     on_it = "document.activeElement.dataset.order"
     assert browser.run(on_it) == "release"
     browser.press("Space")
     browser.until("document.getElementById('ordering').open")
-    changes(3)
+    changes("gb300")
     browser.press("Escape")
     browser.until("!document.getElementById('ordering').open")
     assert browser.run(on_it) == "release"
@@ -369,6 +370,10 @@ def test_an_order_is_given_by_keyboard_while_the_page_changes(browser: Browser, 
     browser.until("!document.getElementById('said').hidden")
     assert [msgspec.json.decode(body)["why"] for _, body in asked] == ["reseated"]
     assert browser.run(on_it) == "release"
+    del world.records["gpu-00003-0001"]
+    site.later()
+    browser.until("document.querySelector('[data-order=release]') === null")
+    assert browser.run("document.activeElement.id") == "main", "its button is gone: what is next is the page"
 
 
 PAGES = ["/", "/nodes", "/jobs", "/nodes/gpu-00003", f"/jobs/{JOB}"]
