@@ -306,6 +306,8 @@ def _advice(incident: Incident, job: ProtectedJob, stage: Stage) -> str:
         then = "The job is not running and Sentinel will not start it again."
         if incident.phase == Phase.EXHAUSTED:
             then += " All its restarts are used: find the reason before you start it with a larger budget."
+        elif incident.sentence not in ("", incident.verdict.sentence):
+            then = f"{clean(incident.sentence, 300)} {then}"
     elif incident.phase == Phase.ENDED:
         then = "" if _ended_well(incident) else "The job has ended and will not be started again."
     else:

@@ -146,7 +146,7 @@ def finding_line(one: Finding, *, over: bool) -> str:
         f"first seen {stamp(one.first_seen_wall_s, with_date=True)}{times}" if one.first_seen_wall_s else ""
     )
     action = f"; to be done: {clean(one.action, 60)}" if one.action and not over else ""
-    summary = clean(one.summary.removeprefix(f"{one.code}: "), 200)
+    summary = clean(one.summary.removeprefix(f"{one.code}: "), 200).rstrip(".")
     return (
         f"{clean(one.code, 60)} of {clean(one.entity, 100)}: {summary}"
         + (f" ({seen})" if seen else "")

@@ -73,6 +73,13 @@ def test_the_subject_of_a_clusters_job_begins_with_what_a_list_of_mails_shows():
     assert digest.subject.endswith("research/llama-70b, research/llama-" + "7" * 57)
 
 
+def test_what_to_do_begins_with_why_it_was_given_up() -> None:
+    why = "Processes that cannot be ended: rank 3 (pid 4142, state D). A reboot is needed."
+    incident = an_incident(phase=Phase.FAILED, reason="StopStuck", sentence=why)
+    advice = compose(incident, stage=Stage.GAVE_UP).advice
+    assert advice.startswith(f"{why} The job is not running and Sentinel will not start it again.")
+
+
 @pytest.mark.parametrize(
     ("stage", "changes", "expected"),
     [

@@ -47,6 +47,7 @@ class World:
         self.leads = True
         self.paused = ""
         self.troubles: list[str] = []
+        self.events = samples.events()
         self.course = samples.course(until_s=WALL_S - 7800)
         self.nodes: dict[str, Node] = {}
         self.records: dict[str, NodeQuarantine] = {}
@@ -139,7 +140,7 @@ class World:
             now=now,
             boot_id=job.boot_id,
             incidents=[newest] if newest is not None else [],
-            events=[structs.replace(event, job=name) for event in samples.events()],
+            events=[structs.replace(event, job=name) for event in self.events],
             ranks=rows,
             course=self.course,
             protector=samples.view().protector,
