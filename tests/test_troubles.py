@@ -4,8 +4,10 @@ over."""
 import asyncio
 from collections.abc import Mapping
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
 from sentinel.cluster.kubernetes.job_io import JobRef
 from sentinel.controller.cluster_jobs.looks import Tracked
@@ -22,12 +24,16 @@ from sentinel.controller.troubles import (
     alone,
 )
 from sentinel.core.agents.epochs import Where, agent_of
+from sentinel.core.model import Stage, StageMail
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
 from sentinel.util.errors import TemporaryError
 from sentinel.util.works import Failing, Works
 from tests.core.test_job_look import row
+from tests.notify.mail_world import OPENED_WALL_S, a_job, an_incident
 from tests.waits import eventually
+
+NOW = Now(100.0, 0.0)
 
 
 class Told:
@@ -182,10 +188,27 @@ def test_a_job_that_cannot_be_looked_at_or_written_is_one_that_its_trouble_is_ab
     tracked = {name: Tracked(ref, Policy()) for name in ("b", "a", "c")}
     for name in ("b", "a"):
         tracked[name].failures, tracked[name].problem = TRIES, "404"
-    assert of_jobs("", tracked, {"c": "500"}) == {
+    records = SimpleNamespace(unwritten={"c": "500"}, newest=list)
+    assert of_jobs("", tracked, records, NOW) == {
         "job looks": Trouble("nothing is decided about a, b: 404", ("a", "b")),
         "job records": Trouble("what was decided about c cannot be written, and waits: 500", ("c",)),
     }
+
+
+def test_a_job_about_which_nobody_got_the_mail_is_told_of_for_a_day() -> None:
+    error = "gone@example.com: 550 no such user"
+    failed = StageMail(stage=Stage.GAVE_UP, state="failed", error=error)
+    there = [
+        (a_job(name="none"), None),
+        (a_job(name="told"), an_incident(stages=(Stage.GAVE_UP,))),
+        (a_job(name="untold"), structs.replace(an_incident(), mails=(failed,))),
+    ]
+    records = SimpleNamespace(unwritten={}, newest=lambda: there)
+    late = Now(NOW.mono_s, OPENED_WALL_S + 86_000)
+    assert of_jobs("", {}, records, late) == {
+        "job mails": Trouble(f"nobody got the mail about untold: {error}", ("untold",))
+    }
+    assert of_jobs("", {}, records, Now(NOW.mono_s, OPENED_WALL_S + 87_000)) == {}
 
 
 def test_what_fails_is_failing_until_it_goes_well() -> None:

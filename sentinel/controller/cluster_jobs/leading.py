@@ -294,8 +294,8 @@ class LeadingJobs:
 
     def troubles(self) -> dict[str, Trouble]:
         """What it cannot do as leader, by a name that stays the same."""
-        unwritten = {} if self.controller is None else self._records.unwritten
-        return of_jobs(self._unread, self._tracked, unwritten)
+        records = None if self.controller is None else self._records
+        return of_jobs(self._unread, self._tracked, records, system_now())
 
     async def _loaded(self) -> None:
         while True:
