@@ -105,7 +105,7 @@ def unjudged(
         found["leases-new"] = "The kubelets' leases are not watched for long enough: no silence is judged."
     if picture.crowded_mono_s and now.mono_s - picture.crowded_mono_s < settings.agent_silent_s:
         found["agents-wait"] = "Agents waited to be let in: which of them are silent is not judged yet."
-    if mass := hearing(picture, records, settings, now, quiet).mass:
+    if mass := hearing(picture, settings, now, quiet).mass:
         found["mass-silence"] = mass
     return found
 

@@ -121,7 +121,7 @@ def calls(
     running = [one for one in records.values() if one.fence is not None and waits(one, one.fence.tries)]
     if not running or picture.paused or settings.fence is None:
         return ()
-    heard = hearing(picture, records, settings, now, quiet).nodes
+    heard = hearing(picture, settings, now, quiet).nodes
     found = []
     for record in running:
         node, silence = picture.nodes.get(record.node), heard.get(record.node)

@@ -71,7 +71,7 @@ def decide(
         drain.goes_on(desk, node)
         candidates += one_node.findings(desk, node)
     if only is None:
-        fence.judge_all(desk, hearing(picture, desk.records, settings, now, quiet))
+        fence.judge_all(desk, hearing(picture, settings, now, quiet))
     else:
         for name in sorted({*only} - picture.busy):
             fence.judge_one(desk, name)

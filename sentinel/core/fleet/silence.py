@@ -15,7 +15,6 @@ from sentinel.core.fleet.model import (
     OUT_OF_SERVICE,
     FenceState,
     FleetPicture,
-    Kind,
     NodePicture,
     NodeQuarantine,
     PodPicture,
@@ -84,16 +83,11 @@ def unreachable(node: NodePicture, picture: FleetPicture, settings: FleetSetting
 
 
 def hearing(
-    picture: FleetPicture,
-    records: Mapping[str, NodeQuarantine],
-    settings: FleetSettings,
-    now: Now,
-    quiet: Set[str] = frozenset(),
+    picture: FleetPicture, settings: FleetSettings, now: Now, quiet: Set[str] = frozenset()
 ) -> Hearing:
     """Everybody's silence. More than a quarter that went silent together are not judged: it is not the nodes.
 
-    `records`: those whose silence was told before a watch was cut did not fall silent with it. `quiet`: nodes that are
-    known to speak.
+    `quiet`: nodes that are known to speak.
     """
     judged = {name: raw(picture.nodes[name], picture, settings, now) for name in picture.nodes.keys() - quiet}
     nodes = {name: heard for name, heard in judged.items() if heard.silence is not Silence.SPEAKS}
@@ -103,20 +97,15 @@ def hearing(
         if heard.silence is Silence.UNREACHABLE
         or (heard.silence is Silence.AGENT and agent_expected(picture.nodes[name]))
     }
-    began = {name: heard.since_mono_s for name, heard in silent.items()}
-    for one in records.values():
-        if one.node in silent and one.kind is Kind.SILENCE and one.state.open:
-            told_mono_s = now.mono_s - (now.wall_s - one.since_wall_s)
-            began[one.node] = min(began[one.node], told_mono_s)
-    times = sorted(began.values())
+    times = sorted(heard.since_mono_s for heard in silent.values())
     most = max(1, int(settings.together_share * len(picture.nodes)))
     worst = 0
-    for name, since_mono_s in began.items():
-        together = bisect_right(times, since_mono_s + settings.together_s) - bisect_left(
-            times, since_mono_s - settings.together_s
+    for name, heard in silent.items():
+        together = bisect_right(times, heard.since_mono_s + settings.together_s) - bisect_left(
+            times, heard.since_mono_s - settings.together_s
         )
         if together > most:
-            nodes[name] = Heard(Silence.UNJUDGED, silent[name].since_mono_s)
+            nodes[name] = Heard(Silence.UNJUDGED, heard.since_mono_s)
             worst = max(worst, together)
     mass = (
         f"{worst} of {len(picture.nodes)} nodes went silent together: none of them is judged."
