@@ -36,7 +36,9 @@
 
   function refocus(place, wanted) {
     const again = wanted && [...place.querySelectorAll("[id], a")].find((item) => known(item) === wanted);
-    (again || main).focus({ preventScroll: true }); // the next Tab goes on in the page, not at its beginning
+    if (again) again.focus({ preventScroll: true });
+    // Where it is gone or hidden the next Tab goes on in the page, not at its beginning.
+    if (!again || document.activeElement !== again) main.focus({ preventScroll: true });
   }
 
   function swap(text) {

@@ -1,14 +1,15 @@
 """A scrape of a leading controller: how long it takes, how much it is, and for how long it holds up everything else.
 
 The leader's own page in this process, with all of its numbers: nodes of which one in a hundred has a finding and one in
-two hundred an isolation, and jobs of eight ranks that step between two scrapes. Beside each the same request answered
-with the text of the scrape before it, which is what bytes alone cost. A real controller at a real API server adds the
-numbers of its watches, a few dozen series.
+two hundred an isolation, and jobs of eight ranks that step between two scrapes. In a storm each tenth node has both,
+which is as many as are told one by one, and each job an incident. Beside each the same request answered with the text
+of the scrape before it, which is what bytes alone cost. A real controller at a real API server adds the numbers of its
+watches, a few dozen series.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import aiohttp
 from msgspec import structs
@@ -35,9 +36,11 @@ from sentinel.metrics.exposition import CONTENT_TYPE
 from sentinel.metrics.registry import Metrics
 from sentinel.web.server import Route, serve_routes
 from tests.bench.harness import Row, at_most
+from tests.notify.mail_world import an_incident
 from tests.samples import lost_gpu
 
-FLEETS = ((1_000, 200), (10_000, 2_000))  # nodes, jobs
+FLEETS = ((1_000, 200, False), (10_000, 2_000, False), (10_000, 2_000, True))  # nodes, jobs, in a storm
+STORM = 10  # each so many of the nodes
 RANKS, SCRAPES, LOOK_S = 8, 20, 0.001
 MILLI, MIB = 1000.0, float(1 << 20)
 FOUND = lost_gpu(event=False)
@@ -47,11 +50,11 @@ def now() -> Now:
     return Now(time.monotonic(), time.time())
 
 
-def nodes(count: int) -> dict[str, NodePicture]:
+def nodes(count: int, each: int) -> dict[str, NodePicture]:
     found = CheckPicture(CheckState.FOUND, 1.0, (FOUND,))
     made = {}
     for number in range(count):
-        checks = {"kernel": found} if number % 100 == 0 else {}
+        checks = {"kernel": found} if number % each == 0 else {}
         name = f"node-{number:05d}"
         made[name] = NodePicture(
             name=name, uid=name, gpus=8, agent_mono_s=1.0, lease_mono_s=1.0, checks=checks
@@ -59,7 +62,7 @@ def nodes(count: int) -> dict[str, NodePicture]:
     return made
 
 
-def isolations(names: Iterable[str]) -> dict[str, NodeQuarantine]:
+def isolations(names: Iterable[str], each: int) -> dict[str, NodeQuarantine]:
     return {
         f"{name}-0001": NodeQuarantine(
             id=f"{name}-0001",
@@ -71,7 +74,7 @@ def isolations(names: Iterable[str]) -> dict[str, NodeQuarantine]:
             needs=Needs(sentence="a reboot"),
             since_wall_s=time.time(),
         )
-        for name in list(names)[::200]
+        for name in list(names)[::each]
     }
 
 
@@ -118,16 +121,20 @@ async def scraped(session: aiohttp.ClientSession, url: str) -> tuple[float, int]
 
 
 async def measured(
-    node_count: int, job_count: int, scrapes: int
+    node_count: int, job_count: int, storm: bool, scrapes: int
 ) -> tuple[list[float], float, int, list[float]]:
     """Milliseconds of each scrape, of the longest hold, the bytes, and milliseconds of the same bytes alone."""
     metrics, jobs = Metrics(), Jobs(job_count)
-    picture = FleetPicture(nodes=nodes(node_count))
-    records = isolations(picture.nodes)
+    picture = FleetPicture(nodes=nodes(node_count, STORM if storm else 100))
+    records = isolations(picture.nodes, STORM if storm else 200)
     plain = {name for name, node in picture.nodes.items() if not node.checks}
     settings, text = FleetSettings(), b""
-    no_incidents: Callable[[str], list[Incident]] = lambda name: []  # noqa: E731
-    meter = JobMeter(metrics, jobs.pictures.keys, jobs.pictures, no_incidents, lambda: 0, now)
+    opened_s = time.time() - 60.0
+
+    def incidents(name: str) -> list[Incident]:
+        return [an_incident(job=name, id=f"{name}-0001", opened_wall_s=opened_s)] if storm else []
+
+    meter = JobMeter(metrics, jobs.pictures.keys, jobs.pictures, incidents, lambda: 0, now)
     metrics.leads()
 
     def numbers() -> tuple[int, str, bytes]:
@@ -161,9 +168,10 @@ async def measured(
 
 def run(quick: bool) -> list[Row]:
     rows = []
-    for node_count, job_count in FLEETS:
-        took, hold_ms, size, bare = asyncio.run(measured(node_count, job_count, 5 if quick else SCRAPES))
-        fleet = f"{node_count:,} nodes, {job_count:,} jobs"
+    for node_count, job_count, storm in FLEETS:
+        scrapes = 5 if quick else SCRAPES
+        took, hold_ms, size, bare = asyncio.run(measured(node_count, job_count, storm, scrapes))
+        fleet = f"{node_count:,} nodes, {job_count:,} jobs{', in a storm' if storm else ''}"
         rows += [
             at_most(f"scrape, {fleet}, slowest", 100.0, max(took), "ms", ("the bytes alone", max(bare))),
             at_most(f"scrape, {fleet}, longest hold of the loop", 50.0, hold_ms, "ms"),

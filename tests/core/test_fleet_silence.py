@@ -224,6 +224,17 @@ def test_an_agent_is_given_time_after_its_kubelet_is_heard_again_since_that_star
         Reason.SPEAKS_AGAIN,
     ]
 
+    world = unreachable()
+    world.order(OrderKind.CONFIRM_DEAD, "n0")
+    world.settle()
+    world.change("n0", kubelet_back_mono_s=world.now.mono_s)
+    pass_by(OPEN.agent_silent_s)
+    record = world.of("n0", Kind.SILENCE)
+    assert (record.number, record.ended_by) == (1, EndedBy.RETURNED), "a machine that was powered off and on"
+    pass_by(5.0)
+    record = world.of("n0", Kind.SILENCE)
+    assert (record.number, record.reason) == (2, Reason.AGENT_SILENT)
+
 
 def test_a_kubelet_alone_that_is_silent_leaves_the_node_alive() -> None:
     world = a_world()
@@ -292,6 +303,46 @@ def test_nodes_that_went_silent_at_other_times_are_judged() -> None:
     for name in ("n0", "n1", "n2", "n3"):
         cut_off(world, name, seconds=OPEN.together_s + LONG_S)
     assert {record.node for record in world.records.values()} == {"n0", "n1", "n2", "n3"}
+
+
+def test_kubelets_that_fall_silent_together_are_a_mass_whenever_their_agents_did() -> None:
+    world = a_world()
+    names = ("n1", "n2", "n3", "n4")
+    for name in names:
+        world.change(name, pods=(a_pod(f"of-{name}", force_after_s=300.0),))
+    for name in names:
+        world.silent.add(name)
+        for _ in range(90):
+            world.passes(5.0)
+            for one in world.silent:
+                world.change(one, lease_mono_s=world.now.mono_s)
+        world.settle()
+    assert {one.reason for one in world.records.values()} == {Reason.AGENT_SILENT}
+    for _ in range(20):
+        world.passes(30.0)
+        world.settle()
+    assert hearing(world.picture, OPEN, world.now).mass
+    assert not removed(world)
+
+
+def test_a_mass_of_which_the_first_were_told_stays_one_when_a_watch_is_cut() -> None:
+    world = a_world()
+    for name in ("n1", "n2", "n3", "n4"):
+        world.change(name, pods=(a_pod(f"of-{name}", force_after_s=3000.0),))
+    world.settle()
+    cut_off(world, "n1", "n2")
+    assert len(world.records) == 2
+    cut_off(world, "n3", "n4", seconds=6.0)
+    for _ in range(2):
+        for _ in range(15):
+            world.passes(LONG_S)
+            world.settle()
+        assert hearing(world.picture, OPEN, world.now).mass
+        world.picture = structs.replace(world.picture, watching_since_mono_s=world.now.mono_s)
+    for _ in range(60):
+        world.passes(LONG_S)
+        world.settle()
+    assert not removed(world)
 
 
 def test_one_of_two_nodes_is_judged() -> None:

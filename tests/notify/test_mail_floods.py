@@ -124,6 +124,42 @@ def test_a_storm_that_comes_one_by_one_is_a_digest_a_minute():
     asyncio.run(scenario())
 
 
+def test_who_is_told_of_many_owners_jobs_gets_no_more_than_his_limit_and_holds_up_no_owner():
+    """Of 40 jobs of as many owners, each with the team's address. Five of another owner came just before."""
+
+    async def scenario():
+        clock = HandClock()
+        jobs = {f"llama-{number:04}": ("first@example.com", "team@example.com") for number in range(1, 6)}
+        jobs |= {
+            f"llama-{number:04}": (f"o-{number}@example.com", "team@example.com") for number in range(6, 46)
+        }
+        book = Book(*map(an_incident, range(1, 6)))
+
+        def pending():
+            return [(incident, a_job(emails=jobs[incident.id])) for incident, _ in book.pending()]
+
+        with MailServer() as server:
+            notifier = Notifier(
+                settings_for(server.port, per_hour=20),
+                pending,
+                book.record,
+                host=HOST,
+                clock=clock,
+                together=TOGETHER,
+            )
+            await notifier._round()
+            clock.advance(5)
+            book.incidents |= {one.id: one for one in map(an_incident, range(6, 46))}
+            book.incidents |= {one.id: one for one in [an_incident(46)]}
+            jobs["llama-0046"] = ("alone@example.com",)
+            await notifier._round()
+            got = [address for addresses, _ in server.mails for address in addresses]
+        assert got.count("team@example.com") == 10, "half of his hour goes as it comes"
+        assert got.count("alone@example.com") == 1
+
+    asyncio.run(scenario())
+
+
 def test_a_few_mails_before_a_storm_do_not_delay_its_digest():
     async def scenario():
         book = Book(an_incident(1), an_incident(2))

@@ -9,7 +9,7 @@ from sentinel.core.model import Incident, ProtectedJob
 from sentinel.core.now import Now
 
 NOT_READY = ("jobs",)  # without these it does not do its work
-UNTOLD_S = 86_400.0
+UNTOLD_S = 4 * 86_400.0  # a mail is tried for three days
 
 
 class Records(Protocol):
@@ -39,7 +39,7 @@ def of_jobs(
 
 
 def _untold(records: Records, now: Now) -> dict[str, str]:
-    """Job -> why nobody got a mail about its newest incident, for a day."""
+    """Job -> why nobody got a mail about its newest incident."""
     return {
         job.name: mail.error
         for job, incident in records.newest()

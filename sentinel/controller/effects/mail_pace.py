@@ -10,54 +10,63 @@ WINDOW_S = 3600.0
 STORM_S = 60.0  # what is told within it is one storm; of a storm there is at most one digest in as long
 
 
-class _Mail(Struct, frozen=True):
-    at_s: float  # monotonic
-    tells: int  # things
-    over: bool  # of what is too much to go by itself
-
-
 class Sent:
     """The mails of the last hour, by address. No two mails to one address bear the same time, so that of many records a
     digest counts once."""
 
     def __init__(self) -> None:
-        self._mails: dict[str, dict[float, _Mail]] = {}  # address -> time of a mail, Unix seconds -> it
+        self._mails: dict[str, dict[float, float]] = {}  # address -> time of a mail -> the same, monotonic
 
-    def add(self, addresses: Sequence[str], now: Now, *, tells: int = 1, over: bool = False) -> float:
+    def add(self, addresses: Sequence[str], now: Now) -> float:
         """One more mail. Its time, Unix seconds, for the records."""
         at_wall_s = round(now.wall_s, 3)
         while any(at_wall_s in self._mails.get(address, ()) for address in addresses):
             at_wall_s = round(at_wall_s + 0.001, 3)
-        self._add(addresses, at_wall_s, now, tells, over)
+        self.add_recorded(addresses, at_wall_s, now)
         return at_wall_s
 
     def add_recorded(self, addresses: Iterable[str], at_wall_s: float, now: Now) -> None:
         """As a record says, perhaps by the clock of another machine. What is counted already is not counted again."""
-        self._add(addresses, at_wall_s, now, tells=1, over=False)
-
-    def _add(self, addresses: Iterable[str], at_wall_s: float, now: Now, tells: int, over: bool) -> None:
         ago_s = now.wall_s - at_wall_s
         if abs(ago_s) < WINDOW_S:
-            mail = _Mail(now.mono_s - max(0.0, ago_s), tells, over)
             for address in addresses:
-                self._mails.setdefault(address, {}).setdefault(at_wall_s, mail)
+                self._mails.setdefault(address, {}).setdefault(at_wall_s, now.mono_s - max(0.0, ago_s))
 
     def times(self, address: str, now: Now) -> list[float]:
         """Monotonic, the oldest first."""
         mails = self._mails.get(address, {})
-        for at_wall_s in [one for one, mail in mails.items() if mail.at_s <= now.mono_s - WINDOW_S]:
+        for at_wall_s in [one for one, at_s in mails.items() if at_s <= now.mono_s - WINDOW_S]:
             del mails[at_wall_s]
-        return sorted(mail.at_s for mail in mails.values())
+        return sorted(mails.values())
 
-    def told_lately(self, address: str, now: Now) -> int:
-        """Things told within `STORM_S`."""
-        mails = self._mails.get(address, {}).values()
-        return sum(mail.tells for mail in mails if mail.at_s > now.mono_s - STORM_S)
 
-    def digest_in_s(self, address: str, now: Now) -> float:
-        """Seconds until the next digest of a storm may go."""
-        over = [mail.at_s for mail in self._mails.get(address, {}).values() if mail.over]
-        return max(0.0, max(over) + STORM_S - now.mono_s) if over else 0.0
+class _Told(Struct, frozen=True):
+    at_s: float  # monotonic
+    things: int
+    over: bool  # of what is too much to go by itself
+
+
+class Storms:
+    """What was told within `STORM_S`, by all who got the mail: one of them may get others too, which are no storm of
+    these."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, ...], list[_Told]] = {}
+
+    def add(self, recipients: tuple[str, ...], things: int, now: Now, *, over: bool) -> None:
+        self._told = {one: told for one in self._told if (told := self._lately(one, now))}
+        self._told.setdefault(recipients, []).append(_Told(now.mono_s, things, over))
+
+    def things(self, recipients: tuple[str, ...], now: Now) -> int:
+        return sum(one.things for one in self._lately(recipients, now))
+
+    def digest_in_s(self, recipients: tuple[str, ...], now: Now) -> float:
+        """Seconds until their next digest may go."""
+        digests = [one.at_s for one in self._lately(recipients, now) if one.over]
+        return max(digests) + STORM_S - now.mono_s if digests else 0.0
+
+    def _lately(self, recipients: tuple[str, ...], now: Now) -> list[_Told]:
+        return [one for one in self._told.get(recipients, ()) if one.at_s > now.mono_s - STORM_S]
 
 
 def at_once_of(most: int) -> int:

@@ -18,7 +18,7 @@ import msgspec
 import structlog
 from msgspec import Struct, structs
 
-from sentinel.controller.effects.mail_pace import Sent, at_once_of, opens_s
+from sentinel.controller.effects.mail_pace import Sent, Storms, at_once_of, opens_s
 from sentinel.core.model import Incident, Mailing, ProtectedJob
 from sentinel.core.now import Now
 from sentinel.metrics.registry import Metrics
@@ -121,7 +121,7 @@ class Notifier:
         self._hold_until_s = 0.0  # CLOCK_BOOTTIME: the server is in trouble until then
         self._trouble = ""  # of the server, in the last round that asked it
         self._troubles = 0  # rounds in a row that met a server in trouble
-        self._sent = Sent()
+        self._sent, self._storms = Sent(), Storms()
         self._over: set[str] = set()  # Message-IDs that were over the limit: they go into the digest
         self._settled: dict[tuple[str, str], Mailing] = {}  # stages that are done with
 
@@ -275,14 +275,9 @@ class Notifier:
         """Seconds until the limits let this mail go, by itself or in a digest."""
         recipients = one.request.recipients
         opens = [opens_s(self._sent.times(address, now), self._most) for address in recipients]
-        digest_in_s = self._digest_in_s(recipients, now) if one.request.message_id in self._over else 0.0
+        over = one.request.message_id in self._over
+        digest_in_s = self._storms.digest_in_s(recipients, now) if over else 0.0
         return max(digest_in_s, max(opens, default=0.0) - now.mono_s)
-
-    def _digest_in_s(self, recipients: Iterable[str], now: Now) -> float:
-        return max((self._sent.digest_in_s(address, now) for address in recipients), default=0.0)
-
-    def _told_lately(self, recipients: Iterable[str], now: Now) -> int:
-        return max((self._sent.told_lately(address, now) for address in recipients), default=0)
 
     @property
     def _most(self) -> int:
@@ -302,7 +297,7 @@ class Notifier:
             one = stages[0]
             recipients = one.request.recipients
             room = self._room(recipients, now) - max((planned.get(a, 0) for a in recipients), default=0)
-            storm = at_once[recipients] + self._told_lately(recipients, now) > self._together
+            storm = at_once[recipients] + self._storms.things(recipients, now) > self._together
             if not one.alone and (recipients in crowded or storm or (recipients and room <= 0)):
                 self._over.add(one.request.message_id)
                 over.setdefault(recipients, []).extend(stages)
@@ -313,11 +308,13 @@ class Notifier:
         digests = []
         for recipients, held in over.items():
             taken = max((planned.get(address, 0) for address in recipients), default=0)
-            room = self._room(recipients, now) - taken > 0 and self._digest_in_s(recipients, now) <= 0
-            if final or room:
+            room = self._room(recipients, now) - taken > 0
+            if final or (room and self._storms.digest_in_s(recipients, now) <= 0):
                 mails = list({one.request.message_id: one.request for one in held}.values())
                 request = held[0].complete() if len(mails) == 1 else self._digest(mails, now)
                 digests.append(_Parcel(request, tuple(held), over=True))
+                for address in recipients:
+                    planned[address] = planned.get(address, 0) + 1
         return singles + digests
 
     # ------------------------------------------------------------ the child
@@ -382,10 +379,11 @@ class Notifier:
     def _settle(self, parcel: _Parcel, answer: Answer) -> None:
         """Turn an answer into the new state of each stage and record it at once."""
         now = self._clock()
-        things = len({one.request.message_id for one in parcel.stages})
         sent_wall_s = 0.0
         if answer.accepted:
-            sent_wall_s = self._sent.add(answer.accepted, now, tells=things, over=parcel.over)
+            sent_wall_s = self._sent.add(answer.accepted, now)
+            things = len({one.request.message_id for one in parcel.stages})
+            self._storms.add(parcel.request.recipients, things, now, over=parcel.over)
         self.attempts_failed += answer.state != "sent"
         # One delay for all: what was one mail must not come apart when it is tried again.
         delay_s = retry_s(min(one.mail.attempts for one in parcel.stages) + 1)

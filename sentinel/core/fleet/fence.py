@@ -86,7 +86,7 @@ def judge_all(desk: Desk, hearing: Hearing) -> None:
                 continue  # it is being taken away: that it falls silent is no news
             if heard.silence is Silence.UNREACHABLE:
                 record = open_record(desk, node, Reason.UNREACHABLE)
-            elif heard.silence is Silence.AGENT and agent_expected(node):
+            elif heard.silence is Silence.AGENT and agent_expected(node) and not _awaited(desk, node):
                 open_record(desk, node, Reason.AGENT_SILENT)
         if record is not None:
             _go_on(desk, record, node, heard)
@@ -171,7 +171,7 @@ def _go_on(desk: Desk, record: NodeQuarantine, node: NodePicture, heard: Heard) 
         # It was not dead, or is not any more: what was said of this silence does not count for the next one.
         sentence = f"The kubelet of node {name} is heard again; its agent is still silent."
         _end(desk, record, Reason.SPEAKS_AGAIN, sentence, EndedBy.RETURNED)
-        if heard.silence is Silence.AGENT and agent_expected(node):
+        if heard.silence is Silence.AGENT and agent_expected(node) and not _awaited(desk, node):
             open_record(desk, node, Reason.AGENT_SILENT)
     elif heard.silence is Silence.AGENT:
         if record.reason != Reason.AGENT_SILENT.value and not _awaited(desk, node):
