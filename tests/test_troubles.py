@@ -12,7 +12,7 @@ from msgspec import structs
 from sentinel.cluster.kubernetes.job_io import JobRef
 from sentinel.controller.cluster_jobs.looks import Tracked
 from sentinel.controller.cluster_jobs.troubles import of_jobs
-from sentinel.controller.nodes.troubles import SENTENCES, of_epochs, of_works
+from sentinel.controller.nodes.troubles import SENTENCES, of_epochs, of_mails, of_works
 from sentinel.controller.troubles import (
     FORGOTTEN_S,
     MOST,
@@ -24,6 +24,7 @@ from sentinel.controller.troubles import (
     alone,
 )
 from sentinel.core.agents.epochs import Where, agent_of
+from sentinel.core.fleet.model import Kind, Needs, NodeMail, NodeQuarantine, State
 from sentinel.core.model import Stage, StageMail
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
@@ -209,6 +210,29 @@ def test_a_job_about_which_nobody_got_the_mail_is_told_of_for_days() -> None:
         "job mails": Trouble(f"nobody got the mail about untold: {error}", ("untold",))
     }
     assert of_jobs("", {}, records, Now(NOW.mono_s, OPENED_WALL_S + 4 * 87_000)) == {}
+
+
+def test_a_node_about_which_nobody_got_a_mail_is_told_of_for_days() -> None:
+    error = "ops@example.com: 550 no such user"
+    failed = NodeMail(stage="Isolated", wall_s=1000.0, state="failed", error=error)
+    told = structs.replace(failed, state="sent", error="")
+    records = [
+        NodeQuarantine(
+            id=f"{node}-0001",
+            kind=Kind.FAULT,
+            node=node,
+            node_uid="u",
+            state=State.ACTIVE,
+            needs=Needs(sentence=""),
+            mails=(mail,),
+        )
+        for node, mail in (("n1", told), ("n2", failed))
+    ]
+    late = Now(NOW.mono_s, 1000.0 + 4 * 86_000)
+    assert of_mails(records, late) == {
+        "node mails": Trouble(f"nobody got the mail about n2: {error}", ("n2",))
+    }
+    assert of_mails(records, Now(NOW.mono_s, 1000.0 + 4 * 87_000)) == {}
 
 
 def test_what_fails_is_failing_until_it_goes_well() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from sentinel.config.document import Path_
 from sentinel.core.fleet.settings import FleetSettings
+from sentinel.core.policy_model import NO_MAILS
 from sentinel.core.units import duration_text, parse_duration
 from sentinel.settings import DiskThresholds, OwnCheck
 
@@ -50,6 +51,9 @@ def policy_contradictions(document: Any) -> Iterator[Contradiction]:
     lost = spec.get("lostNode")
     if isinstance(lost, dict) and len(lost.keys() & set(LOST_NODE)) != 1:
         yield ("spec", "lostNode"), f"exactly one of {', '.join(LOST_NODE)}"
+    mails = _at(spec, "owner", "mails")
+    if isinstance(mails, list) and NO_MAILS in mails and len(mails) > 1:
+        yield ("spec", "owner", "mails"), f"{NO_MAILS} alone, or the mails that they get"
     proof = _at(spec, "resume", "checkpoint", "proof")
     if isinstance(proof, dict) and len(proof.keys() & set(PROOFS)) != 1:
         yield ("spec", "resume", "checkpoint", "proof"), f"exactly one of {', '.join(PROOFS)}"

@@ -30,6 +30,7 @@ from sentinel.config.kinds import (
 from sentinel.config.section import Section, required, written
 from sentinel.core import model, policy_model
 from sentinel.core.agents.self_fence import LEAST_S
+from sentinel.core.policy_model import NO_MAILS
 
 Ratio = Annotated[float, number(0, 1), Meaning("ratio, above 0, at most 1")]
 SelfFence = Annotated[float, duration(LEAST_S), Meaning("duration, at least 2m", "duration")]
@@ -51,8 +52,12 @@ class OwnerSpec(Section):
     core = policy_model.Policy
     emails: Emails = written("emails", "Who is told by mail of each incident.")
     mails: Annotated[
-        tuple[Annotated[str, one_of(*MAIL_STAGES)], ...], Meaning(f"list of {', '.join(MAIL_STAGES)}")
-    ] = written("mails", "Which mails they get; without it all. The others are filed in the outbox alone.")
+        tuple[Annotated[str, one_of(*MAIL_STAGES, NO_MAILS)], ...],
+        Meaning(f"list of {', '.join((*MAIL_STAGES, NO_MAILS))}"),
+    ] = written(
+        "mails",
+        "Which mails they get; without it all; [none]: none. The others are filed in the outbox, and webhooks get all.",
+    )
 
 
 class ProofSpec(Section):

@@ -14,6 +14,7 @@ MOST = 20  # lines that stand at once: more say nothing more
 FORGOTTEN_S = 3600.0  # a name that was gone for so long is a new one when it is back
 NAMED = 3  # nodes or jobs of one trouble; of the others the number is told
 TRIES = 3  # what fails less often in a row is tried again, and nobody need know
+UNTOLD_S = 4 * 86_400.0  # that nobody got a mail is told so long after its cause: it is tried for three days
 
 
 def several(names: Sequence[str], noun: str = "") -> str:
@@ -33,8 +34,8 @@ class Trouble(Struct, frozen=True):
 
 
 def alone(texts: Mapping[str, str]) -> dict[str, Trouble]:
-    """Troubles that nothing can join."""
-    return {key: Trouble(text) for key, text in texts.items()}
+    """Troubles that nothing can join; what has no text is none."""
+    return {key: Trouble(text) for key, text in texts.items() if text}
 
 
 class _Told(Struct):

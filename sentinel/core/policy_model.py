@@ -122,12 +122,15 @@ class TimingFormat(Struct, frozen=True, kw_only=True, omit_defaults=True):
     first_epoch: int | None = None  # None: as the shipped format of this id has it, else 1
 
 
+NO_MAILS = "none"
+
+
 class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A JobPolicy after validation, in base units. `Policy()` is what protects a job without a file."""
 
     name: str = "default"
     emails: tuple[str, ...] = ()
-    mails: tuple[str, ...] = ()  # stages of which they are told; none: of all
+    mails: tuple[str, ...] = ()  # stages of which they are told, or NO_MAILS alone; without it of all
     resume: Resume | None = None
     restart: Restart | None = Restart()
     precheck: Precheck = Precheck()

@@ -285,6 +285,7 @@ def test_an_unknown_key_gets_the_key_that_was_meant(spec: str, expected: str) ->
         ),
         ("  resume: {checkpoint: {proof: {}}}", "spec.resume.checkpoint.proof", "exactly one"),
         ("  resume: {checkpoint: {ifUnproved: move}}", "spec.resume.checkpoint.ifUnproved", "a proof beside"),
+        ("  owner: {mails: [none, started]}", "spec.owner.mails", "none alone"),
         ("  resume: {maxResumes: 2, maxJob: 3}", "spec.resume.maxJob", "at most maxResumes (2)"),
     ],
 )

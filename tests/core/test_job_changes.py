@@ -11,7 +11,7 @@ from sentinel.core.job.kinds import KeepOff, Role
 from sentinel.core.job.paths import merge_patch, numbers, read, write
 from sentinel.core.job.ranks import RankPod, ended_early, ranks
 from sentinel.core.job.start import keep_off_nodes, settle, start
-from sentinel.core.job.state import Seen, asks_gpu, chosen_last, standing
+from sentinel.core.job.state import Seen, asks_gpu, chosen_last, ended_before, standing
 from sentinel.core.job.stop import stop
 from sentinel.core.job.writes import Reason, Refusal, Verb, Write
 from sentinel.rules.job_kinds import job_table
@@ -283,6 +283,24 @@ def test_a_job_whose_pods_are_left_is_not_started() -> None:
     said = start(many)
     assert isinstance(said, Refusal)
     assert said.sentence.endswith("worker-4 and 4 more.")
+
+
+def test_the_pods_that_had_ended_before_a_start_are_known_after_it_from_the_job_alone() -> None:
+    first, last = (
+        pod(name, {}, phase="Failed", creationTimestamp=f"2026-01-0{day}T00:00:00Z")
+        for name, day in (("old", 1), ("late", 2))
+    )
+    one = seen(PYTORCH)
+    told = applied(one, stop(one, "m"))
+    stopped = Seen(row=told.row, job=told.job, pods=(first, last))
+    assert ended_before(stopped) == [first, last]
+    job = applied(stopped, start(stopped)).job
+    new = pod("new", {}, phase="Failed", creationTimestamp="2026-01-03T00:00:00Z")
+    runs = pod("runs", {}, creationTimestamp="2026-01-02T00:00:00Z")
+    assert ended_before(Seen(row=one.row, job=job, pods=(first, last, new, runs))) == [first, last]
+    runs_again = Seen(row=one.row, job=job, pods=one.pods)
+    (only,) = writes(start(gone(applied(runs_again, stop(runs_again, "m")))))
+    assert only.body["metadata"]["annotations"] is None, "none is left"
 
 
 # ---------------------------------------------------------------- ranks

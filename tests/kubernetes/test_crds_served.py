@@ -104,6 +104,7 @@ PROOF = {"proof": {"logPattern": "saved"}}
         ({"resume": {"maxResumes": -1}}, "maxResumes"),
         ({"mode": "dry-run"}, "mode"),
         ({"owner": {"emails": ["nobody"]}}, "emails"),
+        ({"owner": {"mails": ["none", "started"]}}, "none alone, or the mails that they get"),
         ({"logRules": [{"id": "a", "pattern": "x", "failure": "f"}] * 2}, "Duplicate"),
         ({"logRules": [{"id": "a", "pattern": "x"}]}, "failure"),
     ],

@@ -224,6 +224,33 @@ def test_a_leader_killed_between_save_and_suspend_is_followed_by_one_that_stops_
     site.mend(before["spec"]["nodeName"])
 
 
+def test_pods_that_failed_before_a_start_are_none_of_its_ranks_for_the_next_leader_either(
+    site: World,
+) -> None:
+    """Its kind leaves them for as long as the job is there, and those that were started are not made yet."""
+    running(site)
+    before = {pod["metadata"]["uid"] for pod in site.pods()}
+    few = quota(site, 0)
+    for name in names(site.pods()):
+        site.kwok.end_pod(site.space, name, 1)
+    site.until(in_phase(site, "Starting"))
+
+    def waited() -> set[str]:
+        """The leaders that said what the start waits for."""
+        found = site.admin.items(f"/api/v1/namespaces/{site.space}/events")
+        return {one["reportingInstance"] for one in found if one["reason"] == "StartWaits"}
+
+    site.until(lambda: len(waited()) == 1)
+    site.leader.kill()
+    site.lead()
+    site.until(lambda: len(waited()) == 2)
+    site.admin.delete(few)
+    site.until(in_phase(site, "Recovered"))
+    assert site.phases() == WHOLE
+    assert not before & {pod["metadata"]["uid"] for pod in site.pods()}
+    assert (spent(site), site.record()["incarnation"]) == ((1, 0), 2)
+
+
 def test_a_start_is_decided_again_where_the_job_was_changed_since_its_room_was_found(site: World) -> None:
     """Its owner edits it between the reading in which there was room and the write that starts it."""
     path = running(site)

@@ -571,6 +571,8 @@ def test_an_owner_gets_the_stages_that_his_policy_names_and_nobody_gets_the_othe
 
     assert recipients(Stage.STARTED) == ("webhook:w",)
     assert recipients(Stage.RECOVERED) == (OWNER, "webhook:w")
+    job = structs.replace(job, policy=structs.replace(job.policy, mails=("none",)))
+    assert {recipients(stage) for stage in Stage} == {("webhook:w",)}, "unsubscribed"
 
 
 def test_an_incident_of_a_slowdown_keeps_the_steps_around_its_beginning():

@@ -30,7 +30,7 @@ from sentinel.core.job.pod_told import preempted
 from sentinel.core.job.pod_wait import explain, not_made, waits
 from sentinel.core.job.ranks import RankPod, ranks
 from sentinel.core.job.room import GPUS, requests
-from sentinel.core.job.state import Seen, ended_pod, main_container, preemptor_uid, standing
+from sentinel.core.job.state import Seen, ended_before, ended_pod, main_container, preemptor_uid
 from sentinel.core.job.stop import spared
 from sentinel.core.model import RankPlace
 from sentinel.core.policy_model import Policy
@@ -80,8 +80,8 @@ class Known(Struct):
     kept: frozenset[str] = frozenset()  # uids of pods that have failed, and stay while nobody stops it
     events: dict[str, list[Json]] = {}  # by uid: of ranks' pods that were preempted, or are gone
     uids: set[str] = set()  # of its pods: those that are gone may still be counted where nodes' room is
-    # Uids of pods that had ended when it was stopped: no ranks of what is started after that. Those that failed run
-    # again as others, those that ended well are done for good.
+    # Uids of pods that had ended before it was started last: no ranks of what runs since. Those that failed run again
+    # as others, those that ended well are done for good.
     over: set[str] = set()
     done: set[str] = set()
     preemptor: tuple[str, str] = ("", "")  # uid and name of the job for which Kueue took its place back
@@ -257,9 +257,10 @@ class KnownJobs:
             known.unread.stand_in = {key: value for key, value in seen.job.items() if key != "status"}
         elif known.ref.unread:
             seen = structs.replace(seen, job=known.unread.stand_in or seen.job)
-        if standing(seen).stopped:
-            known.over = {text(pod, "metadata.uid") for pod in seen.pods if ended_pod(pod) == "failed"}
-            known.done = {text(pod, "metadata.uid") for pod in seen.pods if ended_pod(pod) == "succeeded"}
+        there = {text(pod, "metadata.uid"): ended_pod(pod) for pod in seen.pods}
+        before = known.over | known.done | {text(pod, "metadata.uid") for pod in ended_before(seen)}
+        known.over = {uid for uid in before if there.get(uid) == "failed"}
+        known.done = {uid for uid in before if there.get(uid) == "succeeded"}
         reading = Reading(seen, began_s, changes)
         if known.last is not None:  # no next step has come in that time: its pods are not kept
             known.last = reading if known.last.lately() else None

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from sentinel.controller.cluster_jobs.looks import Tracked
-from sentinel.controller.troubles import TRIES, Trouble, several
+from sentinel.controller.troubles import TRIES, UNTOLD_S, Trouble, several
 from sentinel.core.model import Incident, ProtectedJob
 from sentinel.core.now import Now
 
 NOT_READY = ("jobs",)  # without these it does not do its work
-UNTOLD_S = 4 * 86_400.0  # a mail is tried for three days
 
 
 class Records(Protocol):

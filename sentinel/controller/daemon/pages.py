@@ -192,7 +192,7 @@ class Pages:
             "open files": too_few(self.parts.server.limits, self.parts.files, len(self.parts.fleet.nodes())),
             "certificates": self.parts.certificates.trouble(),
         }
-        return alone({name: text for name, text in found.items() if text})
+        return alone(found)
 
     def _of_leader(self) -> dict[str, Trouble]:
         if self.parts is None or not self.parts.election.leading:

@@ -168,14 +168,14 @@ class FleetController:
 
     def troubles(self) -> dict[str, Trouble]:
         """What it cannot do while it leads, by name."""
-        found = dict(troubles.of_works(self._works.failing))
-        if not self.lead_began.is_set() and self._not_begun:
-            found["take-over"] = Trouble(f"it leads and cannot begin: {self._not_begun}")
-        if problem := self._cluster.codes_problem:
-            found["codes"] = Trouble(problem)
-        if (off := self.nodes.clocks.off(self._clock().mono_s)) is not None:
-            found["clock"] = Trouble(off.sentence)
-        return found
+        now, begins = self._clock(), "" if self.lead_began.is_set() else self._not_begun
+        off = self.nodes.clocks.off(now.mono_s)
+        texts = {
+            "take-over": begins and f"it leads and cannot begin: {begins}",
+            "codes": self._cluster.codes_problem,
+            "clock": "" if off is None else off.sentence,
+        }
+        return troubles.of_fleet(texts, self._works.failing, self._cluster.records.values(), now)
 
     def stand_by(self) -> None:
         """This controller leads no more."""

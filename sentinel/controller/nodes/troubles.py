@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from sentinel.controller.troubles import TRIES, Trouble, several
+from sentinel.controller.troubles import TRIES, UNTOLD_S, Trouble, alone, several
 from sentinel.core.agents.epochs import AGENT, Where
+from sentinel.core.fleet.model import NodeQuarantine
+from sentinel.core.now import Now
 from sentinel.util.works import Failing
 
 # effect -> what it means for these nodes that it fails
@@ -51,7 +53,32 @@ def _with_epochs(found: Sequence[tuple[str, int]], meaning: str) -> Trouble:
     return Trouble(f"{where}{more} bears epoch {epoch}, {meaning}", tuple(where for where, _ in found))
 
 
-def of_works(failing: Iterable[Failing]) -> Mapping[str, Trouble]:
+def of_fleet(
+    texts: Mapping[str, str], failing: Iterable[Failing], records: Iterable[NodeQuarantine], now: Now
+) -> dict[str, Trouble]:
+    """By name. `texts`: those that nothing can join, "" for what is none; `failing`: its works."""
+    return alone(texts) | of_works(failing) | of_mails(records, now)
+
+
+def of_mails(records: Iterable[NodeQuarantine], now: Now) -> dict[str, Trouble]:
+    """Nodes about which nobody got a mail."""
+    untold = {
+        record.node: mail.error
+        for record in records
+        for mail in record.mails
+        if mail.state == "failed" and now.wall_s - mail.wall_s < UNTOLD_S
+    }
+    if not untold:
+        return {}
+    nodes = tuple(sorted(untold))
+    return {
+        "node mails": Trouble(
+            f"nobody got the mail about {several(nodes, 'node')}: {untold[nodes[0]]}", nodes
+        )
+    }
+
+
+def of_works(failing: Iterable[Failing]) -> dict[str, Trouble]:
     """By effect."""
     found: dict[str, list[Failing]] = {}
     for one in failing:

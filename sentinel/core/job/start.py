@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 
 from sentinel.core.job.change import avoid_in, changeable, keep_off, set_size, started
-from sentinel.core.job.kinds import KeepOff, Means, Resize
+from sentinel.core.job.kinds import Finished, KeepOff, Means, Resize
 from sentinel.core.job.paths import Json, annotate, annotation, controller, copied, read, table, text, write
 from sentinel.core.job.ranks import ended_early
 from sentinel.core.job.resume import NOTHING, annotate_pods, write_map
 from sentinel.core.job.sizes import never_changes
 from sentinel.core.job.state import (
     ASKS_FOR_START,
+    ENDED_BEFORE,
     KUEUE,
     SENTINEL,
     SIZE,
@@ -19,6 +20,7 @@ from sentinel.core.job.state import (
     Standing,
     chosen_last,
     claimed,
+    ended_pod,
     groups_of,
     in_line,
     keeps_off,
@@ -87,7 +89,15 @@ def start(
     above = _prepared(seen, draft, size, hosts, labels, told, last)
     if isinstance(above, Refusal):
         return above
+    annotate(draft, ENDED_BEFORE, _ended_before(seen))
     return Plan(writes=(*above, *_let_run(seen, draft, now)), costs=seen.row.start_costs)
+
+
+def _ended_before(seen: Seen) -> str:
+    """For who leads next: which of its pods are none of what is started now."""
+    if seen.row.finished is Finished.BLOCK:  # those go first
+        return ""
+    return max((text(pod, "metadata.creationTimestamp") for pod in seen.pods if ended_pod(pod)), default="")
 
 
 def not_ours(seen: Seen) -> Refusal | None:

@@ -21,6 +21,9 @@ from sentinel.core.job.paths import (
 STOPPED = "sentinel.dev/stopped"  # for which incident Sentinel stopped it
 SIZE = "sentinel.dev/size"  # how many replicas it had, of a kind that is stopped by 0 of them
 KEPT_OFF = "sentinel.dev/kept-off"  # values of the hostname label that Sentinel's affinity keeps it off
+# When the newest of the pods was created that had ended before Sentinel started it last: they may stay as long as the
+# job does, and those that ended and are no newer are no ranks of what runs since.
+ENDED_BEFORE = "sentinel.dev/ended-before"
 CHOSEN_LAST = "sentinel.dev/chosen-last"  # those that its pods get only where there is no other room
 # "true", of a job that was created suspended: Sentinel checks, sizes and starts it; then it says STARTED.
 ASKS_FOR_START = "sentinel.dev/precheck"
@@ -219,6 +222,17 @@ def ended_pod(pod: Json) -> str:
 def living(pods: tuple[Json, ...]) -> list[Json]:
     """A job is stopped when this is empty, whatever its conditions say."""
     return [pod for pod in pods if not ended_pod(pod)]
+
+
+def ended_before(seen: Seen) -> list[Json]:
+    """Pods that had ended when the job was started last, or that have ended by now where it is stopped."""
+    until = annotation(seen.job, ENDED_BEFORE)
+    stopped = standing(seen).stopped
+    return [
+        pod
+        for pod in seen.pods
+        if ended_pod(pod) and (stopped or text(pod, "metadata.creationTimestamp") <= until)
+    ]
 
 
 def names(pods: list[Json]) -> list[str]:

@@ -1,6 +1,6 @@
 """What a policy asks, in words: for `sentinel validate`, the status of a JobPolicy, and `sentinel status`."""
 
-from sentinel.core.policy_model import Policy
+from sentinel.core.policy_model import NO_MAILS, Policy
 from sentinel.core.units import duration_text
 
 
@@ -29,7 +29,8 @@ def policy_words(policy: Policy) -> str:
     if policy.max_duration_s is not None:
         words.append(f"expires after {duration_text(policy.max_duration_s)}")
     of = f" of {', '.join(policy.mails)}" if policy.mails else ""
-    words.append(f"mails {', '.join(policy.emails)}{of}" if policy.emails else "mails nobody")
+    mailed = policy.emails and NO_MAILS not in policy.mails
+    words.append(f"mails {', '.join(policy.emails)}{of}" if mailed else "mails nobody")
     if policy.mode == "observe":
         words.append("only observes")
     said = f"policy {policy.name}: {', '.join(words)}"
