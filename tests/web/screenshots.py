@@ -69,10 +69,10 @@ def _as_usual(world: World) -> None:
     world.events = tuple(one for one in world.events if HOSTILE not in one.sentence)
 
 
-def of_a_job(stage: Stage) -> MailRequest:
+def of_a_job(stage: Stage, stacks: tuple[str, ...] = ()) -> MailRequest:
     before = [Pace(OPENED_WALL_S - 3.3 * (20 - k), 3300.0 if k != 18 else 12_000.0) for k in range(20)]
     after = [Pace(OPENED_WALL_S + 120 + 3.4 * k, 3400.0) for k in range(5)]
-    incident = an_incident(stages=(Stage.STARTED, stage), pace=(*before, *after))
+    incident = an_incident(stages=(Stage.STARTED, stage), pace=(*before, *after), stacks=stacks)
     if stage is Stage.GAVE_UP:
         said = "Processes that cannot be ended: rank 3 (pid 4142, state D). A reboot is needed."
         end = Step(phase=Phase.FAILED, wall_s=OPENED_WALL_S + 61, reason="StopStuck", sentence=said)

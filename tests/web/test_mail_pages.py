@@ -7,27 +7,21 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from sentinel.core.model import Pace, Stage
-from sentinel.notify.compose import MailRequest, digest_request, mail_request
+from sentinel.core.model import Stage
+from sentinel.notify.compose import MailRequest, digest_request
 from sentinel.notify.compose_many import nodes_digest
 from sentinel.notify.compose_nodes import node_request
 from sentinel.notify.message import Renderer
 from sentinel.settings import Settings
 from tests.core.fleet_world import OPEN, World, a_nic_finding
-from tests.notify.mail_world import HOST, OPENED_WALL_S, a_job, an_incident
+from tests.notify.mail_world import HOST, OPENED_WALL_S
 from tests.notify.test_mail_nodes import PLACE, Told, a_lost_rack, isolated, settings_for, the
 from tests.web.browser import Browser
 from tests.web.fleet_samples import troubled
-from tests.web.screenshots import summary
+from tests.web.screenshots import of_a_job, summary
 
 SETTINGS = Settings(page_url="https://sentinel.example", dashboard_url="https://grafana.example")
 LONG = "/mnt/" + "a-folder-with-a-long-name/" * 12 + "step_000000042.pt"
-
-
-def of_a_job(stage: Stage) -> MailRequest:
-    before = [Pace(OPENED_WALL_S - 3.3 * (20 - k), 3300.0 if k != 18 else 12_000.0) for k in range(20)]
-    incident = an_incident(stages=(Stage.STARTED, stage), pace=tuple(before), stacks=(LONG,))
-    return mail_request(incident, a_job(), stage, SETTINGS, HOST, OPENED_WALL_S + 200)
 
 
 def of_a_node() -> MailRequest:
@@ -36,7 +30,7 @@ def of_a_node() -> MailRequest:
 
 
 def digest() -> MailRequest:
-    return digest_request([of_a_job(Stage.STARTED), of_a_node()] * 3, SETTINGS, HOST, OPENED_WALL_S)
+    return digest_request([of_a_job(Stage.STARTED, (LONG,)), of_a_node()] * 3, SETTINGS, HOST, OPENED_WALL_S)
 
 
 def digest_of_nodes() -> MailRequest:
@@ -75,10 +69,10 @@ def of_a_cause() -> MailRequest:
 
 
 MAILS = {
-    "started": lambda: of_a_job(Stage.STARTED),
-    "recovered": lambda: of_a_job(Stage.RECOVERED),
-    "gave up": lambda: of_a_job(Stage.GAVE_UP),
-    "notice": lambda: of_a_job(Stage.NOTICE),
+    "started": lambda: of_a_job(Stage.STARTED, (LONG,)),
+    "recovered": lambda: of_a_job(Stage.RECOVERED, (LONG,)),
+    "gave up": lambda: of_a_job(Stage.GAVE_UP, (LONG,)),
+    "notice": lambda: of_a_job(Stage.NOTICE, (LONG,)),
     "network incident": of_a_network,
     "one code on many nodes": of_a_cause,
     "lost rack": lambda: of_many(a_lost_rack()[0]),
