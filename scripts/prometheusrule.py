@@ -10,7 +10,7 @@ import yaml
 
 RULES = Path(__file__).parents[1] / "rules" / "prometheus"
 FILES = ("recording.yaml", "alerts.yaml")
-HEAD = "# Made of recording.yaml and alerts.yaml by scripts/prometheusrule.py..\n"
+HEAD = "# Made of recording.yaml and alerts.yaml by scripts/prometheusrule.py.\n"
 
 
 def document() -> str:

@@ -1,15 +1,19 @@
 """What `deploy/` ships: an API server takes it, and nobody may do more than it says."""
 
+import json
 import re
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from sentinel.config.load import load_settings
 from sentinel.rules.job_kinds import job_table
 from tests.kubernetes.conftest import LEADER, NAMESPACE, manifests, quarantine
+from tests.waits import until
 
 if TYPE_CHECKING:
     from tests.rig.api import Api
@@ -37,6 +41,40 @@ def test_an_api_server_takes_every_manifest_without_a_warning(admin: "Api", patt
         path = admin.path_of(manifest)
         query = "dryRun=All&fieldManager=test&force=true&fieldValidation=Strict"
         admin.call("PATCH", f"{path}?{query}", manifest, kind="application/apply-patch+yaml")
+
+
+@pytest.fixture
+def monitored(admin: "Api") -> "Iterator[Api]":
+    """Where the Prometheus operator's kinds are served."""
+    from tests.rig.binaries import PROMETHEUS_OPERATOR, prometheus_operator
+    from tests.rig.operators.base import is_true
+
+    definitions = json.loads(prometheus_operator().path(PROMETHEUS_OPERATOR).read_text())
+    admin.apply(definitions)
+    paths = [admin.path_of(one) for one in definitions]
+    until(lambda: all(is_true(admin.get(path), "Established") for path in paths))
+    yield admin
+    for path in paths:
+        admin.delete(path)
+
+
+def test_the_kinds_of_the_prometheus_operator_take_what_is_shipped_for_it(monitored: "Api") -> None:
+    from tests.rig.api import ApiError
+
+    query = "dryRun=All&fieldManager=test&force=true&fieldValidation=Strict"
+
+    def applied(manifest: Any) -> Any:
+        path = f"{monitored.path_of(manifest)}?{query}"
+        return monitored.call("PATCH", path, manifest, kind="application/apply-patch+yaml")
+
+    rules = yaml.safe_load((REPO / "rules/prometheus/prometheusrule.yaml").read_text())
+    (pods,) = manifests("optional/podmonitor.yaml")
+    assert applied(rules)["spec"] == rules["spec"]
+    assert applied(pods)["spec"] == pods["spec"]
+    alert = next(one for group in rules["spec"]["groups"] for one in group["rules"] if "alert" in one)
+    alert["for"] = "a while"
+    with pytest.raises(ApiError, match=r"rules\[\d+\]\.for"):
+        applied(rules)
 
 
 def test_the_settings_that_are_shipped_are_valid() -> None:

@@ -40,6 +40,8 @@ PROGRAMS = {
 }
 # Apart from those, so that another version of it does not build all of them anew.
 HELM = {MODULES / "helm": {"helm": "helm.sh/helm/v3/cmd/helm"}}
+# The definitions of its kinds alone.
+PROMETHEUS_OPERATOR = "prometheus-operator.json"
 _VERSION = "k8s.io/component-base/version"
 FLAGS = (
     "-trimpath",
@@ -224,10 +226,19 @@ def helm() -> Binaries:
     return Binaries(HELM, cache_root())
 
 
+def prometheus_operator() -> Binaries:
+    """The kinds of the Prometheus operator that this project ships objects of."""
+    folder = MODULES / "prometheus-operator"
+    kinds = ("podmonitors", "prometheusrules")
+    files = tuple(f"example/prometheus-operator-crd/monitoring.coreos.com_{kind}.yaml" for kind in kinds)
+    module = Manifests("github.com/prometheus-operator/prometheus-operator", files)
+    return Binaries({folder: {}}, cache_root(), {PROMETHEUS_OPERATOR: (folder, module)})
+
+
 def main() -> int:
     try:
-        shipped().build()
-        helm().build()
+        for programs in (shipped(), helm(), prometheus_operator()):
+            programs.build()
     except CannotBuild as e:
         print(f"setup: {e}", file=sys.stderr)
         return 1
