@@ -94,7 +94,9 @@ class FakeCluster:
     async def files(self, job: str, incarnation: int, cwd: str, pattern: str) -> Files:
         return {}
 
-    async def room(self, job: ProtectedJob, size: int, excluded: tuple[str, ...]) -> Room:
+    async def room(
+        self, job: ProtectedJob, size: int, excluded: tuple[str, ...], *, starts: bool = False
+    ) -> Room:
         answer = await self._called("room", (size, excluded))
         fit = [gpu for gpu in self.gpus if gpu not in excluded]
         entities = dict(zip(range(size), fit, strict=False))

@@ -86,8 +86,11 @@ class Cluster(Protocol):
         """What a path or glob names that the job's owner wrote; `cwd`: where its ranks were started, if that is known.
         Raises TemporaryError, PermanentError: it cannot be told."""
 
-    async def room(self, job: ProtectedJob, size: int, excluded: tuple[str, ...]) -> Room:
-        """Is there room for `size` ranks without `excluded`; an elastic job may get less. Never raises."""
+    async def room(
+        self, job: ProtectedJob, size: int, excluded: tuple[str, ...], *, starts: bool = False
+    ) -> Room:
+        """Is there room for `size` ranks without `excluded`; an elastic job may get less. `starts`: right before its
+        start, which may have been ordered already: then there is. Never raises."""
 
     def unpromise(self, job: str) -> None:
         """What `room` found for it last is not held for it any longer, where it was."""

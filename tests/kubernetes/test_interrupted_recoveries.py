@@ -224,16 +224,17 @@ def test_a_leader_killed_between_save_and_suspend_is_followed_by_one_that_stops_
     site.mend(before["spec"]["nodeName"])
 
 
-def test_pods_that_failed_before_a_start_are_none_of_its_ranks_for_the_next_leader_either(
-    site: World,
-) -> None:
-    """Its kind leaves them for as long as the job is there, and those that were started are not made yet."""
+def test_a_start_that_was_ordered_is_gone_on_with_by_the_next_leader(site: World) -> None:
+    """Pods that failed before it are none of its ranks: their kind leaves them for as long as the job is there. The new
+    ones are not made yet, and there is no room for a start any more."""
     running(site)
     before = {pod["metadata"]["uid"] for pod in site.pods()}
     few = quota(site, 0)
     for name in names(site.pods()):
         site.kwok.end_pod(site.space, name, 1)
     site.until(in_phase(site, "Starting"))
+
+    nodes = [node["metadata"]["name"] for node in site.admin.items("/api/v1/nodes")]
 
     def waited() -> set[str]:
         """The leaders that said what the start waits for."""
@@ -242,8 +243,12 @@ def test_pods_that_failed_before_a_start_are_none_of_its_ranks_for_the_next_lead
 
     site.until(lambda: len(waited()) == 1)
     site.leader.kill()
+    for node in nodes:
+        cordon(site, node)
     site.lead()
     site.until(lambda: len(waited()) == 2)
+    for node in nodes:
+        cordon(site, node, on=False)
     site.admin.delete(few)
     site.until(in_phase(site, "Recovered"))
     assert site.phases() == WHOLE

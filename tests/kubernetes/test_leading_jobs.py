@@ -125,11 +125,11 @@ def told_by_describe(site: JobSite, lost: "Object") -> None:
         "-n",
         site.space,
     ]
-    shown = subprocess.run(
-        [*kubectl, "describe", "job", "train"], capture_output=True, text=True, timeout=180
-    )
-    assert "sentinel.dev/controller" in shown.stdout, shown.stderr
-    assert "Recovered" in shown.stdout
+    for what, said in ((("job", "train"), "Recovered"), (("pod", name), of_pod), (("node", node), of_node)):
+        command = [*kubectl, "describe", *what]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=180)
+        lines = [line for line in shown.stdout.splitlines() if "sentinel.dev/controller" in line]
+        assert any(said in line for line in lines), shown.stdout + shown.stderr
 
 
 def test_a_lost_rank_starts_all_ranks_again(site: JobSite) -> None:

@@ -67,7 +67,9 @@ class JobCluster(JobRanks):
 
     # ------------------------------------------------------------ room
 
-    async def room(self, job: ProtectedJob, size: int, excluded: tuple[str, ...]) -> Room:
+    async def room(
+        self, job: ProtectedJob, size: int, excluded: tuple[str, ...], *, starts: bool = False
+    ) -> Room:
         """For all pods at once, off `excluded` nodes; of an elastic job maybe fewer. Never raises."""
         try:
             known = self._known(job.name)
@@ -79,6 +81,8 @@ class JobCluster(JobRanks):
             return Room(size=0, reason="NotOurs", sentence=job_stop.theirs(seen, job_stop.RECOVERS))
         if waits := in_line(seen):  # where it will run is the queue's to find
             return Room(size=size, excluded=excluded, sentence=waits)
+        if starts and seen.row.holds and not standing(seen).stopped:  # whoever led before has let it run
+            return Room(size=size, excluded=excluded, sentence="It was started already.")
         if (refused := job_stop.never_stops(seen, job.name) or job_start.not_ours(seen)) is not None:
             return Room(size=0, reason=refused.reason, sentence=refused.sentence)
         if keeps_off(seen) in (KeepOff.NONE, KeepOff.SELECTOR):

@@ -35,7 +35,9 @@ class LocalMachine(LocalCluster):
     places: Callable[[], tuple[Place, ...]]
     environment: Environment
 
-    async def room(self, job: ProtectedJob, size: int, excluded: tuple[str, ...]) -> Room:
+    async def room(
+        self, job: ProtectedJob, size: int, excluded: tuple[str, ...], *, starts: bool = False
+    ) -> Room:
         """Checks of the machine at most 10 s old, then a healthy GPU for every rank where it has GPUs at all."""
         checks = job.policy.precheck.checks
         results = (

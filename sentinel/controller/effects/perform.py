@@ -214,7 +214,7 @@ class Performer:
         return budget.plan(picture.job, incident, verdict, picture.timing.last_step, now)
 
     async def _start(self, picture: JobPicture, incident: Incident) -> Event:
-        room = await self._cluster.room(picture.job, incident.size, incident.excluded)
+        room = await self._cluster.room(picture.job, incident.size, incident.excluded, starts=True)
         if room.size != incident.size:
             return StartRefused(room.reason or "NoRoom", room.sentence, permanent=False)
         env = room.env | incidents.resume_env(picture.job, incident)
