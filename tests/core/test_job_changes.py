@@ -240,6 +240,16 @@ def test_pods_that_go_already_are_neither_evicted_nor_deleted_again() -> None:
     assert ended_early(blocked) == []
 
 
+def test_nothing_is_written_to_an_owner_that_is_not_known_where_its_queue_starts_it() -> None:
+    meta = {"name": "w", "namespace": "lab", "uid": "u-w", "resourceVersion": "1"}
+    queued = {"apiVersion": "kueue.x-k8s.io/v1beta1", "metadata": meta, "spec": {"active": True}}
+    one = seen("Pod/v1", workload=queued, kueue=True)
+    told = applied(one, stop(one, "m"))
+    failed = pod("old", {}, phase="Failed", creationTimestamp="2026-01-01T00:00:00Z")
+    stopped = Seen(row=told.row, job=told.job, pods=(failed,), workload=told.workload, kueue=True)
+    assert [only.plural for only in writes(start(stopped))] == ["workloads"]
+
+
 def test_a_workload_that_a_person_deactivated_is_his() -> None:
     meta = {"name": "w", "namespace": "lab", "uid": "u-w", "resourceVersion": "1"}
     workload = {"apiVersion": "kueue.x-k8s.io/v1beta1", "metadata": meta, "spec": {"active": False}}

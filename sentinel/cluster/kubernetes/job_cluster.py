@@ -81,7 +81,9 @@ class JobCluster(JobRanks):
             return Room(size=0, reason="NotOurs", sentence=job_stop.theirs(seen, job_stop.RECOVERS))
         if waits := in_line(seen):  # where it will run is the queue's to find
             return Room(size=size, excluded=excluded, sentence=waits)
-        if starts and seen.row.holds and not standing(seen).stopped:  # whoever led before has let it run
+        now = standing(seen)
+        # Whoever led before has let it run: somebody else would have left the mark.
+        if starts and seen.row.holds and not now.stopped and not now.mark:
             return Room(size=size, excluded=excluded, sentence="It was started already.")
         if (refused := job_stop.never_stops(seen, job.name) or job_start.not_ours(seen)) is not None:
             return Room(size=0, reason=refused.reason, sentence=refused.sentence)

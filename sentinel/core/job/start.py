@@ -95,7 +95,8 @@ def start(
 
 def _ended_before(seen: Seen) -> str:
     """For who leads next: which of its pods are none of what is started now."""
-    if seen.row.finished is Finished.BLOCK:  # those go first
+    # Those go first; and nothing is written to an owner that is not known.
+    if seen.row.finished is Finished.BLOCK or seen.row.fallback:
         return ""
     return max((text(pod, "metadata.creationTimestamp") for pod in seen.pods if ended_pod(pod)), default="")
 
