@@ -111,6 +111,31 @@ def test_the_next_sentinel_goes_on_where_the_killed_one_stood_and_counts_once(
     asyncio.run(run())
 
 
+def test_mails_that_the_killed_one_left_wake_who_sends_them_and_what_became_of_a_try_wakes_nobody(
+    tmp_path: Path,
+) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        await world.launch()
+        world.ends(1)
+        await world.phase(Phase.VERIFYING)
+        await finish(world)
+        await world.again()
+        assert world.mails_woken == 1
+        mail = world.controller.mail
+        ((incident, _),) = mail.pending()
+        started, recovered = incident.mails
+        mail.record(incident.id, structs.replace(started, attempts=1, error="450 not now"))
+        mail.record(incident.id, structs.replace(recovered, state="sent"))
+        mail.record(incident.id, structs.replace(started, state="failed", attempts=295))
+        assert (world.mails_woken, mail.pending()) == (1, [])
+        await world.again()
+        assert (world.mails_woken, world.controller.mail.pending()) == (0, [])
+        await world.controller.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("where", WHERE)
 def test_after_a_reboot_in_any_phase_the_job_is_started_again(tmp_path: Path, where: str) -> None:
     async def run() -> None:

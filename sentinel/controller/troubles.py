@@ -33,6 +33,17 @@ class Trouble(Struct, frozen=True):
     of: tuple[str, ...] = ()
 
 
+def shared(text: str, problems: Mapping[str, str], noun: str) -> Trouble:
+    """About all that have a problem, by name, with that of the first one. `text` names them at `{names}`."""
+    names = tuple(sorted(problems))
+    return Trouble(f"{text.format(names=several(names, noun))}: {problems[names[0]]}", names)
+
+
+def untold(problems: Mapping[str, str], noun: str) -> dict[str, Trouble]:
+    """`problems`: name -> why nobody got a mail about it."""
+    return {f"{noun} mails": shared("nobody got the mail about {names}", problems, noun)} if problems else {}
+
+
 def alone(texts: Mapping[str, str]) -> dict[str, Trouble]:
     """Troubles that nothing can join; what has no text is none."""
     return {key: Trouble(text) for key, text in texts.items() if text}

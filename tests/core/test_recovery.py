@@ -12,7 +12,6 @@ from sentinel.core.model import Incident, IncidentKind, JobState, Phase, Stage, 
 from sentinel.core.now import Now
 from sentinel.core.recovery import budget, transitions
 from sentinel.core.recovery.events import (
-    DoMail,
     DoPrecheck,
     DoSave,
     DoStart,
@@ -138,11 +137,11 @@ def test_a_repeated_effect_is_the_one_of_the_phase() -> None:
     for _, event, after, effects in walk():
         same, again = transitions.resume(after, NOW, TERMS)
         assert same == after
-        acts = [type(effect) for effect in again if not isinstance(effect, DoMail)]
-        assert acts == ([waits_for[after.phase]] if after.phase in waits_for else [])
-        performed = [effect for effect in effects if not isinstance(effect, DoMail)]
-        if performed and not isinstance(performed[0], DoPrecheck):
-            assert performed == [effect for effect in again if not isinstance(effect, DoMail)], event
+        assert [type(effect) for effect in again] == (
+            [waits_for[after.phase]] if after.phase in waits_for else []
+        )
+        if effects and not isinstance(effects[0], DoPrecheck):
+            assert effects == again, event
 
 
 # ---------------------------------------------------------------- the three paths
@@ -170,7 +169,7 @@ def test_an_ending_saves_where_it_may_stops_and_ends() -> None:
 def test_a_notice_is_told_once_and_touches_nothing() -> None:
     told, effects = run(ev.incident(IncidentKind.NOTICE), ev.BEGIN)
     assert told.phase == Phase.KEPT_RUNNING
-    assert effects == [DoMail()]
+    assert effects == []
     assert [mail.stage for mail in told.mails] == [Stage.NOTICE]
 
 
@@ -246,7 +245,7 @@ def test_a_stop_that_its_kind_refuses_waits_with_the_reason_of_the_kind() -> Non
     refused = StopWaits("A start costs one retry: it would fail.", reason="RetriesUsed")
     waits, effects = run(begun(IncidentKind.FORCED), refused)
     assert (waits.phase, waits.reason, waits.sentence) == (Phase.STOPPING, "RetriesUsed", refused.sentence)
-    assert effects == [DoStop(TERMS.lost_rank_grace_s, stacks=False), DoMail()]
+    assert effects == [DoStop(TERMS.lost_rank_grace_s, stacks=False)]
 
 
 def test_ranks_that_came_up_end_the_count_of_failed_starts() -> None:
@@ -430,7 +429,7 @@ def test_a_recovery_that_others_make_needless_while_it_waits_stops_and_starts_no
         waits.incarnation,
     )
     assert [mail.stage for mail in over.mails] == [Stage.STARTED]
-    assert all(isinstance(effect, DoMail) for effect in effects)
+    assert effects == []
     job = ev.a_job()
     after = books.settle(job, waits, over, NOW)
     assert (after.used, after.used_free, after.failures) == (job.used, job.used_free, job.failures)

@@ -29,7 +29,6 @@ from sentinel.core.recovery.events import (
     Begin,
     CancelRequested,
     DeadlinePassed,
-    DoMail,
     DoPrecheck,
     DoStop,
     Effect,
@@ -220,8 +219,7 @@ class Recoveries(RuleBasedStateMachine):
         if same != read:  # a stop is asked for anew, and has its time again
             assert read.phase is Phase.STOPPING
             assert (same.deadline_mono_s or 0.0) > (read.deadline_mono_s or 0.0)
-        again = acts(effects)
-        for before, after in zip(self.effects, again, strict=True):
+        for before, after in zip(self.effects, effects, strict=True):
             if isinstance(before, DoPrecheck):  # a back-off goes on; only a retry may come sooner
                 assert isinstance(after, DoPrecheck)
                 assert after.not_before_mono_s <= max(
@@ -232,7 +230,7 @@ class Recoveries(RuleBasedStateMachine):
                 assert after == DoStop(before.grace_s, before.stacks and read.end_state is None)
             else:
                 assert after == before
-        self.incident, self.effects = same, again
+        self.incident, self.effects = same, effects
 
     def move(self, before: Incident, event: Event, *, opened: bool = False) -> None:
         after, effects = transitions.step(before, event, self.now, TERMS)
@@ -257,8 +255,8 @@ class Recoveries(RuleBasedStateMachine):
         if before.end_state is not None:
             assert after.end_state == before.end_state
             assert after.phase not in (Phase.STARTING, Phase.KEPT_RUNNING, Phase.RECOVERED)
-        if after.phase != before.phase or acts(effects):
-            self.effects = acts(effects)
+        if after.phase != before.phase or effects:
+            self.effects = effects
         if isinstance(event, StopEnded):
             self.back_off_mono_s = self.now.mono_s + event.plan.delay_s
         self.job = books.settle(self.job, None if opened else before, after, self.now)
@@ -299,10 +297,6 @@ class Recoveries(RuleBasedStateMachine):
     def the_run_clock_stands_when_nothing_runs(self) -> None:
         if self.job.state != JobState.RUNNING:
             assert self.job.started_mono_s is None
-
-
-def acts(effects: tuple[Effect, ...]) -> tuple[Effect, ...]:
-    return tuple(effect for effect in effects if not isinstance(effect, DoMail))
 
 
 TestRecoveries = Recoveries.TestCase

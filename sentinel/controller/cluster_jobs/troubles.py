@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from sentinel.controller.cluster_jobs.looks import Tracked
-from sentinel.controller.troubles import TRIES, UNTOLD_S, Trouble, several
+from sentinel.controller.troubles import TRIES, UNTOLD_S, Trouble, shared, untold
 from sentinel.core.model import Incident, ProtectedJob
 from sentinel.core.now import Now
 
@@ -28,13 +28,11 @@ def of_jobs(
         return {"jobs": Trouble(f"no job is looked after, for their records cannot be read: {unread}")}
     found = {}
     if failing := {name: one.problem for name, one in tracked.items() if one.failures >= TRIES}:
-        found["job looks"] = _trouble("nothing is decided about {jobs}", failing)
+        found["job looks"] = shared("nothing is decided about {names}", failing, "job")
     if records is not None and (unwritten := records.unwritten):
-        text = "what was decided about {jobs} cannot be written, and waits"
-        found["job records"] = _trouble(text, unwritten)
-    if records is not None and (untold := _untold(records, now)):
-        found["job mails"] = _trouble("nobody got the mail about {jobs}", untold)
-    return found
+        text = "what was decided about {names} cannot be written, and waits"
+        found["job records"] = shared(text, unwritten, "job")
+    return found | untold({} if records is None else _untold(records, now), "job")
 
 
 def _untold(records: Records, now: Now) -> dict[str, str]:
@@ -46,8 +44,3 @@ def _untold(records: Records, now: Now) -> dict[str, str]:
         for mail in incident.mails
         if mail.state == "failed"
     }
-
-
-def _trouble(text: str, problems: Mapping[str, str]) -> Trouble:
-    jobs = tuple(sorted(problems))
-    return Trouble(f"{text.format(jobs=several(jobs, 'job'))}: {problems[jobs[0]]}", jobs)

@@ -42,7 +42,7 @@ MAX_ANSWER_BYTES = 1 << 20  # about one mail
 TOGETHER = (
     5  # of a cluster: things of a minute that go by themselves to the same addresses; others are a digest
 )
-IDLE_S = 30.0  # a mail that nobody announced is found then: such as an earlier leader left
+IDLE_S = 300.0  # between two looks where nothing new was announced
 
 Pending = Callable[[], list[tuple[Incident, ProtectedJob]]]
 # What became of a mail of a record: a StageMail of an incident, a NodeMail of a Quarantine.

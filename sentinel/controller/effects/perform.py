@@ -17,7 +17,6 @@ from sentinel.core.model import Incident, IncidentKind, Phase, ProtectedJob, Sav
 from sentinel.core.recovery import budget, transitions
 from sentinel.core.recovery.events import (
     RESUMED_BY_OTHERS,
-    DoMail,
     DoPrecheck,
     DoSave,
     DoStart,
@@ -69,7 +68,6 @@ class Performer:
         written: Callable[[str], Awaitable[None]],
         save_job: Callable[[JobPicture, ProtectedJob], None],
         outcome: Callable[[JobPicture, Event], None],
-        wake_mail: Callable[[], None],
     ) -> None:
         self._cluster = cluster
         self._node = node
@@ -78,7 +76,6 @@ class Performer:
         self._written = written
         self._save_job = save_job
         self._outcome = outcome
-        self._wake_mail = wake_mail
         self._effects: dict[str, asyncio.Task[None]] = {}  # job -> the effect of its open incident
         self._starts: dict[str, asyncio.Task[list[RankProcess]]] = {}  # job -> its last start
         self._watches: dict[str, ProofWatch] = {}
@@ -101,9 +98,6 @@ class Performer:
     def perform(self, picture: JobPicture, incident: Incident, effects: tuple[Effect, ...]) -> None:
         name = picture.job.name
         for effect in effects:
-            if isinstance(effect, DoMail):
-                self._wake_mail()
-                continue
             self.cancel(name)
             task = asyncio.create_task(
                 self._effect(picture, incident, effect), name=f"{name}:{incident.phase.value}"

@@ -77,7 +77,6 @@ class Controller:
             written=records.written,
             save_job=self._save_job,
             outcome=self._performed,
-            wake_mail=wake_mail,
         )
         self._records = records
         self._node = node
@@ -88,7 +87,7 @@ class Controller:
         self._say = say
         self._on_end = on_end
         self.pictures: dict[str, JobPicture] = {}
-        self.mail = JobMail(self.pictures, records)
+        self.mail = JobMail(self.pictures, records, wake_mail)
         self._quarantines = {one.entity: one for one in records.quarantines()}
         broke = partial(metrics.exception, "job")
         self._looks = (

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from sentinel.controller.troubles import TRIES, UNTOLD_S, Trouble, alone, several
+from sentinel.controller.troubles import TRIES, UNTOLD_S, Trouble, alone, shared, untold
 from sentinel.core.agents.epochs import AGENT, Where
 from sentinel.core.fleet.model import NodeQuarantine
 from sentinel.core.now import Now
@@ -10,19 +10,19 @@ from sentinel.util.works import Failing
 
 # effect -> what it means for these nodes that it fails
 SENTENCES = {
-    "claim": "nothing is decided about {nodes}, for what an earlier leader may still write there cannot be fenced off",
-    "isolate": "{nodes} cannot be taken out of service, for that cannot be saved",
-    "save": "what was decided about {nodes} cannot be saved, and is not done",
-    "settle": "nothing is decided about {nodes}, for what became of the last save cannot be read",
-    "show": "the mark of {nodes} cannot be written",
-    "condition": "the conditions of {nodes} cannot be written",
-    "record-status": "the status of the records of {nodes} cannot be written",
-    "mail-record": "what became of the mails about {nodes} cannot be saved: another leader would send them again",
-    "remove": "pods on {nodes} cannot be removed",
-    "fence": "{nodes} cannot be fenced",
-    "order": "what was ordered about {nodes} cannot be taken up",
-    "answer": "what was ordered about {nodes} cannot be answered",
-    "prune": "old records of {nodes} cannot be deleted",
+    "claim": "nothing is decided about {names}, for what an earlier leader may still write there cannot be fenced off",
+    "isolate": "{names} cannot be taken out of service, for that cannot be saved",
+    "save": "what was decided about {names} cannot be saved, and is not done",
+    "settle": "nothing is decided about {names}, for what became of the last save cannot be read",
+    "show": "the mark of {names} cannot be written",
+    "condition": "the conditions of {names} cannot be written",
+    "record-status": "the status of the records of {names} cannot be written",
+    "mail-record": "what became of the mails about {names} cannot be saved: another leader would send them again",
+    "remove": "pods on {names} cannot be removed",
+    "fence": "{names} cannot be fenced",
+    "order": "what was ordered about {names} cannot be taken up",
+    "answer": "what was ordered about {names} cannot be answered",
+    "prune": "old records of {names} cannot be deleted",
 }
 # Without these it does not do its work, or not as it should.
 NOT_READY = ("take-over", "clock", "claim", "isolate", "save", "settle")
@@ -62,32 +62,19 @@ def of_fleet(
 
 def of_mails(records: Iterable[NodeQuarantine], now: Now) -> dict[str, Trouble]:
     """Nodes about which nobody got a mail."""
-    untold = {
+    problems = {
         record.node: mail.error
         for record in records
         for mail in record.mails
         if mail.state == "failed" and now.wall_s - mail.wall_s < UNTOLD_S
     }
-    if not untold:
-        return {}
-    nodes = tuple(sorted(untold))
-    return {
-        "node mails": Trouble(
-            f"nobody got the mail about {several(nodes, 'node')}: {untold[nodes[0]]}", nodes
-        )
-    }
+    return untold(problems, "node")
 
 
 def of_works(failing: Iterable[Failing]) -> dict[str, Trouble]:
     """By effect."""
-    found: dict[str, list[Failing]] = {}
+    found: dict[str, dict[str, str]] = {}
     for one in failing:
         if one.number >= TRIES:
-            found.setdefault(one.effect, []).append(one)
-    return {effect: _trouble(effect, sorted(own, key=lambda one: one.key)) for effect, own in found.items()}
-
-
-def _trouble(effect: str, failing: list[Failing]) -> Trouble:
-    nodes = tuple(one.key for one in failing)
-    text = SENTENCES[effect].format(nodes=several(nodes, "node"))
-    return Trouble(f"{text}: {failing[0].error}", nodes)
+            found.setdefault(one.effect, {})[one.key] = one.error
+    return {effect: shared(SENTENCES[effect], problems, "node") for effect, problems in found.items()}

@@ -205,8 +205,4 @@ class DoStart(Struct, frozen=True, tag=True):
     excluded: tuple[str, ...]
 
 
-class DoMail(Struct, frozen=True, tag=True):
-    """Something new waits in `incident.mails`."""
-
-
-Effect: TypeAlias = DoPrecheck | DoSave | DoStop | DoStart | DoMail
+Effect: TypeAlias = DoPrecheck | DoSave | DoStop | DoStart

@@ -9,7 +9,6 @@ from sentinel.core.recovery.events import (
     Begin,
     CancelRequested,
     DeadlinePassed,
-    DoMail,
     DoPrecheck,
     EndRequested,
     Fault,
@@ -75,8 +74,7 @@ def precheck_passed(incident: Incident, event: PrecheckPassed, now: Now, terms: 
     incident = structs.replace(incident, size=event.size, excluded=event.excluded)
     if incident.kind == IncidentKind.CHOSEN:
         incident = tell(incident, Stage.STARTED)
-        incident, effects = saving(incident, now, terms, "RoomFound", event.sentence)
-        return incident, (*effects, DoMail())
+        return saving(incident, now, terms, "RoomFound", event.sentence)
     return starting(incident, now, terms, "PrecheckPassed", event.sentence)
 
 
@@ -200,7 +198,7 @@ def stop_ended(incident: Incident, event: StopEnded, now: Now, terms: Terms) -> 
         incident = structs.replace(incident, excluded=(*incident.excluded, plan.avoid))
     wait_s = plan.delay_s + room_wait_s(incident, terms)
     incident = enter(incident, Phase.PRECHECKING, now, plan.reason, plan.sentence, wait_s)
-    return incident, (DoPrecheck(now.mono_s + plan.delay_s), DoMail())
+    return incident, (DoPrecheck(now.mono_s + plan.delay_s),)
 
 
 def stop_stuck(incident: Incident, event: StopStuck, now: Now, terms: Terms) -> Result:
@@ -219,7 +217,7 @@ def stop_waits(incident: Incident, event: StopWaits, now: Now, terms: Terms) -> 
     if incident.sentence != event.sentence:
         incident = enter(incident, Phase.STOPPING, now, event.reason, event.sentence)
     incident = structs.replace(tell(incident, Stage.STARTED), deadline_mono_s=now.mono_s + UNFENCED_S)
-    return incident, (stop_effect(incident), DoMail())
+    return incident, (stop_effect(incident),)
 
 
 def given_up(incident: Incident, event: GivenUp, now: Now, terms: Terms) -> Result:

@@ -8,7 +8,7 @@ from sentinel.core.machine import lengthened
 from sentinel.core.model import Incident, IncidentKind, Phase, Stage, StageMail, Step, Symptom
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Checkpoint
-from sentinel.core.recovery.events import DoMail, DoPrecheck, DoSave, DoStart, DoStop, Effect
+from sentinel.core.recovery.events import DoPrecheck, DoSave, DoStart, DoStop, Effect
 
 Result: TypeAlias = tuple[Incident, tuple[Effect, ...]]
 
@@ -120,4 +120,4 @@ def close(incident: Incident, phase: Phase, now: Now, reason: str, sentence: str
         incident = tell(incident, Stage.RECOVERED)
     elif phase in (Phase.FAILED, Phase.EXHAUSTED):
         incident = tell(incident, Stage.GAVE_UP)
-    return incident, (DoMail(),) if any(m.state == "waiting" for m in incident.mails) else ()
+    return incident, ()

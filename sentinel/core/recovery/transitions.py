@@ -97,6 +97,4 @@ def resume(incident: Incident, now: Now, terms: Terms) -> Result:
             incident = structs.replace(incident, deadline_mono_s=deadline_s)
     elif incident.phase == Phase.STARTING:
         effects = (events.DoStart(incident.incarnation, incident.size, incident.excluded),)
-    if any(mail.state == "waiting" for mail in incident.mails):
-        effects = (*effects, events.DoMail())
     return incident, effects
