@@ -25,7 +25,7 @@ def cost() -> Json:
             stat(
                 "GPU-hours lost",
                 f"sum({lost}) / 3600",
-                "From faults to the first new iteration, times GPUs.",
+                "From the last iteration before each fault to the first new one, times GPUs.",
                 unit="h",
                 empty="no fault has cost anything yet",
             ),
@@ -103,7 +103,7 @@ def cost() -> Json:
             series(
                 "Time to recover",
                 [(mean_within("time_to_recover_seconds", "1h", "cause"), "{{cause}}")],
-                "Mean of an hour, from the fault to the first new iteration.",
+                "Mean of an hour, from the last iteration before the fault to the first new one.",
                 unit="s",
                 empty="no fault in this time",
             ),

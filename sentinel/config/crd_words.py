@@ -233,7 +233,7 @@ WORDS: dict[str, dict[str, str]] = {
     },
     "Lost": {
         "steps": "Iterations that had to be repeated.",
-        "seconds": "From the fault to the first new iteration.",
+        "seconds": "From the last iteration before the fault to the first new one.",
         "gpuSeconds": "The same, multiplied by the job's GPUs.",
         "resumedFrom": "The iteration from which the job went on.",
     },

@@ -299,7 +299,7 @@ class SaveResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Lost(Struct, frozen=True, kw_only=True, omit_defaults=True):
     steps: int | None = None  # iterations repeated
-    seconds: float = 0.0  # from the fault to the first new iteration
+    seconds: float = 0.0  # from the last iteration before the fault to the first new one
     gpu_seconds: float = 0.0
     resumed_from: int | None = None
 

@@ -121,10 +121,14 @@ DETECT = _histogram("time_to_detect_seconds", "From a fault's first trace to its
 SAVE = _histogram("time_to_save_seconds", "From the save signal to its proof or its time limit.")
 STOP = _histogram("time_to_stop_seconds", "From the order to stop a job to its last process gone.")
 START = _histogram("time_to_start_seconds", "From the order to start a job to all its ranks running.")
-RECOVER = _histogram("time_to_recover_seconds", "From the fault to the first new iteration.", "cause")
+RECOVER = _histogram(
+    "time_to_recover_seconds", "From the last iteration before the fault to the first new one.", "cause"
+)
 LOST_STEPS = _counter("lost_steps_total", "Iterations that had to be repeated.", "cause")
 LOST_TIME = _counter(
-    "lost_seconds_total", "Time without progress, from the fault to the first new iteration.", "cause"
+    "lost_seconds_total",
+    "Time without progress, from the last iteration before the fault to the first new one.",
+    "cause",
 )
 LOST_GPU_TIME = _counter(
     "lost_gpu_seconds_total", "The same, multiplied by the job's GPUs.", "cause", "owner", most=1000
@@ -143,7 +147,9 @@ KEPT_RECOVERIES = _gauge(
 )
 KEPT_LOST_STEPS = _gauge("kept_lost_steps", "Iterations that these repeated.", "cause")
 KEPT_LOST_TIME = _gauge(
-    "kept_lost_seconds", "Time of these without progress, from the fault to the first new iteration.", "cause"
+    "kept_lost_seconds",
+    "Time of these without progress, from the last iteration before the fault to the first new one.",
+    "cause",
 )
 KEPT_LOST_GPU_TIME = _gauge(
     "kept_lost_gpu_seconds", "The same, multiplied by the job's GPUs.", "cause", "owner", most=1000

@@ -46,6 +46,7 @@ def test_a_move_that_had_no_room_is_tried_again_once_there_is_room_and_less_ofte
             again = decide(picture, later(at))
             assert isinstance(again, Open)
             assert (again.kind, again.key) == (IncidentKind.CHOSEN, kept.key)
+            assert again.since_s is None, "it was detected once"
             act(picture, again, later(at))
             picture.fits_again = ""
     assert move_again.pause_s(100) == 3600.0

@@ -202,6 +202,43 @@ def test_a_lost_rank_opens_a_forced_recovery_that_knows_the_last_step() -> None:
     assert (opened.failed_step, opened.phase) == (30, Phase.STOPPING)
 
 
+def since_s(picture: JobPicture, now: Now = NOW) -> float | None:
+    decision = decide(picture, now)
+    assert isinstance(decision, Open), decision
+    return decision.since_s
+
+
+@pytest.mark.parametrize("mode", ["enforce", "observe"])
+def test_a_fault_begins_with_its_own_first_trace_not_with_the_last_iteration(mode: str) -> None:
+    """A job may well be in an evaluation of many minutes when its rank is lost."""
+
+    def made(last_s: float = 400.0) -> JobPicture:
+        picture = seen(rules(mode=mode), started_mono_s=100.0)
+        steps(picture, 30, until_s=last_s)
+        return picture
+
+    picture = made()
+    ends(picture, 1, at_s=990.0, signal=9, ended_s=988.0)
+    assert since_s(picture) == 988.0, "it was seen later"
+    ends(picture, 0, at_s=987.0, signal=6)
+    assert mode == "observe" or since_s(picture) == 987.0, "of several the first"
+    picture = made()
+    picture.add_match(lost_loss())
+    assert since_s(picture) == 900.0
+    for first_s, began_s in ((30.0, NOW.mono_s - 30.0), (3000.0, 100.0)):
+        picture = made(NOW.mono_s - 5.0)
+        picture.findings = [finding(first_seen_wall_s=NOW.wall_s - first_s)]
+        assert since_s(picture) == began_s, "not before it was started"
+    picture, later = hung(rules(hang=Hang(after_s=30.0), mode=mode))
+    assert since_s(picture, later) == NOW.mono_s, "here its silence is the trace"
+
+
+def test_what_a_person_asks_for_is_no_fault_and_has_no_first_trace() -> None:
+    picture = seen()
+    picture.end = stop()
+    assert since_s(picture) is None
+
+
 def test_after_a_reboot_the_last_step_is_the_one_that_was_recorded() -> None:
     picture = seen(last_step=77)
     lost = Open("Rebooted", "Rebooted.", IncidentKind.FORCED, ev.verdict())

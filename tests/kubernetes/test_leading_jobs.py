@@ -157,6 +157,7 @@ def _numbers_are_those_of_the_records(site: JobSite, page: Page) -> None:
     job, cause = record["name"], incident["verdict"]["cause"]
     site.until(lambda: page.number("job_restarts_total", job_name=job, cause=cause) == 1)
     site.until(lambda: page.number("time_to_recover_seconds_sum", cause=cause))
+    assert page.number("time_to_detect_seconds_count", symptom="rank lost") == 1
     assert page.number("job_incidents_total", job_name=job) == incident["attempt"] == 1
     lost = incident["lost"]
     assert page.number("job_state", job_name=job, state="running") == 1

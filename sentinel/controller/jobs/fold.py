@@ -25,7 +25,6 @@ from sentinel.core.job.orders import Action, Cancel, Extend, ReleaseHold, Retry
 from sentinel.core.model import (
     FollowedOrder,
     Incident,
-    IncidentKind,
     JobEvent,
     JobState,
     Phase,
@@ -343,9 +342,8 @@ class Controller:
             picture.fits_again = ""
             owner, verdict = numbers.owner_of(picture.job.policy), incident.verdict
             self._metrics.incident(verdict.symptom, verdict.cause, owner, verdict.entity)
-            heard = picture.timing.last_at_s
-            if heard is not None and decision.kind == IncidentKind.FORCED:
-                self._metrics.detected(incident.verdict.symptom, max(0.0, now.mono_s - heard))
+            if decision.since_s is not None:
+                self._metrics.detected(verdict.symptom, max(0.0, now.mono_s - decision.since_s))
             self._step(picture, incident, Begin(decision.reason, decision.sentence), opened=True)
 
     def _step(self, picture: JobPicture, incident: Incident, event: Event, *, opened: bool = False) -> None:

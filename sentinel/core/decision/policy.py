@@ -17,6 +17,7 @@ from sentinel.core.model import (
     JobState,
     Lost,
     Phase,
+    ProtectedJob,
     Restartable,
     Symptom,
     Verdict,
@@ -61,6 +62,7 @@ class Open(Struct, frozen=True):
     size: int | None = None
     excluded: tuple[str, ...] | None = None
     bad_steps: BadSteps | None = None
+    since_s: float | None = None  # of a fault, by the monotonic clock: its first trace
 
 
 class Feed(Struct, frozen=True):
@@ -114,7 +116,7 @@ def decide(picture: JobPicture, now: Now) -> Decision:
     told = picture.norm_lost
     if told is not None and not picture.told & {diverged.KEY, diverged.NORM_KEY}:
         verdict = diverged.diverged(told, picture.failures, ended=picture.finished)
-        return _notice(picture, diverged.NORM_REASON, verdict, diverged.NORM_KEY)
+        return _notice(picture, diverged.NORM_REASON, verdict, diverged.NORM_KEY, told.at_s)
     if picture.finished:
         if (saved := picture.ended_by_save()) is not None:
             return _resumes_after_save(saved)
@@ -273,14 +275,15 @@ def _resumes_after_save(saved: Incident) -> Decision:
 
 def _decide_lost_rank(picture: JobPicture, now: Now) -> Decision:
     verdict = picture.verdict(now)
+    since_s = min(gone.at_s if gone.ended_s is None else gone.ended_s for gone in picture.failed_exits)
     if picture.job.policy.mode == "observe":
         if len(picture.exits) >= picture.job.size:
             code = next((e.code for e in picture.failed_exits if e.code is not None), None)
             return Finish(
                 "Observed", f"{verdict.sentence} (observe mode: nothing is done)", JobState.ERROR, code
             )
-        return _notice(picture, "Observed", verdict, f"observed:{verdict.failure}")
-    return Open("RankLost", verdict.sentence, IncidentKind.FORCED, verdict)
+        return _notice(picture, "Observed", verdict, f"observed:{verdict.failure}", since_s)
+    return Open("RankLost", verdict.sentence, IncidentKind.FORCED, verdict, since_s=since_s)
 
 
 def _decide_lost_loss(picture: JobPicture, told: LogMatch, now: Now) -> Decision:
@@ -293,18 +296,26 @@ def _decide_lost_loss(picture: JobPicture, told: LogMatch, now: Now) -> Decision
                 f"The job is restarted, to resume from a checkpoint of step {told.good_step} or an older one."
             )
             verdict = diverged.diverged(told, picture.failures, ended=False, then=then)
+            bad_steps = diverged.bad_steps(told)
             return Open(
-                reason, verdict.sentence, IncidentKind.FORCED, verdict, bad_steps=diverged.bad_steps(told)
+                reason,
+                verdict.sentence,
+                IncidentKind.FORCED,
+                verdict,
+                bad_steps=bad_steps,
+                since_s=told.at_s,
             )
         then = f"The job goes on, and is not restarted: {refusal}"
     verdict = diverged.diverged(told, picture.failures, ended=picture.finished, then=then)
-    return _notice(picture, reason, verdict, diverged.KEY)
+    return _notice(picture, reason, verdict, diverged.KEY, told.at_s)
 
 
-def _notice(picture: JobPicture, reason: str, verdict: Verdict, key: str) -> Decision:
+def _notice(
+    picture: JobPicture, reason: str, verdict: Verdict, key: str, since_s: float | None = None
+) -> Decision:
     if key in picture.told:
         return Nothing("AlreadyTold", verdict.sentence)
-    return Open(reason, verdict.sentence, IncidentKind.NOTICE, verdict, key)
+    return Open(reason, verdict.sentence, IncidentKind.NOTICE, verdict, key, since_s=since_s)
 
 
 def _decide_running(picture: JobPicture, now: Now) -> Decision:
@@ -338,8 +349,9 @@ def _decide_signal(picture: JobPicture, signal: TimingSignal, now: Now) -> Decis
             "names a time after which it is."
         )
         return _notice(picture, "MayBeWell", structs.replace(verdict, sentence=sentence), signal.key)
+    since_s = picture.timing.last_at_s if signal.symptom == Symptom.HANG else None
     if signal.symptom == Symptom.HANG and policy.hang.action == "RestartAndAlert" and not observe:
-        return Open("Hang", verdict.sentence, IncidentKind.FORCED, verdict)
+        return Open("Hang", verdict.sentence, IncidentKind.FORCED, verdict, since_s=since_s)
     if signal.symptom == Symptom.SLOW and policy.performance.action == "RescheduleAndAlert" and not observe:
         # This incarnation was not moved for it, and the owner knows why.
         if signal.key in picture.told and not _again(picture, signal.key, now):
@@ -354,7 +366,7 @@ def _decide_signal(picture: JobPicture, signal: TimingSignal, now: Now) -> Decis
         and sum(key.startswith(slowdown.KEY) for key in picture.told) >= MOST_SLOWDOWNS
     ):
         return Nothing("AlreadyTold", verdict.sentence)
-    return _notice(picture, "Observed" if observe else "AlertOnly", verdict, signal.key)
+    return _notice(picture, "Observed" if observe else "AlertOnly", verdict, signal.key, since_s)
 
 
 def _refuse_performance_move(picture: JobPicture, verdict: Verdict, now: Now) -> tuple[str, str]:
@@ -385,16 +397,17 @@ def _decide_finding(picture: JobPicture, finding: Finding, now: Now) -> Decision
     if finding.place in job.excluded:
         return Nothing("AlreadyAvoided", f"{finding.place} is already left out.")
     verdict = structs.replace(picture.verdict(now), entity=finding.place)
+    since_s = None if key in picture.refused else _first_seen_s(finding, job, now)
     if job.policy.mode == "observe" or (key in picture.told and not _again(picture, key, now)):
-        return _notice(picture, "Observed", verdict, key)
+        return _notice(picture, "Observed", verdict, key, since_s)
     if job.policy.resume is None:
-        return _notice(picture, "NotResumable", verdict, key)
+        return _notice(picture, "NotResumable", verdict, key, since_s)
     if picture.pinned:
         verdict = structs.replace(verdict, sentence=f"{verdict.sentence} Not moved: {_pinned(picture)}")
-        return _notice(picture, "PinnedToNode", verdict, key)
+        return _notice(picture, "PinnedToNode", verdict, key, since_s)
     if spent := spent_budget(job, verdict.budget, now):
         verdict = structs.replace(verdict, sentence=f"{verdict.sentence} Not moved: {spent}")
-        return _notice(picture, "BudgetExhausted", verdict, key)
+        return _notice(picture, "BudgetExhausted", verdict, key, since_s)
     return Open(
         "NodeFault",
         verdict.sentence,
@@ -402,7 +415,14 @@ def _decide_finding(picture: JobPicture, finding: Finding, now: Now) -> Decision
         verdict,
         key=key,
         excluded=(*job.excluded, finding.place),
+        since_s=since_s,
     )
+
+
+def _first_seen_s(finding: Finding, job: ProtectedJob, now: Now) -> float:
+    """As a fault of this job's ranks: not before they were started."""
+    seen_s = now.mono_s - max(0.0, now.wall_s - finding.first_seen_wall_s)
+    return max(seen_s, job.started_mono_s or seen_s)
 
 
 def _pinned(picture: JobPicture) -> str:
