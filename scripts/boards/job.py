@@ -3,9 +3,9 @@
 from boards.grafana import GREEN, RED, YELLOW, Json, annotation, dashboard, series, stat, table, variable
 from boards.words import ETTR, JOB
 
-INCIDENTS = annotation(
-    "Incidents", f"changes(sentinel_job_incidents_total{{{JOB}}}[1m]) > 0", RED, "Incident of {{job_name}}"
-)
+# Grafana asks for annotations every minute. So each incident is one, however seldom it is scraped and whoever leads.
+TOLD = f"max by (cluster, job_name) (sentinel_job_incidents_total{{{JOB}}}"
+INCIDENTS = annotation("Incidents", f"{TOLD}) > {TOLD} offset 1m)", RED, "Incident of {{job_name}}")
 PHASES = annotation(
     "Recovery",
     f"count by (cluster, phase, cause) (sentinel_job_phase_since_timestamp_seconds{{{JOB}}})",

@@ -13,9 +13,11 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from sentinel.metrics import measures
 from sentinel.metrics.declared import DECLARATIONS
-from tests.prometheus.test_rules import rules, script
+from tests.prometheus.test_rules import promtool, rules, script
+from tests.prometheus.watched import filled
 
 REPO = Path(__file__).parents[2]
+JOB = REPO / "dashboards" / "sentinel-job.json"
 FILES = sorted((REPO / "dashboards").glob("*.json"))
 register_default_plugins()
 
@@ -155,6 +157,35 @@ def test_every_query_is_of_the_chosen_clusters_which_are_all_where_no_scrape_nam
     for expr in [*expressions(document), *others]:
         for rest in re.split(r"(?:sentinel[_:]|DCGM_|node_infiniband_|node_network_)[\w:]+", expr)[1:]:
             assert re.match(r'\{[^}]*cluster=~"\$cluster"\}', rest), expr
+
+
+@pytest.mark.parametrize("scraped", ["5s", "15s", "30s", "60s", "2m"])
+def test_each_incident_is_one_annotation_whoever_leads_and_however_seldom_it_is_scraped(
+    scraped: str, tmp_path: Path
+) -> None:
+    """Grafana asks every 60 s for annotations where they name no other step."""
+    (expr,) = [one["expr"] for one in read(JOB)["annotations"]["list"] if one["name"] == "Incidents"]
+    every_s = int(scraped[:-1]) * (60 if scraped.endswith("m") else 1)
+    each = 1200 // every_s
+    series = 'sentinel_job_incidents_total{job_name="j",instance="%s"}'
+    told = [
+        {"series": series % "one", "values": f"3x{each - 1} 4x{each - 1} stale"},
+        {"series": series % "two", "values": f"_x{2 * each} 4x{each - 1} 6x{each}"},
+    ]
+    seen = {"labels": '{job_name="j"}'}
+    checks = [
+        {
+            "expr": filled(expr, {"cluster": ".*", "job_name": "j"}),
+            "eval_time": f"{minute}m",
+            "exp_samples": [seen | {"value": {20: 4, 60: 6}[minute]}] if minute in (20, 60) else [],
+        }
+        for minute in range(2, 79)
+        if minute % 2 == 0 or every_s <= 60
+    ]
+    test = {"interval": scraped, "input_series": told, "promql_expr_test": checks}
+    file = tmp_path / "annotations.yaml"
+    file.write_text(json.dumps({"evaluation_interval": "1m", "tests": [test]}))
+    promtool("test", "rules", str(file))
 
 
 def test_queries_ask_for_what_is_measured_and_make_no_number_up() -> None:
