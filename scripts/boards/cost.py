@@ -7,8 +7,12 @@ from boards.words import ETTR, OWNER, kept, mean_within
 def cost() -> Json:
     # Sums are told by the records: counters begin anew with each leader, and increases lose what was counted between
     # a leader's last scrape and its death. How long things took stands in no record: of that, means of a time.
-    lost = kept("lost_gpu_seconds", "cause, owner", OWNER)
-    recoveries = kept("recoveries", "cause")
+    lost = kept("lost_gpu_seconds", "cause, owner")
+    recoveries = kept("recoveries", "cause, owner")
+    productive, wall = (
+        kept("job_gpu_seconds", "owner", f'time="{time}",{OWNER}') for time in ("productive", "wall")
+    )
+    counted = f"sentinel_lost_gpu_seconds_total{{{OWNER}}}[$__rate_interval]"
     to_job, to_node = row_link("job", "job_name", "job_name"), row_link("node", "node", "node")
     return dashboard(
         "cost",
@@ -16,7 +20,7 @@ def cost() -> Json:
         [
             stat(
                 "ETTR of all jobs",
-                "sentinel:job_ettr:ratio",
+                f"sum({productive}) / (sum({wall}) > 0)",
                 "Productive time of all time, weighted by GPUs, of running jobs and of those that have ended.",
                 unit="percentunit",
                 steps=ETTR,
@@ -29,23 +33,23 @@ def cost() -> Json:
                 unit="h",
                 empty="no fault has cost anything yet",
             ),
-            stat("Incidents", f"sum({kept('incidents', 'symptom, cause')})", "Of all jobs."),
+            stat("Incidents", f"sum({kept('incidents', 'symptom, cause, owner')})", "Of all jobs."),
             stat(
                 "Fault to incident",
                 mean_within("time_to_detect_seconds", "$__range"),
-                "Mean of the time that is shown.",
+                "Mean of the time that is shown, of all owners.",
                 unit="s",
                 empty="no fault in this time",
             ),
             stat(
                 "Fault to new iteration",
-                f"sum({kept('lost_seconds', 'cause')}) / clamp_min(sum({recoveries}), 1)",
+                f"sum({kept('lost_seconds', 'cause, owner')}) / clamp_min(sum({recoveries}), 1)",
                 "Mean.",
                 unit="s",
             ),
             stat(
                 "Iterations repeated",
-                f"sum({kept('lost_steps', 'cause')})",
+                f"sum({kept('lost_steps', 'cause, owner')})",
                 "Since the last checkpoint before each fault.",
             ),
             series(
@@ -66,8 +70,8 @@ def cost() -> Json:
             ),
             table(
                 "GPU-hours lost by node",
-                f"{kept('node_lost_gpu_seconds', 'node')} / 3600",
-                "Nodes that were to blame.",
+                "max by (cluster, node) (sentinel_kept_node_lost_gpu_seconds) / 3600",
+                "Nodes that were to blame, for jobs of all owners.",
                 value="GPU-hours",
                 unit="h",
                 links=[to_node],
@@ -75,7 +79,8 @@ def cost() -> Json:
             ),
             table(
                 "Jobs by ETTR",
-                "min by (cluster, job_name) (sentinel_job_ettr_ratio)",
+                "min by (cluster, job_name) (sentinel_job_ettr_ratio) "
+                f"and on (cluster, job_name) sentinel_job_info{{{OWNER}}}",
                 "Which jobs lose the most of their time.",
                 value="ETTR",
                 unit="percentunit",
@@ -85,46 +90,40 @@ def cost() -> Json:
             ),
             series(
                 "Incidents by symptom",
-                [(f"sum by (symptom) ({kept('incidents', 'symptom, cause')})", "{{symptom}}")],
+                [(f"sum by (symptom) ({kept('incidents', 'symptom, cause, owner')})", "{{symptom}}")],
                 "What happens at all.",
             ),
             series(
                 "Restarts by cause",
-                [(f"sum by (cause) ({kept('restarts', 'cause')})", "{{cause}}")],
+                [(f"sum by (cause) ({kept('restarts', 'cause, owner')})", "{{cause}}")],
                 "By recoveries.",
             ),
             series(
                 "Time to detect",
                 [(mean_within("time_to_detect_seconds", "1h", "symptom"), "{{symptom}}")],
-                "Mean of an hour, from a fault's first trace to its incident.",
+                "Mean of an hour, from a fault's first trace to its incident, of all owners.",
                 unit="s",
                 empty="no fault in this time",
             ),
             series(
                 "Time to recover",
                 [(mean_within("time_to_recover_seconds", "1h", "cause"), "{{cause}}")],
-                "Mean of an hour, from the last iteration before the fault to the first new one.",
+                "Mean of an hour, from the last iteration before the fault to the first new one, of all owners.",
                 unit="s",
                 empty="no fault in this time",
             ),
             series(
                 "What a recovery spends its time on",
-                [
-                    (
-                        mean_within(f"time_to_{step}_seconds", "1h"),
-                        step,
-                    )
-                    for step in ("stop", "start")
-                ],
-                "Means of an hour. The rest is waiting for room and for the program itself.",
+                [(mean_within(f"time_to_{step}_seconds", "1h"), step) for step in ("save", "stop", "start")],
+                "Means of an hour, of all owners. The rest is waiting for room and for the program itself.",
                 unit="s",
                 empty="no recovery in this time",
             ),
             series(
-                "Time lost",
-                [("sum by (cause) (increase(sentinel_lost_seconds_total[$__rate_interval]))", "{{cause}}")],
-                "When it was lost.",
-                unit="s",
+                "GPU-hours lost, and when",
+                [(f"sum by (cause) (increase({counted})) / 3600", "{{cause}}")],
+                "Told when the job steps again.",
+                unit="h",
                 empty="no fault has cost anything yet",
             ),
         ],

@@ -45,7 +45,7 @@ def fleet() -> Json:
             stat(
                 "Jobs that recover now",
                 "sum(max by (cluster) (sentinel_jobs_recovering))",
-                "With an open incident.",
+                "With an open incident, in all pools.",
                 steps=NONE_GOOD,
             ),
             table(
@@ -108,19 +108,19 @@ def fleet() -> Json:
             series(
                 "Calls of the program that powers silent nodes off",
                 [("sum by (outcome) (sentinel_fence_calls_total)", "{{outcome}}")],
-                "Since the controllers began; `off` is what it is for.",
+                "Since the controllers began, in all pools; `off` is what it is for.",
                 empty="fleet.fence names no program",
             ),
             series(
                 "Jobs by state",
                 [("sum by (state) (sentinel:jobs:max)", "{{state}}")],
-                "Protected jobs.",
+                "Protected jobs, in all pools.",
                 stack=True,
             ),
             table(
                 "Jobs by what is left of them",
                 "min by (cluster, job_name) (sentinel_job_restarts_left)",
-                "Restarts left; 0: the next fault ends the job.",
+                "Restarts left, in all pools; 0: the next fault ends the job.",
                 value="restarts left",
                 steps=((None, RED), (1, YELLOW), (2, GREEN)),
                 links=[of_node],

@@ -12,10 +12,9 @@ POOL = 'pool=~"$pool"'
 OWNER = 'owner=~"$owner"'
 
 
-def kept(name: str, by: str, only: str = "") -> str:
+def kept(name: str, by: str, only: str = OWNER) -> str:
     """Of the records: each leader tells the same, and for minutes one that is dead is told beside the new one."""
-    labels = f"{{{only}}}" if only else ""
-    return f"max by (cluster, {by}) (sentinel_kept_{name}{labels})"
+    return f"max by (cluster, {by}) (sentinel_kept_{name}{{{only}}})"
 
 
 def mean_within(name: str, window: str, by: str = "") -> str:

@@ -140,16 +140,31 @@ BLAMED = _counter(
     most=1000,
 )
 # Gauges, since they go down as records go: the same from each leader of a cluster, where its counters begin anew.
-KEPT_INCIDENTS = _gauge("kept_incidents", "Incidents of which the cluster keeps records.", "symptom", "cause")
-KEPT_RESTARTS = _gauge("kept_restarts", "Starts by recoveries, from the kept records.", "cause")
-KEPT_RECOVERIES = _gauge(
-    "kept_recoveries", "Kept incidents after which the job made iterations again.", "cause"
+KEPT_INCIDENTS = _gauge(
+    "kept_incidents",
+    "Incidents of which the cluster keeps records.",
+    "symptom",
+    "cause",
+    "owner",
+    most=1000,
 )
-KEPT_LOST_STEPS = _gauge("kept_lost_steps", "Iterations that these repeated.", "cause")
+KEPT_RESTARTS = _gauge(
+    "kept_restarts", "Starts by recoveries, from the kept records.", "cause", "owner", most=1000
+)
+KEPT_RECOVERIES = _gauge(
+    "kept_recoveries",
+    "Kept incidents after which the job made iterations again.",
+    "cause",
+    "owner",
+    most=1000,
+)
+KEPT_LOST_STEPS = _gauge("kept_lost_steps", "Iterations that these repeated.", "cause", "owner", most=1000)
 KEPT_LOST_TIME = _gauge(
     "kept_lost_seconds",
     "Time of these without progress, from the last iteration before the fault to the first new one.",
     "cause",
+    "owner",
+    most=1000,
 )
 KEPT_LOST_GPU_TIME = _gauge(
     "kept_lost_gpu_seconds", "The same, multiplied by the job's GPUs.", "cause", "owner", most=1000
@@ -164,6 +179,8 @@ KEPT_JOB_TIME = _gauge(
     "kept_job_gpu_seconds",
     "Time of all jobs with a kept record, ended ones too, times GPUs; time is productive, or wall since first seen.",
     "time",
+    "owner",
+    most=1000,
 )
 FINDINGS = _gauge("findings", "Health findings that stand now.", "component", "severity")
 CHECK_TIME = _histogram(

@@ -159,6 +159,16 @@ def test_every_query_is_of_the_chosen_clusters_which_are_all_where_no_scrape_nam
             assert re.match(r'\{[^}]*cluster=~"\$cluster"\}', rest), expr
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_what_does_not_obey_a_filter_says_so(path: Path) -> None:
+    document = read(path)
+    variables = [one["name"] for one in document["templating"]["list"] if one["type"] == "query"]
+    for name in variables:
+        for panel in document["panels"]:
+            obeys = all(re.search(rf"\${name}\b", one["expr"]) for one in panel["targets"])
+            assert obeys or f"all {name}s" in panel["description"], (panel["title"], name)
+
+
 @pytest.mark.parametrize("scraped", ["5s", "15s", "30s", "60s", "2m"])
 def test_each_incident_is_one_annotation_whoever_leads_and_however_seldom_it_is_scraped(
     scraped: str, tmp_path: Path

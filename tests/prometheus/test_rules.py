@@ -478,8 +478,16 @@ def test_the_page_of_the_runbooks_says_what_the_docs_say() -> None:
 
 def test_recording_rules_say_what_they_are_called(tmp_path: Path) -> None:
     productive = {
-        f'sentinel_kept_job_gpu_seconds{{{LEADER},time="productive"}}': "960x3000",
-        f'sentinel_kept_job_gpu_seconds{{{LEADER},time="wall"}}': "3200x3000",
+        **{
+            f'sentinel_kept_job_gpu_seconds{{{who},time="{time}",owner="{owner}"}}': f"{told}x3000"
+            for who in (LEADER, LEADER.replace("one", "two"))  # one that is dead is told for minutes
+            for owner, time, told in (
+                ("ann", "productive", 900),
+                ("ann", "wall", 1000),
+                ("bob", "productive", 60),
+                ("bob", "wall", 2200),
+            )
+        },
         f'sentinel_lost_gpu_seconds_total{{{LEADER},cause="gpu",owner="ann"}}': "0+60x3000",
         f'sentinel_incidents_total{{{LEADER},symptom="hang",cause="gpu"}}': "0+1x3000",
         f'sentinel_jobs{{{LEADER},state="running"}}': "2x3000",

@@ -29,14 +29,15 @@ ALL = (
     declared.KEPT_BLAMED,
     declared.KEPT_JOB_TIME,
 )
-PRODUCTIVE, WALL = ("productive",), ("wall",)
+PRODUCTIVE, WALL = "productive", "wall"
+NOBODY = ""  # whose sums are told as 0 where there is none: to Prometheus that is no owner
 
 
 class Costs:
     """`add` each job that has a record, then `show` the sums."""
 
     def __init__(self) -> None:
-        causes: dict[Key, float] = {(cause.value,): 0.0 for cause in Cause}
+        causes: dict[Key, float] = {(cause.value, NOBODY): 0.0 for cause in Cause}
         both: dict[Key, float] = {(symptom.value, *cause): 0.0 for symptom in Symptom for cause in causes}
         self._sums: dict[Declaration, defaultdict[Key, float]] = {one: defaultdict(float) for one in ALL}
         self._sums[declared.KEPT_INCIDENTS].update(both)
@@ -56,19 +57,19 @@ class Costs:
             gpus, until_s = job.ended_gpus, job.ended_wall_s or job.created_wall_s
         if gpus:
             time = self._sums[declared.KEPT_JOB_TIME]
-            time[PRODUCTIVE] += gpus * max(0.0, job.run_time_s(now) - lost_s)
-            time[WALL] += gpus * max(0.0, until_s - job.created_wall_s)
+            time[PRODUCTIVE, owner] += gpus * max(0.0, job.run_time_s(now) - lost_s)
+            time[WALL, owner] += gpus * max(0.0, until_s - job.created_wall_s)
 
     def _incident(self, one: Incident, owner: str) -> None:
         cause, sums = one.verdict.cause.value, self._sums
-        sums[declared.KEPT_INCIDENTS][one.verdict.symptom.value, cause] += 1
+        sums[declared.KEPT_INCIDENTS][one.verdict.symptom.value, cause, owner] += 1
         if one.verdict.symptom is not Symptom.FIRST_START:
-            sums[declared.KEPT_RESTARTS][(cause,)] += one.attempt
+            sums[declared.KEPT_RESTARTS][cause, owner] += one.attempt
         if one.lost is None:
             return
-        sums[declared.KEPT_RECOVERIES][(cause,)] += 1
-        sums[declared.KEPT_LOST_STEPS][(cause,)] += one.lost.steps or 0
-        sums[declared.KEPT_LOST_TIME][(cause,)] += one.lost.seconds
+        sums[declared.KEPT_RECOVERIES][cause, owner] += 1
+        sums[declared.KEPT_LOST_STEPS][cause, owner] += one.lost.steps or 0
+        sums[declared.KEPT_LOST_TIME][cause, owner] += one.lost.seconds
         sums[declared.KEPT_LOST_GPU_TIME][cause, owner] += one.lost.gpu_seconds
         if one.verdict.entity:
             sums[declared.KEPT_BLAMED][(one.verdict.entity,)] += one.lost.gpu_seconds
