@@ -54,6 +54,9 @@ class Story:
     def told(self, alert: str, since: int = 0, says: str = "") -> None:
         self.until(lambda: self.on_call.told(alert, since, says))
 
+    def over(self, alert: str, since: int) -> None:
+        self.until(lambda: self.on_call.told_over(alert, since))
+
     def all_of_it(self) -> None:
         ranks = self.world.ranks
         ranks.start()
@@ -68,6 +71,7 @@ class Story:
         ranks = Ranks(self.site, self.world.logs)
         ranks.start()
         try:
+            self.over("SentinelJobNotStepping", before)
             self._held_back_by_a_pause()
             self._no_room()
             self._pods_that_do_not_end()
@@ -93,10 +97,11 @@ class Story:
         self.site.admin.create(
             {"apiVersion": "v1", "kind": "ConfigMap", "metadata": pause, "data": {"by": "anna"}}
         )
-        before = self._breaks()
+        mails, before = self.on_call.mails, self._breaks()
         self.told("SentinelJobsHeldBack")
         self.site.admin.delete(PAUSE)
         self.until(lambda: self._up_again(before))
+        self.over("SentinelJobsHeldBack", mails)
 
     def _no_room(self) -> None:
         taken, mails = self.site.block(), self.on_call.mails
@@ -105,11 +110,12 @@ class Story:
         self.told("SentinelJobWaitsForRoom", mails)
         self.site.admin.delete(taken, gracePeriodSeconds=0)
         self.until(lambda: self._up_again(before))
+        self.over("SentinelJobWaitsForRoom", mails)
 
     def _pods_that_do_not_end(self) -> None:
         """One rank ends, and the kubelets of the others do nothing any more."""
         self._steps(60)
-        before = len(self.site.incidents())
+        before, mails = len(self.site.incidents()), self.on_call.mails
         kubelets, pod = self.site.kwok.daemon, self.site.pods()[0]
         (container,) = pod["status"]["containerStatuses"]
         since = container["state"]["running"]["startedAt"]
@@ -126,6 +132,7 @@ class Story:
         finally:
             kubelets.thaw()
         self.until(lambda: self._up_again(before))
+        self.over("SentinelJobRecoveryStuck", mails)
 
     def _again_and_again(self) -> None:
         """Four times count; what was before the first scrape does not."""

@@ -24,13 +24,13 @@ from tests.bench.bench_agent import tree
 from tests.checks.sysfs_tree import Tree
 from tests.e2e.agent_node import XID_79, Node
 from tests.e2e.box import Box, Running
-from tests.kubernetes.conftest import NAMESPACE, install
+from tests.kubernetes.conftest import LEADER, NAMESPACE, PAUSE, install
 from tests.kubernetes.jobs_site import NODES, JobSite, Ranks
 from tests.kubernetes.local_fleet import Page
 from tests.notify.mail_world import MailServer
 from tests.prometheus.test_dashboards import expressions
 from tests.prometheus.test_rules import script
-from tests.prometheus.watched import OnCall, Watched, filled
+from tests.prometheus.watched import CLUSTER, OnCall, Watched, filled
 from tests.rig.operators.flow import template
 from tests.rig.processes import free_port
 from tests.test_metrics import promtool as promtool_check
@@ -49,9 +49,22 @@ SHOWN = {
     "SentinelPaused",
     "SentinelSettingsRefused",
 }
+# Panels of what does not happen here, and of what may be over between two scrapes; other tests are about them.
+QUIET = {
+    "Calls of the program that powers silent nodes off",
+    "Effects that failed",
+    "Iterations repeated",
+    "Mails",
+    "Oldest of these writes",
+    "Records",
+    "Writes to nodes and records",
+}
+LATER = {"Agents without a controller", "Nodes silent", "Paused"}  # what happens once all else was looked at
 NOTHING = "none"  # what a panel says that has no reason to be empty
 OWNER = "owner@example.com"
+POOL = "a100"
 ALL = dict.fromkeys(("cluster", "owner", "pool"), ".*")
+SAVES = "time_to_save_seconds"  # test_one_machine.py has one
 
 
 class World:
@@ -59,6 +72,9 @@ class World:
 
     def __init__(self, site: JobSite, folder: Path) -> None:
         self.site, self.folder = site, folder
+        for number in range(3):
+            label = {"metadata": {"labels": {"sentinel.dev/pool": POOL}}}
+            site.admin.patch(f"/api/v1/nodes/{NODES}-{number}", label)
         self.logs = folder / "pods"
         self.ranks = Ranks(site, self.logs)
         self.page = f"127.0.0.1:{free_port()}"  # of the leader, which people were told of
@@ -97,6 +113,19 @@ class World:
         Tree(sysfs.parent).netdev("eth0", address="0000:60:00.0")
         node.settings(podLogs=str(self.logs), network={"interfaces": ["eth0"]})
         return node, self.site.started(node)
+
+    def wear(self, name: str) -> None:
+        """Traffic and errors on the cards of a node."""
+        root = self.agents[name][0].machine.folder / "cards"
+        machine = Tree(root)
+        for counter in ("port_rcv_data", "port_xmit_data", "symbol_error", "link_downed"):
+            machine.counter("mlx5_0/1", counter, 10**6)
+        ethernet = machine.sysfs / "class/net/eth0"
+        for file in ("statistics/rx_errors", "statistics/tx_errors", "carrier_changes"):
+            (ethernet / file).write_text("1000\n")
+        scenario = root / "scenario"
+        told = re.sub(r"^(\S+\.ecc(?:_corrected)?) 0$", r"\1 3", scenario.read_text(), flags=re.M)
+        scenario.write_text(told)
 
     def targets(self) -> dict[str, list[str]]:
         def place(url: str) -> str:
@@ -229,13 +258,19 @@ def _dashboards_show_it(world: World, watch: Watched, until: Any) -> None:
     record = site.record()
     (isolated,) = [one for one in world.agents if site.isolated(one)]
     chosen = {"job_name": record["name"], "node": isolated, **ALL}
-    empty = [
-        f"{name}: {expr}"
-        for name, found in dashboards().items()
-        for expr in expressions(found)
-        if not watch.story_of(filled(expr, chosen))
-    ]
-    assert not empty, "\n".join(empty)
+    chosen |= {"cluster": CLUSTER, "pool": POOL, "owner": OWNER}
+
+    def empty() -> list[str]:
+        return [
+            f"{name}: {expr}"
+            for name, found in dashboards().items()
+            for expr in expressions(found)
+            if SAVES not in expr and not watch.story_of(filled(expr, chosen))
+        ]
+
+    until(lambda: not empty(), lambda: "\n".join(empty()))
+    world.wear(isolated)
+    until(lambda: _zeros(watch, chosen) <= QUIET | LATER, lambda: _zeros(watch, chosen) - QUIET - LATER)
     _variables_offer_what_is_there_and_select(world, watch, chosen)
 
     def shown(dashboard: str, title: str) -> float | None:
@@ -252,15 +287,45 @@ def _dashboards_show_it(world: World, watch: Watched, until: Any) -> None:
     out_for_s = shown("node", "Out of service for") or 0.0
     assert before_s - 2.0 <= out_for_s <= time.time() - since_s + 2.0
     node, agent = world.agents[isolated]
-    standing = json.loads(node.get(agent, "/findings")[1])["findings"]
-    assert shown("node", "Findings") == len([one for one in standing if one["severity"] != "info"]) > 0
+
+    def stands() -> int:
+        standing = json.loads(node.get(agent, "/findings")[1])["findings"]
+        return len([one for one in standing if one["severity"] != "info"])
+
+    until(lambda: shown("node", "Findings") == stands() > 0, stands)
+    holder = site.admin.get(LEADER)["spec"]["holderIdentity"]
+    ((leads, _),) = watch.story_of("sentinel_leading == 1")
     assert shown("itself", "Leaders") == 1
+    assert (leads["instance"], holder.partition("-")[0]) == (world.page, "one"), "the one with the lease"
+    until(lambda: shown("job", "Time of an iteration") == 0.25, "another time of an iteration is shown")
+    for title, each in (("Time of an iteration by rank", 0.25), ("Hardware ratio by rank", 0.8)):
+        ranks = watch.values(filled(panel("job", title), chosen))
+        assert ranks == [pytest.approx(each, rel=0.01)] * 2, title
+    lost = [one for one in incidents if "lost" in one and one["verdict"].get("entity") == isolated]
+    on_node = sum(one["lost"]["gpuSeconds"] for one in lost)
+    by_node = watch.value(filled(panel("cost", "GPU-hours lost by node"), chosen))
+    assert on_node > 0
+    assert by_node == pytest.approx(on_node / 3600)
+    by_owner = watch.value(filled(panel("cost", "GPU-hours lost by owner"), chosen))
+    assert by_owner == pytest.approx(hours)
 
     def waiting() -> int:
         records = [*site.incidents(), *(one for name in world.agents for one in site.records(name))]
         return sum(mail["state"] == "waiting" for one in records for mail in one.get("mails", ()))
 
     until(lambda: shown("itself", "Mails that wait") == waiting() > 0, "other mails wait")
+
+
+def _zeros(watch: Watched, chosen: dict[str, str]) -> set[str]:
+    """Panels of which a query has told nothing but 0 until now."""
+    return {
+        one["title"]
+        for found in dashboards().values()
+        for one in found["panels"]
+        for target in one["targets"]
+        if SAVES not in target["expr"]
+        and not any(any(told) for _, told in watch.story_of(filled(target["expr"], chosen)))
+    }
 
 
 def _variables_offer_what_is_there_and_select(world: World, watch: Watched, chosen: dict[str, str]) -> None:
@@ -271,7 +336,7 @@ def _variables_offer_what_is_there_and_select(world: World, watch: Watched, chos
         if one["type"] == "query"
     }
     there = {"job_name": [chosen["job_name"]], "node": sorted(world.agents), "owner": [OWNER]}
-    there |= {"cluster": [], "pool": []}  # no scrape and no node names one
+    there |= {"cluster": [CLUSTER], "pool": [POOL]}
     assert {name: sorted(found) for name, found in offered.items()} == there
     blind = [
         f"{name}: {one}: {expr}"
@@ -340,6 +405,9 @@ def _mails_tell_it(world: World, watch: Watched, server: MailServer, until: Any)
         }
     )
     told("SentinelPaused")
+    before = len(server.mails)
+    site.admin.delete(PAUSE)
+    until(lambda: on_call.told_over("SentinelPaused", before), "the end of the pause is not told")
     (site.folder / "one.yaml").write_text("kind: Settings\nnonsense: true\n")  # the leader's
     told("SentinelSettingsRefused")
     # Without the minutes that it waits it is mailed also while Prometheus has scraped only one of both, at its begin.
@@ -351,6 +419,8 @@ def _mails_tell_it(world: World, watch: Watched, server: MailServer, until: Any)
     until(lambda: "SentinelNobodyLeads" in watch.firing(), "nobody leads, and nobody is told")
     told("SentinelNobodyLeads")
     assert site.record()["name"] in on_call.mailed("SentinelJobGivenUp")[0]
+    chosen = {"job_name": site.record()["name"], "node": idle[0], **ALL}
+    until(lambda: not _zeros(watch, chosen) & LATER, lambda: _zeros(watch, chosen) & LATER)
     assert on_call.knows == SHOWN
 
 

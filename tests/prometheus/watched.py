@@ -21,6 +21,7 @@ from tests.rig.processes import free_port
 RULES = Path(__file__).parents[2] / "rules" / "prometheus"
 ALERTS_TO = "oncall@example.com"
 EVERY = "1s"
+CLUSTER = "c1"  # as people name theirs in what they scrape
 Sample = tuple[dict[str, str], list[float]]
 
 
@@ -55,7 +56,11 @@ class Watched:
                 "alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{self._alert_port}"]}]}]
             },
             "scrape_configs": [
-                {"job_name": name, "static_configs": [{"targets": where}]} for name, where in targets.items()
+                {
+                    "job_name": name,
+                    "static_configs": [{"targets": where, "labels": {"cluster": CLUSTER}}],
+                }
+                for name, where in targets.items()
             ],
         }
         (self.folder / "prometheus.yaml").write_text(yaml.safe_dump(prometheus))
@@ -157,6 +162,10 @@ class Watched:
         found = self._get("/api/v1/query", query=expr)["result"]
         return float(found[0]["value"][1]) if len(found) == 1 else None
 
+    def values(self, expr: str) -> list[float]:
+        """Of all series, now."""
+        return [float(one["value"][1]) for one in self._get("/api/v1/query", query=expr)["result"]]
+
     def choices(self, variable: str) -> list[str]:
         """What a variable that asks for `label_values(METRIC, LABEL)` offers, asked as Grafana does."""
         (found,) = re.findall(r"^label_values\((.+), (\w+)\)$", filled(variable, {"cluster": ".*"}))
@@ -191,14 +200,18 @@ class OnCall:
         """How many came until now, to whomever."""
         return len(self._server.mails)
 
-    def mailed(self, alert: str, since: int = 0) -> list[str]:
+    def mailed(self, alert: str, since: int = 0, says: str = "FIRING") -> list[str]:
         """The texts that say that it fires, of all mails but the first `since`."""
         texts = []
         for to, mail in self._server.mails[since:]:
             part, subject = mail.get_body(("html", "plain")), str(mail["Subject"])
-            if alert in subject and "FIRING" in subject and part is not None and ALERTS_TO in to:
+            if alert in subject and says in subject and part is not None and ALERTS_TO in to:
                 texts.append(unescape(part.get_content()))
         return texts
+
+    def told_over(self, alert: str, since: int = 0) -> bool:
+        """It was mailed that all of it is over."""
+        return bool(self.mailed(alert, since, "[RESOLVED]"))
 
     def told(self, alert: str, since: int = 0, says: str = "") -> bool:
         """It was mailed, with the way to what to do and with these words."""
