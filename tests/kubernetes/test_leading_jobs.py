@@ -154,12 +154,19 @@ def test_a_lost_rank_starts_all_ranks_again(site: JobSite) -> None:
 
 def _numbers_are_those_of_the_records(site: JobSite, page: Page) -> None:
     record, incident = site.record(), site.incident()
-    job, cause = record["name"], incident["verdict"]["cause"]
+    job, cause, lost = record["name"], incident["verdict"]["cause"], incident["lost"]
     site.until(lambda: page.number("job_restarts_total", job_name=job, cause=cause) == 1)
     site.until(lambda: page.number("time_to_recover_seconds_sum", cause=cause))
-    assert page.number("time_to_detect_seconds_count", symptom="rank lost") == 1
+    symptom, budget = incident["verdict"]["symptom"], incident["verdict"]["budget"]
+    assert page.number("time_to_detect_seconds_count", symptom=symptom) == 1
+    assert page.number("incidents_total", symptom=symptom, cause=cause) == 1
+    assert page.number("restarts_total", cause=cause, budget=budget) == 1
+    for step in ("stop", "start"):
+        assert page.number(f"time_to_{step}_seconds_count") == 1
+        assert 0 < (page.number(f"time_to_{step}_seconds_sum") or 0.0) < lost["seconds"]
+    assert page.number("lost_steps_total", cause=cause) in (None, 0), "it names no steps"
+    assert page.number("lost_seconds_total", cause=cause) == lost["seconds"]
     assert page.number("job_incidents_total", job_name=job) == incident["attempt"] == 1
-    lost = incident["lost"]
     assert page.number("job_state", job_name=job, state="running") == 1
     assert (page.number("job_gpus", job_name=job), page.number("job_ranks", job_name=job)) == (16, 2)
     assert page.number("job_restarts_left", job_name=job) == 1

@@ -3,7 +3,9 @@ says what they may order."""
 
 import asyncio
 import json
-from collections.abc import Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,17 @@ def somebody(plane: ControlPlane, name: str, role: str) -> str:
         bindings.append({"kind": "RoleBinding", "metadata": meta, "roleRef": reference})
     plane.admin.apply([{"apiVersion": f"{RBAC}/v1", "subjects": subject, **one} for one in bindings])
     return plane.token(NAMESPACE, name)
+
+
+def posted(page: Page, path: str, body: object, headers: Mapping[str, str]) -> int:
+    """The status of the answer."""
+    typed = {"Content-Type": "application/json", **headers}
+    request = urllib.request.Request(page.url.rstrip("/") + path, json.dumps(body).encode(), typed)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def sign_in(browser: Browser, token: str) -> None:
@@ -108,6 +121,16 @@ def test_people_hold_release_and_pause_with_the_rights_that_the_cluster_gives_th
     told(browser, "ordering", "system:serviceaccount:sentinel-system:rita may not")
     told(browser, "ordering", "patch nodes/gpu-1")
     browser.press("Escape")
+    assert site.isolated("gpu-1")
+
+    # Neither without a token nor what another site has a browser send, with whatever token.
+    body = {"order": "release", "node": "gpu-1", "why": "I wish"}
+    for status, headers in (
+        (401, {}),
+        (403, {"Authorization": f"Bearer {operator}", "Origin": "https://evil.example"}),
+        (403, {"Authorization": f"Bearer {operator}", "Sec-Fetch-Site": "cross-site"}),
+    ):
+        assert posted(page, "/api/v1/orders", body, headers) == status, headers
     assert site.isolated("gpu-1")
 
     sign_in(browser, operator)
