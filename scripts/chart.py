@@ -39,7 +39,7 @@ SETTINGS = {
         "certificates",
     ),
     "agent": (
-        *("listen", "disk", "cards", "gpu", "network", "ownChecks", "controller", "shapes"),
+        *("listen", "disk", "cards", "gpu", "network", "ownChecks", "skipChecks", "controller", "shapes"),
         *("rulesDir", "kernelLog", "sysfs", "procfs", "podLogs"),
     ),
 }

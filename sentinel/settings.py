@@ -203,6 +203,7 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpu: GpuThresholds = GpuThresholds()
     network: Network = Network()
     own_checks: tuple[OwnCheck, ...] = ()
+    skip_checks: tuple[str, ...] = ()
     controller: ControllerLink = ControllerLink()
     certificates: CertificateFiles | None = None
     # What is written of core.fleet.settings.FleetSettings, by its names: only the controller makes them of it.

@@ -60,14 +60,14 @@ class _Sample(Struct):
 class _Running:
     """One row with its state."""
 
-    def __init__(self, row: Check) -> None:
+    def __init__(self, row: Check, *, skipped: bool = False) -> None:
         self.row = row
         self.kept = Kept()
         self.stats = CheckStats()
         self.result: CheckResult | None = None
         self.current: asyncio.Task[CheckResult] | None = None
         self.stuck: _Sample | None = None  # a sample that outlived its deadline and still holds its thread
-        self.function: CheckFunction | None = None
+        self.function: CheckFunction | None = _skipped if skipped else None
         self.saved: Any = None  # of the samples that are in the book
         self._lock = threading.Lock()
         self._busy = self._closed = False
@@ -117,9 +117,8 @@ class CheckRunner:
         self._settings = with_shape(settings)
         self._paths = tuple(paths)
         self._clock = clock
-        self._running = {
-            row.name: _Running(row) for row in (all_checks(settings) if checks is None else checks)
-        }
+        rows = all_checks(settings) if checks is None else checks
+        self._running = {row.name: _Running(row, skipped=row.name in settings.skip_checks) for row in rows}
         self._began_s = clock().mono_s
 
     # ---------------------------------------------------------------- what others set and read
@@ -416,6 +415,10 @@ def _call(running: _Running, look: Look, sample: _Sample) -> None:
             True,
         )
         log.error("check_raised", check=running.row.name, stack=traceback.format_exc())
+
+
+def _skipped(_: Look) -> list[Finding]:
+    raise Absent("not looked at: skipChecks of the settings names it")
 
 
 def _stamped(finding: Finding, now: Now, boot: str) -> Finding:

@@ -22,6 +22,13 @@ from sentinel.rules.job_kinds import job_table
 from sentinel.rules.tables import counter_limits, data_dir, load_rows
 
 YEAR_S = 366 * 86400.0
+# Of sentinel/checks/table.py, which stands above this package.
+CHECKS = (
+    *("shape", "disk", "block", "nvme", "memory", "processes", "inventory", "edac", "fragmentation"),
+    *("governor", "clocks", "conntrack", "reboot", "oom", "modules", "environment", "services", "bmc"),
+    *("gpu-pci", "infiniband", "ethernet", "nic-aer", "acs", "kernel", "nvml"),
+    *("cards-cambricon", "cards-ascend", "cards-amd"),
+)
 PRECHECKS = ("gpu", "nic", "disk", "system", "kernel", "runtime")  # components that have checks
 ACTIVITIES = (*ACTIVITY_LIMIT_S, "saved")
 UNCATCHABLE = ("SIGKILL", "SIGSTOP")
@@ -394,6 +401,7 @@ FailureClass = Annotated[
 Components = Annotated[
     tuple[Annotated[str, one_of(*PRECHECKS)], ...], Meaning(f"list of {', '.join(PRECHECKS)}")
 ]
+CheckNames = Annotated[tuple[Annotated[str, one_of(*CHECKS)], ...], Meaning("list of names of checks")]
 OffOrRatio = Annotated[float | None, Checked(_off_or_ratio, **_ANYTHING), Meaning("number or off")]
 AutoOrDuration = Annotated[
     float | None,

@@ -8,6 +8,7 @@ from sentinel.config.kinds import (
     AbsolutePaths,
     Addresses,
     Budget,
+    CheckNames,
     Command,
     Duration,
     Emails,
@@ -427,6 +428,11 @@ class SettingsDocument(Section):
     gpu: GpuSpec = written("gpu", "When a GPU is told of or faulty, beyond its own limits and NVIDIA's word.")
     network: NetworkSpec = written("network", "When InfiniBand, RoCE and Ethernet ports are findings.")
     own_checks: tuple[OwnCheckSpec, ...] = written("ownChecks", "Programs of your own, run as checks.")
+    skip_checks: CheckNames = written(
+        "skipChecks",
+        "Checks that do not look: for what is known not to be seen on these machines. They answer `absent`, and what "
+        "they would have found is not known.",
+    )
     controller: ControllerSpec = written("controller", "Where `sentinel agent` reports to.")
     certificates: CertificatesSpec = written(
         "certificates",

@@ -17,8 +17,10 @@ from sentinel.checks.child import ChildBroke, ChildMemory, LineChild
 from sentinel.checks.nvidia import nvml as nvml_check
 from sentinel.checks.runner import CheckRunner
 from sentinel.checks.table import CHECKS
+from sentinel.config import kinds
 from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
 from sentinel.logs.kmsg import encode_record
+from sentinel.settings import Settings
 from tests.waits import eventually
 
 
@@ -61,6 +63,41 @@ async def while_running(runner: CheckRunner, story: Callable[[], Awaitable[None]
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_check_that_the_settings_skip_does_not_look_and_what_it_had_found_is_over(
+    row: Callable[..., Check],
+) -> None:
+    looked: list[str] = []
+
+    def look(at: Look) -> list[Finding]:
+        looked.append(at.check)
+        return [msgspec.structs.replace(broken(at.check), check=at.check)]
+
+    before = CheckRunner(Settings(), checks=[row("a", look), row("b", look)])
+    asyncio.run(before.check_now(max_age_s=0.0))
+    assert sorted(looked) == ["a", "b"]
+    runner = CheckRunner(Settings(skip_checks=("a",)), checks=[row("a", look), row("b", look)])
+    assert runner.restore(before.snapshot())
+
+    async def twice() -> list[CheckResult]:
+        await runner.check_now(max_age_s=0.0)
+        anew = await runner.check_anew("a")
+        return [anew, *await runner.check_now(max_age_s=0.0)]
+
+    anew, skipped, other = asyncio.run(twice())
+    assert (anew.state, skipped.state, other.state) == (
+        CheckState.ABSENT,
+        CheckState.ABSENT,
+        CheckState.FOUND,
+    )
+    assert "skipChecks" in skipped.detail
+    assert [finding.entity for finding in runner.book.active()] == ["b"]
+    assert looked.count("a") == 1
+
+
+def test_the_settings_know_the_names_of_all_checks() -> None:
+    assert kinds.CHECKS == tuple(one.name for one in CHECKS)
 
 
 def test_absent_unknown_ok_and_found_are_four_things(machine: Any, row: Any) -> None:

@@ -111,7 +111,9 @@ class World:
         for module in ("nvidia", "ib_core", "ib_uverbs"):
             (sysfs / "module" / module).mkdir(parents=True)
         Tree(sysfs.parent).netdev("eth0", address="0000:60:00.0")
-        node.settings(podLogs=str(self.logs), network={"interfaces": ["eth0"]})
+        # Of these the machine of the tests shows too little.
+        skipped = ["clocks", "inventory"]
+        node.settings(podLogs=str(self.logs), network={"interfaces": ["eth0"]}, skipChecks=skipped)
         return node, self.site.started(node)
 
     def wear(self, name: str) -> None:
@@ -230,8 +232,7 @@ def _story(world: World, watch: Watched, until: Any) -> None:
     # A fleet on which nothing is wrong fires nothing, even without the minutes that each alert waits.
     until(lambda: watch.value("sum(rate(sentinel_rank_iterations_total[10s]))"), "no iterations are told")
     until(lambda: watch.value("max(sentinel_job_step_time_seconds)") == 0.25, "no step time is told")
-    # Checks look at the machine that runs the tests too, and not everything there may be looked at.
-    until(lambda: watch.firing() <= {"SentinelCheckBlind"}, "a healthy fleet is not silent")
+    until(lambda: not watch.firing(), "a healthy fleet is not silent")
 
     bad, other = (pod["spec"]["nodeName"] for pod in site.pods())
     world.agents[bad][0].machine.log(XID_79)
