@@ -1,8 +1,11 @@
 """Mails about a cluster's jobs, from a real controller by a real mail server: who gets which, and in which thread."""
 
+import json
 import re
+import urllib.parse
 from collections.abc import Callable, Iterator
 from email.message import EmailMessage
+from html import unescape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +16,8 @@ from tests.kubernetes.local_fleet import Page
 from tests.kubernetes.people import Person, bind
 from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, names, plane, site
 from tests.notify.mail_world import MailServer, body
+from tests.prometheus.test_dashboards import FILES, read
+from tests.rig.processes import free_port
 from tests.web.browser import Browser
 
 if TYPE_CHECKING:
@@ -102,8 +107,10 @@ def test_an_incident_is_one_thread_that_shows_the_pace_of_the_job_and_outlives_g
 ) -> None:
     """What it says is shown on the page, live, and by mail; and what its log says is nothing but text there."""
     asked: list[str] = []
+    place = f"127.0.0.1:{free_port()}"
     with MailServer(on_rcpt=refusing(asked)) as server:
-        site.settings |= {"mail": mail_by(server)}
+        site.settings |= {"mail": mail_by(server), "listen": place}
+        site.settings |= {"pageUrl": f"http://{place}/", "dashboardUrl": "https://grafana.example/"}
         controller = led(site)
         away, *used = (f"{NODES}-{number}" for number in range(3))
         cordon(site, away)
@@ -140,6 +147,10 @@ def test_an_incident_is_one_thread_that_shows_the_pace_of_the_job_and_outlives_g
         finally:
             ranks.end()
         site.until(lambda: [one["state"] for one in mails(site).values()] == ["sent"] * 4)
+        # Nothing was loaded again, and nothing of the line that ended a rank was run or hides anything.
+        assert browser.run("[window.same, window.hit]") == [True, None]
+        assert browser.run("document.querySelectorAll('main script, main img').length") == 0
+        _its_links_lead_there(told(server, site)["0001", "recovered"][1], job, browser, somebody)
         end(controller)
 
     sent = told(server, site)
@@ -150,9 +161,6 @@ def test_an_incident_is_one_thread_that_shows_the_pace_of_the_job_and_outlives_g
         assert second["In-Reply-To"] == second["References"] == first["Message-ID"]
     assert len({str(mail["Message-ID"]) for _, mail in sent.values()}) == 4
 
-    # Nothing was loaded again, and nothing of the line that ended a rank was run or hides anything.
-    assert browser.run("[window.same, window.hit]") == [True, None]
-    assert browser.run("document.querySelectorAll('main script, main img').length") == 0
     assert not browser.problems
     parts = [body(sent["0001", "recovered"][1], kind) for kind in ("plain", "html")]
     for text in (shown, terminal, *parts):
@@ -175,6 +183,24 @@ def test_an_incident_is_one_thread_that_shows_the_pace_of_the_job_and_outlives_g
     html = body(sent["0001", "recovered"][1], "html")
     assert html.count("height:56px") >= BARS
     assert "<img" not in html
+
+
+def _its_links_lead_there(mail: EmailMessage, job: str, browser: Browser, somebody: Person) -> None:
+    text, html = body(mail, "plain"), unescape(body(mail, "html"))
+    page, dashboard = re.findall(r'<a [^>]*href="([^"]+)"', html)
+    assert page in text
+    assert dashboard in text
+    browser.open(page)
+    said = json.dumps("Recovered: Stepping again.")
+    browser.until(f"document.querySelector('main').innerText.includes({said})")
+    assert job in browser.run("document.querySelector('main').innerText")
+    where = urllib.parse.urlsplit(dashboard)
+    (board,) = [one for one in map(read, FILES) if where.path == f"/d/{one['uid']}"]
+    ((variable, chosen),) = urllib.parse.parse_qsl(where.query)
+    assert variable in [f"var-{one['name']}" for one in board["templating"]["list"]]
+    assert (where.netloc, chosen) == ("grafana.example", job)
+    (command,) = re.findall(r"kubectl (-n \S+ describe incident \S+)", text)
+    assert "Stepping again." in somebody.kubectl(*command.split()).stdout
 
 
 def test_owners_choose_their_mails_and_administrators_get_those_of_jobs_that_have_no_owner(
