@@ -127,5 +127,5 @@ def cost() -> Json:
                 empty="no fault has cost anything yet",
             ),
         ],
-        [variable("owner", "Owner", "sentinel_kept_lost_gpu_seconds", many=True)],
+        [variable("owner", "Owner", "sentinel_kept_job_gpu_seconds", many=True)],
     )

@@ -3,9 +3,16 @@
 from boards.grafana import GREEN, RED, YELLOW, Json, annotation, dashboard, series, stat, table, variable
 from boards.words import ETTR, JOB
 
-# Grafana asks for annotations every minute. So each incident is one, however seldom it is scraped and whoever leads.
-TOLD = f"max by (cluster, job_name) (sentinel_job_incidents_total{{{JOB}}}"
-INCIDENTS = annotation("Incidents", f"{TOLD}) > {TOLD} offset 1m)", RED, "Incident of {{job_name}}")
+# Grafana asks for annotations every minute. So each incident is one, however seldom it is scraped, and also where for
+# minutes nobody led.
+TOLD = f"sentinel_job_incidents_total{{{JOB}}}"
+INCIDENTS = annotation(
+    "Incidents",
+    f"max by (cluster, job_name) ({TOLD}) "
+    f"> max by (cluster, job_name) (last_over_time({TOLD}[15m] offset 1m))",
+    RED,
+    "Incident of {{job_name}}",
+)
 PHASES = annotation(
     "Recovery",
     f"count by (cluster, phase, cause) (sentinel_job_phase_since_timestamp_seconds{{{JOB}}})",

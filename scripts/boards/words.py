@@ -13,7 +13,8 @@ OWNER = 'owner=~"$owner"'
 
 
 def kept(name: str, by: str, only: str = OWNER) -> str:
-    """Of the records: each leader tells the same, and for minutes one that is dead is told beside the new one."""
+    """Of the records: each leader tells the same, and for minutes one that is dead is told beside the new one. Where
+    the owner of a job changes just then, it counts for both until that is over."""
     return f"max by (cluster, {by}) (sentinel_kept_{name}{{{only}}})"
 
 

@@ -180,7 +180,7 @@ KEPT_JOB_TIME = _gauge(
     "Time of all jobs with a kept record, ended ones too, times GPUs; time is productive, or wall since first seen.",
     "time",
     "owner",
-    most=1000,
+    most=2000,  # of a thousand owners
 )
 FINDINGS = _gauge("findings", "Health findings that stand now.", "component", "severity")
 CHECK_TIME = _histogram(

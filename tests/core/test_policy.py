@@ -233,10 +233,16 @@ def test_a_fault_begins_with_its_own_first_trace_not_with_the_last_iteration(mod
     assert since_s(picture, later) == NOW.mono_s, "here its silence is the trace"
 
 
-def test_what_a_person_asks_for_is_no_fault_and_has_no_first_trace() -> None:
+def test_what_a_person_asks_for_and_what_got_worse_bit_by_bit_have_no_first_trace() -> None:
     picture = seen()
     picture.end = stop()
     assert since_s(picture) is None
+    drain = {"code": "drain", "event": False, "severity": Severity.DEGRADED}
+    worse = {"code": "link-errors", "event": False, "first_seen_wall_s": NOW.wall_s - DAY_S}
+    for found in (finding(**drain), finding(**worse), finding(first_seen_wall_s=0.0)):  # type: ignore[arg-type]
+        picture = seen(started_mono_s=10.0)
+        picture.findings = [found]
+        assert since_s(picture) is None
 
 
 def test_after_a_reboot_the_last_step_is_the_one_that_was_recorded() -> None:

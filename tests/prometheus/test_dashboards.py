@@ -176,20 +176,24 @@ def test_each_incident_is_one_annotation_whoever_leads_and_however_seldom_it_is_
     """Grafana asks every 60 s for annotations where they name no other step."""
     (expr,) = [one["expr"] for one in read(JOB)["annotations"]["list"] if one["name"] == "Incidents"]
     every_s = int(scraped[:-1]) * (60 if scraped.endswith("m") else 1)
-    each = 1200 // every_s
+    for_20m, gap = 1200 // every_s, 360 // every_s
     series = 'sentinel_job_incidents_total{job_name="j",instance="%s"}'
     told = [
-        {"series": series % "one", "values": f"3x{each - 1} 4x{each - 1} stale"},
-        {"series": series % "two", "values": f"_x{2 * each} 4x{each - 1} 6x{each}"},
+        {"series": series % "one", "values": f"3x{for_20m - 1} 4x{for_20m - 1} stale"},
+        {
+            "series": series % "two",
+            "values": f"_x{2 * for_20m + gap} 5x{for_20m - 1} 6x{for_20m}",  # 5: while nobody led
+        },
     ]
     seen = {"labels": '{job_name="j"}'}
+    new = {20: 4, 46: 5, 66: 6}  # minute -> incidents
     checks = [
         {
             "expr": filled(expr, {"cluster": ".*", "job_name": "j"}),
             "eval_time": f"{minute}m",
-            "exp_samples": [seen | {"value": {20: 4, 60: 6}[minute]}] if minute in (20, 60) else [],
+            "exp_samples": [seen | {"value": new[minute]}] if minute in new else [],
         }
-        for minute in range(2, 79)
+        for minute in range(2, 86)
         if minute % 2 == 0 or every_s <= 60
     ]
     test = {"interval": scraped, "input_series": told, "promql_expr_test": checks}

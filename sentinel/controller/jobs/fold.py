@@ -158,6 +158,7 @@ class Controller:
         if incident is not None:
             incident, effects = transitions.resume(incident, now, policy.terms(picture.job.policy))
             picture.incident = incident
+            self.mail.keep(incident)
             self._performer.perform(picture, incident, effects)
         if ranks or ended:
             self._node.follow(picture.job, [*ranks, *ended])

@@ -62,7 +62,7 @@ class Open(Struct, frozen=True):
     size: int | None = None
     excluded: tuple[str, ...] | None = None
     bad_steps: BadSteps | None = None
-    since_s: float | None = None  # of a fault, by the monotonic clock: its first trace
+    since_s: float | None = None  # of a fault with a first trace: when, by the monotonic clock
 
 
 class Feed(Struct, frozen=True):
@@ -419,8 +419,11 @@ def _decide_finding(picture: JobPicture, finding: Finding, now: Now) -> Decision
     )
 
 
-def _first_seen_s(finding: Finding, job: ProtectedJob, now: Now) -> float:
-    """As a fault of this job's ranks: not before they were started."""
+def _first_seen_s(finding: Finding, job: ProtectedJob, now: Now) -> float | None:
+    """As a fault of this job's ranks: not before they were started. None of what stands since no moment: a drain that a
+    person asked for, a counter that grew to be worse."""
+    if not finding.event or not finding.first_seen_wall_s:
+        return None
     seen_s = now.mono_s - max(0.0, now.wall_s - finding.first_seen_wall_s)
     return max(seen_s, job.started_mono_s or seen_s)
 
