@@ -351,8 +351,7 @@ def test_an_order_is_given_by_keyboard_while_the_page_changes(browser: Browser, 
     browser.until("document.getElementById('signing').open")
     browser.type("secret")
     browser.press("Enter")
-    browser.until("!document.getElementById('signing').open")
-    assert browser.run("document.activeElement.id") == "sign"
+    browser.until("!document.getElementById('signing').open && document.activeElement.id === 'sign'")
     tab_to("[data-order=release]")
     changes("b200")
     on_it = "document.activeElement.dataset.order"
@@ -362,14 +361,14 @@ def test_an_order_is_given_by_keyboard_while_the_page_changes(browser: Browser, 
     changes("gb300")
     browser.press("Escape")
     browser.until("!document.getElementById('ordering').open")
-    assert browser.run(on_it) == "release"
+    browser.until(f"{on_it} === 'release'")  # a dialog says a moment later that it was closed
     browser.press("Enter")
     browser.until("document.getElementById('ordering').open")
     browser.type("reseated")
     browser.press("Enter")
     browser.until("!document.getElementById('said').hidden")
     assert [msgspec.json.decode(body)["why"] for _, body in asked] == ["reseated"]
-    assert browser.run(on_it) == "release"
+    browser.until(f"{on_it} === 'release'")
     del world.records["gpu-00003-0001"]
     site.later()
     browser.until("document.querySelector('[data-order=release]') === null")
