@@ -7,11 +7,9 @@ from boards.words import ETTR, OWNER, kept, mean_within
 def cost() -> Json:
     # Sums are told by the records: counters begin anew with each leader, and increases lose what was counted between
     # a leader's last scrape and its death. How long things took stands in no record: of that, means of a time.
-    lost = kept("lost_gpu_seconds", "cause, owner")
-    recoveries = kept("recoveries", "cause, owner")
-    productive, wall = (
-        kept("job_gpu_seconds", "owner", f'time="{time}",{OWNER}') for time in ("productive", "wall")
-    )
+    lost = kept("lost_gpu_seconds", "cause")
+    recoveries = kept("recoveries", "cause")
+    productive, wall = (kept("job_gpu_seconds", time=time) for time in ("productive", "wall"))
     counted = f"sentinel_lost_gpu_seconds_total{{{OWNER}}}[$__rate_interval]"
     to_job, to_node = row_link("job", "job_name", "job_name"), row_link("node", "node", "node")
     return dashboard(
@@ -19,7 +17,7 @@ def cost() -> Json:
         "What faults cost, how fast they are repaired, and where most is lost. Sums are of all records that are kept.",
         [
             stat(
-                "ETTR of all jobs",
+                "ETTR",
                 f"sum({productive}) / (sum({wall}) > 0)",
                 "Productive time of all time, weighted by GPUs, of running jobs and of those that have ended.",
                 unit="percentunit",
@@ -33,7 +31,11 @@ def cost() -> Json:
                 unit="h",
                 empty="no fault has cost anything yet",
             ),
-            stat("Incidents", f"sum({kept('incidents', 'symptom, cause, owner')})", "Of all jobs."),
+            stat(
+                "Incidents",
+                f"sum({kept('incidents', 'symptom', 'cause')})",
+                "Of jobs that run and of those that have ended.",
+            ),
             stat(
                 "Fault to incident",
                 mean_within("time_to_detect_seconds", "$__range"),
@@ -43,13 +45,13 @@ def cost() -> Json:
             ),
             stat(
                 "Fault to new iteration",
-                f"sum({kept('lost_seconds', 'cause, owner')}) / clamp_min(sum({recoveries}), 1)",
+                f"sum({kept('lost_seconds', 'cause')}) / clamp_min(sum({recoveries}), 1)",
                 "Mean.",
                 unit="s",
             ),
             stat(
                 "Iterations repeated",
-                f"sum({kept('lost_steps', 'cause, owner')})",
+                f"sum({kept('lost_steps', 'cause')})",
                 "Since the last checkpoint before each fault.",
             ),
             series(
@@ -90,12 +92,12 @@ def cost() -> Json:
             ),
             series(
                 "Incidents by symptom",
-                [(f"sum by (symptom) ({kept('incidents', 'symptom, cause, owner')})", "{{symptom}}")],
+                [(f"sum by (symptom) ({kept('incidents', 'symptom', 'cause')})", "{{symptom}}")],
                 "What happens at all.",
             ),
             series(
                 "Restarts by cause",
-                [(f"sum by (cause) ({kept('restarts', 'cause, owner')})", "{{cause}}")],
+                [(f"sum by (cause) ({kept('restarts', 'cause')})", "{{cause}}")],
                 "By recoveries.",
             ),
             series(

@@ -12,10 +12,11 @@ POOL = 'pool=~"$pool"'
 OWNER = 'owner=~"$owner"'
 
 
-def kept(name: str, by: str, only: str = OWNER) -> str:
-    """Of the records: each leader tells the same, and for minutes one that is dead is told beside the new one. Where
-    the owner of a job changes just then, it counts for both until that is over."""
-    return f"max by (cluster, {by}) (sentinel_kept_{name}{{{only}}})"
+def kept(name: str, *by: str, time: str = "") -> str:
+    """Of the records, by owner and `by`: each leader tells the same, and for minutes one that is dead is told beside
+    the new one. Where the owner of a job changes just then, it counts for both until that is over."""
+    only = f'time="{time}",{OWNER}' if time else OWNER
+    return f"max by ({', '.join(('cluster', *by, 'owner'))}) (sentinel_kept_{name}{{{only}}})"
 
 
 def mean_within(name: str, window: str, by: str = "") -> str:

@@ -11,10 +11,10 @@ from typing import Any, Generic, TypeAlias, TypeVar
 R = TypeVar("R")  # a record
 S = TypeVar("S")  # its state
 F = TypeVar("F")  # the state before: that, or None where there is no record yet
-E = TypeVar("E")  # what is to be done
+E = TypeVar("E")  # what is to be done: one effect, several, or none
 L = TypeVar("L")
 
-Handler: TypeAlias = Callable[..., tuple[R, tuple[E, ...]]]
+Handler: TypeAlias = Callable[..., tuple[R, E]]
 Table: TypeAlias = Mapping[tuple[F, type], tuple[Handler[R, E], tuple[S, ...]]]
 
 
@@ -29,7 +29,7 @@ class Machine(Generic[F, S, R, E]):
     def accepts(self, state: F, event: object) -> bool:
         return (state, type(event)) in self._table
 
-    def step(self, state: F, record: Any, event: object, *given: Any) -> tuple[R, tuple[E, ...]]:
+    def step(self, state: F, record: Any, event: object, *given: Any) -> tuple[R, E]:
         """The record moved by one event, and what to do. `record` is in `state`; `given`: what handlers take besides.
         Raises UnexpectedEvent."""
         row = self._table.get((state, type(event)))

@@ -110,8 +110,8 @@ class MachineController(Controller):
         elif transitions.accepts(incident, event := Fault(verdict, picture.job.last_step)):
             self._step(picture, incident, event)
         else:  # between two incarnations: the recovery goes on where it stood
-            _, effects = transitions.resume(incident, self._clock(), policy.terms(picture.job.policy))
-            self._performer.perform(picture, incident, effects)
+            _, effect = transitions.resume(incident, self._clock(), policy.terms(picture.job.policy))
+            self._performer.perform(picture, incident, effect)
 
     # ------------------------------------------------------------ what is known of the machine
 

@@ -42,6 +42,12 @@ def _histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...] = 
     return Declaration(name=f"sentinel_{name}", kind="histogram", help=text, labels=labels, buckets=buckets)
 
 
+def _kept(name: str, text: str, *labels: str) -> Declaration:
+    """Of the kept records, so that it goes down as records go: the same from each leader of a cluster, where its
+    counters begin anew."""
+    return _gauge(f"kept_{name}", text, *labels, "cause", "owner", most=1000)
+
+
 BUILD = _gauge("build_info", "Always 1; the labels name the running version.", "version", "python")
 JOBS = _gauge("jobs", "Protected jobs by state.", "state")
 JOBS_RECOVERING = _gauge("jobs_recovering", "Jobs with an open incident.")
@@ -139,36 +145,15 @@ BLAMED = _counter(
     "node",
     most=1000,
 )
-# Gauges, since they go down as records go: the same from each leader of a cluster, where its counters begin anew.
-KEPT_INCIDENTS = _gauge(
-    "kept_incidents",
-    "Incidents of which the cluster keeps records.",
-    "symptom",
-    "cause",
-    "owner",
-    most=1000,
-)
-KEPT_RESTARTS = _gauge(
-    "kept_restarts", "Starts by recoveries, from the kept records.", "cause", "owner", most=1000
-)
-KEPT_RECOVERIES = _gauge(
-    "kept_recoveries",
-    "Kept incidents after which the job made iterations again.",
-    "cause",
-    "owner",
-    most=1000,
-)
-KEPT_LOST_STEPS = _gauge("kept_lost_steps", "Iterations that these repeated.", "cause", "owner", most=1000)
-KEPT_LOST_TIME = _gauge(
-    "kept_lost_seconds",
+KEPT_INCIDENTS = _kept("incidents", "Incidents of which the cluster keeps records.", "symptom")
+KEPT_RESTARTS = _kept("restarts", "Starts by recoveries, from the kept records.")
+KEPT_RECOVERIES = _kept("recoveries", "Kept incidents after which the job made iterations again.")
+KEPT_LOST_STEPS = _kept("lost_steps", "Iterations that these repeated.")
+KEPT_LOST_TIME = _kept(
+    "lost_seconds",
     "Time of these without progress, from the last iteration before the fault to the first new one.",
-    "cause",
-    "owner",
-    most=1000,
 )
-KEPT_LOST_GPU_TIME = _gauge(
-    "kept_lost_gpu_seconds", "The same, multiplied by the job's GPUs.", "cause", "owner", most=1000
-)
+KEPT_LOST_GPU_TIME = _kept("lost_gpu_seconds", "The same, multiplied by the job's GPUs.")
 KEPT_BLAMED = _gauge(
     "kept_node_lost_gpu_seconds",
     "GPU time lost to what one node is to blame for, from the kept records.",

@@ -46,11 +46,11 @@ def foresee(picture: JobPicture, decision: policy.Open, now: Now) -> tuple[Fores
     incident = incidents.open_incident(picture, decision, now, "")
     terms = policy.terms(job.policy)
     begin = Begin(decision.reason, decision.sentence)
-    moved, effects = transitions.step(incident, begin, now, terms)
+    moved, effect = transitions.step(incident, begin, now, terms)
     settled = books.settle(job, None, moved, now)
-    while (event := _outcome(picture, settled, moved, effects, now)) is not None:
+    while (event := _outcome(picture, settled, moved, effect, now)) is not None:
         before = moved
-        moved, effects = transitions.step(moved, event, now, terms)
+        moved, effect = transitions.step(moved, event, now, terms)
         settled = books.settle(settled, before, moved, now)
     told = Foreseen(
         at_s=now.mono_s,
@@ -70,22 +70,21 @@ def foresee(picture: JobPicture, decision: policy.Open, now: Now) -> tuple[Fores
 
 
 def _outcome(
-    picture: JobPicture, job: ProtectedJob, incident: Incident, effects: tuple[Effect, ...], now: Now
+    picture: JobPicture, job: ProtectedJob, incident: Incident, effect: Effect | None, now: Now
 ) -> Event | None:
-    for effect in effects:
-        if isinstance(effect, DoPrecheck):
-            return PrecheckPassed(incident.size, incident.excluded, "Room is taken for granted.")
-        if isinstance(effect, DoSave):
-            if job.policy.resume is None or job.policy.resume.checkpoint is None:
-                why = "the policy names no checkpoint signal"
-                return SaveEnded(SaveResult(skipped=why), False, f"Not saved: {why}.")
-            return SaveEnded(SaveResult(), True, "The save is taken to succeed.")
-        if isinstance(effect, DoStop):
-            last = picture.timing.last_step
-            plan = budget.plan(job, incident, incident.verdict, last, now)
-            return StopEnded(plan, (), last)
-        if isinstance(effect, DoStart):
-            return RanksStarted("The start is taken to succeed.")
+    if isinstance(effect, DoPrecheck):
+        return PrecheckPassed(incident.size, incident.excluded, "Room is taken for granted.")
+    if isinstance(effect, DoSave):
+        if job.policy.resume is None or job.policy.resume.checkpoint is None:
+            why = "the policy names no checkpoint signal"
+            return SaveEnded(SaveResult(skipped=why), False, f"Not saved: {why}.")
+        return SaveEnded(SaveResult(), True, "The save is taken to succeed.")
+    if isinstance(effect, DoStop):
+        last = picture.timing.last_step
+        plan = budget.plan(job, incident, incident.verdict, last, now)
+        return StopEnded(plan, (), last)
+    if isinstance(effect, DoStart):
+        return RanksStarted("The start is taken to succeed.")
     return None
 
 

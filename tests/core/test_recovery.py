@@ -1,6 +1,7 @@
 """The recovery's table: every row is reached, nothing outside it moves, and each path reads as the design says."""
 
 from collections.abc import Iterator
+from types import NoneType
 from typing import get_args
 
 import pytest
@@ -32,12 +33,12 @@ TERMS = policy.terms(ev.RESUMABLE)
 LIVING = [phase for phase in Phase if not phase.final]
 
 
-def run(start: Incident, *events: Event, terms: Terms = TERMS) -> tuple[Incident, list[Effect]]:
-    """The record after the events, and the effects of the last one."""
-    effects: tuple[Effect, ...] = ()
+def run(start: Incident, *events: Event, terms: Terms = TERMS) -> tuple[Incident, Effect | None]:
+    """The record after the events, and the effect of the last one."""
+    effect: Effect | None = None
     for at, event in enumerate(events):
-        start, effects = step(start, event, Now(NOW.mono_s + at, NOW.wall_s + at), terms)
-    return start, list(effects)
+        start, effect = step(start, event, Now(NOW.mono_s + at, NOW.wall_s + at), terms)
+    return start, effect
 
 
 def begun(kind: IncidentKind, *events: Event, **more: object) -> Incident:
@@ -50,7 +51,7 @@ def phases(story: Incident) -> list[str]:
     return [phase for at, phase in enumerate(told) if at == 0 or told[at - 1] != phase]
 
 
-def walk() -> Iterator[tuple[Incident, Event, Incident, tuple[Effect, ...]]]:
+def walk() -> Iterator[tuple[Incident, Event, Incident, Effect | None]]:
     """Every step of every event from every record that can be reached, records that behave alike counted once."""
     todo = [
         ev.incident(kind, save_wanted=save, grace_s=grace_s)
@@ -65,8 +66,8 @@ def walk() -> Iterator[tuple[Incident, Event, Incident, tuple[Effect, ...]]]:
         for event in ev.EVENTS:
             if not transitions.accepts(record, event):
                 continue
-            moved, effects = step(record, event, NOW, TERMS)
-            yield record, event, moved, effects
+            moved, effect = step(record, event, NOW, TERMS)
+            yield record, event, moved, effect
             alike = (
                 moved.kind,
                 moved.verdict.symptom,
@@ -119,11 +120,11 @@ def test_every_phase_that_something_must_end_has_a_deadline_and_can_be_ended_by_
 
 
 def test_once_a_job_is_to_end_no_path_starts_it_or_keeps_it_running() -> None:
-    for before, event, after, effects in walk():
+    for before, event, after, effect in walk():
         ending = after.end_state is not None
         if ending:
             assert after.phase in (Phase.SAVING, Phase.STOPPING, Phase.ENDED, Phase.FAILED), (before, event)
-            assert not any(isinstance(effect, DoStart) for effect in effects)
+            assert not isinstance(effect, DoStart)
 
 
 def test_a_repeated_effect_is_the_one_of_the_phase() -> None:
@@ -134,14 +135,12 @@ def test_a_repeated_effect_is_the_one_of_the_phase() -> None:
         Phase.STOPPING: DoStop,
         Phase.STARTING: DoStart,
     }
-    for _, event, after, effects in walk():
+    for _, event, after, effect in walk():
         same, again = transitions.resume(after, NOW, TERMS)
         assert same == after
-        assert [type(effect) for effect in again] == (
-            [waits_for[after.phase]] if after.phase in waits_for else []
-        )
-        if effects and not isinstance(effects[0], DoPrecheck):
-            assert effects == again, event
+        assert type(again) is waits_for.get(after.phase, NoneType)
+        if effect is not None and not isinstance(effect, DoPrecheck):
+            assert effect == again, event
 
 
 # ---------------------------------------------------------------- the three paths
@@ -167,9 +166,9 @@ def test_an_ending_saves_where_it_may_stops_and_ends() -> None:
 
 
 def test_a_notice_is_told_once_and_touches_nothing() -> None:
-    told, effects = run(ev.incident(IncidentKind.NOTICE), ev.BEGIN)
+    told, effect = run(ev.incident(IncidentKind.NOTICE), ev.BEGIN)
     assert told.phase == Phase.KEPT_RUNNING
-    assert effects == []
+    assert effect is None
     assert [mail.stage for mail in told.mails] == [Stage.NOTICE]
 
 
@@ -189,32 +188,32 @@ def test_a_job_that_steps_is_kept_running_without_room_without_an_answer_and_wit
 
 
 def test_survivors_of_a_lost_rank_get_the_short_grace_and_a_chosen_stop_the_graceful_one() -> None:
-    _, effects = run(ev.incident(IncidentKind.FORCED), ev.BEGIN)
-    assert effects == [DoStop(TERMS.lost_rank_grace_s, stacks=False)]
-    _, effects = run(ev.incident(IncidentKind.CHOSEN), ev.BEGIN, ev.PASSED, ev.SAVED)
-    assert effects == [DoStop(TERMS.graceful_stop_s, stacks=False)]
+    _, effect = run(ev.incident(IncidentKind.FORCED), ev.BEGIN)
+    assert effect == DoStop(TERMS.lost_rank_grace_s, stacks=False)
+    _, effect = run(ev.incident(IncidentKind.CHOSEN), ev.BEGIN, ev.PASSED, ev.SAVED)
+    assert effect == DoStop(TERMS.graceful_stop_s, stacks=False)
 
 
 def test_a_rank_lost_while_the_job_saves_ends_the_save() -> None:
     """A collective save would hang."""
-    broken, effects = run(ev.incident(IncidentKind.CHOSEN), ev.BEGIN, ev.PASSED, ev.FAULT)
+    broken, effect = run(ev.incident(IncidentKind.CHOSEN), ev.BEGIN, ev.PASSED, ev.FAULT)
     assert (broken.phase, broken.kind) == (Phase.STOPPING, IncidentKind.FORCED)
-    assert effects == [DoStop(TERMS.lost_rank_grace_s, stacks=False)]
+    assert effect == DoStop(TERMS.lost_rank_grace_s, stacks=False)
     assert broken.save is not None
     assert "a rank was lost" in broken.save.skipped
 
 
 def test_a_hang_has_its_stacks_taken_before_anything_is_killed_and_only_once() -> None:
     hung = begun(IncidentKind.FORCED, verdict=ev.verdict(Symptom.HANG))
-    assert transitions.resume(hung, NOW, TERMS)[1] == (DoStop(TERMS.lost_rank_grace_s, stacks=True),)
+    assert transitions.resume(hung, NOW, TERMS)[1] == DoStop(TERMS.lost_rank_grace_s, stacks=True)
     stopped, _ = run(hung, StopEnded(ev.plan(True), ("rank 0: all_reduce",)))
     assert stopped.stacks == ("rank 0: all_reduce",)
 
 
 def test_a_person_who_is_in_a_hurry_does_not_wait_for_stacks() -> None:
     hung = begun(IncidentKind.FORCED, verdict=ev.verdict(Symptom.HANG))
-    _, effects = run(hung, ev.end(0.0))
-    assert effects == [DoStop(0.0, stacks=False)]
+    _, effect = run(hung, ev.end(0.0))
+    assert effect == DoStop(0.0, stacks=False)
 
 
 @pytest.mark.parametrize("before", [(), (ev.STARTED,)])
@@ -233,19 +232,19 @@ def test_a_start_that_does_not_come_up_is_stopped_again_and_costs_nothing() -> N
 
 
 def test_the_time_for_a_start_begins_when_the_queue_of_others_has_let_the_job_in() -> None:
-    queued, effects = run(begun(IncidentKind.FORCED, ev.STOPPED, ev.PASSED), ev.QUEUED)
-    assert (queued.phase, queued.reason, effects) == (Phase.STARTING, "Queued", [])
+    queued, effect = run(begun(IncidentKind.FORCED, ev.STOPPED, ev.PASSED), ev.QUEUED)
+    assert (queued.phase, queued.reason, effect) == (Phase.STARTING, "Queued", None)
     assert queued.deadline_mono_s == NOW.mono_s + QUEUE_S
-    let_in, effects = run(queued, ev.LET_IN)
-    assert (let_in.phase, let_in.incarnation, effects) == (Phase.STARTING, queued.incarnation, [])
+    let_in, effect = run(queued, ev.LET_IN)
+    assert (let_in.phase, let_in.incarnation, effect) == (Phase.STARTING, queued.incarnation, None)
     assert let_in.deadline_mono_s == NOW.mono_s + TERMS.start_timeout_s
 
 
 def test_a_stop_that_its_kind_refuses_waits_with_the_reason_of_the_kind() -> None:
     refused = StopWaits("A start costs one retry: it would fail.", reason="RetriesUsed")
-    waits, effects = run(begun(IncidentKind.FORCED), refused)
+    waits, effect = run(begun(IncidentKind.FORCED), refused)
     assert (waits.phase, waits.reason, waits.sentence) == (Phase.STOPPING, "RetriesUsed", refused.sentence)
-    assert effects == [DoStop(TERMS.lost_rank_grace_s, stacks=False)]
+    assert effect == DoStop(TERMS.lost_rank_grace_s, stacks=False)
 
 
 def test_ranks_that_came_up_end_the_count_of_failed_starts() -> None:
@@ -256,9 +255,9 @@ def test_ranks_that_came_up_end_the_count_of_failed_starts() -> None:
 def test_a_chosen_stop_whose_start_is_refused_waits_for_room_like_any_job_that_does_not_run() -> None:
     waiting = begun(IncidentKind.CHOSEN, ev.PASSED, ev.SAVED, ev.STOPPED, ev.NO_ROOM)
     assert (waiting.phase, waiting.kind) == (Phase.PRECHECKING, IncidentKind.FORCED)
-    still, effects = run(waiting, ev.REFUSED)
+    still, effect = run(waiting, ev.REFUSED)
     assert still.phase == Phase.PRECHECKING
-    assert isinstance(effects[0], DoPrecheck)
+    assert isinstance(effect, DoPrecheck)
     assert run(still, ev.PASSED)[0].phase == Phase.STARTING
 
 
@@ -287,8 +286,8 @@ def test_refusals_do_not_move_the_deadline_and_a_repeated_one_adds_no_line() -> 
 
 
 def test_the_deadline_of_a_wait_begins_after_the_back_off() -> None:
-    waiting, effects = run(begun(IncidentKind.FORCED), StopEnded(ev.plan(True, delay_s=40.0)), terms=TERMS)
-    assert effects[0] == DoPrecheck(NOW.mono_s + 40.0)
+    waiting, effect = run(begun(IncidentKind.FORCED), StopEnded(ev.plan(True, delay_s=40.0)), terms=TERMS)
+    assert effect == DoPrecheck(NOW.mono_s + 40.0)
     assert waiting.deadline_mono_s == NOW.mono_s + 40.0 + TERMS.precheck_wait_s
 
 
@@ -296,8 +295,8 @@ def test_a_crash_in_the_back_off_waits_for_the_rest_of_it() -> None:
     waiting, _ = run(begun(IncidentKind.FORCED), StopEnded(ev.plan(True, delay_s=40.0)))
     _, soon = transitions.resume(waiting, Now(NOW.mono_s + 10, 0.0), TERMS)
     _, late = transitions.resume(waiting, Now(NOW.mono_s + 90, 0.0), TERMS)
-    assert soon[0] == DoPrecheck(NOW.mono_s + 40.0)
-    assert late[0] == DoPrecheck(NOW.mono_s + 90.0)
+    assert soon == DoPrecheck(NOW.mono_s + 40.0)
+    assert late == DoPrecheck(NOW.mono_s + 90.0)
 
 
 def test_a_stop_whose_time_passed_while_nobody_led_has_all_of_it_again_and_makes_no_process_stuck() -> None:
@@ -310,8 +309,8 @@ def test_a_stop_whose_time_passed_while_nobody_led_has_all_of_it_again_and_makes
 
 
 def test_a_stop_that_does_not_end_is_tried_once_more_without_grace_and_then_a_person_is_told() -> None:
-    again, effects = run(begun(IncidentKind.CHOSEN, ev.PASSED, ev.SAVED), ev.LATE)
-    assert (again.phase, effects) == (Phase.STOPPING, [DoStop(0.0, stacks=False)])
+    again, effect = run(begun(IncidentKind.CHOSEN, ev.PASSED, ev.SAVED), ev.LATE)
+    assert (again.phase, effect) == (Phase.STOPPING, DoStop(0.0, stacks=False))
     failed, _ = run(again, ev.LATE)
     assert (failed.phase, failed.reason) == (Phase.FAILED, "StopStuck")
 
@@ -362,9 +361,9 @@ def test_a_request_to_end_is_obeyed_in_every_phase_and_saves_where_the_job_steps
 @pytest.mark.parametrize("where", EN_ROUTE)
 def test_a_second_request_kills_at_once_in_every_phase(where: str) -> None:
     kind, events = EN_ROUTE[where]
-    hurried, effects = run(begun(kind, *events), ev.end(save=True), ev.end(0.0))
+    hurried, effect = run(begun(kind, *events), ev.end(save=True), ev.end(0.0))
     assert hurried.phase == Phase.STOPPING
-    assert effects == [DoStop(0.0, stacks=False)]
+    assert effect == DoStop(0.0, stacks=False)
     assert run(hurried, ev.STOPPED)[0].phase == Phase.ENDED
 
 
@@ -375,9 +374,9 @@ def test_a_request_without_a_save_ends_a_save_that_is_under_way() -> None:
 
 def test_a_longer_grace_does_not_lengthen_a_stop_that_is_under_way() -> None:
     stopping = begun(IncidentKind.FORCED)
-    later, effects = run(stopping, ev.end(600.0))
+    later, effect = run(stopping, ev.end(600.0))
     assert (later.grace_s, later.deadline_mono_s) == (TERMS.lost_rank_grace_s, stopping.deadline_mono_s)
-    assert effects == []
+    assert effect is None
 
 
 def test_the_first_request_says_how_the_job_ends() -> None:
@@ -406,9 +405,9 @@ def test_the_story_keeps_its_beginning_and_its_end_and_never_grows_without_bound
 def test_each_stage_is_mailed_at_most_once_and_a_sent_one_is_not_asked_for_again() -> None:
     up = begun(IncidentKind.FORCED, ev.STOPPED, ev.PASSED, ev.STARTED)
     sent = structs.replace(up, mails=(StageMail(stage=Stage.STARTED, state="sent"),))
-    again, effects = run(sent, ev.FAULT, ev.STOPPED)
+    again, effect = run(sent, ev.FAULT, ev.STOPPED)
     assert again.mails == sent.mails
-    assert transitions.resume(again, NOW, TERMS)[1] == (effects[0],)
+    assert transitions.resume(again, NOW, TERMS)[1] == effect
 
 
 # ---------------------------------------------------------------- first starts, and other sizes
@@ -422,14 +421,14 @@ def test_a_recovery_that_others_make_needless_while_it_waits_stops_and_starts_no
     None
 ):
     waits = begun(IncidentKind.FORCED, ev.STOPPED, ev.REFUSED)
-    over, effects = run(waits, JobGone("ResumedByOthers", "It was started by kubectl-patch."))
+    over, effect = run(waits, JobGone("ResumedByOthers", "It was started by kubectl-patch."))
     assert (over.phase, over.reason, over.incarnation) == (
         Phase.CANCELLED,
         "ResumedByOthers",
         waits.incarnation,
     )
     assert [mail.stage for mail in over.mails] == [Stage.STARTED]
-    assert effects == []
+    assert effect is None
     job = ev.a_job()
     after = books.settle(job, waits, over, NOW)
     assert (after.used, after.used_free, after.failures) == (job.used, job.used_free, job.failures)
@@ -440,9 +439,9 @@ def test_a_first_start_waits_longer_than_a_recovery_and_asks_less_often() -> Non
     waits = first(ev.REFUSED)
     assert (waits.phase, waits.reason) == (Phase.PRECHECKING, "NoRoom")
     assert waits.deadline_mono_s == NOW.mono_s + FIRST_START_WAIT_S
-    assert transitions.resume(waits, NOW, TERMS)[1] == (DoPrecheck(NOW.mono_s),)
-    _, effects = run(waits, ev.REFUSED)
-    assert effects == [DoPrecheck(NOW.mono_s + FIRST_START_RETRY_S)]
+    assert transitions.resume(waits, NOW, TERMS)[1] == DoPrecheck(NOW.mono_s)
+    _, effect = run(waits, ev.REFUSED)
+    assert effect == DoPrecheck(NOW.mono_s + FIRST_START_RETRY_S)
     assert run(waits, ev.LATE)[0].phase == Phase.FAILED
 
 
@@ -455,9 +454,9 @@ def test_a_first_start_that_does_not_come_up_is_stopped_and_tried_again_and_give
     late = first(ev.PASSED, ev.LATE)
     assert (late.phase, late.failed_starts) == (Phase.STOPPING, 1)
     tried = budget.plan(ev.a_job(), late, late.verdict, None, NOW)
-    again, effects = run(late, StopEnded(tried))
+    again, effect = run(late, StopEnded(tried))
     assert (again.phase, again.reason, again.mails) == (Phase.PRECHECKING, "StartsAgain", ())
-    assert isinstance(effects[0], DoPrecheck)
+    assert isinstance(effect, DoPrecheck)
     given_up, _ = run(late, StopEnded(structs.replace(tried, restart=False)))
     assert given_up.phase == Phase.FAILED
     assert [mail.stage for mail in given_up.mails] == [Stage.GAVE_UP]
@@ -472,18 +471,18 @@ def test_a_fault_of_a_first_start_makes_it_a_recovery_like_any_other() -> None:
 
 def test_a_job_that_waits_is_started_with_the_size_that_others_gave_it_meanwhile() -> None:
     waits = first(ev.REFUSED)
-    other, effects = run(waits, ev.RESCALED)
+    other, effect = run(waits, ev.RESCALED)
     assert (other.phase, other.size, other.from_size) == (Phase.PRECHECKING, 3, 3)
     assert other.deadline_mono_s == waits.deadline_mono_s
-    assert effects == [DoPrecheck(NOW.mono_s)]
+    assert effect == DoPrecheck(NOW.mono_s)
     job = books.settle(ev.a_job(size=2, original_size=4), waits, other, NOW)
     assert (job.size, job.original_size) == (3, 3)
 
 
 def test_a_job_that_others_scale_while_it_is_stopped_starts_with_that_size_and_its_stop_goes_on() -> None:
     stops = begun(IncidentKind.FORCED)
-    other, effects = run(stops, ev.RESCALED)
-    assert (other.phase, other.size, other.from_size, effects) == (Phase.STOPPING, 3, 3, [])
+    other, effect = run(stops, ev.RESCALED)
+    assert (other.phase, other.size, other.from_size, effect) == (Phase.STOPPING, 3, 3, None)
     assert (other.deadline_mono_s, other.phase_mono_s) == (stops.deadline_mono_s, stops.phase_mono_s)
     job = books.settle(ev.a_job(size=2, original_size=4), stops, other, NOW)
     assert (job.size, job.original_size) == (3, 3)

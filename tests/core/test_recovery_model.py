@@ -134,7 +134,7 @@ class Recoveries(RuleBasedStateMachine):
         self.now = Now(1000.0, 1_700_000_000.0)
         self.job = a_new_job()
         self.incident: Incident | None = None
-        self.effects: tuple[Effect, ...] = ()  # of the present phase, mail left out
+        self.effect: Effect | None = None  # of the present phase
         self.back_off_mono_s = 0.0  # before then no start is to be tried
         self.unpaid = False  # a fault (or a chosen move) was not yet followed by a start
         self.paid_starts = 0
@@ -214,28 +214,27 @@ class Recoveries(RuleBasedStateMachine):
         assert self.incident is not None
         read = msgspec.json.decode(msgspec.json.encode(self.incident), type=Incident)
         assert read == self.incident
-        same, effects = transitions.resume(read, self.now, TERMS)
+        same, effect = transitions.resume(read, self.now, TERMS)
         assert msgspec.structs.replace(same, deadline_mono_s=read.deadline_mono_s) == read
         if same != read:  # a stop is asked for anew, and has its time again
             assert read.phase is Phase.STOPPING
             assert (same.deadline_mono_s or 0.0) > (read.deadline_mono_s or 0.0)
-        for before, after in zip(self.effects, effects, strict=True):
-            if isinstance(before, DoPrecheck):  # a back-off goes on; only a retry may come sooner
-                assert isinstance(after, DoPrecheck)
-                assert after.not_before_mono_s <= max(
-                    self.now.mono_s, before.not_before_mono_s, self.back_off_mono_s
-                )
-            elif isinstance(before, DoStop):
-                # Stacks are not looked at again once a person ends the job.
-                assert after == DoStop(before.grace_s, before.stacks and read.end_state is None)
-            else:
-                assert after == before
-        self.incident, self.effects = same, effects
+        if isinstance(self.effect, DoPrecheck):  # a back-off goes on; only a retry may come sooner
+            assert isinstance(effect, DoPrecheck)
+            assert effect.not_before_mono_s <= max(
+                self.now.mono_s, self.effect.not_before_mono_s, self.back_off_mono_s
+            )
+        elif isinstance(self.effect, DoStop):
+            # Stacks are not looked at again once a person ends the job.
+            assert effect == DoStop(self.effect.grace_s, self.effect.stacks and read.end_state is None)
+        else:
+            assert effect == self.effect
+        self.incident, self.effect = same, effect
 
     def move(self, before: Incident, event: Event, *, opened: bool = False) -> None:
-        after, effects = transitions.step(before, event, self.now, TERMS)
+        after, effect = transitions.step(before, event, self.now, TERMS)
         read = msgspec.json.decode(msgspec.json.encode(before), type=Incident)
-        assert transitions.step(read, event, self.now, TERMS) == (after, effects), (
+        assert transitions.step(read, event, self.now, TERMS) == (after, effect), (
             "a record that was read again"
         )
         assert not before.phase.final
@@ -255,8 +254,8 @@ class Recoveries(RuleBasedStateMachine):
         if before.end_state is not None:
             assert after.end_state == before.end_state
             assert after.phase not in (Phase.STARTING, Phase.KEPT_RUNNING, Phase.RECOVERED)
-        if after.phase != before.phase or effects:
-            self.effects = effects
+        if after.phase != before.phase or effect is not None:
+            self.effect = effect
         if isinstance(event, StopEnded):
             self.back_off_mono_s = self.now.mono_s + event.plan.delay_s
         self.job = books.settle(self.job, None if opened else before, after, self.now)
@@ -280,7 +279,7 @@ class Recoveries(RuleBasedStateMachine):
         assert incident.failed_starts <= START_TRIES
         if incident.phase.final:
             assert incident.deadline_mono_s is None
-            assert not self.effects
+            assert self.effect is None
         else:
             assert incident.deadline_mono_s is not None
             assert self.job.incarnation == incident.incarnation

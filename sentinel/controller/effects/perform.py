@@ -95,14 +95,15 @@ class Performer:
         if watch is not None:
             watch.feed(match)
 
-    def perform(self, picture: JobPicture, incident: Incident, effects: tuple[Effect, ...]) -> None:
+    def perform(self, picture: JobPicture, incident: Incident, effect: Effect | None) -> None:
+        if effect is None:
+            return
         name = picture.job.name
-        for effect in effects:
-            self.cancel(name)
-            task = asyncio.create_task(
-                self._effect(picture, incident, effect), name=f"{name}:{incident.phase.value}"
-            )
-            self._effects[name] = task
+        self.cancel(name)
+        task = asyncio.create_task(
+            self._effect(picture, incident, effect), name=f"{name}:{incident.phase.value}"
+        )
+        self._effects[name] = task
 
     def cancel(self, name: str) -> None:
         running = self._effects.pop(name, None)

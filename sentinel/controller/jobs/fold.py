@@ -156,10 +156,10 @@ class Controller:
         picture.entities = entities
         incident = picture.incident
         if incident is not None:
-            incident, effects = transitions.resume(incident, now, policy.terms(picture.job.policy))
+            incident, effect = transitions.resume(incident, now, policy.terms(picture.job.policy))
             picture.incident = incident
             self.mail.keep(incident)
-            self._performer.perform(picture, incident, effects)
+            self._performer.perform(picture, incident, effect)
         if ranks or ended:
             self._node.follow(picture.job, [*ranks, *ended])
         if (
@@ -350,7 +350,7 @@ class Controller:
     def _step(self, picture: JobPicture, incident: Incident, event: Event, *, opened: bool = False) -> None:
         now = self._clock()
         job = picture.job
-        moved, effects = transitions.step(incident, event, now, policy.terms(job.policy))
+        moved, effect = transitions.step(incident, event, now, policy.terms(job.policy))
         if opened or (moved.phase.final and not incident.phase.final):
             moved = picture.paced(moved, now)
         settled = books.settle(job, None if opened else incident, moved, now)
@@ -369,7 +369,7 @@ class Controller:
             picture.unproved = (moved, picture.timing.iterations)
         if moved.phase != incident.phase:
             self._performer.cancel(job.name)  # the phase that it was for is over
-        self._performer.perform(picture, moved, effects)
+        self._performer.perform(picture, moved, effect)
         self._after_step(picture, incident, moved)
 
     def _commit(

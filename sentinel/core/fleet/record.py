@@ -291,7 +291,7 @@ def _to_tell(record: NodeQuarantine, event: Event, effects: tuple[Effect, ...], 
 
 S = State
 
-TRANSITIONS: Table[State | None, NodeQuarantine, Effect, State] = {
+TRANSITIONS: Table[State | None, NodeQuarantine, tuple[Effect, ...], State] = {
     (None, Open): (_open, (S.HELD, S.ACTIVE)),
     (S.HELD, HeldBack): (_held_back, (S.HELD,)),
     (S.HELD, Isolate): (_isolate, (S.ACTIVE,)),

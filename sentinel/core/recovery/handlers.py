@@ -57,14 +57,14 @@ def begin(incident: Incident, event: Begin, now: Now, terms: Terms) -> Result:
         incident = structs.replace(incident, grace_s=terms.lost_rank_grace_s, paid=True)
         deadline_s = room_wait_s(incident, terms)
         incident = enter(incident, Phase.PRECHECKING, now, event.reason, event.sentence, deadline_s)
-        return incident, (DoPrecheck(now.mono_s),)
+        return incident, DoPrecheck(now.mono_s)
     if incident.kind == IncidentKind.FORCED:
         incident = structs.replace(incident, grace_s=terms.lost_rank_grace_s)
         return stopping(incident, now, terms, event.reason, event.sentence)
     if incident.kind == IncidentKind.CHOSEN:
         incident = structs.replace(incident, grace_s=terms.graceful_stop_s)
         incident = enter(incident, Phase.PRECHECKING, now, event.reason, event.sentence, PRECHECK_S)
-        return incident, (DoPrecheck(now.mono_s),)
+        return incident, DoPrecheck(now.mono_s)
     if incident.save_wanted:
         return saving(incident, now, terms, event.reason, event.sentence)
     return stopping(incident, now, terms, event.reason, event.sentence)
@@ -85,7 +85,7 @@ def precheck_refused(incident: Incident, event: PrecheckRefused, now: Now, terms
         deadline = incident.deadline_mono_s
         incident = enter(incident, Phase.PRECHECKING, now, event.reason, event.sentence)
         incident = structs.replace(incident, deadline_mono_s=deadline)
-    return incident, (look_again(incident, now),)
+    return incident, look_again(incident, now)
 
 
 def _not_moved(
@@ -102,7 +102,7 @@ def rescaled(incident: Incident, event: Rescaled, now: Now, terms: Terms) -> Res
     deadline = incident.deadline_mono_s
     incident = structs.replace(incident, size=event.size, from_size=event.size)
     incident = enter(incident, Phase.PRECHECKING, now, "Rescaled", event.sentence)
-    return structs.replace(incident, deadline_mono_s=deadline), (DoPrecheck(now.mono_s),)
+    return structs.replace(incident, deadline_mono_s=deadline), DoPrecheck(now.mono_s)
 
 
 def rescaled_stopping(incident: Incident, event: Rescaled, now: Now, terms: Terms) -> Result:
@@ -110,7 +110,7 @@ def rescaled_stopping(incident: Incident, event: Rescaled, now: Now, terms: Term
     began_s, deadline_s = incident.phase_mono_s, incident.deadline_mono_s
     incident = structs.replace(incident, size=event.size, from_size=event.size)
     incident = enter(incident, Phase.STOPPING, now, "Rescaled", event.sentence)
-    return structs.replace(incident, phase_mono_s=began_s, deadline_mono_s=deadline_s), ()
+    return structs.replace(incident, phase_mono_s=began_s, deadline_mono_s=deadline_s), None
 
 
 def precheck_late(incident: Incident, event: DeadlinePassed, now: Now, terms: Terms) -> Result:
@@ -198,7 +198,7 @@ def stop_ended(incident: Incident, event: StopEnded, now: Now, terms: Terms) -> 
         incident = structs.replace(incident, excluded=(*incident.excluded, plan.avoid))
     wait_s = plan.delay_s + room_wait_s(incident, terms)
     incident = enter(incident, Phase.PRECHECKING, now, plan.reason, plan.sentence, wait_s)
-    return incident, (DoPrecheck(now.mono_s + plan.delay_s),)
+    return incident, DoPrecheck(now.mono_s + plan.delay_s)
 
 
 def stop_stuck(incident: Incident, event: StopStuck, now: Now, terms: Terms) -> Result:
@@ -217,7 +217,7 @@ def stop_waits(incident: Incident, event: StopWaits, now: Now, terms: Terms) -> 
     if incident.sentence != event.sentence:
         incident = enter(incident, Phase.STOPPING, now, event.reason, event.sentence)
     incident = structs.replace(tell(incident, Stage.STARTED), deadline_mono_s=now.mono_s + UNFENCED_S)
-    return incident, (stop_effect(incident),)
+    return incident, stop_effect(incident)
 
 
 def given_up(incident: Incident, event: GivenUp, now: Now, terms: Terms) -> Result:
@@ -249,15 +249,15 @@ def ranks_started(incident: Incident, event: RanksStarted, now: Now, terms: Term
     incident = structs.replace(incident, failed_starts=0)
     if first_start(incident):  # there are no earlier steps to compare with
         return close(incident, Phase.RECOVERED, now, "Started", event.sentence)
-    return enter(incident, Phase.VERIFYING, now, "RanksStarted", event.sentence, terms.verify_limit_s), ()
+    return enter(incident, Phase.VERIFYING, now, "RanksStarted", event.sentence, terms.verify_limit_s), None
 
 
 def start_waits(incident: Incident, event: StartWaits, now: Now, terms: Terms) -> Result:
     """The time for the start begins when the queue has let the job in."""
     if event.sentence:
-        return enter(incident, Phase.STARTING, now, "Queued", event.sentence, QUEUE_S), ()
+        return enter(incident, Phase.STARTING, now, "Queued", event.sentence, QUEUE_S), None
     sentence = "Its queue has let it in."
-    return enter(incident, Phase.STARTING, now, "LetIn", sentence, terms.start_timeout_s), ()
+    return enter(incident, Phase.STARTING, now, "LetIn", sentence, terms.start_timeout_s), None
 
 
 def start_refused(incident: Incident, event: StartRefused, now: Now, terms: Terms) -> Result:
@@ -269,7 +269,7 @@ def start_refused(incident: Incident, event: StartRefused, now: Now, terms: Term
     incident = structs.replace(incident, kind=IncidentKind.FORCED)
     wait_s = room_wait_s(incident, terms)
     incident = enter(incident, Phase.PRECHECKING, now, event.reason, event.sentence, wait_s)
-    return incident, (look_again(incident, now),)
+    return incident, look_again(incident, now)
 
 
 def start_late(incident: Incident, event: DeadlinePassed, now: Now, terms: Terms) -> Result:
@@ -342,7 +342,7 @@ def end_saving(incident: Incident, event: EndRequested, now: Now, terms: Terms) 
     """The save goes on unless the request leaves no time for it (a second Ctrl-C, `stop --now`)."""
     incident = _with_end(incident, event)
     if event.save:
-        return incident, ()
+        return incident, None
     return stopping(incident, now, terms, event.reason, event.sentence)
 
 
@@ -352,4 +352,4 @@ def end_stopping(incident: Incident, event: EndRequested, now: Now, terms: Terms
     incident = structs.replace(_with_end(incident, event), grace_s=min(grace_s, event.grace_s))
     if event.grace_s < grace_s:
         return stopping(incident, now, terms, event.reason, event.sentence)
-    return incident, ()
+    return incident, None

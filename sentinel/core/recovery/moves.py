@@ -10,7 +10,7 @@ from sentinel.core.now import Now
 from sentinel.core.policy_model import Checkpoint
 from sentinel.core.recovery.events import DoPrecheck, DoSave, DoStart, DoStop, Effect
 
-Result: TypeAlias = tuple[Incident, tuple[Effect, ...]]
+Result: TypeAlias = tuple[Incident, Effect | None]
 
 RETRY_PRECHECK_S = 10.0
 PRECHECK_S = 60.0  # of a job that still steps: it must not wait for an answer that never comes
@@ -88,13 +88,13 @@ def stop_effect(incident: Incident) -> DoStop:
 
 def stopping(incident: Incident, now: Now, terms: Terms, reason: str, sentence: str) -> Result:
     incident = enter(incident, Phase.STOPPING, now, reason, sentence, incident.grace_s + terms.stop_slack_s)
-    return incident, (stop_effect(incident),)
+    return incident, stop_effect(incident)
 
 
 def saving(incident: Incident, now: Now, terms: Terms, reason: str, sentence: str) -> Result:
     timeout_s = terms.checkpoint.timeout_s if terms.checkpoint else 0.0
     incident = enter(incident, Phase.SAVING, now, reason, sentence, timeout_s + SAVE_SLACK_S)
-    return incident, (DoSave(),)
+    return incident, DoSave()
 
 
 def starting(incident: Incident, now: Now, terms: Terms, reason: str, sentence: str) -> Result:
@@ -109,7 +109,7 @@ def starting(incident: Incident, now: Now, terms: Terms, reason: str, sentence: 
         attempt=incident.attempt + 1,
         paid=True,
     )
-    return incident, (DoStart(incident.incarnation, incident.size, incident.excluded),)
+    return incident, DoStart(incident.incarnation, incident.size, incident.excluded)
 
 
 def close(incident: Incident, phase: Phase, now: Now, reason: str, sentence: str) -> Result:
@@ -120,4 +120,4 @@ def close(incident: Incident, phase: Phase, now: Now, reason: str, sentence: str
         incident = tell(incident, Stage.RECOVERED)
     elif phase in (Phase.FAILED, Phase.EXHAUSTED):
         incident = tell(incident, Stage.GAVE_UP)
-    return incident, ()
+    return incident, None

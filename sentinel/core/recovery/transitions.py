@@ -1,8 +1,8 @@
 """The recovery of one incident: a pure state machine.
 
-`step(incident, event, now, terms) -> (incident, effects)`; TRANSITIONS is the whole machine (see `machine`). The
-caller saves the new record before it performs the effects; effects are idempotent, so after a crash
-`resume(incident)` gives those of the current phase again.
+`step(incident, event, now, terms) -> (incident, effect)`; TRANSITIONS is the whole machine (see `machine`). The caller
+saves the new record before it performs the effect, if there is one; effects are idempotent, so after a crash
+`resume(incident)` gives that of the current phase again.
 
     forced:  Detected → Stopping → Prechecking → Starting → Verifying → Recovered
     chosen:  Detected → Prechecking → Saving → Stopping → Starting → Verifying → Recovered
@@ -19,7 +19,7 @@ from sentinel.core.recovery.moves import Result, Terms, room_wait_s, stop_effect
 
 P = Phase
 
-TRANSITIONS: Table[Phase, Incident, events.Effect, Phase] = {
+TRANSITIONS: Table[Phase, Incident, events.Effect | None, Phase] = {
     (P.DETECTED, events.Begin): (handlers.begin, (P.STOPPING, P.PRECHECKING, P.SAVING, P.KEPT_RUNNING)),
     (P.PRECHECKING, events.PrecheckPassed): (handlers.precheck_passed, (P.SAVING, P.STARTING)),
     (P.PRECHECKING, events.PrecheckRefused): (handlers.precheck_refused, (P.PRECHECKING, P.KEPT_RUNNING)),
@@ -79,22 +79,22 @@ def accepts(incident: Incident, event: events.Event) -> bool:
 
 
 def resume(incident: Incident, now: Now, terms: Terms) -> Result:
-    """After a crash or take-over: the record, and the effects of the phase that it stands in, to be performed again.
+    """After a crash or take-over: the record, and the effect of the phase that it stands in, to be performed again.
 
     `incident.deadline_mono_s` must be of this boot. What is left of a back-off is waited for.
     """
-    effects: tuple[events.Effect, ...] = ()
+    effect: events.Effect | None = None
     if incident.phase == Phase.PRECHECKING:
         since_s = (incident.deadline_mono_s or 0.0) - room_wait_s(incident, terms)
-        effects = (events.DoPrecheck(max(now.mono_s, since_s)),)
+        effect = events.DoPrecheck(max(now.mono_s, since_s))
     elif incident.phase == Phase.SAVING:
-        effects = (events.DoSave(),)
+        effect = events.DoSave()
     elif incident.phase == Phase.STOPPING:
-        effects = (stop_effect(incident),)
+        effect = stop_effect(incident)
         if incident.deadline_mono_s is not None:  # asked for anew, so its time is: nobody looked meanwhile
             again_s = now.mono_s + max(0.0, incident.deadline_mono_s - incident.phase_mono_s)
             deadline_s = max(incident.deadline_mono_s, again_s)
             incident = structs.replace(incident, deadline_mono_s=deadline_s)
     elif incident.phase == Phase.STARTING:
-        effects = (events.DoStart(incident.incarnation, incident.size, incident.excluded),)
-    return incident, effects
+        effect = events.DoStart(incident.incarnation, incident.size, incident.excluded)
+    return incident, effect
