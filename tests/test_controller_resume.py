@@ -117,8 +117,7 @@ def test_mails_that_the_killed_one_left_wake_who_sends_them_and_what_became_of_a
     async def run() -> None:
         world = World(tmp_path)
         await world.launch()
-        world.ends(1)
-        await world.phase(Phase.VERIFYING)
+        await to_verifying(world)
         await finish(world)
         await world.again()
         assert world.mails_woken == 1
@@ -131,6 +130,28 @@ def test_mails_that_the_killed_one_left_wake_who_sends_them_and_what_became_of_a
         assert (world.mails_woken, mail.pending()) == (1, [])
         await world.again()
         assert (world.mails_woken, world.controller.mail.pending()) == (0, [])
+        await world.controller.close()
+
+    asyncio.run(run())
+
+
+def test_a_mail_that_goes_after_a_crash_leaves_the_stop_the_time_that_it_has_anew(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        await world.launch()
+        await to_verifying(world)
+        world.cluster.hooks["stop"] = held
+        world.ends(0)
+        await world.phase(Phase.STOPPING)
+        world.clock.mono_s += 1.0
+        await world.again()
+        anew = world.controller.pictures["j"].incident
+        assert anew is not None
+        (started,) = anew.mails
+        assert anew.deadline_mono_s != world.incident.deadline_mono_s
+        sent = structs.replace(started, state="sent")
+        world.controller.mail.record(anew.id, sent)
+        assert world.controller.pictures["j"].incident == structs.replace(anew, mails=(sent,))
         await world.controller.close()
 
     asyncio.run(run())

@@ -251,6 +251,7 @@ class MailServer:
     ) -> None:
         self._host, self._asked_port = host, port
         self.mails: list[tuple[list[str], EmailMessage]] = []
+        self.senders: list[str] = []  # of each envelope: whither its bounce would go
         self.connections = 0
         self.logins: list[str] = []
         self._tls, self._implicit, self._login = tls, implicit, login
@@ -308,6 +309,7 @@ class MailServer:
         if answer:
             return answer
         self.mails.append((list(envelope.rcpt_tos), parse(envelope.content)))
+        self.senders.append(envelope.mail_from)
         return "250 taken"
 
 

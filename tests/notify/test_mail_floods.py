@@ -2,9 +2,13 @@
 
 import asyncio
 
+from msgspec import structs
+
 from sentinel.controller.effects.mail_pace import STORM_S
 from sentinel.controller.effects.notify import TOGETHER, Notifier
+from sentinel.core.model import Stage, StageMail
 from sentinel.core.now import Now
+from sentinel.notify.compose import message_id
 from tests.notify.mail_world import HOST, Book, HandClock, MailServer, a_job, an_incident, body
 from tests.notify.test_mail_notifier import notifier_for, running, settings_for
 from tests.waits import eventually, turns
@@ -40,6 +44,29 @@ def test_a_flood_becomes_a_digest():
         assert digest["X-Sentinel-Stage"] == "digest"
         assert body(digest, "plain").count("rank 3 was lost") == 9
         assert (notifier.mails_sent, notifier.waiting) == (11, 0)
+
+    asyncio.run(scenario())
+
+
+def test_what_follows_on_a_line_of_a_digest_is_one_thread_of_its_incident():
+    async def scenario():
+        clock = HandClock()
+        book = Book(*(an_incident(number) for number in range(1, 11)))
+        with MailServer() as server:
+            notifier = cluster_notifier(book, server.port, clock)
+            async with running(notifier):
+                await eventually(lambda: book.states() == ["digested"] * 10)
+                clock.advance(2 * STORM_S)
+                told = book.incidents[an_incident(4).id]
+                later = tuple(StageMail(stage=one) for one in (Stage.RECOVERED, Stage.NOTICE))
+                book.incidents[told.id] = structs.replace(told, mails=(*told.mails, *later))
+                notifier.wake()
+                await eventually(lambda: book.states().count("sent") == 2)
+        ((_, digest), *followed) = server.mails
+        (started,) = {mail["In-Reply-To"] for _, mail in followed}
+        assert started == message_id(told, Stage.STARTED, HOST, settings_for(server.port).state_path)
+        assert started != digest["Message-ID"], "ten incidents are ten threads"
+        assert "In-Reply-To" not in digest
 
     asyncio.run(scenario())
 

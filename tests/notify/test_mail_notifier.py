@@ -125,6 +125,19 @@ def test_greylisting_is_waited_for_and_who_has_the_mail_gets_no_second_one():
     asyncio.run(scenario())
 
 
+def test_what_a_server_takes_and_bounces_later_comes_back_to_the_sender_of_the_settings():
+    async def scenario():
+        book = Book(an_incident(1, BOTH))
+        sender = "Sentinel <ops+gpu@example.com>"
+        with MailServer() as server:
+            async with running(notifier_for(book, server.port, sender=sender)):
+                await eventually(lambda: book.states() == ["sent", "sent"])
+        assert server.senders == ["ops+gpu@example.com"] * 2
+        assert {mail["From"] for _, mail in server.mails} == {sender}
+
+    asyncio.run(scenario())
+
+
 def test_a_mail_that_the_server_refuses_for_good_is_failed_and_named():
     async def scenario():
         book = Book(an_incident())

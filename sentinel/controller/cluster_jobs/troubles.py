@@ -32,10 +32,10 @@ def of_jobs(
     if records is not None and (unwritten := records.unwritten):
         text = "what was decided about {names} cannot be written, and waits"
         found["job records"] = shared(text, unwritten, "job")
-    return found | untold({} if records is None else _untold(records, now), "job")
+    return found | untold({} if records is None else _unsent(records, now), "job")
 
 
-def _untold(records: Records, now: Now) -> dict[str, str]:
+def _unsent(records: Records, now: Now) -> dict[str, str]:
     """Job -> why nobody got a mail about its newest incident."""
     return {
         job.name: mail.error
