@@ -176,3 +176,12 @@ def test_more_pods_of_an_owner_that_is_not_read_are_a_new_size_and_fewer_are_los
     assert told(pod(0, **going), pod(1, phase="Failed")).vanishes
     assert not told(pod(0, **going), pod(1)).vanishes
     assert told().vanishes
+
+
+def test_what_ended_so_soon_was_started_and_what_is_being_deleted_is_in_the_way() -> None:
+    soon = pod(1, state="terminated", phase="Failed")
+    assert seen_by(pod(0), soon).up, "it is judged by its end, not waited for"
+    going = pod(1, state="terminated", phase="Failed", deletionTimestamp="2026-01-01T00:00:00Z")
+    assert not seen_by(pod(0), going).up, "of those that a stop took, until its owner has made others"
+    done = pod(1, phase="Succeeded", deletionTimestamp="2026-01-01T00:00:00Z")
+    assert seen_by(pod(0), done).up, "it ended well, and no other one is made"

@@ -5,8 +5,9 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tests.e2e.agent_node import XID_79
 from tests.kubernetes.jobs_site import JobRecords
 
 if TYPE_CHECKING:
@@ -20,13 +21,13 @@ SPREAD = {
     "maxSkew": 1,
     "topologyKey": "kubernetes.io/hostname",
     "whenUnsatisfiable": "ScheduleAnyway",
-    "labelSelector": {"matchLabels": {"job-name": "train"}},
+    "labelSelector": {"matchLabels": {"app": "train"}},
 }
 # Rank 0 keeps the line of steps that were done; each rank saves its own part. A step is done once, or again after a
 # restart from an older checkpoint, and never left out.
 RANK = """
 import os, signal, sys, time
-rank, steps = os.environ["JOB_COMPLETION_INDEX"], int(os.environ["STEPS"])
+rank, steps = os.environ["INDEX"], int(os.environ["STEPS"])
 part, line, enough = f"/checkpoints/rank-{rank}", "/checkpoints/line", "/checkpoints/enough"
 step = int(open(part).read()) if os.path.exists(part) else 0
 print(f"resumes from step {step}", flush=True)
@@ -49,10 +50,53 @@ while step < (int(open(enough).read()) if os.path.exists(enough) else steps):
 """
 
 
+class Kind(NamedTuple):
+    """`index`: the label of a pod that says which rank it is."""
+
+    name: str  # in a policy
+    index: str
+    make: "Callable[[int, Object], Object]"  # of so many ranks that are such pods
+
+
+def _batch(ranks: int, pods: "Object") -> "Object":
+    spec = {
+        "completionMode": "Indexed",
+        "parallelism": ranks,
+        "completions": ranks,
+        "backoffLimit": 6,
+        "template": pods,
+    }
+    return {"apiVersion": "batch/v1", "kind": "Job", "spec": spec}
+
+
+def _stateful(ranks: int, pods: "Object") -> "Object":
+    pods["spec"]["restartPolicy"] = "Always"  # it allows no other
+    spec = {
+        "replicas": ranks,
+        "podManagementPolicy": "Parallel",
+        "serviceName": "train",
+        "selector": {"matchLabels": pods["metadata"]["labels"]},
+        "template": pods,
+    }
+    return {"apiVersion": "apps/v1", "kind": "StatefulSet", "spec": spec}
+
+
+BATCH = Kind("Job", "batch.kubernetes.io/job-completion-index", _batch)
+STATEFUL = Kind("Pod", "apps.kubernetes.io/pod-index", _stateful)
+
+
 def job(
-    space: str, folder: Path, ranks: int, steps: int, cpu: str = "", user: int = 0, **env: str
+    space: str,
+    folder: Path,
+    ranks: int,
+    steps: int,
+    cpu: str = "",
+    user: int = 0,
+    kind: Kind = BATCH,
+    **env: str,
 ) -> "Object":
     """`folder`: where it saves. `cpu`: what each rank requests. `user`: whose it is. `env`: more of its variables."""
+    index = {"fieldRef": {"fieldPath": f"metadata.labels['{kind.index}']"}}
     container: dict[str, Any] = {
         "name": "main",
         "image": IMAGE,
@@ -60,6 +104,7 @@ def job(
         "command": [PYTHON, "-u", "-c", RANK],
         "env": [
             {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+            {"name": "INDEX", "valueFrom": index},
             *({"name": name, "value": value} for name, value in {"STEPS": str(steps), **env}.items()),
         ],
         "volumeMounts": [{"name": "checkpoints", "mountPath": "/checkpoints"}],
@@ -74,22 +119,15 @@ def job(
         "containers": [container],
         "volumes": [{"name": "checkpoints", "hostPath": {"path": str(folder)}}],
     }
-    spec = {
-        "completionMode": "Indexed",
-        "parallelism": ranks,
-        "completions": ranks,
-        "backoffLimit": 6,
-        "template": {"spec": pod},
-    }
-    meta = {"name": "train", "namespace": space}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}
+    made = kind.make(ranks, {"metadata": {"labels": {"app": "train"}}, "spec": pod})
+    return {**made, "metadata": {"name": "train", "namespace": space}}
 
 
 class Training(JobRecords):
     """One job in a namespace of its own, with a policy that resumes it."""
 
-    def __init__(self, cluster: "Cluster", folder: Path) -> None:
-        self.cluster, self.admin = cluster, cluster.admin
+    def __init__(self, cluster: "Cluster", folder: Path, kind: Kind = BATCH) -> None:
+        self.cluster, self.admin, self.kind = cluster, cluster.admin, kind
         self.space = cluster.plane.namespace("training")
         self.folder = folder / "checkpoints"
         self.folder.mkdir(mode=0o777)
@@ -98,7 +136,7 @@ class Training(JobRecords):
     def policy(self, **spec: Any) -> "Object":
         checkpoint = {"signal": "SIGUSR1", "timeout": "20s", "proof": {"logPattern": "saved checkpoint"}}
         asked = {
-            "jobs": {"kinds": ["Job"]},
+            "jobs": {"kinds": [self.kind.name]},
             "owner": {"emails": ["owner@example.com"]},
             "resume": {"maxResumes": 10, "gracefulStop": "5s", "checkpoint": checkpoint},
             **spec,
@@ -109,11 +147,12 @@ class Training(JobRecords):
     def start(self, ranks: int, steps: int = 1_000_000, cpu: str = "", user: int = 0, **policy: Any) -> None:
         """`cpu`: what each rank requests. `user`: whose they are."""
         self.admin.apply([self.policy(**policy)])
-        self.admin.create(job(self.space, self.folder, ranks, steps, cpu, user))
+        made = job(self.space, self.folder, ranks, steps, cpu, user, self.kind)
+        self.path = self.admin.path_of(made)
+        self.admin.create(made)
 
     def close(self) -> None:
-        path = f"/apis/batch/v1/namespaces/{self.space}/jobs"
-        self.admin.delete(path, propagationPolicy="Background")
+        self.admin.delete(self.path, propagationPolicy="Background")
         pods = f"/api/v1/namespaces/{self.space}/pods"
         self.admin.delete(pods, gracePeriodSeconds=0)
         self.until(lambda: not self.admin.items(pods))
@@ -127,6 +166,27 @@ class Training(JobRecords):
         self.until(lambda: self.record().get("state") == "succeeded")
         return self.every_step_counts(steps)
 
+    def leaves_a_lost_gpu(self, rank: int) -> "Object":
+        """Behind a saved checkpoint, by the means of its kind; its incident."""
+        self.until(lambda: self.record().get("state") == "running")
+        self.until(lambda: self.steps() > 10)
+        node = self.node_of(rank)
+        node.kernel_says(XID_79)
+        self.until(lambda: self.phases()[-1:] == ["Recovered"])
+        phases = ["Prechecking", "Saving", "Stopping", "Starting", "Verifying", "Recovered"]
+        assert self.phases() == phases, self.records_told()
+        incident = self.moved()
+        assert "saved checkpoint" in incident["save"]["provedBy"]
+        assert "XID 79" in str(incident["verdict"])
+        assert node.name not in {pod["spec"]["nodeName"] for pod in self.pods()}
+        return incident
+
+    def moved(self) -> "Object":
+        """The newest incident. Moves before it were put off: on a busy machine an agent did not answer at once."""
+        *put_off, newest = self.incidents()
+        assert {one["reason"] for one in put_off} <= {"SaveNotAsked"}
+        return newest
+
     # ------------------------------------------------------------ what is seen
 
     def pods(self, phase: str = "Running") -> "list[Object]":
@@ -134,13 +194,14 @@ class Training(JobRecords):
         return [pod for pod in found if pod["status"].get("phase") == phase]
 
     def node_of(self, rank: int) -> "Node":
-        key = "batch.kubernetes.io/job-completion-index"
-        pod = next(pod for pod in self.pods() if pod["metadata"]["labels"][key] == str(rank))
+        pod = self._pod(rank)
         return next(node for node in self.cluster.nodes if node.name == pod["spec"]["nodeName"])
 
+    def _pod(self, rank: int) -> "Object":
+        return next(pod for pod in self.pods() if pod["metadata"]["labels"][self.kind.index] == str(rank))
+
     def ranks_by_node(self) -> "dict[Node, list[int]]":
-        key = "batch.kubernetes.io/job-completion-index"
-        ranks = sorted(int(pod["metadata"]["labels"][key]) for pod in self.pods())
+        ranks = sorted(int(pod["metadata"]["labels"][self.kind.index]) for pod in self.pods())
         found: dict[Node, list[int]] = {node: [] for node in self.cluster.nodes}
         for rank in ranks:
             found[self.node_of(rank)].append(rank)
@@ -148,9 +209,7 @@ class Training(JobRecords):
 
     def freeze(self, rank: int) -> None:
         """Its process makes no step any more, and does not end."""
-        key = "batch.kubernetes.io/job-completion-index"
-        pod = next(pod for pod in self.pods() if pod["metadata"]["labels"][key] == str(rank))
-        for pid in self.node_of(rank).pids(pod):
+        for pid in self.node_of(rank).pids(self._pod(rank)):
             os.kill(pid, signal.SIGSTOP)
 
     def line(self) -> list[tuple[str, int]]:
@@ -161,10 +220,12 @@ class Training(JobRecords):
     def steps(self) -> int:
         return max((step for _, step in self.line()), default=0)
 
-    def every_step_counts(self, steps: int) -> bool:
-        """No step was left out, and no two pods wrote at one time: who has written once is over when another does."""
+    def every_step_counts(self, steps: int | None = None) -> bool:
+        """No step was left out, and no two pods wrote at one time: who has written once is over when another does.
+        `steps`: how many are done in the end; None: it goes on."""
         line = self.line()
-        done = {step for _, step in line} == set(range(1, steps + 1))
+        last = max(step for _, step in line) if steps is None else steps
+        done = {step for _, step in line} == set(range(1, last + 1))
         writers = [uid for n, (uid, _) in enumerate(line) if n == 0 or line[n - 1][0] != uid]
         return done and len(writers) == len(set(writers))
 

@@ -11,12 +11,11 @@ from tests.e2e.agent_node import XID_79
 from tests.gate.rights import needs_root
 from tests.kubernetes.bare_agent import BareAgent, looked
 from tests.kubernetes.real_cluster import Cluster
-from tests.kubernetes.real_training import Training
+from tests.kubernetes.real_training import BATCH, STATEFUL, Training
 from tests.notify.mail_world import MailServer
 from tests.rig.fixtures import shared
 
 if TYPE_CHECKING:
-    from tests.rig.api import Object
     from tests.rig.control_plane import ControlPlane
 
 
@@ -44,18 +43,12 @@ def cluster(plane: "ControlPlane", mails: MailServer) -> Cluster:
 
 
 @pytest.fixture
-def training(cluster: Cluster, tmp_path: Path) -> "Iterator[Training]":
-    made = Training(cluster, tmp_path)
+def training(request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path) -> "Iterator[Training]":
+    """A batch Job, or of what kind the test's parameter says."""
+    made = Training(cluster, tmp_path, getattr(request, "param", BATCH))
     yield made
     made.close()
     cluster.mend()
-
-
-def moved(training: Training) -> "Object":
-    """The newest incident; moves before it were put off, since an agent did not answer at once on a busy machine."""
-    *put_off, newest = training.incidents()
-    assert {one["reason"] for one in put_off} <= {"SaveNotAsked"}
-    return newest
 
 
 def test_a_gpu_an_agent_a_rank_a_node_and_the_controller_are_lost_in_one_go(
@@ -116,17 +109,16 @@ def test_a_gpu_an_agent_a_rank_a_node_and_the_controller_are_lost_in_one_go(
 
 def test_a_gpu_that_falls_off_the_bus_moves_the_job_behind_a_saved_checkpoint(training: Training) -> None:
     training.start(ranks=4)
-    training.until(lambda: training.record().get("state") == "running")
-    training.until(lambda: training.steps() > 10)
-    node = training.node_of(3)
-    node.kernel_says(XID_79)
-    training.until(lambda: training.phases()[-1:] == ["Recovered"])
-    assert training.phases() == ["Prechecking", "Saving", "Stopping", "Starting", "Verifying", "Recovered"]
-    incident = moved(training)
-    assert "saved checkpoint" in incident["save"]["provedBy"]
-    assert "XID 79" in str(incident["verdict"])
-    assert node.name not in {pod["spec"]["nodeName"] for pod in training.pods()}
+    training.leaves_a_lost_gpu(3)
     assert training.succeeds()
+
+
+@pytest.mark.parametrize("training", [STATEFUL], indirect=True, ids=["StatefulSet"])
+def test_pods_of_an_owner_that_knows_no_stop_leave_it_by_eviction(training: Training) -> None:
+    training.start(ranks=2)
+    training.leaves_a_lost_gpu(1)
+    assert len({uid for uid, _ in training.line()}) == 2, "rank 0 was made anew too, though its node is well"
+    assert training.every_step_counts()
 
 
 def test_a_drain_moves_the_job_of_a_node_behind_its_checkpoint_and_costs_it_nothing(
@@ -138,7 +130,7 @@ def test_a_drain_moves_the_job_of_a_node_behind_its_checkpoint_and_costs_it_noth
     node = training.node_of(0)
     training.cluster.order(node.name, "drain")
     training.until(lambda: training.phases()[-1:] == ["Recovered"])
-    incident = moved(training)
+    incident = training.moved()
     assert incident["verdict"]["failure"] == "drain"
     assert "saved checkpoint" in incident["save"]["provedBy"]
     assert node.name not in {pod["spec"]["nodeName"] for pod in training.pods()}
@@ -166,7 +158,7 @@ def test_an_agent_without_privileged_names_each_right_that_it_lacks_and_does_wha
         assert seen.findings <= usual.findings
         cluster.order(first.name, "drain")
         training.until(lambda: training.phases()[-1:] == ["Recovered"])
-        assert "saved checkpoint" in moved(training)["save"]["provedBy"]
+        assert "saved checkpoint" in training.moved()["save"]["provedBy"]
     cluster.order(first.name, "release")
     training.until(lambda: not cluster.taints(first))
 

@@ -151,11 +151,14 @@ def missing(seen: Seen, size: int) -> int:
 
 
 def has_run(pod: Json) -> bool:
-    """Its training container runs, or did: what ended so soon is judged by its end, not waited for."""
+    """Its training container runs, or did: what ended so soon is judged by its end, not waited for. What is being
+    deleted is in the way of the pod that is to come."""
+    if read(pod, "metadata.deletionTimestamp") is not None:
+        return False
     phase = text(pod, "status.phase")
     if phase in ENDED_PHASES:
         return True
-    if phase != "Running" or read(pod, "metadata.deletionTimestamp") is not None:
+    if phase != "Running":
         return False
     status = main_status(pod)
     return not status or bool(
