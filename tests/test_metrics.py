@@ -14,8 +14,9 @@ from sentinel.controller.nodes import numbers as fleet_numbers
 from sentinel.core.health import CheckResult, CheckState, Component, Finding, Severity
 from sentinel.core.model import Budget, Cause, JobState, Lost, Symptom
 from sentinel.core.reports import Iteration, RankReport
-from sentinel.metrics import declared, measures
+from sentinel.metrics import declared, exposition, measures
 from sentinel.metrics.declared import DECLARATIONS, MAX_FINDINGS, MAX_JOBS, MAX_SERIES
+from sentinel.metrics.exposition import Key, series
 from sentinel.metrics.registry import JobNumbers, Metrics, markdown
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -410,6 +411,42 @@ def test_what_was_told_before_is_told_again_only_as_it_changed() -> None:
     assert value(metrics, "time_to_detect_seconds_count", symptom="hang") == 2
     assert value(metrics, "decisions_total", reason="NoRoom") == 2
     assert len(metrics.render().splitlines()) == len(first.splitlines())
+
+
+def test_only_the_lines_of_series_that_changed_are_made_for_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics()
+    made: list[Key] = []
+
+    def counted(name: str, labels: tuple[str, ...], key: Key) -> str:
+        made.append(key)
+        return series(name, labels, key)
+
+    monkeypatch.setattr(exposition, "series", counted)
+    jobs = [f"ns/job.batch/{number}" for number in range(100)]
+    for name in jobs:
+        metrics.job(name, FULL)
+    metrics.decision("NoRoom")
+    metrics.detected(Symptom.HANG, 3.0)
+    first = metrics.render()
+    assert len(made) > 1000
+
+    made.clear()
+    for name in jobs:
+        metrics.job(name, FULL)
+    assert metrics.render() == first
+    assert made == []
+
+    metrics.job(jobs[7], structs.replace(FULL, iteration=8))
+    metrics.decision("NoRoom")
+    metrics.render()
+    assert made == [(jobs[7],), ("NoRoom",)]
+
+    made.clear()
+    metrics.detected(Symptom.HANG, 3.0)
+    metrics.render()
+    buckets = declared.DETECT.buckets
+    assert len(made) == len(buckets) + 3, "of a histogram every bucket with these labels, +Inf, sum and count"
+    assert {key[0] for key in made} == {"hang"}
 
 
 def promtool(text: bytes) -> list[str]:

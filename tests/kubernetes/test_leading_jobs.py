@@ -1,6 +1,7 @@
 """Jobs that policies protect, under `sentinel controller` and their real operators."""
 
 import asyncio
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -97,39 +98,56 @@ def uids(pods: "list[Object]") -> set[str]:
     return {pod["metadata"]["uid"] for pod in pods}
 
 
+def events(site: JobSite, about: "list[Object]") -> "list[Object]":
+    """Sentinel's about these objects, as the API server lists them; about nodes those that name a job of this site."""
+    return [
+        one
+        for one in site.admin.items("/apis/events.k8s.io/v1/events")
+        if one.get("reportingController") == "sentinel.dev/controller"
+        and one["regarding"]["uid"] in uids(about)
+        and (one["regarding"]["kind"] != "Node" or site.space in one["note"])
+    ]
+
+
+def notes(site: JobSite, about: "list[Object]") -> list[str]:
+    return [one["note"] for one in events(site, about)]
+
+
+def described(site: JobSite, kind: str, name: str) -> list[str]:
+    """Sentinel's lines of `kubectl describe`."""
+    kubectl = [str(site.plane.binaries.path("kubectl")), "--kubeconfig", str(site.plane.kubeconfig)]
+    command = [*kubectl, "-n", site.space, "describe", kind, name]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert shown.returncode == 0, shown.stderr
+    return [line for line in shown.stdout.splitlines() if "sentinel.dev/controller" in line]
+
+
+def reasons(lines: list[str]) -> list[str]:
+    return [line.split()[1] for line in lines]
+
+
+def job_of(site: JobSite) -> "Object":
+    return site.admin.get(f"/apis/batch/v1/namespaces/{site.space}/jobs/train")
+
+
 def told_by_describe(site: JobSite, lost: "Object") -> None:
     """What `kubectl describe` says of the job, of the pod that was lost, of its node, and of a pod that runs now."""
     name, node = lost["metadata"]["name"], lost["spec"]["nodeName"]
-    now = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in site.pods()}
-
-    def events(namespace: str, uid: str) -> list[str]:
-        found = site.admin.items(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")
-        ours = [one for one in found if one.get("reportingController") == "sentinel.dev/controller"]
-        return [one["note"] for one in ours if one["regarding"]["uid"] == uid]
-
-    job = site.admin.get(f"/apis/batch/v1/namespaces/{site.space}/jobs/train")
-    node_uid = site.admin.get(f"/api/v1/nodes/{node}")["metadata"]["uid"]
-    site.until(lambda: any("Recovered: " in note for uid in now for note in events(site.space, uid)))
-    phases = [note.partition(":")[0] for note in events(site.space, job["metadata"]["uid"])]
-    assert {"Stopping", "Prechecking", "Starting", "Verifying", "Recovered"} <= set(phases)
-    (of_pod,) = events(site.space, lost["metadata"]["uid"])
+    now = site.pods()
+    site.until(lambda: any("Recovered: " in note for note in notes(site, now)))
+    of_job = sorted(events(site, [job_of(site)]), key=lambda one: str(one["eventTime"]))
+    phases = {one["note"].partition(":")[0] for one in of_job}
+    assert {"Stopping", "Prechecking", "Starting", "Verifying", "Recovered"} <= phases
+    assert reasons(described(site, "job", "train")) == [one["reason"] for one in of_job], "in this order"
+    (of_pod,) = notes(site, [lost])
     assert "Stopping: " in of_pod
-    (of_node,) = [note for note in events("default", node_uid) if site.space in note]
+    (of_node,) = notes(site, [site.node(node)])
     assert of_node.startswith(f"Job {site.space}/job.batch/train, pod {name}: ")
     assert of_node.endswith(of_pod)
-    assert sum(len(events(site.space, uid)) for uid in now) == 1, "of one of them, not of each rank"
-    kubectl = [
-        site.plane.binaries.path("kubectl"),
-        "--kubeconfig",
-        str(site.plane.kubeconfig),
-        "-n",
-        site.space,
-    ]
-    for what, said in ((("job", "train"), "Recovered"), (("pod", name), of_pod), (("node", node), of_node)):
-        command = [*kubectl, "describe", *what]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=180)
-        lines = [line for line in shown.stdout.splitlines() if "sentinel.dev/controller" in line]
-        assert any(said in line for line in lines), shown.stdout + shown.stderr
+    assert len(notes(site, now)) == 1, "of one of them, not of each rank"
+    for kind, of, said in (("job", "train", "Recovered"), ("pod", name, of_pod), ("node", node, of_node)):
+        lines = described(site, kind, of)
+        assert any(said in line for line in lines), lines
 
 
 def test_a_lost_rank_starts_all_ranks_again(site: JobSite) -> None:
@@ -149,6 +167,41 @@ def test_a_lost_rank_starts_all_ranks_again(site: JobSite) -> None:
     assert site.admin.get(path)["spec"]["suspend"] is False
     site.finish()
     site.until(site.state("succeeded"))
+    end(controller)
+
+
+def test_ranks_that_are_lost_together_are_told_of_once_and_in_the_order_of_what_was_done(
+    site: JobSite,
+) -> None:
+    """However many they are: each step once on the job; where it began, on one of its pods and on that one's node."""
+    controller = led(site)
+    site.protect(restart={"maxRestarts": 2})
+    job = gang(6, gpus=4)
+    job["spec"]["backoffLimitPerIndex"] = 3  # else the operator waits longer for each pod that has failed
+    site.create(job)
+    site.until(site.state("running"))
+    before = site.pods()
+    for name in names(before[:4]):
+        site.kwok.end_pod(site.space, name, 1)
+    site.until(lambda: site.phases()[-1:] == ["Recovered"])
+    assert site.phases() == ["Stopping", "Prechecking", "Starting", "Verifying", "Recovered"]
+    incident = site.incident()
+    assert re.match("Rank [0-3] was lost, then 3 more: ", incident["verdict"]["sentence"])
+    site.until(lambda: notes(site, site.pods()))
+    assert len(notes(site, site.pods())) == 1
+    first = before[incident["verdict"]["rank"]]
+    assert len(notes(site, before)) == len(notes(site, [first])) == 1
+    node = site.node(first["spec"]["nodeName"])
+    assert len(notes(site, site.admin.items("/api/v1/nodes"))) == len(notes(site, [node])) == 1
+
+    of_job = events(site, [job_of(site)])
+    assert of_job == sorted(of_job, key=lambda one: str(one["eventTime"]))
+    told = [(one["reason"], one["note"]) for one in of_job if one["reason"] != "StartWaits"]
+    steps = [(step["reason"], f"{step['phase']}: {step['sentence']}") for step in incident["steps"]]
+    assert told[[reason for reason, _ in told].index("RankLost") :] == steps
+    # Of these, unlike those of a small job, the operator combines some of its own: then kubectl may change the order.
+    shown = described(site, "job", "train")
+    assert sorted(reasons(shown)) == sorted(one["reason"] for one in of_job), shown
     end(controller)
 
 
