@@ -514,3 +514,17 @@ def test_every_example_policy_is_good(repo: Path) -> None:
     assert files
     for file in files:
         assert load_policies(file)
+
+
+@pytest.mark.parametrize(
+    ("owner", "words"),
+    [
+        ("{}", "names no owner to mail"),  # its job may name one
+        ("{mails: [gave-up]}", "names no owner to mail of gave-up"),
+        ("{mails: [none]}", "mails nobody"),
+        ("{emails: [ann@example.com], mails: [none]}", "mails nobody"),
+        ("{emails: [ann@example.com], mails: [notice]}", "mails ann@example.com of notice"),
+    ],
+)
+def test_who_is_mailed_is_said_as_far_as_the_policy_tells(owner: str, words: str) -> None:
+    assert policy_words(only(f"{HEAD}  owner: {owner}\n")).endswith(f", {words}")

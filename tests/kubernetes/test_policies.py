@@ -132,7 +132,7 @@ def test_a_policy_is_told_all_that_is_wrong_with_it_and_again_after_an_edit(
             assert said(admin, space, "p")[1:] == (
                 "Valid",
                 "policy p: resumes up to 7 times from checkpoints that the job makes by itself, detects a hang by "
-                "itself and restarts, mails nobody. Not as it was asked: resume.maxResumes is 7, not 8 "
+                "itself and restarts, names no owner to mail. Not as it was asked: resume.maxResumes is 7, not 8 "
                 "(caps.maxResumes of the administrators' settings)",
                 2,
             )

@@ -29,8 +29,10 @@ def policy_words(policy: Policy) -> str:
     if policy.max_duration_s is not None:
         words.append(f"expires after {duration_text(policy.max_duration_s)}")
     of = f" of {', '.join(policy.mails)}" if policy.mails else ""
-    mailed = policy.emails and NO_MAILS not in policy.mails
-    words.append(f"mails {', '.join(policy.emails)}{of}" if mailed else "mails nobody")
+    if NO_MAILS in policy.mails:
+        words.append("mails nobody")
+    else:  # who is not named here may be by the job, its namespace or the settings
+        words.append(f"mails {', '.join(policy.emails)}{of}" if policy.emails else f"names no owner to mail{of}")
     if policy.mode == "observe":
         words.append("only observes")
     said = f"policy {policy.name}: {', '.join(words)}"
