@@ -1,9 +1,14 @@
-"""Mails about a cluster's jobs, from a real controller by a real mail server: who gets which, and in which thread."""
+"""Mails about a cluster's jobs, from a real controller by a real mail server: who gets which, and in which thread.
+
+Webhooks are told the same, each once.
+"""
 
 import json
 import re
+import time
 import urllib.parse
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from email.message import EmailMessage
 from html import unescape
 from pathlib import Path
@@ -15,6 +20,7 @@ from tests.kubernetes.jobs_site import NODES, JobSite, Ranks
 from tests.kubernetes.local_fleet import Page
 from tests.kubernetes.people import Person, bind
 from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, names, plane, site
+from tests.notify.hooks import Hook, hooks, key_file, serve, signature, texts
 from tests.notify.mail_world import MailServer, body
 from tests.prometheus.test_dashboards import FILES, read
 from tests.rig.processes import free_port
@@ -23,12 +29,13 @@ from tests.web.browser import Browser
 if TYPE_CHECKING:
     from tests.rig.api import Object
 
-__all__ = ["kwok", "plane", "site"]
+__all__ = ["hooks", "kwok", "plane", "site"]
 
 THREADS = [("0001", "started"), ("0001", "recovered"), ("0002", "started"), ("0002", "gave-up")]
 LINE = "</pre><script>window.hit=1</script><img src=x onerror='window.hit=1'> \x1b[2J \u202egnp.exe"
 BARS = 20  # of the plot of its steps, at least: so many iterations were seen before the fault
 OWNER, GONE, ADMIN = "owner@example.com", "gone@example.com", "admins@example.com"
+CHAT, PROGRAM = "webhook:chat", "webhook:program"  # as records name them
 
 
 @pytest.fixture
@@ -62,6 +69,13 @@ def mail_by(server: MailServer) -> dict[str, Any]:
     }
 
 
+def hooks_by(chat: Hook, program: Hook, folder: Path) -> list[dict[str, Any]]:
+    """One that Slack would understand, at an address that is a secret; one that gets signed JSON."""
+    chats = {"name": "chat", "format": "slack", "urlFile": key_file(folder, chat.url, name="chat-url")}
+    programs = {"name": "program", "url": program.url, "secretFile": key_file(folder)}
+    return [{**one, "about": ["jobs"]} for one in (chats, programs)]
+
+
 def cordon(site: JobSite, node: str) -> None:
     site.admin.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}})
 
@@ -90,6 +104,12 @@ def told(server: MailServer, site: JobSite) -> dict[tuple[str, str], tuple[list[
     return found
 
 
+def heard(hook: Hook, site: JobSite) -> list[tuple[dict[str, str], bytes, Any]]:
+    """Headers, body as it came and as it reads, of each that it was sent about the job of this site."""
+    found = zip(hook.got, hook.bodies(), strict=True)
+    return [(headers, sent, one) for (headers, sent), one in found if site.space in sent.decode()]
+
+
 def refusing(asked: list[str]) -> "Callable[[str], str | None]":
     """A server that takes nothing from a stranger at once (RFC 6647), and on which one owner is not there any more."""
 
@@ -103,14 +123,17 @@ def refusing(asked: list[str]) -> "Callable[[str], str | None]":
 
 
 def test_an_incident_is_one_thread_that_shows_the_pace_of_the_job_and_outlives_greylisting(
-    site: JobSite, browser: Browser
+    site: JobSite, browser: Browser, hooks: list[Hook]
 ) -> None:
-    """What it says is shown on the page, live, and by mail; and what its log says is nothing but text there."""
+    """It is shown on the page, live, by mail and to webhooks; and what its log says is nothing but text there."""
+    began_s = int(time.time())
+    chat, program = serve(hooks), serve(hooks)
     asked: list[str] = []
     place = f"127.0.0.1:{free_port()}"
     with MailServer(on_rcpt=refusing(asked)) as server:
         site.settings |= {"mail": mail_by(server), "listen": place}
         site.settings |= {"pageUrl": f"http://{place}/", "dashboardUrl": "https://grafana.example/"}
+        site.settings |= {"webhooks": hooks_by(chat, program, site.folder)}
         controller = led(site)
         away, *used = (f"{NODES}-{number}" for number in range(3))
         cordon(site, away)
@@ -163,15 +186,22 @@ def test_an_incident_is_one_thread_that_shows_the_pace_of_the_job_and_outlives_g
 
     assert not browser.problems
     parts = [body(sent["0001", "recovered"][1], kind) for kind in ("plain", "html")]
-    for text in (shown, terminal, *parts):
+    posted = ["\n".join(texts(heard(hook, site)[1][2])) for hook in (chat, program)]
+    for text in (shown, terminal, *parts, *posted):
         assert "CUDA error: unknown error" in text, text
         assert not {"\u202e", "\x1b"} & set(text)
-    assert "<script>" not in parts[1]
+    assert "<script>" not in parts[1] + posted[0]
 
     # Who is not there is asked once for each mail, whoever is, until the mail is taken; and the records say it.
     assert [to for to, _ in sent.values()] == [[OWNER]] * 4
     assert (asked.count(GONE), asked.count(OWNER)) == (4, 5)
     assert {tuple(one["refused"]) for one in mails(site).values()} == {(GONE,)}
+    # Webhooks had it by then: the first mail was tried again, and they were not told again.
+    assert [one["attempts"] for one in mails(site).values()] == [2, 1, 1, 1]
+    assert {frozenset(one["done"]) for one in mails(site).values()} == {frozenset({OWNER, CHAT, PROGRAM})}
+    messages = _a_program_was_told_each_once_signed(program, site, began_s)
+    assert [one["id"] for one in messages] == [str(mail["Message-ID"])[1:-1] for _, mail in sent.values()]
+    _a_chat_was_told_the_same(chat, site, messages)
     log = (site.folder / "one" / "controller.log").read_text()
     assert "451 4.7.1 greylisted" in log
     assert "550 5.1.1 no such user" in log
@@ -183,6 +213,32 @@ def test_an_incident_is_one_thread_that_shows_the_pace_of_the_job_and_outlives_g
     html = body(sent["0001", "recovered"][1], "html")
     assert html.count("height:56px") >= BARS
     assert "<img" not in html
+
+
+def _a_program_was_told_each_once_signed(program: Hook, site: JobSite, began_s: int) -> list[Any]:
+    """Its messages, which `bodies` of a Hook holds to the schema in the docs."""
+    found = heard(program, site)
+    messages = [one for _, _, one in found]
+    assert [(one["incident"].rpartition("-")[2], one["stage"]) for one in messages] == THREADS
+    assert {one["job"] for one in messages} == {site.record()["name"]}
+    ids = [one["id"] for one in messages]
+    assert len(set(ids)) == len(THREADS)
+    assert [one["thread"] for one in messages] == [ids[0], ids[0], ids[2], ids[2]]
+    for headers, sent, one in found:
+        assert headers["X-Sentinel-Delivery"] == one["id"]
+        assert headers["X-Sentinel-Signature"] == signature(headers, sent)
+        made_s = datetime.fromisoformat(one["time"]).timestamp()
+        assert began_s <= made_s <= int(headers["X-Sentinel-Timestamp"]) <= time.time()
+    return messages
+
+
+def _a_chat_was_told_the_same(chat: Hook, site: JobSite, messages: list[Any]) -> None:
+    for (headers, _, shown), one in zip(heard(chat, site), messages, strict=True):
+        (attachment,) = shown["attachments"]
+        assert shown["text"] == f"*{one['label']}* {one['title']}"
+        assert f"{site.space}/train: " in shown["text"]
+        assert attachment["text"].startswith(one["sentence"])
+        assert "X-Sentinel-Signature" not in headers
 
 
 def _its_links_lead_there(mail: EmailMessage, job: str, browser: Browser, somebody: Person) -> None:

@@ -20,8 +20,8 @@ from tests.kubernetes.flood import EACH, REPORTS, Flood
 from tests.kubernetes.local_fleet import AUDIENCE, Fleet, Page
 from tests.kubernetes.people import Person, bind
 from tests.kubernetes.proxy import Fault, Proxy
+from tests.notify.hooks import Hook, texts
 from tests.notify.mail_world import MailServer, closed_port
-from tests.notify.test_webhooks import Hook
 from tests.waits import eventually
 
 
@@ -501,7 +501,7 @@ def test_ten_thousand_hostile_findings_in_a_minute_reach_everybody_once_and_in_f
     terminal = anna.says("status").stdout + anna.says("status", "flood-00").stdout
     assert "gnp.exe" in terminal
     assert "gnp.exe" in "".join(notes)
-    for text in (terminal, *notes, *told, *pages.values(), json.dumps(hook.bodies(), ensure_ascii=False)):
+    for text in (terminal, *notes, *told, *pages.values(), *texts(hook.bodies())):
         assert not {"\u202e", "\u2028", "\x1b", "\x00"} & set(text)
     assert not any("<script>alert" in text for text in pages.values())
 

@@ -14,9 +14,10 @@ from sentinel.core.model import Stage
 from sentinel.metrics.registry import Metrics
 from sentinel.settings import Webhook
 from tests.core.fleet_world import OPEN, World, a_finding
+from tests.notify.hooks import Hook, hooks, serve
 from tests.notify.mail_world import Book, HandClock, MailServer, an_incident, closed_port
 from tests.notify.test_mail_nodes import ADMIN, Told, settings_for
-from tests.notify.test_webhooks import Hook, hooks, serve, settings
+from tests.notify.test_webhooks import settings
 
 __all__ = ["hooks"]
 

@@ -1,26 +1,32 @@
 """Webhooks against real HTTP servers: what they get, signed, and what becomes of it where somebody does not answer."""
 
 import asyncio
-import hashlib
-import hmac
-import http.server
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from jsonschema import Draft202012Validator
 from msgspec import structs
 
 from scripts.doc_tables import schema
 from sentinel.controller.effects.notify import Notifier
 from sentinel.core.model import Stage
 from sentinel.notify.compose import webhooks
-from sentinel.notify.webhook import Message, slack
+from sentinel.notify.webhook import Message, message, slack
 from sentinel.settings import Mail, Settings, Webhook
+from tests.notify.hooks import (
+    SCHEMA,
+    Hook,
+    against_schema,
+    hooks,
+    key_file,
+    serve,
+    signature,
+)
 from tests.notify.mail_world import (
     OWNER,
     REPO,
@@ -33,60 +39,7 @@ from tests.notify.mail_world import (
 )
 from tests.notify.test_mail_nodes import Told, isolated
 
-KEY = "s3cret"
-
-
-class Hook:
-    """A server that keeps what it is sent. `answer(number)` gives status and body."""
-
-    def __init__(self, answer: Callable[[int], tuple[int, str]] = lambda number: (200, "ok")) -> None:
-        self.got: list[tuple[dict[str, str], bytes]] = []
-        hook = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                hook.got.append((dict(self.headers), body))
-                status, text = answer(len(hook.got))
-                self.send_response(status)
-                if status in (301, 302, 307):
-                    self.send_header("Location", f"{hook.url}/elsewhere")
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/hook"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def bodies(self) -> list[Any]:
-        return [json.loads(body) for _, body in self.got]
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-@pytest.fixture
-def hooks() -> Iterator[list[Hook]]:
-    made: list[Hook] = []
-    yield made
-    for one in made:
-        one.close()
-
-
-def serve(hooks: list[Hook], answer: Callable[[int], tuple[int, str]] = lambda number: (200, "ok")) -> Hook:
-    hooks.append(Hook(answer))
-    return hooks[-1]
-
-
-def key_file(folder: Path, text: str = KEY, mode: int = 0o600) -> str:
-    path = folder / "key"
-    path.write_text(text + "\n")
-    path.chmod(mode)
-    return str(path)
+__all__ = ["hooks"]
 
 
 def settings(tmp_path: Path, *made: Webhook, port: int = 0, **mail: Any) -> Settings:
@@ -120,25 +73,43 @@ def test_a_program_gets_what_the_mail_says_signed_and_by_its_schema(
     assert book.mail().done == (OWNER, "webhook:program")
     (headers, body), (_, second) = hook.got
     one, two = (msgspec.json.decode(text, type=Message) for text in (body, second))
-    assert set(json.loads(body)) == set(json.loads(msgspec.json.encode(one))), (
-        "nothing that the schema does not have"
-    )
+    assert [against_schema(shown) for shown in hook.bodies()] == [[], []]
     assert (one.version, one.about, one.stage, one.job, one.cause) == (1, "jobs", "started", "llama", "gpu")
     assert one.sentence.startswith("GPU 0000:18:00.0 fell off the bus")
     assert [step.sentence for step in one.story][-1] == "Iterations move again."
     assert (two.thread, two.stage) == (one.id, "recovered")
     assert headers["X-Sentinel-Delivery"] == one.id
     assert abs(int(headers["X-Sentinel-Timestamp"]) - time.time()) < 300
-    signed = headers["X-Sentinel-Timestamp"].encode() + b"." + body
-    assert (
-        headers["X-Sentinel-Signature"]
-        == f"sha256={hmac.new(KEY.encode(), signed, hashlib.sha256).hexdigest()}"
-    )
+    assert headers["X-Sentinel-Signature"] == signature(headers, body)
     assert list((tmp_path / "outbox").iterdir()), "the mail is filed as it was before"
 
 
 def test_the_schema_in_the_docs_is_that_of_the_code() -> None:
     assert (REPO / "docs" / "webhook.schema.json").read_text() == schema(), "run: make generated"
+
+
+@pytest.mark.parametrize("kind", ["Message", "Fact", "Moment"])
+def test_the_schema_in_the_docs_refuses_what_is_no_message(kind: str) -> None:
+    """A field that is missing, one of another type, one too many: in the message, in a fact, in a line of the story."""
+    body = json.loads(msgspec.json.encode(message(a_request())))
+    assert against_schema(body) == []
+    place, part = {
+        "Message": ("$", body),
+        "Fact": ("$.facts[0]", body["facts"][0]),
+        "Moment": ("$.story[0]", body["story"][0]),
+    }[kind]
+    required = SCHEMA["$defs"][kind]["required"]
+    for field, value in list(part.items()):
+        del part[field]
+        missing = [f"{place}: {field!r} is a required property"] if field in required else []
+        assert against_schema(body) == missing
+        part[field] = {}
+        (wrong,) = against_schema(body)
+        assert wrong.startswith(f"{place}.{field}: {{}} is not of type ")
+        part[field] = value
+    part["more"] = ""
+    assert against_schema(body) == [f"{place}: Additional properties are not allowed ('more' was unexpected)"]
+    assert Draft202012Validator(SCHEMA).is_valid(body), "but one may be added later, as it says"
 
 
 def test_slack_gets_a_message_in_which_logs_can_call_nobody(hooks: list[Hook], tmp_path: Path) -> None:
