@@ -48,6 +48,7 @@ def packages(base: Base, work: Path, wheels: str) -> Layer:
     for path in [path for path in target.rglob("*") if path.is_file()]:
         if path.suffix in SOURCES or UNUSED.match(str(path.relative_to(target))):
             path.unlink()
+    _without_place(target)
     compiled(target, site_packages(base), base.version)
     home = os.path.dirname(base.python)
     tree.file(f"{HOME}/pyvenv.cfg", f"home = {home}\ninclude-system-site-packages = false\n".encode())
@@ -68,18 +69,23 @@ def sentinel(base: Base, work: Path, version: str) -> tuple[Layer, bytes]:
     target, tree = work / "sentinel", Tree()
     shutil.rmtree(target, ignore_errors=True)
     pip("--no-deps", "--no-build-isolation", "--no-index", f"--target={target}", str(REPO))
-    for noted in target.glob("*.dist-info/direct_url.json"):  # says where this checkout lies
+    _without_place(target)
+    compiled(target, site_packages(base), base.version)
+    tree.copy(target, site_packages(base), {"bin"})
+    bill = json.dumps(sbom.bill(base, work / "packages", version), indent=1).encode()
+    tree.file(f"{HOME}/sbom.cdx.json", bill)
+    return tree.layer(), bill
+
+
+def _without_place(target: Path) -> None:
+    """Nothing is left that says where this checkout lies: commands begin with its Python's path, and are not taken."""
+    for noted in target.glob("*.dist-info/direct_url.json"):
         noted.unlink()
     for record in target.glob("*.dist-info/RECORD"):
         lines = record.read_text().splitlines()
         record.write_text(
             "".join(f"{one}\n" for one in lines if "direct_url" not in one and "bin/" not in one)
         )
-    compiled(target, site_packages(base), base.version)
-    tree.copy(target, site_packages(base), {"bin"})
-    bill = json.dumps(sbom.bill(base, work / "packages", version), indent=1).encode()
-    tree.file(f"{HOME}/sbom.cdx.json", bill)
-    return tree.layer(), bill
 
 
 def site_packages(base: Base) -> str:

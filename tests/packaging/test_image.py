@@ -70,10 +70,18 @@ def test_it_holds_all_that_sentinel_needs_and_nothing_of_this_machine(tmp_path: 
     assert index["annotations"]["io.containerd.image.name"] == "localhost/sentinel:0.1.0"
 
 
-def test_the_same_sources_make_the_same_image(tmp_path: Path) -> None:
-    images.make(say=lambda text: None).write(images.NAME, tmp_path / "again.tar")
-    first, again = (read(one, "index.json") for one in (sentinel_image(), tmp_path / "again.tar"))
-    assert first == again
+def test_the_same_sources_make_the_same_image_wherever_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing that was kept of an earlier build, and by a Python at another path."""
+    first, again = sentinel_image(), tmp_path / "again.tar"
+    (tmp_path / "venv").symlink_to(Path(sys.executable).parents[1])
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv/bin/python"))
+    monkeypatch.setattr(images, "workshop", lambda given: tmp_path / "work")
+    images.make(say=lambda text: None).write(images.NAME, again)
+    layers = [json.loads(read(one, "manifest.json"))[0]["Layers"] for one in (first, again)]
+    assert layers[0] == layers[1]
+    assert read(first, "index.json") == read(again, "index.json")
 
 
 def test_a_library_of_this_machine_that_was_renewed_is_taken_anew(

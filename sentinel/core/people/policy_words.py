@@ -32,7 +32,9 @@ def policy_words(policy: Policy) -> str:
     if NO_MAILS in policy.mails:
         words.append("mails nobody")
     else:  # who is not named here may be by the job, its namespace or the settings
-        words.append(f"mails {', '.join(policy.emails)}{of}" if policy.emails else f"names no owner to mail{of}")
+        words.append(
+            f"mails {', '.join(policy.emails)}{of}" if policy.emails else f"names no owner to mail{of}"
+        )
     if policy.mode == "observe":
         words.append("only observes")
     said = f"policy {policy.name}: {', '.join(words)}"
