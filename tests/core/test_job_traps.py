@@ -9,7 +9,7 @@ from sentinel.core.job.kinds import Means
 from sentinel.core.job.limits import limits
 from sentinel.core.job.owned_pods import row_of_owner, stand_in
 from sentinel.core.job.paths import read
-from sentinel.core.job.ranks import ranks, that_run_after_start
+from sentinel.core.job.ranks import done_for_good, ranks
 from sentinel.core.job.start import keep_off_nodes, resize, settle, start
 from sentinel.core.job.state import Seen, living, longest_grace_s, standing
 from sentinel.core.job.stop import grace_refused, stop
@@ -137,10 +137,10 @@ def test_finished_stay(title: str) -> None:
         for pod in pods
     ]
     one = seen(title, pods=tuple(pods))
-    assert that_run_after_start(one) == (0, 1, 3)
+    assert done_for_good(one, list(ranks(one))) == {2}
     if one.row.finished_at:
         one.job.setdefault("status", {})["completedIndexes"] = "0-1"
-        assert that_run_after_start(one) == (3,)
+        assert done_for_good(one, list(ranks(one))) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("title", with_trap("end-comes-in-two"))

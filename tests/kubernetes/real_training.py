@@ -179,6 +179,7 @@ class Training(JobRecords):
         assert "saved checkpoint" in incident["save"]["provedBy"]
         assert "XID 79" in str(incident["verdict"])
         assert node.name not in {pod["spec"]["nodeName"] for pod in self.pods()}
+        assert self.went_on_from_its_checkpoint()
         return incident
 
     def moved(self) -> "Object":
@@ -209,8 +210,17 @@ class Training(JobRecords):
 
     def freeze(self, rank: int) -> None:
         """Its process makes no step any more, and does not end."""
+        self._signal(rank, signal.SIGSTOP)
+
+    def save(self, ranks: int) -> None:
+        """As somebody else than Sentinel may tell them to."""
+        for rank in range(ranks):
+            self._signal(rank, signal.SIGUSR1)
+        self.until(lambda: all((self.folder / f"rank-{rank}").exists() for rank in range(ranks)))
+
+    def _signal(self, rank: int, number: signal.Signals) -> None:
         for pid in self.node_of(rank).pids(self._pod(rank)):
-            os.kill(pid, signal.SIGSTOP)
+            os.kill(pid, number)
 
     def line(self) -> list[tuple[str, int]]:
         file = self.folder / "line"
@@ -219,6 +229,11 @@ class Training(JobRecords):
 
     def steps(self) -> int:
         return max((step for _, step in self.line()), default=0)
+
+    def went_on_from_its_checkpoint(self) -> bool:
+        """Rank 0 of the newest incarnation made the step first that follows on the last one that it had saved."""
+        line, saved = self.line(), int((self.folder / "rank-0").read_text())
+        return next(step for uid, step in line if uid == line[-1][0]) == saved + 1
 
     def every_step_counts(self, steps: int | None = None) -> bool:
         """No step was left out, and no two pods wrote at one time: who has written once is over when another does.

@@ -58,6 +58,7 @@ def test_a_gpu_an_agent_a_rank_a_node_and_the_controller_are_lost_in_one_go(
     training.start(ranks=4, hang={"after": "10s"})
     training.until(lambda: training.record().get("state") == "running")
     training.until(lambda: training.steps() > 20)
+    training.save(ranks=4)
     by_node = training.ranks_by_node()
     lost, broken, left = sorted(by_node, key=lambda node: len(by_node[node]))
     assert by_node[lost]
@@ -76,6 +77,8 @@ def test_a_gpu_an_agent_a_rank_a_node_and_the_controller_are_lost_in_one_go(
     assert len({uid for uid, _ in training.line()}) == 1, "nothing was started beside the lost node"
     cluster.order(lost.name, "confirm-dead")
     training.until(lambda: training.phases()[-1:] == ["Recovered"])
+    assert {pod["spec"]["nodeName"] for pod in training.pods()} == {left.name}
+    assert training.went_on_from_its_checkpoint()
     assert training.succeeds()
 
     training.until(

@@ -6,7 +6,7 @@ from msgspec import Struct, to_builtins
 
 from sentinel.cluster.kubernetes.objects import Node, Pod, PodSpec
 from sentinel.core.job.change import HOSTNAME, avoid_in
-from sentinel.core.job.paths import Json, copied, read, table
+from sentinel.core.job.paths import Json, copied, read, rows, table
 from sentinel.core.job.ranks import done_for_good, ranks
 from sentinel.core.job.room import Placement, RoomNode, RoomTaint, free, left_by, place, requests, takes
 from sentinel.core.job.state import ENDED_PHASES, Seen, groups_of, living, was_size
@@ -138,6 +138,12 @@ def _unbound(pod: Json) -> Json:
     return {**pod, "spec": spec}
 
 
+def _add_init(template: Json, requested: Mapping[str, str]) -> None:
+    """The init container that an operator puts before those of a template."""
+    spec = table(template, "spec")
+    spec["initContainers"] = [*rows(spec, "initContainers"), {"resources": {"requests": dict(requested)}}]
+
+
 def pods_of(seen: Seen) -> list[Json]:
     """What a start has to find room for: its templates, without what Sentinel itself wrote into them; where they stand
     elsewhere, the pods that it has. Empty: not known. Ranks that ended for good need none."""
@@ -151,6 +157,9 @@ def pods_of(seen: Seen) -> list[Json]:
         if not group.templates or size is None:
             return [_unbound(pod) for pod in living(seen.pods)]
         avoid_in(draft, group.templates, ())
+        if added := seen.row.gives.get(group.name.lower()):
+            for template in group.templates:
+                _add_init(template, added)
         made += [group.templates[0]] * size + [group.templates[-1]] * (size * group.each - size)
     done = done_for_good(seen, [one for one in ranks(seen) if one.rank is not None])
     return made[len(done) :]

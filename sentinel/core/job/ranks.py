@@ -62,17 +62,6 @@ def ranks(seen: Seen) -> tuple[RankPod, ...]:
     return tuple(sorted(numbered, key=lambda one: (one.rank is None, one.rank or 0, one.role, one.name)))
 
 
-def that_run_after_start(seen: Seen) -> tuple[int, ...]:
-    """The ranks that a start brings up: where those that ended well stay so, the others."""
-    known = ranks(seen)
-    all_ranks = {one.rank for one in known if one.rank is not None}
-    if seen.row.finished is not Finished.STAY:
-        return tuple(sorted(all_ranks))
-    done = numbers(text(seen.job, seen.row.finished_at)) if seen.row.finished_at else set()
-    done |= {one.rank for one in known if one.rank is not None and one.ended == "succeeded"}
-    return tuple(sorted(all_ranks - done))
-
-
 def _replaced(seen: Seen) -> set[str]:
     """The uids of pods in whose place an owner of an unknown kind makes others, under other names: a ReplicaSet leaves
     those that have failed, and waits for none that is being ended."""
