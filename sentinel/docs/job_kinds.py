@@ -15,7 +15,7 @@ KEPT_OFF = {
     KeepOff.STOPPED: "affinity in the templates, while stopped",
     KeepOff.UNSTARTED: "affinity in the template, while suspended, start time cleared",
     KeepOff.CHILDREN: "affinity in its Jobs, while suspended, start time cleared",
-    KeepOff.SELECTOR: "node selector, while suspended",
+    KeepOff.SELECTOR: "not kept off: waits while that node takes pods",
     KeepOff.NONE: "nothing",
 }
 SIZED = {
