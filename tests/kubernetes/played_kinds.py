@@ -237,3 +237,23 @@ class DLRover(Operator):
             for rank in range(RANKS)
         }
         return {MASTER: {**name, kind: "dlrover-master"}, **workers}
+
+
+class KubeDL(Operator):
+    """TFJob, which fails for good where its pods are evicted."""
+
+    definitions: ClassVar = [definition("training.kubedl.io", "v1alpha1", "TFJob")]
+    selector = "job-name=train,group-name=training.kubedl.io"
+
+    def job(self) -> "Object":
+        worker = {"replicas": RANKS, "restartPolicy": "ExitCode", "template": pods()}
+        return {
+            "apiVersion": "training.kubedl.io/v1alpha1",
+            "kind": "TFJob",
+            "metadata": {"name": "train"},
+            "spec": {"tfReplicaSpecs": {"Worker": worker}},
+        }
+
+    def labels(self) -> dict[str, dict[str, str]]:
+        group = {"job-name": "train", "group-name": "training.kubedl.io", "replica-type": "worker"}
+        return {f"train-worker-{rank}": {**group, "replica-index": str(rank)} for rank in range(RANKS)}

@@ -274,8 +274,11 @@ def test_a_stop_that_the_kind_refuses_says_why_and_is_tried_again_when_its_pods_
     installed: "ControlPlane", controller: str, kwok: "Kwok"
 ) -> None:
     async def story(cluster: JobCluster, flow: Flow) -> None:
+        looked = list[str]()
+        cluster.look_again = looked.append
         first = await cluster.stop(JOB, 1, 1.0)
         assert (first.gone, first.reason) == (False, "NoOwner")
+        assert looked == [JOB], "what has come back of it by now is told by no watch any more"
         assert "nobody would make it again" in first.waits
         assert flow.pods("Running"), "it is not touched"
         again = asyncio.create_task(cluster.stop(JOB, 1, 1.0))

@@ -1,5 +1,6 @@
 """Kinds of jobs whose operators are not here, under a real API server and a real controller; the test plays them."""
 
+import signal
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -7,7 +8,7 @@ import pytest
 
 from sentinel.core.health import Severity
 from tests.kubernetes.jobs_site import JobSite
-from tests.kubernetes.played_kinds import MASTER, RANKS, DLRover, Operator, Trainer, Volcano
+from tests.kubernetes.played_kinds import MASTER, RANKS, DLRover, KubeDL, Operator, Trainer, Volcano
 from tests.kubernetes.test_interrupted_recoveries import RESTARTS, in_phase, vanishes
 from tests.kubernetes.test_job_faults import World, lasting, node_of, site
 from tests.kubernetes.test_leading_jobs import kwok, plane, uids
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["kwok", "plane", "site"]
 
-KINDS: tuple[type[Operator], ...] = (Trainer, Volcano, DLRover)
+KINDS: tuple[type[Operator], ...] = (Trainer, Volcano, DLRover, KubeDL)
 MARK = "sentinel.dev/stopped"
 
 
@@ -136,6 +137,23 @@ def test_an_elastic_job_of_dlrover_is_stopped_and_started_by_writes_that_its_def
     assert (len(site.incidents()), spent(site)) == (1, (1, 0))
     site.admin.patch(f"{operator.path}/status", {"status": {"phase": "Succeeded"}})
     site.until(site.state("succeeded"))
+
+
+def test_a_job_that_its_operator_has_brought_back_before_anybody_looks_is_left_to_it(
+    site: World, begin: Callable[[type[Operator]], Operator]
+) -> None:
+    """Sentinel may not stop it, and hears nothing more of it that could end the recovery."""
+    operator = begin(KubeDL)
+    before = ranks(site, operator)
+    site.controller.send(signal.SIGSTOP)
+    vanishes(site, before[0])
+    site.until(lambda: all_run(site, operator) and uids(ranks(site, operator)) != uids(before))
+    site.controller.send(signal.SIGCONT)
+    site.until(in_phase(site, "Cancelled"))
+    (incident,) = site.incidents()
+    assert [one["reason"] for one in incident["steps"]] == ["RankLost", "EvictionFails", "RestartedByItsKind"]
+    assert site.record()["state"] == "running"
+    assert spent(site) == (0, 0)
 
 
 def _path(pod: "Object") -> str:

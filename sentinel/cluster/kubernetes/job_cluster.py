@@ -275,12 +275,12 @@ class JobCluster(JobRanks):
         except NotFound:
             return StopOutcome(gone=True)
         except TimeoutError:
-            return await self._stop_refused(known, was, "StopWaits", AWAY)
+            return await self._stop_refused(job, known, was, "StopWaits", AWAY)
         except TemporaryError as error:
-            return await self._stop_refused(known, was, "StopWaits", str(error))
+            return await self._stop_refused(job, known, was, "StopWaits", str(error))
         except PermanentError as error:
             if error.reason != Reason.ENDED:
-                return await self._stop_refused(known, was, error.reason, str(error))
+                return await self._stop_refused(job, known, was, error.reason, str(error))
             reading, left = await self._patiently(lambda: self._reading(known)), Left(True, set(), theirs)
         known.refused = ""
         try:
@@ -334,11 +334,15 @@ class JobCluster(JobRanks):
             self._rooms.kept(job)
         return resumed
 
-    async def _stop_refused(self, known: Known, was: Changes, reason: str, sentence: str) -> StopOutcome:
-        """Its kind, or its queue, offers no way now. Said at once, and tried again when there is something new."""
+    async def _stop_refused(
+        self, job: str, known: Known, was: Changes, reason: str, sentence: str
+    ) -> StopOutcome:
+        """Its kind, or its queue, offers no way now. Said at once, and tried again when there is something new. Its
+        operator may have started it again before: no watch will tell of that any more, so it is looked at."""
         if known.refused == sentence:
             await self._turn(known, was, within_s=REFUSED_S)
         known.refused = sentence
+        self.look_again(job)
         return StopOutcome(gone=False, waits=sentence, reason=reason)
 
     async def _hurry(self, pods: Sequence[Json], grace_s: float) -> None:
@@ -374,7 +378,7 @@ class JobCluster(JobRanks):
             async with asyncio.timeout(ANSWER_S):
                 seen = (await self._patiently(lambda: self._reading(known))).seen
         except TimeoutError:
-            return await self._stop_refused(known, was, "StopWaits", AWAY)
+            return await self._stop_refused(job, known, was, "StopWaits", AWAY)
         except NotFound:
             return StopOutcome(gone=True)
         if why := job_stop.failed(seen):
