@@ -255,6 +255,28 @@ def test_the_agent_is_privileged_unless_it_is_told_not_to_be(tmp_path: Path) -> 
     assert context["appArmorProfile"] == unconfined
 
 
+def test_one_controller_at_a_time_may_be_put_off_its_node(tmp_path: Path) -> None:
+    made = template(tmp_path, controller={"podLabels": {"team": "ops"}})
+    budget = of(made, "PodDisruptionBudget", "sentinel-controller")["spec"]
+    chosen = budget["selector"]["matchLabels"]
+    assert budget == {"maxUnavailable": 1, "selector": {"matchLabels": chosen}}
+    assert chosen.items() <= pod(made, "controller")["metadata"]["labels"].items()
+    assert not chosen.items() <= pod(made, "agent")["metadata"]["labels"].items()
+
+
+def test_the_probes_ask_where_a_controller_answers(tmp_path: Path) -> None:
+    made = template(tmp_path)
+    (container,) = pod(made, "controller")["spec"]["containers"]
+    asked = {probe: container[probe]["httpGet"] for probe in ("livenessProbe", "readinessProbe")}
+    assert asked == {
+        "livenessProbe": {"path": "/healthz", "port": "metrics"},
+        "readinessProbe": {"path": "/readyz", "port": "metrics"},
+    }
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    listens = load_settings(of(made, "ConfigMap", "sentinel-controller")["data"]["settings.yaml"]).listen
+    assert listens == f"0.0.0.0:{ports['metrics']}"
+
+
 def test_without_an_image_it_is_said_where_one_comes_from() -> None:
     done = run("template", "sentinel", chart.CHART, "--kube-version=1.30.0")
     assert done.returncode != 0
@@ -420,9 +442,12 @@ def test_what_only_one_part_has(tmp_path: Path) -> None:
     asked, own = controller["affinity"]["podAntiAffinity"][REQUIRED]
     assert (asked, own["topologyKey"]) == (zones, "kubernetes.io/hostname"), "no two on one node"
     volumes = {one["name"]: one for one in controller["volumes"]}
-    assert volumes["mail"]["secret"]["secretName"] == "smtp"
+    # Optional: who needs no password has none. The group is fsGroup, in which the controllers' user is.
+    assert volumes["mail"]["secret"] == {"secretName": "smtp", "optional": True, "defaultMode": 0o440}
+    mounts = {one["name"]: one for one in controller["containers"][0]["volumeMounts"]}
+    assert mounts["mail"] == {"name": "mail", "mountPath": "/etc/sentinel-mail", "readOnly": True}
     assert volumes["fence"]["projected"] == {
-        "defaultMode": 0o550,  # the group is fsGroup, in which the controllers' user is
+        "defaultMode": 0o550,
         "sources": [
             {"configMap": {"name": "our-bmc", "optional": True}},
             {"secret": {"name": "our-bmc", "optional": True}},
@@ -471,6 +496,20 @@ def test_what_others_watch_comes_where_it_is_asked_for(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- its life
 
 
+# What stands outside the release's namespace, where `sentinel` begins the names.
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+OUTSIDE = [
+    f"{RBAC}/clusterroles",
+    f"{RBAC}/clusterrolebindings",
+    f"{RBAC}/namespaces/kube-node-lease/roles",
+    f"{RBAC}/namespaces/kube-node-lease/rolebindings",
+    f"{ADMISSION}/validatingadmissionpolicies",
+    f"{ADMISSION}/validatingadmissionpolicybindings",
+    "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas",
+]
+
+
 class Release:
     def __init__(self, plane: "ControlPlane", tmp_path: Path) -> None:
         self.plane, self.admin, self._folder = plane, plane.admin, tmp_path
@@ -488,6 +527,13 @@ class Release:
         return self.admin.find(
             f"/{'api/v1' if kind == 'configmaps' else 'apis/apps/v1'}/namespaces/{SPACE}/{kind}/{name}"
         )
+
+    def outside(self) -> dict[str, list[str]]:
+        names = {path: [one["metadata"]["name"] for one in self.admin.items(path)] for path in OUTSIDE}
+        return {path: [one for one in found if one.startswith("sentinel")] for path, found in names.items()}
+
+    def records(self) -> list[str]:
+        return [one["metadata"]["uid"] for one in self.admin.items(QUARANTINES)]
 
     @property
     def settings(self) -> Any:
@@ -511,8 +557,9 @@ def test_installed_upgraded_rolled_back_and_removed_with_the_records_kept(releas
     assert f"kubectl label namespace {SPACE} pod-security.kubernetes.io/enforce=privileged" in told
     assert release.find("daemonsets", "sentinel-agent")
     assert release.find("deployments", "sentinel-controller")["spec"]["replicas"] == 2
+    assert [path for path, names in release.outside().items() if not names] == []
     wait_served(admin)
-    admin.create(quarantine("gpu-1-0001", 1))
+    kept = [admin.create(quarantine("gpu-1-0001", 1))["metadata"]["uid"]]
     admin.patch(
         f"/api/v1/namespaces/{SPACE}",
         {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "privileged"}}},
@@ -526,18 +573,19 @@ def test_installed_upgraded_rolled_back_and_removed_with_the_records_kept(releas
     assert "pod-security" not in told
     assert release.find("deployments", "sentinel-controller")["spec"]["replicas"] == 3
     assert release.settings["fleet"] == {"mode": "observe"}
+    assert release.records() == kept
 
     release.does("rollback", "1")
     assert release.find("deployments", "sentinel-controller")["spec"]["replicas"] == 2
     assert "fleet" not in release.settings
+    assert release.records() == kept
 
     release.does("uninstall", "--wait")
     assert not release.find("daemonsets", "sentinel-agent")
-    roles = admin.items("/apis/rbac.authorization.k8s.io/v1/clusterroles")
-    assert not [one for one in roles if one["metadata"]["name"].startswith("sentinel")]
-    assert [one["metadata"]["name"] for one in admin.items(QUARANTINES)] == ["gpu-1-0001"]
+    assert release.outside() == {path: [] for path in OUTSIDE}
+    assert release.records() == kept
     release.does("install")
-    assert [one["metadata"]["name"] for one in admin.items(QUARANTINES)] == ["gpu-1-0001"]
+    assert release.records() == kept
     assert release.find("deployments", "sentinel-controller")
 
 
@@ -564,3 +612,4 @@ def test_an_api_server_takes_everything_that_can_be_asked_for_without_a_warning(
             path = release.admin.path_of(one)
             query = "dryRun=All&fieldManager=test&force=true&fieldValidation=Strict"
             release.admin.call("PATCH", f"{path}?{query}", one, kind="application/apply-patch+yaml")
+    assert release.admin.warnings == []

@@ -48,6 +48,7 @@ class Api:
         if files:
             self._context.load_cert_chain(*files)
         self._local = threading.local()
+        self.warnings: list[str] = []  # what the API server has warned of since, as it wrote it
         self._resources: dict[tuple[str, str], tuple[str, bool]] = {}
 
     def with_token(self, token: str) -> "Api":
@@ -62,24 +63,26 @@ class Api:
         body: Any = None,
         *,
         kind: str = "application/json",
+        headers: dict[str, str] | None = None,
         timeout_s: float = 30.0,
     ) -> Any:
         """One request; the decoded answer, or its text where it is no JSON. Raises ApiError, OSError."""
-        headers = {"Accept": "application/json"}
+        sent = {"Accept": "application/json", **(headers or {})}
         if self.token:
-            headers["Authorization"] = f"Bearer {self.token}"
+            sent["Authorization"] = f"Bearer {self.token}"
         data = None
         if body is not None:
-            headers["Content-Type"] = kind
+            sent["Content-Type"] = kind
             data = json.dumps(body)
         connection = self._connection(timeout_s)
         try:
-            connection.request(method, path, data, headers)
+            connection.request(method, path, data, sent)
             answer = connection.getresponse()
             text = answer.read()
         except BaseException:
             connection.close()
             raise
+        self.warnings += answer.headers.get_all("Warning", [])
         is_json = "json" in answer.headers.get("Content-Type", "") and "watch=" not in path
         decoded = json.loads(text) if is_json and text else text.decode(errors="replace")
         if answer.status >= 400:
