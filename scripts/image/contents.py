@@ -78,7 +78,8 @@ def sentinel(base: Base, work: Path, version: str) -> tuple[Layer, bytes]:
 
 
 def _without_place(target: Path) -> None:
-    """Nothing is left that says where this checkout lies: commands begin with its Python's path, and are not taken."""
+    """Nothing is left that says where this checkout lies: scripts of packages begin with its Python's path, and are not
+    taken."""
     for noted in target.glob("*.dist-info/direct_url.json"):
         noted.unlink()
     for record in target.glob("*.dist-info/RECORD"):

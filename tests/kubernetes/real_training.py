@@ -33,6 +33,7 @@ step = int(open(part).read()) if os.path.exists(part) else 0
 print(f"resumes from step {step}", flush=True)
 wanted = []
 signal.signal(signal.SIGUSR1, lambda *_: wanted.append(1))
+open(f"/checkpoints/ready-{rank}", "w").close()
 while step < (int(open(enough).read()) if os.path.exists(enough) else steps):
     time.sleep(0.1)
     step += 1
@@ -132,6 +133,7 @@ class Training(JobRecords):
         self.folder = folder / "checkpoints"
         self.folder.mkdir(mode=0o777)
         self.folder.chmod(0o777)
+        self.path = ""
 
     def policy(self, **spec: Any) -> "Object":
         checkpoint = {"signal": "SIGUSR1", "timeout": "20s", "proof": {"logPattern": "saved checkpoint"}}
@@ -152,7 +154,8 @@ class Training(JobRecords):
         self.admin.create(made)
 
     def close(self) -> None:
-        self.admin.delete(self.path, propagationPolicy="Background")
+        if self.path:
+            self.admin.delete(self.path, propagationPolicy="Background")
         pods = f"/api/v1/namespaces/{self.space}/pods"
         self.admin.delete(pods, gracePeriodSeconds=0)
         self.until(lambda: not self.admin.items(pods))
@@ -214,9 +217,13 @@ class Training(JobRecords):
 
     def save(self, ranks: int) -> None:
         """As somebody else than Sentinel may tell them to."""
+        self.until(lambda: self._has_each("ready", ranks))
         for rank in range(ranks):
             self._signal(rank, signal.SIGUSR1)
-        self.until(lambda: all((self.folder / f"rank-{rank}").exists() for rank in range(ranks)))
+        self.until(lambda: self._has_each("rank", ranks))
+
+    def _has_each(self, name: str, ranks: int) -> bool:
+        return all((self.folder / f"{name}-{rank}").exists() for rank in range(ranks))
 
     def _signal(self, rank: int, number: signal.Signals) -> None:
         for pid in self.node_of(rank).pids(self._pod(rank)):

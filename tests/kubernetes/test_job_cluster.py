@@ -270,6 +270,29 @@ def test_a_job_that_has_failed_is_not_started_again(
     story_of(controller, flow, story)
 
 
+def test_a_job_that_fails_while_it_is_started_is_waited_for_no_longer(
+    installed: "ControlPlane", controller: str, kwok: "Kwok"
+) -> None:
+    """Its operator ends what is left of it; what a rank that has failed tells of it is looked at as of any other."""
+
+    async def story(cluster: JobCluster, flow: Flow) -> None:
+        assert (await cluster.stop(JOB, 1, 1.0)).gone
+        kwok.daemon.freeze()
+        try:
+            starts = asyncio.create_task(cluster.start(JOB, None, 2, 2, {}))
+            await eventually(lambda: len(flow.pods("Pending")) == 2 or starts.done(), "no pods are made")
+            flow.admin.patch(flow.path, {"spec": {"activeDeadlineSeconds": 1}})
+            await eventually(lambda: condition("FailureTarget")(flow.now()), "it does not fail")
+        finally:
+            kwok.daemon.thaw()
+        with pytest.raises(PermanentError, match=r"DeadlineExceeded.* It cannot be started again\."):
+            await starts
+
+    labels = "batch.kubernetes.io/job-name=train"
+    flow = Flow(Plane(installed), kwok.end_pod, indexed(2), 2, labels)  # type: ignore[arg-type]
+    story_of(controller, flow, story)
+
+
 def test_a_stop_that_the_kind_refuses_says_why_and_is_tried_again_when_its_pods_change(
     installed: "ControlPlane", controller: str, kwok: "Kwok"
 ) -> None:

@@ -106,8 +106,10 @@ def told(server: MailServer, site: JobSite) -> dict[tuple[str, str], tuple[list[
 
 def heard(hook: Hook, site: JobSite) -> list[tuple[dict[str, str], bytes, Any]]:
     """Headers, body as it came and as it reads, of each that it was sent about the job of this site."""
-    found = zip(hook.got, hook.bodies(), strict=True)
-    return [(headers, sent, one) for (headers, sent), one in found if site.space in sent.decode()]
+    hook.bodies()
+    return [
+        (headers, sent, json.loads(sent)) for headers, sent in list(hook.got) if site.space in sent.decode()
+    ]
 
 
 def refusing(asked: list[str]) -> "Callable[[str], str | None]":

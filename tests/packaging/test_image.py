@@ -24,6 +24,7 @@ from cyclonedx.model.bom import Bom
 
 from scripts.image import __main__ as command
 from scripts.image import archive as images
+from scripts.image import contents
 from scripts.image.base import own_arch, read_base
 from scripts.image.layers import Tree
 from tests.gate.rights import TO_MOUNT
@@ -75,6 +76,9 @@ def test_the_same_sources_make_the_same_image_wherever_they_lie(
 ) -> None:
     """With nothing that was kept of an earlier build, and by a Python at another path."""
     first, again = sentinel_image(), tmp_path / "again.tar"
+    others = shutil.ignore_patterns(".*", "build", "tests", "__pycache__")
+    shutil.copytree(contents.REPO, tmp_path / "elsewhere", ignore=others)
+    monkeypatch.setattr(contents, "REPO", tmp_path / "elsewhere")
     (tmp_path / "venv").symlink_to(Path(sys.executable).parents[1])
     monkeypatch.setattr(sys, "executable", str(tmp_path / "venv/bin/python"))
     monkeypatch.setattr(images, "workshop", lambda given: tmp_path / "work")
@@ -240,10 +244,10 @@ def test_the_containerfile_makes_the_same(tmp_path: Path, repo: Path) -> None:
     tool = made.partition("&& ")[2].replace("/made", str(tmp_path / "made"))
     assert steps["COPY"] == ["--from=made /made /"]
     subprocess.run(tool, shell=True, check=True, cwd=repo, capture_output=True)
-    assert contents(tmp_path / "made") == contents(unpacked(archive, tmp_path / "root"))
+    assert files_of(tmp_path / "made") == files_of(unpacked(archive, tmp_path / "root"))
 
 
-def contents(root: Path) -> dict[str, tuple[int, bytes]]:
+def files_of(root: Path) -> dict[str, tuple[int, bytes]]:
     """Path -> rights, and the digest of a file, where a link leads, or nothing for a folder."""
     found = {}
     for path in root.rglob("*"):

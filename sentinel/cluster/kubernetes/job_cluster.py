@@ -27,6 +27,7 @@ from sentinel.core.job import stop as job_stop
 from sentinel.core.job.kinds import KeepOff
 from sentinel.core.job.look import missing
 from sentinel.core.job.paths import Json, number, text
+from sentinel.core.job.ranks import ranks
 from sentinel.core.job.resume import told
 from sentinel.core.job.state import Seen, behind_gates, in_line, keeps_off, names, standing, switched_on
 from sentinel.core.job.writes import Plan, Reason, Refusal
@@ -36,6 +37,7 @@ from sentinel.util.errors import PermanentError, TemporaryError
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
+WAITS = "StopWaits"  # a stop that is not possible now, whatever kind it is of
 REFUSED_S = 30.0  # a stop that was refused is tried again after so long
 TRIES = 5  # of a decision that a write of somebody else overtook
 ASK_AGAIN_S = 1.0  # of an API server that is away
@@ -187,6 +189,10 @@ class JobCluster(JobRanks):
             raise
         waited, queued = Waited(), False
         while down := missing(started(known, reading.seen), size):
+            if why := job_stop.failed(reading.seen):
+                if any(one.ended == "failed" for one in ranks(started(known, reading.seen))):
+                    break  # their ends tell more of it
+                raise PermanentError(why, Reason.ENDED)
             await self._turn(known, reading.changes, all_may_run(down))
             reading = await self._patiently(lambda: self._reading(known))
             waits = in_line(reading.seen) or behind_gates(reading.seen)
@@ -275,14 +281,14 @@ class JobCluster(JobRanks):
         except NotFound:
             return StopOutcome(gone=True)
         except TimeoutError:
-            return await self._stop_refused(job, known, was, "StopWaits", AWAY)
+            return await self._stop_refused(job, known, was, WAITS, AWAY)
         except TemporaryError as error:
-            return await self._stop_refused(job, known, was, "StopWaits", str(error))
+            return await self._stop_refused(job, known, was, WAITS, str(error))
         except PermanentError as error:
             if error.reason != Reason.ENDED:
                 return await self._stop_refused(job, known, was, error.reason, str(error))
             reading, left = await self._patiently(lambda: self._reading(known)), Left(True, set(), theirs)
-        known.refused = ""
+        known.refused, known.refuses = "", False
         try:
             async with asyncio.timeout(asked + STOP_SLACK_S):
                 while (
@@ -337,12 +343,13 @@ class JobCluster(JobRanks):
     async def _stop_refused(
         self, job: str, known: Known, was: Changes, reason: str, sentence: str
     ) -> StopOutcome:
-        """Its kind, or its queue, offers no way now. Said at once, and tried again when there is something new. Its
-        operator may have started it again before: no watch will tell of that any more, so it is looked at."""
+        """Said at once, and tried again when there is something new. Where its kind offers no way its operator may have
+        started it again by now, of which no watch will tell any more: it is looked at."""
         if known.refused == sentence:
             await self._turn(known, was, within_s=REFUSED_S)
-        known.refused = sentence
-        self.look_again(job)
+        known.refused, known.refuses = sentence, reason != WAITS
+        if known.refuses:
+            self.look_again(job)
         return StopOutcome(gone=False, waits=sentence, reason=reason)
 
     async def _hurry(self, pods: Sequence[Json], grace_s: float) -> None:
@@ -378,7 +385,7 @@ class JobCluster(JobRanks):
             async with asyncio.timeout(ANSWER_S):
                 seen = (await self._patiently(lambda: self._reading(known))).seen
         except TimeoutError:
-            return await self._stop_refused(job, known, was, "StopWaits", AWAY)
+            return await self._stop_refused(job, known, was, WAITS, AWAY)
         except NotFound:
             return StopOutcome(gone=True)
         if why := job_stop.failed(seen):

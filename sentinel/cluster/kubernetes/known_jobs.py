@@ -91,6 +91,7 @@ class Known(Struct):
     obeyed: str = ""  # the mark of the last stop since which it was seen stopped
     bad: set[str] = set()  # nodes that were found bad since its ranks were started last
     refused: str = ""  # why it could not be told to stop, at the last try
+    refuses: bool = False  # and is that so for as long as it is what it is?
 
 
 class KnownJobs:
@@ -184,8 +185,8 @@ class KnownJobs:
         return found
 
     def refuses(self, job: str) -> bool:
-        """Could it not be told to stop, at the last try?"""
-        return bool(self._known(job).refused)
+        """Is there no way to stop it as it is? For what is so only now, it is tried again."""
+        return self._known(job).refuses
 
     async def waits_for(self, job: str) -> str:
         """Why not all of it ran at the last look; "": nothing tells."""
@@ -225,7 +226,8 @@ class KnownJobs:
         """The ranks that run; of those that have ended by now the end is seen at the next look."""
         seen = started(known, seen)
         by_uid = {text(pod, "metadata.uid"): pod for pod in seen.pods}
-        known.pods, known.refused, known.bad, running = {}, "", set(), list[int]()
+        known.refused, known.refuses = "", False
+        known.pods, known.bad, running = {}, set(), list[int]()
         unread = known.unread
         known.others = _others(seen)
         for one in ranks(seen):
