@@ -28,7 +28,8 @@ class Driven(JobRecords, Living):
     size: int
 
     def begin(self, **spec: Any) -> None:
-        self.admin.apply([policy(self.space, restart={"maxRestarts": 3}, **spec)])
+        restarts = {} if "resume" in spec else {"restart": {"maxRestarts": 3}}
+        self.admin.apply([policy(self.space, **restarts, **spec)])
         self.create(self.size)
 
     def way(self) -> list[str]:

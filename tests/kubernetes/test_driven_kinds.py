@@ -4,10 +4,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kubernetes.driven import Driven, come_back
+from sentinel.core.job.ranks import ranks
+from tests.kubernetes.driven import RECOVERED, Driven, come_back
+from tests.kubernetes.jobs_site import CHECKPOINT
 from tests.kubernetes.local_fleet import Fleet
 from tests.kubernetes.test_job_kinds_live import KINDS, batch_job, job_set, kubeflow_job
 from tests.kubernetes.test_leading_jobs import plane
+from tests.rig.processes import until
 
 if TYPE_CHECKING:
     from tests.rig.control_plane import ControlPlane
@@ -58,8 +61,38 @@ def test_every_kind_loses_a_rank_and_is_started_again_but_for_what_its_operator_
     done.until_state("running")
     kwok.end_pod(done.space, "train-master-0", 0)
     done.until_state("succeeded")  # by its kind's word: its workers run on
+    assert "Pods that run on: train-worker-0, train-worker-1." in done.record()["sentence"]
     assert len(done.uids()) == 3
     assert done.incidents() == []
     for job in jobs:
         job.finish()
     assert "Traceback" not in fleet.story()
+
+
+def test_a_pytorchjob_that_may_shrink_comes_back_smaller_without_a_node(
+    plane: "ControlPlane", fleet: Fleet, kwok: "Kwok", kubeflow: "TrainingOperator"
+) -> None:
+    fleet.controller("one").said("leads, epoch")
+    made = kubeflow_job("PyTorchJob", "ExitCode")
+    for group in made["spec"]["pytorchReplicaSpecs"].values():  # a node for each of its pods
+        group["template"]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "8"}}
+    job = Driven(plane.admin, plane.namespace(), made, fleet, kwok, 3)
+    job.begin(resume={"maxResumes": 3, "checkpoint": CHECKPOINT}, elastic={"minNodes": 2})
+    job.until_state("running")
+    before = job.uids()
+    (node,) = [one.node for one in ranks(job.seen()) if one.rank == 2]
+    plane.admin.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}})
+    kubeflow.daemon.freeze()
+    job.lose()
+    until(lambda: job.phases(), job.story)
+    kubeflow.daemon.thaw()
+    until(lambda: job.phases()[-1:] == ["Recovered"], job.story)
+    assert node not in {one.node for one in job.running(2)}
+    assert job.way() == RECOVERED, job.story()
+    groups = job.seen().job["spec"]["pytorchReplicaSpecs"]
+    assert {name: group["replicas"] for name, group in groups.items()} == {"Master": 1, "Worker": 1}
+    assert (job.record()["size"], job.record()["originalSize"]) == (2, 3)
+    assert not before & job.uids()
+    assert len(job.incidents()) == 1
+    plane.admin.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": None}})
+    job.finish()

@@ -256,6 +256,30 @@ def test_a_start_that_was_ordered_is_gone_on_with_by_the_next_leader(site: World
     assert (spent(site), site.record()["incarnation"]) == ((1, 0), 2)
 
 
+def test_a_recovery_whose_ranks_do_not_all_come_up_is_stopped_again_and_tried_again_at_no_cost(
+    site: World,
+) -> None:
+    path = running(site, **RESTARTS, startTimeout="5s")
+    before = {pod["metadata"]["uid"] for pod in site.pods()}
+    few = quota(site, 1)
+    site.kwok.end_pod(site.space, names(site.pods())[0], 1)
+    site.until(lambda: "StartTimeout" in reasons(site))
+    site.until(lambda: site.admin.get(path)["spec"]["suspend"] is True and not site.pods())
+    site.until(lambda: "StartsAgain" in reasons(site))
+    assert (site.record()["state"], spent(site)) == ("queued", (1, 0))
+    site.protect(**RESTARTS, startTimeout="10m")
+    site.admin.delete(few)
+    site.until(in_phase(site, "Recovered"))
+    late = reasons(site).count("StartTimeout")
+    assert site.phases() == [*(WHOLE[:3] * (late + 1)), *WHOLE[3:]]
+    assert (spent(site), site.record()["incarnation"]) == ((1, 0), 2 + late)
+    assert stages(site) == ["started", "recovered"]
+    assert len(site.incidents()) == 1
+    pods = site.pods()
+    assert len(pods) == 2
+    assert not before & {pod["metadata"]["uid"] for pod in pods}
+
+
 def test_a_start_is_decided_again_where_the_job_was_changed_since_its_room_was_found(site: World) -> None:
     """Its owner edits it between the reading in which there was room and the write that starts it."""
     path = running(site)

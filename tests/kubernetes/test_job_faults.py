@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sentinel.checks.base import Source
-from sentinel.core.health import Component, Severity
+from sentinel.core.health import Component, Finding, Severity
 from tests.e2e.box import Box, Running
 from tests.kubernetes.jobs_site import CUSTOM, Agents, JobSite
 from tests.kubernetes.light_agents import Ranks
@@ -325,8 +325,19 @@ def test_a_person_who_suspends_a_job_that_is_being_moved_is_obeyed_and_costs_it_
     assert site.incident()["reason"] == "Stopped"
 
 
-def test_a_restart_keeps_off_nodes_whose_container_runtime_is_not_well(site: World) -> None:
-    site.protect(restart={"maxRestarts": 3})
+DOWN = Source("services", Component.RUNTIME).finding(
+    "service containerd", "service-down", Severity.DEGRADED, "CHECK_SERVICE", "It does not run"
+)
+READ_ONLY = Source("nvme", Component.DISK).finding(  # a full disk would take the node out of service
+    "nvme0n1", "nvme-read-only", Severity.DEGRADED, "REPLACE_DRIVE", "The drive takes no more writes"
+)
+
+
+@pytest.mark.parametrize("found", [DOWN, READ_ONLY], ids=["runtime", "disk"])
+def test_a_restart_keeps_off_nodes_on_which_what_the_pre_check_asks_about_is_not_well(
+    site: World, found: Finding
+) -> None:
+    site.protect(restart={"maxRestarts": 3}, precheck={"checks": [found.component.value]})
     path = site.create(gang(1))
     site.until(site.state("running"))
     (pod,) = site.pods()
@@ -335,13 +346,7 @@ def test_a_restart_keeps_off_nodes_whose_container_runtime_is_not_well(site: Wor
         for node in site.admin.items("/api/v1/nodes", labelSelector="rig=train")
         if node["metadata"]["name"] != node_of(pod)
     )
-    down = Source("services", Component.RUNTIME)
-    site.agents.find(
-        bad,
-        down.finding(
-            "service containerd", "service-down", Severity.DEGRADED, "CHECK_SERVICE", "It does not run"
-        ),
-    )
+    site.agents.find(bad, found)
     site.until_findings(site.controller, True)
     dies(site, pod)
     site.until(lambda: site.phases()[-1:] == ["Recovered"])

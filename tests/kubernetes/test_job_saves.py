@@ -118,6 +118,7 @@ def test_a_job_that_names_no_proof_moves_after_the_time_for_its_save_and_the_rec
     assert (spent(site), stages(site)) == ((1, 0), ["started", "recovered"])
 
 
+KILLED_BY_SIGNAL = 138  # 128 + SIGUSR1, which a rank without a handler dies of
 STORE = {"proof": {"fileAppears": "/ckpt/*.pt"}}
 READ_ONLY = Saves(line="", refuses="nobody can look for /ckpt/*.pt: Read-only file system")
 
@@ -199,3 +200,24 @@ def test_a_job_whose_ranks_end_after_a_save_that_was_given_up_has_not_succeeded(
     assert incident["steps"][0]["reason"] == "EndedBySave"
     assert "after the save signal of" in incident["verdict"]["sentence"]
     assert stages(site) == ["started", "gave-up"]
+
+
+def test_a_save_whose_signal_kills_a_rank_goes_on_as_the_recovery_of_a_lost_rank(site: World) -> None:
+    site.agents.never_save()
+    running(site, **saves(timeout="10m"))
+    before = {pod["metadata"]["uid"] for pod in site.pods()}
+    bad = goes_bad(site)
+    site.until(lambda: in_phase(site, "Saving")() and site.agents.signalled(bad))
+    site.kwok.end_pod(site.space, site.pods()[1]["metadata"]["name"], KILLED_BY_SIGNAL)
+    site.until(in_phase(site, "Recovered"))
+    assert site.phases() == ["Prechecking", "Saving", *WHOLE]
+    incident = site.incident()
+    assert incident["kind"] == "forced"
+    assert "killed by signal 10 (exit code 138)" in str(incident["verdict"]["evidence"])
+    assert saved(site) == {"skipped": "a rank was lost while the job saved"}
+    assert (incident["verdict"]["budget"], spent(site), site.record()["incarnation"]) == ("job", (1, 0), 2)
+    assert stages(site) == ["started", "recovered"]
+    pods = site.pods()
+    assert len(pods) == 2
+    assert not before & {pod["metadata"]["uid"] for pod in pods}
+    assert bad not in {node_of(pod) for pod in pods}, "what it was to leave is left"

@@ -130,6 +130,28 @@ def test_pods_that_wait_with_equal_or_higher_priority_come_before_a_job_that_wou
     run(story())
 
 
+def test_a_job_that_may_shrink_never_gets_fewer_pods_than_its_least(world: World, controller: str) -> None:
+    least = Policy(resume=Resume(), restart=None, elastic=Elastic(min_nodes=3))
+    job = msgspec.structs.replace(world.job, policy=least, size=4)
+    before = world.admin.get(world.admin.path_of(world.object))["spec"]
+
+    async def story() -> None:
+        async with await Client.connect(controller) as client:
+            cluster = world.cluster(client)
+            out = (f"{NODES}-0", f"{NODES}-1")
+            refused = await cluster.room(job, 4, out)
+            assert (refused.size, refused.reason) == (0, "NoRoom")
+            assert refused.sentence.startswith("No room for 1 of 3 pods on ")
+            assert "2 left out" in refused.sentence
+            assert await cluster.room_to_grow(job, out) == 0
+            # Nothing is held for it: another job gets what there is.
+            assert (await cluster.room(job, 4, out[:1])).size == 3
+
+    run(story())
+    assert world.admin.get(world.admin.path_of(world.object))["spec"] == before
+    assert len(world.running()) == 2
+
+
 def test_a_job_without_elastic_has_the_size_of_its_object_or_none(world: World, controller: str) -> None:
     plain = msgspec.structs.replace(world.job, policy=Policy())
     frozen = msgspec.structs.replace(world.job, elastic_frozen="the first start with 3 ranks failed")

@@ -123,6 +123,7 @@ class JobsController(Controller):
                 self._cancel(picture, "JobFinished", sentence)
                 self._finish(picture, policy.Finish("Succeeded", sentence, JobState.SUCCEEDED, 0))
             return
+        picture.succeeded_as = sentence
         left = [rank for rank in range(job.size) if rank not in picture.exits]
         if job.state is JobState.QUEUED:
             job = structs.replace(job, state=JobState.RUNNING)

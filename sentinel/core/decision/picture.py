@@ -60,6 +60,7 @@ class JobPicture:
         self.others: Callable[[], Iterable[Struck]] = (
             tuple  # what other jobs met, asked for with each verdict
         )
+        self.succeeded_as = ""  # on a cluster: that it has, in the words of its kind; ranks may run on
         self.starting: bool = False  # the first start is under way: no recovery holds it
         self.end: EndRequested | None = None
         self.silent_since_s: float | None = None  # last iteration of the incarnation before the running one
@@ -81,6 +82,7 @@ class JobPicture:
         self.pids.clear()
         self.told.clear()
         self.stuck = None
+        self.succeeded_as = ""
         self.refused.clear()
         self.fits_again = ""
         self.was_fast = False

@@ -120,7 +120,8 @@ def decide(picture: JobPicture, now: Now) -> Decision:
     if picture.finished:
         if (saved := picture.ended_by_save()) is not None:
             return _resumes_after_save(saved)
-        return Finish("Succeeded", "All ranks ended with exit code 0.", JobState.SUCCEEDED, 0)
+        sentence = picture.succeeded_as or "All ranks ended with exit code 0."
+        return Finish("Succeeded", sentence, JobState.SUCCEEDED, 0)
     if picture.end is not None:
         return _end(picture, picture.end)
     left = picture.time_left_s(now)
