@@ -5,7 +5,7 @@ from typing import Any
 from msgspec import structs
 
 from sentinel.core.job.kinds import JobKind
-from sentinel.core.job.look import Look, Place, look
+from sentinel.core.job.look import Look, Place, failed_ranks, look
 from sentinel.core.job.owned_pods import row_of_owner, stand_in
 from sentinel.core.job.state import STOPPED, Seen, preemptor_uid
 from sentinel.core.policy_model import Policy, Resume
@@ -185,3 +185,20 @@ def test_what_ended_so_soon_was_started_and_what_is_being_deleted_is_in_the_way(
     assert not seen_by(pod(0), going).up, "of those that a stop took, until its owner has made others"
     done = pod(1, phase="Succeeded", deletionTimestamp="2026-01-01T00:00:00Z")
     assert seen_by(pod(0), done).up, "it ended well, and no other one is made"
+
+
+def test_a_rank_that_failed_tells_of_a_job_that_failed_and_its_launcher_or_what_had_no_node_does_not() -> (
+    None
+):
+    failed = pod(1, state="terminated", phase="Failed")
+    assert failed_ranks(Seen(row=row(), job=job(), pods=(pod(0), failed))) == [1]
+    failed["spec"]["nodeName"] = ""
+    assert failed_ranks(Seen(row=row(), job=job(), pods=(pod(0), failed))) == []
+    mpi = next(one for one in job_table().rows if one.kind == "MPIJob" and one.version == "v1")
+    groups = {name: {"replicas": 1, "template": job()["spec"]["template"]} for name in ("Launcher", "Worker")}
+    made = {**job(), "kind": "MPIJob", "spec": {"mpiReplicaSpecs": groups}}
+    launcher = pod(0, phase="Failed")
+    launcher["metadata"]["labels"] = {mpi.role_label: "launcher", "training.kubeflow.org/replica-index": "0"}
+    assert failed_ranks(Seen(row=mpi, job=made, pods=(launcher,))) == []
+    launcher["metadata"]["labels"][mpi.role_label] = "worker"
+    assert failed_ranks(Seen(row=mpi, job=made, pods=(launcher,))) == [0]

@@ -301,6 +301,7 @@ def test_a_stop_that_the_kind_refuses_says_why_and_is_tried_again_when_its_pods_
         cluster.look_again = looked.append
         first = await cluster.stop(JOB, 1, 1.0)
         assert (first.gone, first.reason) == (False, "NoOwner")
+        assert cluster.refuses(JOB)
         assert looked == [JOB], "what has come back of it by now is told by no watch any more"
         assert "nobody would make it again" in first.waits
         assert flow.pods("Running"), "it is not touched"
@@ -470,7 +471,11 @@ def test_only_what_has_outlived_its_time_is_stuck_and_no_job_is_failed_for_an_ap
 
         await cluster.adopt(JOB)
         away(True)
+        looked = list[str]()
+        cluster.look_again = looked.append
         assert (await cluster.stop(JOB, 1, 1.0)).waits == job_cluster.AWAY
+        assert not cluster.refuses(JOB), "whoever started it again meanwhile, this recovery goes on"
+        assert looked == []
         away(False)
 
         kwok.daemon.freeze()

@@ -203,7 +203,7 @@ def _name(about: About, wall_s: float) -> str:
     """Of an event of that time. `kubectl describe` gets them by name, and sorts by a time that this version of the API
     does not let us set: where it finds all in order it leaves them so, else it shuffles those whose times are equal.
     The zeros at the front put ours, without that time, before those of client-go, which have it."""
-    return f"{about.name[:200]}.{int(wall_s * 1e6):016x}{random.getrandbits(32):08x}"
+    return f"{about.name[:200].rstrip('-.')}.{int(wall_s * 1e6):016x}{random.getrandbits(32):08x}"
 
 
 def _micro(wall_s: float) -> str:

@@ -25,9 +25,8 @@ from sentinel.core.health import Component
 from sentinel.core.job import start as job_start
 from sentinel.core.job import stop as job_stop
 from sentinel.core.job.kinds import KeepOff
-from sentinel.core.job.look import missing
+from sentinel.core.job.look import failed_ranks, missing
 from sentinel.core.job.paths import Json, number, text
-from sentinel.core.job.ranks import ranks
 from sentinel.core.job.resume import told
 from sentinel.core.job.state import Seen, behind_gates, in_line, keeps_off, names, standing, switched_on
 from sentinel.core.job.writes import Plan, Reason, Refusal
@@ -190,7 +189,7 @@ class JobCluster(JobRanks):
         waited, queued = Waited(), False
         while down := missing(started(known, reading.seen), size):
             if why := job_stop.failed(reading.seen):
-                if any(one.ended == "failed" for one in ranks(started(known, reading.seen))):
+                if failed_ranks(started(known, reading.seen)):
                     break  # their ends tell more of it
                 raise PermanentError(why, Reason.ENDED)
             await self._turn(known, reading.changes, all_may_run(down))

@@ -121,9 +121,7 @@ class JobKind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     index: tuple[str, ...] = ()  # its number in its group
     outer: tuple[str, ...] = ()  # the number of its part of the group, each of `Group.each` pods
     groups: tuple[Group, ...] = ()
-    gives: dict[
-        str, dict[str, str]
-    ] = {}  # what the init container requests that the operator gives a group's pods
+    gives: dict[str, dict[str, str]] = {}  # group -> what an init container of its operator requests
 
     # stopping and starting
     stop: Means

@@ -150,6 +150,11 @@ def missing(seen: Seen, size: int) -> int:
     return max(0, wanted - len(done) - len(up - done))
 
 
+def failed_ranks(seen: Seen) -> list[int]:
+    """Those whose pods have failed on a node. A launcher is none."""
+    return [one.rank for one in ranks(seen) if one.rank is not None and one.node and one.ended == "failed"]
+
+
 def has_run(pod: Json) -> bool:
     """Its training container runs, or did: what ended so soon is judged by its end, not waited for. What is being
     deleted is in the way of the pod that is to come."""
