@@ -599,6 +599,29 @@ def test_that_an_older_version_saw_no_iterations_is_over_with_the_first_one(tmp_
     play(tmp_path, scene)
 
 
+def test_a_log_that_vanishes_is_told_of_a_rank_that_runs_and_of_none_that_has_ended_or_is_stopped(
+    tmp_path: Path,
+) -> None:
+    def vanished(world: World, *ranks: int) -> list[str]:
+        job = world.picture.job.incarnation
+        world.report(
+            ranks=tuple(
+                RankReport(job="j", incarnation=job, rank=rank, log_problem="vanished") for rank in ranks
+            )
+        )
+        return [one.sentence for one in world.store.events("j") if one.reason == "LogProblem"]
+
+    async def scene(world: World) -> None:
+        world.steps(1)
+        assert vanished(world, 1) == ["The log of rank 1: vanished."]
+        world.cluster.hooks["stop"] = forever
+        world.ends(1)
+        await world.until(lambda: "stop" in world.cluster.names())
+        assert len(vanished(world, 0, 1)) == 1
+
+    play(tmp_path, scene)
+
+
 def test_ranks_that_do_not_catch_the_signal_are_told_once_and_until_they_do(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         world.cluster.catches = False

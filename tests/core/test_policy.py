@@ -637,6 +637,17 @@ def test_a_job_has_recovered_when_iterations_move_and_what_was_lost_is_counted()
     assert told.lost.gpu_seconds == 40.0
 
 
+def test_a_job_whose_log_names_no_steps_has_recovered_when_iterations_move() -> None:
+    picture = verifying(best_step=None)
+    for rank in (0, 1):
+        its = [Iteration(NOW.mono_s - 1 + 0.1 * k, None, None, 100.0) for k in range(2)]
+        picture.timing.fold(
+            RankReport(job="j", incarnation=picture.job.incarnation, rank=rank, iterations=its)
+        )
+    told = recovered(picture)
+    assert (told.lost.steps, told.lost.resumed_from, told.sentence) == (None, None, "Stepping again.")
+
+
 def test_what_was_lost_counts_from_the_furthest_fault_of_the_incident() -> None:
     picture = verifying(failed_step=92, top_step=100)
     steps(picture, 3, first=91)

@@ -262,7 +262,8 @@ class Controller:
     def _note_log_problem(self, picture: JobPicture, rank: RankReport) -> None:
         """A log that was truncated is read on a moment later: only an event still tells of it."""
         key = f"log:{rank.rank}:{rank.log_problem}"
-        if rank.log_problem not in ("", "not there yet") and key not in picture.told:
+        told = key in picture.told or (rank.log_problem == "vanished" and picture.has_ended(rank.rank))
+        if rank.log_problem not in ("", "not there yet") and not told:
             picture.told.add(key)
             text = f"The log of rank {rank.rank}: {rank.log_problem}."
             self._event(picture.job, "LogProblem", text, warning=True)
@@ -389,7 +390,7 @@ class Controller:
                     warning=after.phase in (Phase.FAILED, Phase.EXHAUSTED, Phase.KEPT_RUNNING),
                 )
             )
-        step = picture.timing.last_step if picture.timing.steps_told else None
+        step = picture.timing.last_step
         if step is not None and job.incarnation == picture.job.incarnation:
             job = structs.replace(job, last_step=step, best_step=max(step, job.best_step or 0))
         held = picture.job, picture.incident, dict(self._quarantines)

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from sentinel.core.decision.diverged import KEY as DIVERGED
 from sentinel.core.health import Finding
-from sentinel.core.model import Incident, Pace, ProtectedJob, Symptom, Verdict
+from sentinel.core.model import Incident, Pace, Phase, ProtectedJob, Symptom, Verdict
 from sentinel.core.now import Now
 from sentinel.core.recovery.events import EndRequested
 from sentinel.core.recovery.move_again import Refused, refused
@@ -208,6 +208,11 @@ class JobPicture:
             fast_incarnation=job.incarnation if self.was_fast else job.fast_incarnation,
         )
 
+    def has_ended(self, rank: int) -> bool:
+        """Or is stopped just now: with its pod its log goes."""
+        stopped = self.incident is not None and self.incident.phase is Phase.STOPPING
+        return stopped or rank not in self.alive
+
     @property
     def places(self) -> frozenset[str]:
         """All that it uses, of which a finding is reason to leave."""
@@ -226,7 +231,13 @@ class JobPicture:
             matches=self.matches,
             findings=self.findings,
             signal=signal,
-            last_steps={rank: timing.last_step for rank, timing in self.timing.ranks.items()},
+            # What one rank calls its steps is not compared with what is counted of another.
+            last_steps={
+                rank: timing.last_step if timing.steps_told is self.timing.steps_told else None
+                for rank, timing in self.timing.ranks.items()
+            },
+            steps_told=self.timing.steps_told,
+            run_s=self.job.run_time_s(now),
             rank_entities=self.entities,
             rank_pids=self.pids,
             # On a cluster one pid is that of a process on each of its nodes.

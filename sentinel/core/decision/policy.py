@@ -150,7 +150,7 @@ def _decide_in_incident(picture: JobPicture, incident: Incident, now: Now) -> De
     )
     if running and picture.failed_exits and picture.job.incarnation == incident.incarnation:
         verdict = picture.verdict(now)
-        event = Fault(verdict, picture.timing.last_step)
+        event = Fault(verdict, picture.timing.reached)
         return _feed(incident, "RankLost", verdict.sentence, event)
     # Ranks that end while they save are judged by the save, ranks that end while they start by the start.
     waits: Decision = Nothing("InProgress", f"The recovery is in phase {incident.phase.value}.")
@@ -182,15 +182,16 @@ def _verify(picture: JobPicture, incident: Incident, now: Now) -> Decision:
         restarts = signal.symptom == Symptom.HANG and picture.job.policy.hang.action == "RestartAndAlert"
         if restarts and not signal.doubt:
             verdict = picture.verdict(now, signal)
-            return Feed("Hang", verdict.sentence, Fault(verdict, timing.last_step))
+            return Feed("Hang", verdict.sentence, Fault(verdict, timing.reached))
     if len(picture.alive) < picture.job.size - len(picture.exits):
         return Nothing("InProgress", "Not all ranks are up.")
     since = incident.opened_mono_s
     if picture.silent_since_s is not None and incident.verdict.symptom != Symptom.RETRY:
         since = picture.silent_since_s
     since_fault_s = now.mono_s - since
-    first = timing.first_step if timing.steps_told else None
-    if timing.has_timing or timing.hang.timed_before or picture.job.best_step is not None:
+    first = timing.first_step
+    iterated = picture.job.best_step is not None or incident.failed_step is not None
+    if timing.has_timing or timing.hang.timed_before or iterated:
         # One iteration may be a left-over line; two show that iterations move.
         count = max((rank.count for rank in timing.ranks.values()), default=0)
         # A log that named its steps before names them again: only then is the loss known.
@@ -291,7 +292,7 @@ def _decide_lost_loss(picture: JobPicture, told: LogMatch, now: Now) -> Decision
     policy, reason, then = picture.job.policy, "LossNotANumber", ""
     if policy.nan_loss.action == "RestartAndAlert" and policy.mode != "observe" and not picture.finished:
         verdict = diverged.diverged(told, picture.failures, ended=False)
-        refusal = diverged.refusal(picture.job, told, verdict, picture.timing.last_step, now)
+        refusal = diverged.refusal(picture.job, told, verdict, picture.timing.reached, now)
         if not refusal:
             then = (
                 f"The job is restarted, to resume from a checkpoint of step {told.good_step} or an older one."

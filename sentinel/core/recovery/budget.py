@@ -6,6 +6,7 @@ from msgspec import structs
 
 from sentinel.core.model import (
     HANG,
+    UNSTEPPED_S,
     Budget,
     Cause,
     Failure,
@@ -19,6 +20,7 @@ from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
 from sentinel.core.recovery.events import Plan
 from sentinel.core.recovery.moves import RETRY_PRECHECK_S, START_TRIES
+from sentinel.core.signals import how_far
 
 # A fault at the same step with no newer checkpoint: the third start would only repeat it.
 SAME_STEP_LIMIT = 3
@@ -31,9 +33,6 @@ BACKOFF_MAX_S = 300.0
 MOST_PER_HOUR, FREE_PER_HOUR = 20, 12
 KEPT_FAILURES = MOST_PER_HOUR
 HOUR_S = 3600.0
-# A job whose log names no steps may have come further all the same: it is taken to have, where it ran so long
-# between two failures. Loading and compiling take tens of minutes.
-UNSTEPPED_S = 1800.0
 
 
 def plan(job: ProtectedJob, incident: Incident, verdict: Verdict, last_step: int | None, now: Now) -> Plan:
@@ -131,9 +130,7 @@ def _refusal(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: 
             f"Not started again: a restart would fail in the same way. {verdict.advice}",
             False,
         )
-    if verdict.restart == Restartable.ONCE and _seen_since_progress(
-        _stuck(job, failed_step, now), verdict, failed_step
-    ):
+    if verdict.restart == Restartable.ONCE and _seen_since_progress(_stuck(job, now), verdict, failed_step):
         return (
             "FollowsTheJob",
             "Not started again: the same ambiguous fault came back after a restart, so it follows the job.",
@@ -143,7 +140,9 @@ def _refusal(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: 
     patient = verdict.failure == HANG and failed_step is not None and not in_pause
     limit = SAME_STEP_HANGS if patient else SAME_STEP_LIMIT
     if _same_step(job, verdict, failed_step, now) >= limit - 1 and verdict.budget != Budget.FREE:
-        where = f"at step {failed_step}"
+        where = (
+            f"at step {failed_step}" if job.steps_told else f"after {how_far(failed_step or 0, told=False)}"
+        )
         if failed_step is None:  # of those before this start nothing is said, nor of what a log does not tell
             where = "before its log told of a step after the start,"
         return (
@@ -207,9 +206,9 @@ def _is_further(step: int | None, before: int | None) -> bool:
     return step is not None and (before is None or step > before)
 
 
-def _stuck(job: ProtectedJob, failed_step: int | None, now: Now) -> Sequence[Failure]:
+def _stuck(job: ProtectedJob, now: Now) -> Sequence[Failure]:
     """The past failures since which nothing shows that the job came further; newest last."""
-    if failed_step is not None or job.best_step is not None:
+    if job.steps_told:
         return job.failures
     since, later_s = len(job.failures), job.run_time_s(now)
     while since and later_s - job.failures[since - 1].run_s <= UNSTEPPED_S:
@@ -223,7 +222,8 @@ def _same_step(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now
     of any other."""
     checkpoint = job.checkpoint.step if job.checkpoint else None
     count = 0
-    for failure in reversed(_stuck(job, failed_step, now)):
+    past = _stuck(job, now) if failed_step is None else job.failures
+    for failure in reversed(past):
         if (
             failure.step != failed_step
             or failure.checkpoint_step != checkpoint
@@ -255,7 +255,7 @@ def backoff_s(job: ProtectedJob, failed_step: int | None, now: Now) -> float:
     """None for the first failure or after progress; then 5 s, doubled up to 5 min."""
     stuck = 0
     best = failed_step
-    for failure in reversed(_stuck(job, failed_step, now)):
+    for failure in reversed(_stuck(job, now)):
         if _is_further(best, failure.step):
             break
         stuck += 1
