@@ -602,8 +602,8 @@ def test_that_an_older_version_saw_no_iterations_is_over_with_the_first_one(tmp_
 def test_a_log_that_vanishes_is_told_of_a_rank_that_runs_and_of_none_that_has_ended_or_is_stopped(
     tmp_path: Path,
 ) -> None:
-    def vanished(world: World, *ranks: int) -> list[str]:
-        job = world.picture.job.incarnation
+    def vanished(world: World, *ranks: int, older: int = 0) -> list[str]:
+        job = world.picture.job.incarnation - older
         world.report(
             ranks=tuple(
                 RankReport(job="j", incarnation=job, rank=rank, log_problem="vanished") for rank in ranks
@@ -613,6 +613,7 @@ def test_a_log_that_vanishes_is_told_of_a_rank_that_runs_and_of_none_that_has_en
 
     async def scene(world: World) -> None:
         world.steps(1)
+        assert vanished(world, 0, 1, older=1) == [], "of an earlier start"
         assert vanished(world, 1) == ["The log of rank 1: vanished."]
         world.cluster.hooks["stop"] = forever
         world.ends(1)

@@ -35,8 +35,8 @@ def details(view: View, protected_by: str, more: Iterable[tuple[str, str]] = ())
             *more,
             ("Run", f"{view.incarnation}, ranks: {size}"),
             _how_far(view),
-            ("Step time", milliseconds(view.step_ms)),
-            ("Hardware ratio", ratio(view.ratio)),
+            ("Step time", "" if view.step_ms is None else milliseconds(view.step_ms)),
+            ("Hardware ratio", "" if view.ratio is None else ratio(view.ratio)),
             ("Restarts", f"{used} of {view.restarts.allowed}"),
             ("Time", f"ran {duration(view.run_s)}, left {duration(view.time_left_s)}"),
             ("Checkpoint", f"iteration {number(saved.step)}, proved by {saved.proof}" if saved else ""),
@@ -53,7 +53,7 @@ def details(view: View, protected_by: str, more: Iterable[tuple[str, str]] = ())
 def _how_far(view: View) -> tuple[str, str]:
     if view.step is None and view.iterations is not None:
         return "Iterations", f"{number(view.iterations)} since its start"
-    return "Iteration", number(view.step)
+    return "Iteration", "" if view.step is None else number(view.step)
 
 
 def _matter(view: View) -> list[tuple[str, str]]:

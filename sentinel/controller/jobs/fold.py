@@ -262,8 +262,7 @@ class Controller:
     def _note_log_problem(self, picture: JobPicture, rank: RankReport) -> None:
         """A log that was truncated is read on a moment later: only an event still tells of it."""
         key = f"log:{rank.rank}:{rank.log_problem}"
-        told = key in picture.told or (rank.log_problem == "vanished" and picture.has_ended(rank.rank))
-        if rank.log_problem not in ("", "not there yet") and not told:
+        if picture.log_trouble(rank) and key not in picture.told:
             picture.told.add(key)
             text = f"The log of rank {rank.rank}: {rank.log_problem}."
             self._event(picture.job, "LogProblem", text, warning=True)

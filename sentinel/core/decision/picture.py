@@ -10,7 +10,7 @@ from sentinel.core.model import Incident, Pace, Phase, ProtectedJob, Symptom, Ve
 from sentinel.core.now import Now
 from sentinel.core.recovery.events import EndRequested
 from sentinel.core.recovery.move_again import Refused, refused
-from sentinel.core.reports import LOSS_LOST, LOSS_SOUND, NORM_LOST, LogMatch, RankExit
+from sentinel.core.reports import LOSS_LOST, LOSS_SOUND, NORM_LOST, LogMatch, RankExit, RankReport
 from sentinel.core.stacks.flight_record import Stuck
 from sentinel.core.timing.job_timing import JobTiming, TimingSignal
 from sentinel.core.triage.case import Struck
@@ -208,10 +208,12 @@ class JobPicture:
             fast_incarnation=job.incarnation if self.was_fast else job.fast_incarnation,
         )
 
-    def has_ended(self, rank: int) -> bool:
-        """Or is stopped just now: with its pod its log goes."""
+    def log_trouble(self, report: RankReport) -> bool:
+        """Does its log miss something? That of a rank that has ended, or is stopped just now, goes with its pod."""
+        if report.incarnation != self.job.incarnation or report.log_problem in ("", "not there yet"):
+            return False
         stopped = self.incident is not None and self.incident.phase is Phase.STOPPING
-        return stopped or rank not in self.alive
+        return report.log_problem != "vanished" or not (stopped or report.rank not in self.alive)
 
     @property
     def places(self) -> frozenset[str]:

@@ -29,7 +29,7 @@ from sentinel.core.recovery.budget import spent_budget
 from sentinel.core.recovery.events import DeadlinePassed, EndRequested, Event, Fault, JobFinished, Progressed
 from sentinel.core.recovery.move_again import Refused
 from sentinel.core.recovery.moves import Terms
-from sentinel.core.reports import LogMatch
+from sentinel.core.reports import MOVES, LogMatch
 from sentinel.core.timing import slowdown
 from sentinel.core.timing.job_timing import TimingSignal
 
@@ -192,10 +192,9 @@ def _verify(picture: JobPicture, incident: Incident, now: Now) -> Decision:
     first = timing.first_step
     iterated = picture.job.best_step is not None or incident.failed_step is not None
     if timing.has_timing or timing.hang.timed_before or iterated:
-        # One iteration may be a left-over line; two show that iterations move.
         count = max((rank.count for rank in timing.ranks.values()), default=0)
         # A log that named its steps before names them again: only then is the loss known.
-        if count < 2 or (
+        if count < MOVES or (
             picture.job.best_step is not None and not timing.steps_told and count < UNTOLD_STEPS
         ):
             return Nothing("InProgress", "Waits for iterations to move.")
