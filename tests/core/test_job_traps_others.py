@@ -3,13 +3,14 @@
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from sentinel.core.job.kinds import Loss
 from sentinel.core.job.limits import limits, on_loss
 from sentinel.core.job.ranks import selector
 from sentinel.core.job.sizes import not_elastic
 from sentinel.core.job.start import keep_off_nodes, resize, settle, start
-from sentinel.core.job.state import behind_gates, in_line, standing
+from sentinel.core.job.state import behind_gates, in_line, standing, ungrouped
 from sentinel.core.job.stop import stop
 from sentinel.core.job.writes import Plan, Reason, Refusal, Verb
 from tests.core.job_objects import (
@@ -69,6 +70,17 @@ def test_ended_outlives_abort() -> None:
     aborted = seen(VOLCANO, pods=(failed,), status__state__phase="Aborted", metadata__annotations=MARK)
     first, *_, last = writes(start(aborted))
     assert (first.verb, first.name, last.plural) == (Verb.DELETE, "train-worker-1", "commands")
+
+
+def test_no_pods_in_queue() -> None:
+    for phase in ("", "Pending"):
+        group = {"spec": {"queue": "gpus"}, "status": {"phase": phase} if phase else {}}
+        waits = structs.replace(seen(VOLCANO, pods=()), pod_group=group)
+        assert ungrouped(waits) == "It waits for its turn in Volcano's queue gpus."
+        assert not ungrouped(structs.replace(seen(VOLCANO), pod_group=group)), "its pods run"
+    let_in = {"spec": {"queue": "gpus"}, "status": {"phase": "Inqueue"}}
+    assert not ungrouped(structs.replace(seen(VOLCANO, pods=()), pod_group=let_in))
+    assert not ungrouped(seen(VOLCANO, pods=()))
 
 
 def test_resume_costs_a_retry() -> None:

@@ -177,8 +177,10 @@ class Volcano(Operator):
     definitions: ClassVar = [
         definition("batch.volcano.sh", "v1alpha1", "Job"),
         definition("bus.volcano.sh", "v1alpha1", "Command"),
+        definition("scheduling.volcano.sh", "v1beta1", "PodGroup"),
     ]
     selector = "volcano.sh/job-name=train"
+    full = False  # its queue lets in no PodGroup
 
     def job(self) -> "Object":
         return {
@@ -206,7 +208,21 @@ class Volcano(Operator):
             status["retryCount"] = job["status"]["retryCount"] + resumes
             job = self.admin.patch(self.path, {"status": status})
             self.admin.delete(f"{commands}/{command['metadata']['name']}")
-        return bool(job["status"]["state"]["phase"] == "Running")
+            if resumes:
+                self.admin.apply([self._group("Pending")])
+        if not self.full and job["status"]["state"]["phase"] == "Running":
+            self.admin.apply([self._group("Running")])
+            return True
+        return False
+
+    def _group(self, phase: str) -> "Object":
+        return {
+            "apiVersion": "scheduling.volcano.sh/v1beta1",
+            "kind": "PodGroup",
+            "metadata": {"name": f"train-{self.uid}", "namespace": self.space},
+            "spec": {"queue": "gpus"},
+            "status": {"phase": phase},
+        }
 
 
 class DLRover(Operator):

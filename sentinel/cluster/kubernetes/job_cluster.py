@@ -28,7 +28,16 @@ from sentinel.core.job.kinds import KeepOff
 from sentinel.core.job.look import failed_ranks, missing
 from sentinel.core.job.paths import Json, number, text
 from sentinel.core.job.resume import told
-from sentinel.core.job.state import Seen, behind_gates, in_line, keeps_off, names, standing, switched_on
+from sentinel.core.job.state import (
+    Seen,
+    behind_gates,
+    in_line,
+    keeps_off,
+    names,
+    standing,
+    switched_on,
+    ungrouped,
+)
 from sentinel.core.job.writes import Plan, Reason, Refusal
 from sentinel.core.model import Launch, ProtectedJob
 from sentinel.util.errors import PermanentError, TemporaryError
@@ -194,7 +203,7 @@ class JobCluster(JobRanks):
                 raise PermanentError(why, Reason.ENDED)
             await self._turn(known, reading.changes, all_may_run(down))
             reading = await self._patiently(lambda: self._reading(known))
-            waits = in_line(reading.seen) or behind_gates(reading.seen)
+            waits = in_line(reading.seen) or behind_gates(reading.seen) or ungrouped(reading.seen)
             if bool(waits) is not queued:
                 queued, waited = bool(waits), Waited()
                 self._rooms.kept(job)

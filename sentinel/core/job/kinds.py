@@ -138,6 +138,7 @@ class JobKind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     size_edit_blocks: bool = False  # a stop is not carried out while `size` differs from what runs
     workload_queues: bool = False  # Kueue owns `suspend` of those that it admits
     gated_queues: bool = False  # Kueue holds back their pods, and fixes what their templates ask for
+    pod_group: bool = False  # Volcano makes their pods when its queue lets in their PodGroup
 
     # changing
     keep_off: KeepOff = KeepOff.NONE
