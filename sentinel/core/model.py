@@ -195,6 +195,9 @@ class ProtectedJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     grows_after_run_s: float = 0.0  # run time of the job before which it is not made larger
     last_step: int | None = None  # of the running incarnation, at the last save of this record
     best_step: int | None = None
+    steps_told: bool = (
+        False  # its log has named a step; else those of its failures are counted from each start
+    )
     baseline_ms: float | None = None
     baseline_ratio: float | None = None
     checkpoint: ProvedCheckpoint | None = None
@@ -217,11 +220,6 @@ class ProtectedJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Seconds that the job has run, over all its incarnations; by the monotonic clock, reboots included."""
         running = now.mono_s - self.started_mono_s if self.started_mono_s is not None else 0.0
         return self.run_s + max(0.0, running)
-
-    @property
-    def steps_told(self) -> bool:
-        """Did its log ever name a step? Else those of its failures and incidents are counted from a start."""
-        return self.best_step is not None
 
     @property
     def used(self) -> int:

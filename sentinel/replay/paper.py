@@ -80,7 +80,7 @@ def _outcome(
             return SaveEnded(SaveResult(skipped=why), False, f"Not saved: {why}.")
         return SaveEnded(SaveResult(), True, "The save is taken to succeed.")
     if isinstance(effect, DoStop):
-        last = picture.timing.reached
+        last = picture.reached
         plan = budget.plan(job, incident, incident.verdict, last, now)
         return StopEnded(plan, (), last)
     if isinstance(effect, DoStart):

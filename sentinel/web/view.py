@@ -157,7 +157,7 @@ def build_view(
         incarnation=job.incarnation,
         size=job.size,
         original_size=job.original_size,
-        step=max(steps) if steps else job.last_step,
+        step=max(steps) if steps else job.last_step if job.steps_told else None,
         iterations=max((row.iterations for row in rows if row.iterations is not None), default=None),
         best_step=job.best_step,
         step_ms=_pace(slowest) if slowest else None,

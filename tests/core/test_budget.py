@@ -30,7 +30,7 @@ DAY_S = 86_400.0
 
 
 def job(limits: Resume | Restart | None = None, best_step: int | None = 40, **more: object) -> ProtectedJob:
-    more["best_step"] = best_step
+    more |= {"best_step": best_step, "steps_told": best_step is not None}
     if isinstance(limits, Resume):
         return ev.a_job(Policy(resume=limits, restart=None), **more)
     return ev.a_job(Policy(restart=limits or Restart(max_restarts=3)), **more)
@@ -194,9 +194,11 @@ def test_iterations_that_are_counted_from_each_start_do_not_tell_who_came_furthe
     assert plan_after_stop(job(None, None, failures=later), of("segfault"), 200, NOW).restart
     soon = (failed(900, "segfault", ago_s=600.0),)
     assert plan_after_stop(job(None, None, failures=soon), of("segfault"), 200, NOW).reason == "FollowsTheJob"
-    # Who ends after as many iterations again and again does not come further, however long each start takes.
-    apart = (failed(200, ago_s=6 * 3600.0), failed(200, ago_s=3 * 3600.0))
-    plan = plan_after_stop(job(None, None, failures=apart), of("user-exit"), 200, NOW)
+    # Each start may print a line an hour, and end before the second.
+    apart = (failed(1, ago_s=6 * 3600.0), failed(1, ago_s=3 * 3600.0))
+    assert plan_after_stop(job(None, None, failures=apart), of("user-exit"), 1, NOW).restart
+    at_once = (failed(200, ago_s=1200.0), failed(200, ago_s=600.0))
+    plan = plan_after_stop(job(None, None, failures=at_once), of("user-exit"), 200, NOW)
     assert plan.reason == "NoProgress"
     assert "failed 3 times after 200 iterations with no newer checkpoint" in plan.sentence
     others = (failed(310, ago_s=1200.0), failed(270, ago_s=600.0))

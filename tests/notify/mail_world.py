@@ -60,6 +60,7 @@ def a_job(**changes: Any) -> ProtectedJob:
         used_infrastructure=2,
         used_job=1,
         best_step=12034,
+        steps_told=True,
         checkpoint=ProvedCheckpoint(step=12000, proof="saved checkpoint 12000", wall_s=OPENED_WALL_S - 300),
     )
     return structs.replace(job, **changes)

@@ -183,7 +183,9 @@ def test_a_restart_says_cause_rank_last_step_checkpoint_loss_and_budget():
 
 def test_of_a_log_that_names_no_steps_iterations_are_told_as_counted_and_never_as_a_step():
     lost = Lost(steps=None, seconds=16.0, gpu_seconds=0.0, resumed_from=None)
-    mail = compose(job=a_job(best_step=None), incident=an_incident(failed_step=1125, lost=lost))
+    mail = compose(
+        job=a_job(best_step=None, steps_told=False), incident=an_incident(failed_step=1125, lost=lost)
+    )
     text = " ".join(body(parse(render(mail)), "plain").split())
     assert "iterations: 1,125 since its start" in text
     assert "steps repeated: unknown" in text

@@ -109,6 +109,8 @@ def test_a_job_that_loses_a_rank_comes_back_by_commands_until_its_retries_are_us
     """Each recovery costs one of its retries, which is counted; where the next one would fail it, it waits as it is."""
     made = drive(job(maxRetry=2), 3)
     come_back([made], 137)
+    reasons = {step["reason"] for step in made.incidents()[0]["steps"]}
+    assert "Queued" not in reasons, "each start waits for the scheduler's next turn"
     assert [(own.used, own.left) for own in limits(made.seen())] == [(1, 0)]
     assert made.admin.get(made.path)["status"]["retryCount"] == 1
     made.lose(137)

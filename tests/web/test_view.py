@@ -37,7 +37,7 @@ def test_without_live_ranks_the_saved_record_speaks() -> None:
 
 def test_of_a_log_that_names_no_steps_it_is_shown_how_many_iterations_were_made() -> None:
     rows = tuple(samples.rank_row(rank, step=None, iterations=104 - rank) for rank in range(2))
-    view = build_view(samples.job(last_step=None), now=samples.NOW, ranks=rows)
+    view = build_view(samples.job(steps_told=False), now=samples.NOW, ranks=rows)
     assert (view.step, view.iterations) == (None, 104)
     shown = page.page(view)
     assert "Iterations since its start" in shown

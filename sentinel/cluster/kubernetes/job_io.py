@@ -115,7 +115,7 @@ async def read(client: Client, queues: Queues, ref: JobRef, ranks: int = 0, gpus
         pods=tuple(found),
         children=tuple(await _children(client, ref)),
         workload=workload,
-        pod_group=None if living(tuple(found)) else await _pod_group(client, ref),
+        pod_group=await _pod_group(client, ref, job, found),
         config_map=await _config_map(client, ref, job),
         kueue=kueue,
     )
@@ -144,14 +144,16 @@ async def _children(client: Client, ref: JobRef) -> list[Json]:
     return [one for one in found if controller(one).get("uid") == ref.uid]
 
 
-async def _pod_group(client: Client, ref: JobRef) -> Json | None:
-    """Named after the job, and since Volcano v1.5 after its uid too. None too where it may not be read: then it is not
-    known that its job waits in a queue, and it is taken for one that does not come up."""
-    if not ref.row.pod_group:
+async def _pod_group(client: Client, ref: JobRef, job: Json, pods: list[Json]) -> Json | None:
+    """Named after the job and its uid, before Volcano v1.5 after the job alone. None too where it may not be read: then
+    it is not known that its job waits in a queue, and it is taken for one that does not come up."""
+    if not ref.row.pod_group or living(tuple(pods)) or text(job, ref.row.phase) != "Pending":
         return None
     for name in (f"{ref.name}-{ref.uid}", ref.name):
         with contextlib.suppress(NotFound, Forbidden):
-            return await client.get(POD_GROUPS.path(ref.namespace, name), dict)
+            group = await client.get(POD_GROUPS.path(ref.namespace, name), dict)
+            if controller(group).get("uid") == ref.uid:
+                return group
     return None
 
 

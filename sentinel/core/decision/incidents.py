@@ -33,7 +33,7 @@ def open_incident(picture: JobPicture, decision: Open, now: Now, boot_id: str) -
         key=decision.key,
         refusals=before.incident.refusals + 1 if before is not None else 0,
         bad_steps=decision.bad_steps,
-        failed_step=picture.timing.reached if picture.timing.reached is not None else job.last_step,
+        failed_step=picture.reached if picture.reached is not None else job.last_step,
     )
     if decision.verdict.symptom == Symptom.HANG:
         incident = _with_looks(picture, incident)

@@ -150,7 +150,7 @@ def _decide_in_incident(picture: JobPicture, incident: Incident, now: Now) -> De
     )
     if running and picture.failed_exits and picture.job.incarnation == incident.incarnation:
         verdict = picture.verdict(now)
-        event = Fault(verdict, picture.timing.reached)
+        event = Fault(verdict, picture.reached)
         return _feed(incident, "RankLost", verdict.sentence, event)
     # Ranks that end while they save are judged by the save, ranks that end while they start by the start.
     waits: Decision = Nothing("InProgress", f"The recovery is in phase {incident.phase.value}.")
@@ -182,7 +182,7 @@ def _verify(picture: JobPicture, incident: Incident, now: Now) -> Decision:
         restarts = signal.symptom == Symptom.HANG and picture.job.policy.hang.action == "RestartAndAlert"
         if restarts and not signal.doubt:
             verdict = picture.verdict(now, signal)
-            return Feed("Hang", verdict.sentence, Fault(verdict, timing.reached))
+            return Feed("Hang", verdict.sentence, Fault(verdict, picture.reached))
     if len(picture.alive) < picture.job.size - len(picture.exits):
         return Nothing("InProgress", "Not all ranks are up.")
     since = incident.opened_mono_s
@@ -194,9 +194,7 @@ def _verify(picture: JobPicture, incident: Incident, now: Now) -> Decision:
     if timing.has_timing or timing.hang.timed_before or iterated:
         count = max((rank.count for rank in timing.ranks.values()), default=0)
         # A log that named its steps before names them again: only then is the loss known.
-        if count < MOVES or (
-            picture.job.best_step is not None and not timing.steps_told and count < UNTOLD_STEPS
-        ):
+        if count < MOVES or (picture.job.steps_told and not timing.steps_told and count < UNTOLD_STEPS):
             return Nothing("InProgress", "Waits for iterations to move.")
         return Feed("Recovered", "", _progressed(picture, incident, first, since_fault_s))
     if now.mono_s - incident.phase_mono_s < picture.job.policy.verify_after_s:
@@ -208,7 +206,8 @@ def _progressed(
     picture: JobPicture, incident: Incident, first: int | None, since_fault_s: float
 ) -> Progressed:
     job = picture.job
-    undone = [step for step in (incident.failed_step, incident.top_step) if step is not None]
+    # What was counted of an earlier start is no step.
+    undone = [s for s in (incident.failed_step, incident.top_step) if s is not None and job.steps_told]
     failed = max(undone, default=None)
     resumed = max(0, first - 1) if first is not None else None
     steps = max(0, failed - resumed) if failed is not None and resumed is not None else None
@@ -291,7 +290,7 @@ def _decide_lost_loss(picture: JobPicture, told: LogMatch, now: Now) -> Decision
     policy, reason, then = picture.job.policy, "LossNotANumber", ""
     if policy.nan_loss.action == "RestartAndAlert" and policy.mode != "observe" and not picture.finished:
         verdict = diverged.diverged(told, picture.failures, ended=False)
-        refusal = diverged.refusal(picture.job, told, verdict, picture.timing.reached, now)
+        refusal = diverged.refusal(picture.job, told, verdict, picture.reached, now)
         if not refusal:
             then = (
                 f"The job is restarted, to resume from a checkpoint of step {told.good_step} or an older one."

@@ -222,8 +222,7 @@ def _same_step(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now
     of any other."""
     checkpoint = job.checkpoint.step if job.checkpoint else None
     count = 0
-    past = _stuck(job, now) if failed_step is None else job.failures
-    for failure in reversed(past):
+    for failure in reversed(_stuck(job, now)):
         if (
             failure.step != failed_step
             or failure.checkpoint_step != checkpoint

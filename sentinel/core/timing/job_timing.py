@@ -210,11 +210,6 @@ class JobTiming:
         return max((r.last_step for r in self._told if r.last_step is not None), default=None)
 
     @property
-    def reached(self) -> int | None:
-        """`last_step`, or `made` where the log names none: by that only starts from the same checkpoint compare."""
-        return self.last_step if self.steps_told else self.made
-
-    @property
     def steps_told(self) -> bool:
         """False: the log names no iterations, they are counted from 1 in each incarnation."""
         return any(r.steps_told for r in self.ranks.values())
