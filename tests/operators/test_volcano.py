@@ -150,7 +150,7 @@ def test_with_a_full_queue_a_recovery_waits_for_its_turn_at_no_further_retry(
     queue = {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue", "metadata": {"name": "small"}}
     volcano.admin.create(queue | {"spec": {"weight": 1, "reclaimable": False, "capability": {"cpu": "3"}}})
     made = drive(job("line", queue="small"), 3)
-    made.begin(startTimeout="10s", precheck={"wait": "10s"})
+    made.begin(startTimeout="20s", precheck={"wait": "20s"})
     made.until_state("running")
     other = Flow(volcano, kwok.end_pod, job("line", queue="small"), 3, "volcano.sh/job-name=train")
     other.admin.create(other.job)
@@ -165,7 +165,7 @@ def test_with_a_full_queue_a_recovery_waits_for_its_turn_at_no_further_retry(
     until(lambda: len(other.pods("Running")) == 3, other.why)
     since_s = until(waits_since, made.story)
     assert "It waits for its turn in Volcano's queue small" in made.incidents()[0]["sentence"], made.story()
-    until(lambda: time.time() > since_s + 15, made.story)  # longer than any of its times
+    until(lambda: time.time() > since_s + 25, made.story)  # longer than any of its times
     assert made.way() == RECOVERED[:3], made.story()
     other.end()
     until(lambda: made.phases()[-1:] == ["Recovered"], made.story)
