@@ -143,7 +143,6 @@ class JobKind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # changing
     keep_off: KeepOff = KeepOff.NONE
     untouched: tuple[str, ...] = ()  # groups whose template is not changed
-    overrides: str = ""  # a list of {targetJobs, nodeSelector} that is laid over the templates
     resize: Resize = Resize.FIXED
     elastic: str = ""  # of several groups of ranks the one whose size changes
 
@@ -233,7 +232,6 @@ def _misfits(row: JobKind) -> list[str]:
             row.resize in (Resize.FIXED, Resize.RECREATE) or any(g.size for g in row.groups),
             "no size to change",
         ),
-        (row.keep_off is not KeepOff.SELECTOR or row.overrides, "keepOff selector needs overrides"),
         (
             row.keep_off not in (KeepOff.TEMPLATE, KeepOff.STOPPED, KeepOff.UNSTARTED)
             or any(g.templates for g in row.groups),
