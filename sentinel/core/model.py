@@ -125,6 +125,8 @@ HANG = "hang"  # the failure class of a hang that nothing explains
 # A job whose log names no steps may have come further all the same: it is taken to have, where it ran so long
 # between two failures. Loading and compiling take tens of minutes.
 UNSTEPPED_S = 1800.0
+# Of silence that is no hang yet: one odd pause (a suspended machine) must not blind the watch for a day.
+LONGEST_ALLOWANCE_S = 3600.0
 
 
 class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -201,6 +201,10 @@ def test_iterations_that_are_counted_from_each_start_do_not_tell_who_came_furthe
     plan = plan_after_stop(job(None, None, failures=at_once), of("user-exit"), 200, NOW)
     assert plan.reason == "NoProgress"
     assert "failed 3 times after 200 iterations with no newer checkpoint" in plan.sentence
+    # The silence in which a hang is recognised is no progress, though it is an hour by now.
+    hung = tuple(failed(200, "hang", ago_s=(5 - k) * 3800.0) for k in range(5))
+    unnamed = job(Restart(max_restarts=20, reset_after_s=3600.0), None, failures=hung)
+    assert plan_after_stop(unnamed, of("hang"), 200, NOW).reason == "NoProgress"
     others = (failed(310, ago_s=1200.0), failed(270, ago_s=600.0))
     assert plan_after_stop(job(None, None, failures=others), of("user-exit"), 200, NOW).restart
 
@@ -211,7 +215,9 @@ def test_preemptions_at_one_step_are_no_lack_of_progress() -> None:
 
 def test_the_first_restart_comes_at_once_and_failures_without_progress_wait_longer_each_time() -> None:
     def delay(*steps: int, now_at: int) -> float:
-        return budget.backoff_s(job(failures=tuple(failed(step) for step in steps)), now_at, NOW)
+        return budget.backoff_s(
+            job(failures=tuple(failed(step) for step in steps)), of("user-exit"), now_at, NOW
+        )
 
     assert delay(now_at=10) == 0
     assert delay(10, now_at=10) == 5

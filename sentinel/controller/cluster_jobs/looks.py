@@ -286,6 +286,8 @@ class JobLooks:
         done = [rank for rank in seen.done if rank not in picture.exits]
         if done:  # a start brings them up no more
             controller.ended(name, _well(picture.job, done), self._report())
+            if picture.job.state.final:
+                return False
         if seen.withdrawn:
             self._cluster.vacate(name)
             controller.withdrawn(name, "Stopped", seen.withdrawn)

@@ -72,7 +72,6 @@ def look(
     if seen.row.fallback and len(found) > size:
         now = structs.replace(now, size=len(found))
     up = all_up(seen, now.size or size)
-    pods = {rank: by_uid[one.uid] for rank, one in found.items()}
     done = done_for_good(seen, list(found.values()))
     ended = []
     for rank, place in sorted(places.items()):
@@ -94,7 +93,7 @@ def look(
         withdrawn=_withdrawn(seen, now),
         asks_for_start=claimed(seen, now),
         ended=tuple(ended),
-        done=tuple(sorted(rank for rank in done - places.keys() if rank not in found or _stays(pods[rank]))),
+        done=_done_before(done, places, size, {rank: by_uid[one.uid] for rank, one in found.items()}),
         replaced=up and bool(places) and other,
         renewed=up and bool(places) and other and not stays,
         pods=len(found),
@@ -105,6 +104,21 @@ def look(
         notes=table(seen.job, "metadata.annotations"),
         remarks=remarks(seen, asked),
     )
+
+
+def _done_before(
+    done: set[int], places: Mapping[int, Place], size: int, pods: Mapping[int, Json]
+) -> tuple[int, ...]:
+    """Those of `done` that belong to the incarnation of `size` ranks and ended well before it began. Where they would be
+    too many, their numbers are others' (of a Job with more completions than pods at a time)."""
+    ours = {place.uid for place in places.values()}
+    before = {
+        rank
+        for rank in done - places.keys()
+        if rank < size
+        and (rank not in pods or (_stays(pods[rank]) and text(pods[rank], "metadata.uid") not in ours))
+    }
+    return tuple(sorted(before)) if len(before | places.keys()) <= size else ()
 
 
 def _stays(pod: Json) -> bool:

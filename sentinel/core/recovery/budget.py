@@ -6,6 +6,7 @@ from msgspec import structs
 
 from sentinel.core.model import (
     HANG,
+    LONGEST_ALLOWANCE_S,
     UNSTEPPED_S,
     Budget,
     Cause,
@@ -93,7 +94,7 @@ def plan_after_stop(job: ProtectedJob, verdict: Verdict, failed_step: int | None
     reason, sentence, exhausted = _refusal(job, verdict, failed_step, now)
     if reason:
         return Plan(restart=False, reason=reason, sentence=sentence, verdict=verdict, exhausted=exhausted)
-    delay_s = backoff_s(job, failed_step, now)
+    delay_s = backoff_s(job, verdict, failed_step, now)
     hourly_s, hourly = hourly_wait(job, verdict, now)
     left = restarts_left(job, now)
     cost = (
@@ -130,7 +131,9 @@ def _refusal(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: 
             f"Not started again: a restart would fail in the same way. {verdict.advice}",
             False,
         )
-    if verdict.restart == Restartable.ONCE and _seen_since_progress(_stuck(job, now), verdict, failed_step):
+    if verdict.restart == Restartable.ONCE and _seen_since_progress(
+        _stuck(job, verdict, now), verdict, failed_step
+    ):
         return (
             "FollowsTheJob",
             "Not started again: the same ambiguous fault came back after a restart, so it follows the job.",
@@ -206,15 +209,20 @@ def _is_further(step: int | None, before: int | None) -> bool:
     return step is not None and (before is None or step > before)
 
 
-def _stuck(job: ProtectedJob, now: Now) -> Sequence[Failure]:
+def _stuck(job: ProtectedJob, verdict: Verdict, now: Now) -> Sequence[Failure]:
     """The past failures since which nothing shows that the job came further; newest last."""
     if job.steps_told:
         return job.failures
-    since, later_s = len(job.failures), job.run_time_s(now)
-    while since and later_s - job.failures[since - 1].run_s <= UNSTEPPED_S:
+    since, later_s, later = len(job.failures), job.run_time_s(now), verdict.failure
+    while since and later_s - job.failures[since - 1].run_s <= _least_s(later):
         since -= 1
-        later_s = job.failures[since].run_s
+        later_s, later = job.failures[since].run_s, job.failures[since].failure
     return job.failures[since:]
+
+
+def _least_s(failure: str) -> float:
+    """The silence in which a hang is recognised is no progress, and grows with each."""
+    return UNSTEPPED_S + (LONGEST_ALLOWANCE_S if failure == HANG else 0.0)
 
 
 def _same_step(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: Now) -> int:
@@ -222,7 +230,7 @@ def _same_step(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now
     of any other."""
     checkpoint = job.checkpoint.step if job.checkpoint else None
     count = 0
-    for failure in reversed(_stuck(job, now)):
+    for failure in reversed(_stuck(job, verdict, now)):
         if (
             failure.step != failed_step
             or failure.checkpoint_step != checkpoint
@@ -250,11 +258,11 @@ def _hourly_s_left(failures: Sequence[Failure], limit: int, now: Now) -> float:
     return within[-limit] + HOUR_S - now.wall_s if len(within) >= limit else 0.0
 
 
-def backoff_s(job: ProtectedJob, failed_step: int | None, now: Now) -> float:
+def backoff_s(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: Now) -> float:
     """None for the first failure or after progress; then 5 s, doubled up to 5 min."""
     stuck = 0
     best = failed_step
-    for failure in reversed(_stuck(job, now)):
+    for failure in reversed(_stuck(job, verdict, now)):
         if _is_further(best, failure.step):
             break
         stuck += 1

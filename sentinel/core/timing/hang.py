@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 
-from sentinel.core.model import Symptom
+from sentinel.core.model import LONGEST_ALLOWANCE_S, Symptom
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Hang
 from sentinel.core.reports import LogMatch
@@ -25,8 +25,6 @@ FLOOR_S, CEILING_S, FLOOR_SHARE = 120.0, 300.0, 0.5
 # A step this many times as long as usual, or a pause this many times as long as the job's longest (a
 # checkpoint grows with the model, an evaluation with the disk's load) is one too many.
 STEPS, PAUSES = 10.0, 3.0
-# One odd pause (a suspended machine) must not blind the watch for a day.
-LONGEST_ALLOWANCE_S = 3600.0
 # A rank stands in an evaluation, a save or a preparation of data. torch.distributed itself ends what makes ranks wait
 # for another any longer (`default_pg_timeout`; NCCL after 10 min).
 PAUSE_ALLOWANCE_S = 1800.0
