@@ -109,7 +109,7 @@ def look(
 def _done_before(
     done: set[int], places: Mapping[int, Place], size: int, pods: Mapping[int, Json]
 ) -> tuple[int, ...]:
-    """Those of `done` that belong to the incarnation of `size` ranks and ended well before it began. Where they would be
+    """Those of `done` that are of the incarnation of `size` ranks and ended well before it began. Where they would be
     too many, their numbers are others' (of a Job with more completions than pods at a time)."""
     ours = {place.uid for place in places.values()}
     before = {
