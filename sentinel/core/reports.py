@@ -110,6 +110,7 @@ PRINTS_S = 60.0  # after its first output
 
 
 MOVES = 2  # iterations after a start that show that they move: a single one may be a left-over line
+PACED = 8  # that show its pace too, since the first ones are warm-up
 
 
 class RankReport(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -50,7 +50,16 @@ from sentinel.core.recovery.events import (
     SaveEnded,
     StopEnded,
 )
-from sentinel.core.reports import LOSS_LOST, LOSS_SOUND, NORM_LOST, Iteration, LogMatch, RankExit, RankReport
+from sentinel.core.reports import (
+    LOSS_LOST,
+    LOSS_SOUND,
+    NORM_LOST,
+    PACED,
+    Iteration,
+    LogMatch,
+    RankExit,
+    RankReport,
+)
 from sentinel.core.stacks.stillness import Looks
 from sentinel.rules.failures import failure_classes
 from tests.core import recovery_events as ev
@@ -639,12 +648,13 @@ def test_a_job_has_recovered_when_iterations_move_and_what_was_lost_is_counted()
 
 def test_a_job_whose_log_names_no_steps_has_recovered_when_iterations_move() -> None:
     picture = verifying(best_step=None)
-    for rank in (0, 1):
-        its = [Iteration(NOW.mono_s - 1 + 0.1 * k, None, None, 100.0) for k in range(2)]
-        picture.timing.fold(
-            RankReport(job="j", incarnation=picture.job.incarnation, rank=rank, iterations=its)
-        )
-    told = recovered(picture)
+    its = [Iteration(NOW.mono_s - 1 + 0.1 * k, None, None, 100.0) for k in range(PACED)]
+    picture.timing.fold(RankReport(job="j", incarnation=picture.job.incarnation, rank=0, iterations=its[:2]))
+    assert decide(picture, NOW).sentence == "Waits for iterations to move."
+    soon, later = NOW, Now(NOW.mono_s + policy.PACE_S, 0.0)
+    assert recovered(picture, later).sentence == "Stepping again.", "its iterations are long"
+    picture.timing.fold(RankReport(job="j", incarnation=picture.job.incarnation, rank=0, iterations=its[2:]))
+    told = recovered(picture, soon)
     assert (told.lost.steps, told.lost.resumed_from, told.sentence) == (None, None, "Stepping again.")
 
 

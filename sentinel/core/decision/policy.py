@@ -29,7 +29,7 @@ from sentinel.core.recovery.budget import spent_budget
 from sentinel.core.recovery.events import DeadlinePassed, EndRequested, Event, Fault, JobFinished, Progressed
 from sentinel.core.recovery.move_again import Refused
 from sentinel.core.recovery.moves import Terms
-from sentinel.core.reports import MOVES, LogMatch
+from sentinel.core.reports import MOVES, PACED, LogMatch
 from sentinel.core.timing import slowdown
 from sentinel.core.timing.job_timing import TimingSignal
 
@@ -38,6 +38,7 @@ MOVES_FOR_PERFORMANCE = 2  # in 24 h
 MOST_SLOWDOWNS = (
     3  # told of an incarnation: whose work grows by plan, or who is slow again and again, is known for it
 )
+PACE_S = 10.0  # longest wait for iterations that show the pace of a job that is well again
 UNTOLD_STEPS = 20  # iterations without a step number after which the loss is told without one
 ENDED_BY_SAVE = "EndedBySave"  # reason of the recovery of ranks that a signal to save has ended
 
@@ -193,8 +194,10 @@ def _verify(picture: JobPicture, incident: Incident, now: Now) -> Decision:
     iterated = picture.job.best_step is not None or incident.failed_step is not None
     if timing.has_timing or timing.hang.timed_before or iterated:
         count = max((rank.count for rank in timing.ranks.values()), default=0)
-        # A log that named its steps before names them again: only then is the loss known.
-        if count < MOVES or (picture.job.steps_told and not timing.steps_told and count < UNTOLD_STEPS):
+        # A log that named its steps before names them again: only then is the loss known. Of one that names none the
+        # pace is waited for a moment, which is all that it can tell.
+        least = MOVES if timing.steps_told or now.mono_s - incident.phase_mono_s >= PACE_S else PACED
+        if count < (UNTOLD_STEPS if picture.job.steps_told and not timing.steps_told else least):
             return Nothing("InProgress", "Waits for iterations to move.")
         return Feed("Recovered", "", _progressed(picture, incident, first, since_fault_s))
     if now.mono_s - incident.phase_mono_s < picture.job.policy.verify_after_s:
