@@ -12,6 +12,7 @@ from sentinel.cluster.base import Room, StopOutcome
 from sentinel.controller.effects import perform
 from sentinel.controller.jobs.save_looks import AGAIN_MOST_S, UNREAD_S
 from sentinel.core.decision.blindness import BLIND, NO_FORMAT, NO_LINE, needs_stacks
+from sentinel.core.decision.picture import LOG_GONE_S
 from sentinel.core.health import Component, Severity
 from sentinel.core.model import JobState, Phase, Stage
 from sentinel.core.policy_model import Hang, Policy, Restart, TimingFormat
@@ -595,6 +596,50 @@ def test_that_an_older_version_saw_no_iterations_is_over_with_the_first_one(tmp_
         world.steps(1)
         world.controller.cycle()
         assert world.job.degraded == ("other",)
+
+    play(tmp_path, scene)
+
+
+def test_a_log_that_vanishes_is_told_of_a_rank_that_runs_and_of_none_that_has_ended_or_is_stopped(
+    tmp_path: Path,
+) -> None:
+    def vanished(world: World, *ranks: int, older: int = 0) -> list[str]:
+        job = world.picture.job.incarnation - older
+        world.report(
+            ranks=tuple(
+                RankReport(job="j", incarnation=job, rank=rank, log_problem="vanished") for rank in ranks
+            )
+        )
+        return [one.sentence for one in world.store.events("j") if one.reason == "LogProblem"]
+
+    async def scene(world: World) -> None:
+        world.steps(1)
+        assert vanished(world, 0, 1, older=1) == [], "of an earlier start"
+        assert vanished(world, 1) == [], "that its rank ends with it may not be known yet"
+        world.clock.mono_s += LOG_GONE_S
+        world.controller.cycle()
+        assert vanished(world, 1) == ["The log of rank 1: vanished."]
+        assert vanished(world, 0) == vanished(world, 1)
+        world.cluster.hooks["stop"] = forever
+        world.ends(1)
+        await world.until(lambda: "stop" in world.cluster.names())
+        world.clock.mono_s += LOG_GONE_S
+        world.controller.cycle()
+        assert len(vanished(world, 0, 1)) == 1
+
+    play(tmp_path, scene)
+
+
+def test_of_a_rank_that_has_ended_well_nobody_is_told_that_its_log_is_gone(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        world.steps(1)
+        world.ends(1, code=0)
+        gone = RankReport(job="j", incarnation=world.picture.job.incarnation, rank=1, log_problem="vanished")
+        world.report(ranks=(gone,))
+        world.clock.mono_s += LOG_GONE_S
+        world.controller.cycle()
+        assert world.picture.alive == {0}
+        assert not [one for one in world.store.events("j") if one.reason == "LogProblem"]
 
     play(tmp_path, scene)
 

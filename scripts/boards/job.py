@@ -73,7 +73,7 @@ def job() -> Json:
             series(
                 "Iterations",
                 [(f"max by (cluster) (sentinel_job_iteration{{{JOB}}})", "job {{cluster}}")],
-                "Flat: it stands still. A step down: what is repeated.",
+                "Flat: it stands still. A step down: what is repeated, or of a log that names no steps a start.",
                 empty="it prints no iterations",
             ),
             series(

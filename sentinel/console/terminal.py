@@ -19,6 +19,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from sentinel.console.prefix import Prefixer
+from sentinel.core.signals import how_far
 from sentinel.web.words import duration, fit, milliseconds, printable, ratio, width
 
 REDRAW_S = 0.2  # on a terminal: output and live line are written at most five times a second
@@ -36,6 +37,7 @@ class Live(Struct, frozen=True, kw_only=True):
 
     state: str
     step: int | None = None
+    iterations: int | None = None  # since its start; shown where its log names no steps
     step_ms: float | None = None
     ratio: float | None = None
     restarts_left: int | None = None
@@ -44,7 +46,9 @@ class Live(Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         parts = [self.state]
         if self.step is not None:
-            parts.append(f"iteration {self.step}")
+            parts.append(how_far(self.step, told=True))
+        elif self.iterations is not None:
+            parts.append(how_far(self.iterations, told=False))
         if self.step_ms is not None:
             parts.append(f"{milliseconds(self.step_ms)}/step")
         if self.ratio is not None:

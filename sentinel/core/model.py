@@ -122,6 +122,13 @@ class BadSteps(Struct, frozen=True, omit_defaults=True):
 HANG = "hang"  # the failure class of a hang that nothing explains
 
 
+# A job whose log names no steps may have come further all the same: it is taken to have, where it ran so long
+# between two failures. Loading and compiling take tens of minutes.
+UNSTEPPED_S = 1800.0
+# Of silence that is no hang yet: one odd pause (a suspended machine) must not blind the watch for a day.
+LONGEST_ALLOWANCE_S = 3600.0
+
+
 class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One past failure, for back-off and early give-up."""
 
@@ -129,7 +136,7 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     run_s: float = 0.0  # run time of the job when it was paid for: no step of the clock touches it
     failure: str
     budget: Budget
-    step: int | None = None
+    step: int | None = None  # as `Incident.failed_step`
     checkpoint_step: int | None = None
     entity: str = ""
     place: str = ""  # where the rank ran, blamed or not
@@ -190,6 +197,9 @@ class ProtectedJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     grows_after_run_s: float = 0.0  # run time of the job before which it is not made larger
     last_step: int | None = None  # of the running incarnation, at the last save of this record
     best_step: int | None = None
+    steps_told: bool = (
+        False  # its log has named a step; else those of its failures are counted from each start
+    )
     baseline_ms: float | None = None
     baseline_ratio: float | None = None
     checkpoint: ProvedCheckpoint | None = None
@@ -342,7 +352,8 @@ class Incident(Struct, frozen=True, kw_only=True, omit_defaults=True):
     boot_id: str = ""
     key: str = ""  # what it was opened for: told once per incarnation
     refusals: int = 0  # of the same move before, in this incarnation
-    failed_step: int | None = None  # last step before the fault
+    # Last step before the fault; where the log names none, how many iterations that start had made.
+    failed_step: int | None = None
     top_step: int | None = None  # the furthest step that earlier faults of this incident undid
     bad_steps: BadSteps | None = None  # up to the first report of the NaN loss that is undone
     save: SaveResult | None = None

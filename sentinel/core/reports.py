@@ -109,6 +109,10 @@ class Worker(Struct, frozen=True, kw_only=True, omit_defaults=True):
 PRINTS_S = 60.0  # after its first output
 
 
+MOVES = 2  # iterations after a start that show that they move: a single one may be a left-over line
+PACED = 8  # that show its pace too, since the first ones are warm-up
+
+
 class RankReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one poll of one rank's log brought. Iterations are in log order."""
 

@@ -23,6 +23,14 @@ class TimingSignal(Struct, frozen=True, kw_only=True, omit_defaults=True):
     doubt: str = ""  # why this may be a job that is well
 
 
+def how_far(step: int, told: bool) -> str:
+    """How far a rank came: "iteration 237", or "237 iterations" where its log names none and they are counted from its
+    start. Reads behind "after" and "made"."""
+    if told:
+        return f"iteration {step}"
+    return "1 iteration" if step == 1 else f"{step} iterations"
+
+
 def names(ranks: list[int]) -> str:
     """ "rank 3", "ranks 0-6", "ranks 0-3 and 5": how people read a set of ranks."""
     parts: list[str] = []

@@ -379,6 +379,7 @@ class Session:
                 Live(
                     state=state,
                     step=picture.timing.last_step,
+                    iterations=picture.timing.made,
                     step_ms=picture.timing.step_ms,
                     ratio=picture.timing.ratio,
                     restarts_left=restarts_left(job, now),

@@ -76,7 +76,9 @@ JOB_PHASE = _gauge(
 RANKS = _gauge("job_ranks", "Ranks of the job.", "job_name")
 GPUS = _gauge("job_gpus", "GPUs that the job keeps busy.", "job_name")
 ITERATION = _gauge(
-    "job_iteration", "Newest iteration (training step) that a rank of the job printed.", "job_name"
+    "job_iteration",
+    "Newest training step that a rank of the job printed; where its log names none, iterations since its start.",
+    "job_name",
 )
 ITERATION_AT = _gauge(
     "job_last_iteration_timestamp_seconds", "When the job's newest iteration was heard of.", "job_name"
@@ -112,7 +114,12 @@ JOB_RESTARTS = _counter(
 )
 # Of one rank, on its node's agent or from `sentinel run`: what its log says, summed up. The rate of a time divided by
 # the rate of the iterations is the time of one.
-RANK_STEP = _gauge("rank_iteration", "Newest iteration that the rank printed.", "job_name", "rank")
+RANK_STEP = _gauge(
+    "rank_iteration",
+    "Newest iteration that the rank printed.",
+    "job_name",
+    "rank",
+)
 RANK_ITERATIONS = _counter("rank_iterations_total", "Timed iterations of the rank.", "job_name", "rank")
 RANK_TIME = _counter("rank_step_seconds_total", "End-to-end time of these iterations.", "job_name", "rank")
 RANK_HARDWARE = _counter(

@@ -266,6 +266,13 @@ def _restarts(job: ProtectedJob) -> str:
     return f"{job.used} of {allowed} used{detail}, {job.left} left{free}"
 
 
+def _how_far(incident: Incident, job: ProtectedJob) -> tuple[str, str]:
+    step = incident.failed_step
+    if job.steps_told:
+        return "last step", "" if step is None else f"{step:,}"
+    return "iterations", f"{step:,} since its start" if step else ""
+
+
 def _facts(incident: Incident, job: ProtectedJob, stage: Stage) -> tuple[tuple[str, str], ...]:
     verdict = incident.verdict
     ending = stage == Stage.NOTICE and incident.phase == Phase.ENDED
@@ -276,7 +283,7 @@ def _facts(incident: Incident, job: ProtectedJob, stage: Stage) -> tuple[tuple[s
         ("cause", "" if ending else cause),
         ("rank", "" if verdict.who is None else str(verdict.who)),
         ("where", clean(verdict.entity, 120)),
-        ("last step", "" if incident.failed_step is None else f"{incident.failed_step:,}"),
+        _how_far(incident, job),
         ("save", _saved(incident)),
         (going, _resumed_from(incident, job)),
         ("lost", lost_text(incident)),

@@ -42,7 +42,7 @@ class Foreseen(Struct, frozen=True, kw_only=True):
 
 def foresee(picture: JobPicture, decision: policy.Open, now: Now) -> tuple[Foreseen, ProtectedJob]:
     """What would have followed, and the job's books after it."""
-    job = picture.job
+    job = picture.with_progress()
     incident = incidents.open_incident(picture, decision, now, "")
     terms = policy.terms(job.policy)
     begin = Begin(decision.reason, decision.sentence)
@@ -80,7 +80,7 @@ def _outcome(
             return SaveEnded(SaveResult(skipped=why), False, f"Not saved: {why}.")
         return SaveEnded(SaveResult(), True, "The save is taken to succeed.")
     if isinstance(effect, DoStop):
-        last = picture.timing.last_step
+        last = picture.reached
         plan = budget.plan(job, incident, incident.verdict, last, now)
         return StopEnded(plan, (), last)
     if isinstance(effect, DoStart):

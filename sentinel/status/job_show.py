@@ -34,9 +34,9 @@ def details(view: View, protected_by: str, more: Iterable[tuple[str, str]] = ())
             ("Page", view.protector.url if view.protector else ""),
             *more,
             ("Run", f"{view.incarnation}, ranks: {size}"),
-            ("Iteration", number(view.step)),
-            ("Step time", milliseconds(view.step_ms)),
-            ("Hardware ratio", ratio(view.ratio)),
+            _how_far(view),
+            ("Step time", "" if view.step_ms is None else milliseconds(view.step_ms)),
+            ("Hardware ratio", "" if view.ratio is None else ratio(view.ratio)),
             ("Restarts", f"{used} of {view.restarts.allowed}"),
             ("Time", f"ran {duration(view.run_s)}, left {duration(view.time_left_s)}"),
             ("Checkpoint", f"iteration {number(saved.step)}, proved by {saved.proof}" if saved else ""),
@@ -50,6 +50,12 @@ def details(view: View, protected_by: str, more: Iterable[tuple[str, str]] = ())
     return lines + _ranks(view) + _findings(view) + _incidents(view) + _events(view)
 
 
+def _how_far(view: View) -> tuple[str, str]:
+    if view.step is None and view.iterations is not None:
+        return "Iterations", f"{number(view.iterations)} since its start"
+    return "Iteration", "" if view.step is None else number(view.step)
+
+
 def _matter(view: View) -> list[tuple[str, str]]:
     wrong = matter(view)
     if wrong is None:
@@ -61,13 +67,15 @@ def _matter(view: View) -> list[tuple[str, str]]:
 def _ranks(view: View) -> list[str]:
     if not view.ranks:
         return []
-    heads = ("RANK", "STATE", "PID", "STEP", "STEP TIME", "HARDWARE", "RATIO", "LAST")
+    told = any(row.step is not None for row in view.ranks)
+    step = "STEP" if told else "STEPS"
+    heads = ("RANK", "STATE", "PID", step, "STEP TIME", "HARDWARE", "RATIO", "LAST")
     rows = [
         (
             str(row.rank),
             row.state,
             number(row.pid),
-            number(row.step),
+            number(row.step if told else row.iterations),
             milliseconds(row.e2e_ms if row.e2e_ms is not None else row.step_ms),
             milliseconds(row.hardware_ms),
             ratio(row.ratio),
@@ -75,7 +83,7 @@ def _ranks(view: View) -> list[str]:
         )
         for row in view.ranks
     ]
-    return ["", *table(heads, rows, right=("RANK", "PID", "STEP", "STEP TIME", "HARDWARE", "RATIO", "LAST"))]
+    return ["", *table(heads, rows, right=("RANK", "PID", step, "STEP TIME", "HARDWARE", "RATIO", "LAST"))]
 
 
 def _findings(view: View) -> list[str]:

@@ -93,7 +93,7 @@ def row(job: ProtectedJob, newest: Incident | None, notes: dict[str, str], now: 
         incarnation=job.incarnation,
         restarts_used=job.used,
         restarts_left=restarts_left(job, now),
-        step=job.last_step,
+        step=job.last_step if job.steps_told else None,
         phase=open_.phase.value if open_ is not None else "",
         incident=open_.id if open_ is not None else "",
         reason=telling.reason,

@@ -5,7 +5,7 @@ from msgspec import structs
 
 from sentinel.core.health import CheckResult, CheckState, Finding, Severity
 from sentinel.core.now import Now
-from sentinel.core.reports import RankReport, Report
+from sentinel.core.reports import PACED, RankReport, Report
 from sentinel.transport.wire import MAX_RECORD_BYTES, encoder
 
 # Evidence, count and times of a sampled finding move with each sample; they are told again only so often.
@@ -109,6 +109,7 @@ def is_urgent(report: Report) -> bool:
         report.exits
         or report.matches
         or report.answers
+        or any(rank.before < PACED <= rank.before + len(rank.iterations) for rank in report.ranks)
         or any(
             finding.event or finding.severity in URGENT
             for result in report.checks

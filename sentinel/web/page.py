@@ -109,7 +109,7 @@ def _tiles(view: View) -> list[tuple[str, str, str]]:
     if view.size != view.original_size:
         size += f" of {view.original_size}"
     shown = [
-        ("Iteration", number(view.step), pace),
+        _how_far(view, pace),
         ("Step time", milliseconds(view.step_ms), hardware),
         ("Hardware ratio", ratio(view.ratio), ""),
         ("Restarts left", f"{view.restarts.left} of {view.restarts.allowed}", _spent(view)),
@@ -123,6 +123,12 @@ def _tiles(view: View) -> list[tuple[str, str, str]]:
     return shown
 
 
+def _how_far(view: View, pace: str) -> tuple[str, str, str]:
+    if view.step is None and view.iterations is not None:
+        return "Iterations since its start", number(view.iterations), pace
+    return "Iteration", number(view.step), pace
+
+
 def _spent(view: View) -> str:
     spent = (
         (view.restarts.used_infrastructure, "infrastructure"),
@@ -133,23 +139,24 @@ def _spent(view: View) -> str:
 
 
 def _ranks(rows: tuple[RankRow, ...]) -> str:
-    names = ("Iteration", "Step time", "Hardware", "Ratio", "Rate", "Last")
+    told = any(row.step is not None for row in rows)
+    names = ("Iteration" if told else "Iterations", "Step time", "Hardware", "Ratio", "Rate", "Last")
     heads = [("Rank", "number"), ("State", ""), *((name, "number") for name in names)]
     nodes, pids = any(row.node for row in rows), any(row.pid is not None for row in rows)
     heads += [("Node", "")] * nodes + [("PID", "number")] * pids
     more = len(rows) - MAX_RANKS
     left_out = f'<p class="soft lead">{more} more ranks: the JSON has them all.</p>' if more > 0 else ""
-    return table(heads, (_rank(row, nodes, pids) for row in rows[:MAX_RANKS])) + left_out
+    return table(heads, (_rank(row, told, nodes, pids) for row in rows[:MAX_RANKS])) + left_out
 
 
-def _rank(row: RankRow, nodes: bool, pids: bool) -> str:
+def _rank(row: RankRow, told: bool, nodes: bool, pids: bool) -> str:
     step_ms = row.e2e_ms if row.e2e_ms is not None else row.step_ms
     bar = ""
     if row.ratio is not None:
         share = min(1.0, max(0.0, row.ratio))
         bar = f'<meter min="0" max="1" value="{share:.3f}" aria-label="hardware ratio">{share:.2f}</meter>'
     cells = (
-        number(row.step),
+        number(row.step if told else row.iterations),
         milliseconds(step_ms),
         milliseconds(row.hardware_ms),
         ratio(row.ratio),

@@ -27,13 +27,15 @@ LOOP_LIMIT_S = 10.0
 class RankRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One rank as it is now. Numbers that are not known are None.
 
-    `rate` is in iterations per second, `last_age_s` counts from its newest iteration.
+    `step`: as the program calls its newest iteration; None where its log names none. `iterations`: how many it made
+    since its start. `rate` is in iterations per second, `last_age_s` counts from its newest iteration.
     """
 
     rank: int
     state: str
     pid: int | None = None
     step: int | None = None
+    iterations: int | None = None
     step_ms: float | None = None
     hardware_ms: float | None = None
     e2e_ms: float | None = None
@@ -68,7 +70,8 @@ class View(Struct, frozen=True, kw_only=True):
     """One job, everything about it that is shown. The environment of the job is never part of it.
 
     `protector` None: nobody protects the job, and the numbers are those of the last saved record.
-    Incidents, events and findings are bounded, newest or worst first.
+    `step` and `iterations` are the largest of its ranks. Incidents, events and findings are bounded, newest or worst
+    first.
     """
 
     name: str
@@ -81,6 +84,7 @@ class View(Struct, frozen=True, kw_only=True):
     size: int
     original_size: int
     step: int | None
+    iterations: int | None
     best_step: int | None
     step_ms: float | None
     hardware_ms: float | None
@@ -153,7 +157,8 @@ def build_view(
         incarnation=job.incarnation,
         size=job.size,
         original_size=job.original_size,
-        step=max(steps) if steps else job.last_step,
+        step=max(steps) if steps else job.last_step if job.steps_told else None,
+        iterations=max((row.iterations for row in rows if row.iterations is not None), default=None),
         best_step=job.best_step,
         step_ms=_pace(slowest) if slowest else None,
         hardware_ms=slowest.hardware_ms if slowest else None,
@@ -217,7 +222,8 @@ def rank_rows(
                 rank=rank,
                 state=state,
                 pid=picture.pids.get(rank),
-                step=timing.last_step,
+                step=timing.last_step if timing.steps_told else None,
+                iterations=timing.reached or None,
                 step_ms=timing.step_ms,
                 hardware_ms=timing.hardware_ms,
                 e2e_ms=timing.e2e_ms,

@@ -39,6 +39,7 @@ def a_job(name: str, **more: object) -> StoredJob:
         "original_size": 8,
         "used_infrastructure": 1,
         "last_step": 41,
+        "steps_told": True,
         "created_wall_s": NOW.wall_s - 7200.0,
         **more,
     }

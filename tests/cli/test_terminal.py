@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from sentinel.console.terminal import REDRAW_S, Live, Terminal
 from tests.cli.screen import Screen
@@ -21,6 +22,11 @@ from tests.cli.screen import Screen
 DEADLINE_S = 120.0
 LIVE = Live(state="running", step=41, step_ms=3317.8, ratio=0.6637, restarts_left=2, time_left_s=7260.0)
 LINE = "sentinel: running · iteration 41 · 3.32 s/step · hardware ratio 0.66 · 2 restarts left · 2h 01m left"
+
+
+def test_iterations_that_a_log_does_not_name_are_told_as_so_many() -> None:
+    unnamed = structs.replace(LIVE, step=None, iterations=41)
+    assert unnamed.text() == LINE.replace("iteration 41", "41 iterations")
 
 
 class Fd:

@@ -29,7 +29,8 @@ NOW = ev.NOW
 DAY_S = 86_400.0
 
 
-def job(limits: Resume | Restart | None = None, **more: object) -> ProtectedJob:
+def job(limits: Resume | Restart | None = None, best_step: int | None = 40, **more: object) -> ProtectedJob:
+    more |= {"best_step": best_step, "steps_told": best_step is not None}
     if isinstance(limits, Resume):
         return ev.a_job(Policy(resume=limits, restart=None), **more)
     return ev.a_job(Policy(restart=limits or Restart(max_restarts=3)), **more)
@@ -177,13 +178,35 @@ def test_a_job_that_made_steps_in_an_earlier_life_is_not_said_to_have_made_none(
 
 def test_a_job_that_names_no_steps_and_ran_for_hours_between_its_failures_is_not_given_up_early() -> None:
     apart = (failed(None, ago_s=3 * DAY_S), failed(None, ago_s=2 * DAY_S), failed(None, ago_s=DAY_S))
-    plan = plan_after_stop(job(Resume(max_resumes=9), failures=apart), of("user-exit"), None, NOW)
+    unnamed = job(Resume(max_resumes=9), None, failures=apart)
+    plan = plan_after_stop(unnamed, of("user-exit"), None, NOW)
     assert (plan.restart, plan.delay_s) == (True, 0)
     ambiguous = (failed(None, "segfault", ago_s=DAY_S),)
-    assert plan_after_stop(job(failures=ambiguous), of("segfault"), None, NOW).restart
+    assert plan_after_stop(job(None, None, failures=ambiguous), of("segfault"), None, NOW).restart
     # One whose steps are known did not come to its first: that is no progress however long it took.
     known = job(Resume(max_resumes=9), failures=apart, best_step=40)
     assert plan_after_stop(known, of("user-exit"), None, NOW).reason == "NoProgress"
+
+
+def test_iterations_that_are_counted_from_each_start_do_not_tell_who_came_further() -> None:
+    """A log that names no steps: one start made 900 iterations, the next one 200 from a later checkpoint."""
+    later = (failed(900, "segfault", ago_s=3 * 3600.0),)
+    assert plan_after_stop(job(None, None, failures=later), of("segfault"), 200, NOW).restart
+    soon = (failed(900, "segfault", ago_s=600.0),)
+    assert plan_after_stop(job(None, None, failures=soon), of("segfault"), 200, NOW).reason == "FollowsTheJob"
+    # Each start may print a line an hour, and end before the second.
+    apart = (failed(1, ago_s=6 * 3600.0), failed(1, ago_s=3 * 3600.0))
+    assert plan_after_stop(job(None, None, failures=apart), of("user-exit"), 1, NOW).restart
+    at_once = (failed(200, ago_s=1200.0), failed(200, ago_s=600.0))
+    plan = plan_after_stop(job(None, None, failures=at_once), of("user-exit"), 200, NOW)
+    assert plan.reason == "NoProgress"
+    assert "failed 3 times after 200 iterations with no newer checkpoint" in plan.sentence
+    # The silence in which a hang is recognised is no progress, though it is an hour by now.
+    hung = tuple(failed(200, "hang", ago_s=(5 - k) * 3800.0) for k in range(5))
+    unnamed = job(Restart(max_restarts=20, reset_after_s=3600.0), None, failures=hung)
+    assert plan_after_stop(unnamed, of("hang"), 200, NOW).reason == "NoProgress"
+    others = (failed(310, ago_s=1200.0), failed(270, ago_s=600.0))
+    assert plan_after_stop(job(None, None, failures=others), of("user-exit"), 200, NOW).restart
 
 
 def test_preemptions_at_one_step_are_no_lack_of_progress() -> None:
@@ -192,7 +215,9 @@ def test_preemptions_at_one_step_are_no_lack_of_progress() -> None:
 
 def test_the_first_restart_comes_at_once_and_failures_without_progress_wait_longer_each_time() -> None:
     def delay(*steps: int, now_at: int) -> float:
-        return budget.backoff_s(job(failures=tuple(failed(step) for step in steps)), now_at, NOW)
+        return budget.backoff_s(
+            job(failures=tuple(failed(step) for step in steps)), of("user-exit"), now_at, NOW
+        )
 
     assert delay(now_at=10) == 0
     assert delay(10, now_at=10) == 5

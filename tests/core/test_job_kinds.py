@@ -8,7 +8,8 @@ import pytest
 from sentinel.core.job.kinds import JobKind, KeepOff, Means, Resize, Role, Trap, problems_of, row_of
 from sentinel.core.job.paths import read
 from sentinel.core.job.ranks import ranks, selector
-from sentinel.core.job.start import keep_off_nodes, resize, start
+from sentinel.core.job.sizes import never_changes, not_elastic
+from sentinel.core.job.start import keep_off_nodes, start
 from sentinel.core.job.state import SENTINEL, living, size_of, standing
 from sentinel.core.job.stop import stop
 from sentinel.core.job.writes import Plan, Reason, Refusal, Verb
@@ -140,7 +141,7 @@ def test_a_kind_without_a_stop_has_its_pods_evicted(title: str) -> None:
 @pytest.mark.parametrize("title", ROWS)
 def test_every_write_names_what_it_rests_on(title: str) -> None:
     before = seen(title)
-    plans = [stop(before, "lab.train-0001"), keep_off_nodes(before, ["n1"]), resize(before, 8)]
+    plans = [stop(before, "lab.train-0001"), keep_off_nodes(before, ["n1"])]
     checked = False
     for plan in plans:
         for one in plan.writes if isinstance(plan, Plan) else ():
@@ -197,26 +198,24 @@ def _affinities(held: object) -> list[dict]:
 @pytest.mark.parametrize("title", ROWS)
 def test_its_size_changes_in_one_patch_or_says_why_not(title: str) -> None:
     before = seen(title)
-    row = before.row
-    running = resize(before, 2)
-    if row.resize in (Resize.FIXED, Resize.RECREATE):
-        assert isinstance(running, Refusal)
-        assert running.reason in (Reason.SIZE_FIXED, Reason.SIZE_BY_RECREATING)
+    if (never := never_changes(before)) is not None:
+        assert before.row.resize in (Resize.FIXED, Resize.RECREATE)
+        assert never.reason in (Reason.SIZE_FIXED, Reason.SIZE_BY_RECREATING)
         return
-    if row.resize is Resize.STOPPED:
-        assert isinstance(running, Refusal)
-        assert running.reason is Reason.NOT_STOPPED
-        before = gone(applied(before, stop(before, "lab.train-0001")))
-    if title in NO_SIZE:
-        assert resize(before, 2).reason is Reason.WHICH_GROUP  # type: ignore[union-attr]
+    if title not in HELD:
+        assert not_elastic(before).reason is Reason.SIZE_FIXED  # type: ignore[union-attr]
         return
+    stopped = gone(applied(before, stop(before, "lab.train-0001")))
+    if before.row.stop is Means.COMMAND:
+        stopped = seen(
+            title, pods=(), status__state__phase="Aborted", metadata__annotations=_notes(stopped.job)
+        )
     for size in (2, 6):
-        plan = resize(before, size)
-        assert len(writes(plan)) == 1
-        assert size_of(applied(before, plan)) == size
-        assert writes(resize(applied(before, plan), size)) == ()
+        plan = start(stopped, size=size)
+        assert len([one for one in writes(plan) if one.verb is Verb.PATCH]) == 1
+        assert size_of(applied(stopped, plan)) == size
     for size in (0, -1):
-        assert resize(before, size).reason is Reason.OUT_OF_BOUNDS  # type: ignore[union-attr]
+        assert start(stopped, size=size).reason is Reason.OUT_OF_BOUNDS  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("title", [t for t in ROWS if row_named(t).succeeded])
@@ -235,7 +234,7 @@ def test_its_end_is_read_and_what_has_ended_is_left_alone(title: str) -> None:
             now = standing(over)
             assert now.ended == said
             assert now.why_ended.startswith(end)
-            for plan in (stop(over, "x"), start(over), resize(over, 2), keep_off_nodes(over, ["n1"])):
+            for plan in (stop(over, "x"), start(over, size=2), keep_off_nodes(over, ["n1"])):
                 assert isinstance(plan, Refusal)
                 assert plan.reason is Reason.ENDED
 

@@ -146,6 +146,39 @@ def test_a_rank_that_ended_well_for_good_is_not_waited_for() -> None:
     assert not seen_by(pod(1)).up
 
 
+def test_a_rank_that_had_ended_well_before_the_incarnation_is_done_and_one_that_ends_in_it_has_ended() -> (
+    None
+):
+    def after_start(*pods: dict[str, Any], of: dict[str, Any]) -> Look:
+        made = Seen(row=row(), job=of, pods=pods, kueue=False)
+        return look(made, {1: Place("pod-1", "node-1")}, 2, {}, Policy(), {})
+
+    assert after_start(pod(0, phase="Succeeded"), pod(1), of=job()).done == (0,)
+    assert after_start(pod(1), of={**job(), "status": {"completedIndexes": "0"}}).done == (0,), (
+        "its pod is gone"
+    )
+    ending = pod(0, phase="Succeeded")
+    ending["metadata"]["deletionTimestamp"] = "2026-11-30T00:00:00Z"
+    assert after_start(ending, pod(1), of=job()).done == (), "another one will be made"
+    same = pod(0, phase="Succeeded")
+    same["metadata"]["uid"] = "pod-1"
+    assert after_start(same, of=job()).done == (), "a rank of this incarnation, by another number"
+    beyond = {**job(), "status": {"completedIndexes": "0,2-3"}}
+    assert after_start(pod(1), of=beyond).done == (0,), "indexes that it has no ranks for"
+    found = after_start(pod(0, phase="Succeeded"), pod(1, phase="Succeeded"), of=job())
+    assert (found.done, [rank for rank, _ in found.ended]) == ((0,), [1])
+
+
+def test_of_a_job_with_more_completions_than_pods_at_a_time_those_that_are_through_are_none_of_its_ranks() -> (
+    None
+):
+    """Four of eight have ended and four run, when a leader sees it for the first time: it has not succeeded."""
+    of = {**job(), "status": {"completedIndexes": "0-3"}}
+    made = Seen(row=row(), job=of, pods=tuple(pod(rank) for rank in range(4, 8)), kueue=False)
+    places = {rank: Place(f"pod-{rank}", f"node-{rank}") for rank in range(4, 8)}
+    assert look(made, places, 4, {}, Policy(), {}).done == ()
+
+
 def test_what_a_job_cannot_have_of_its_policy_is_remarked() -> None:
     asked = Policy(resume=Resume(graceful_stop_s=600.0), restart=None, debug_hold_s=60.0)
     found = seen_by(pod(0), pod(1), policy=asked).remarks

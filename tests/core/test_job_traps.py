@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from sentinel.core.job.change import PREFERRED
 from sentinel.core.job.kinds import Means
@@ -10,13 +11,12 @@ from sentinel.core.job.limits import limits
 from sentinel.core.job.owned_pods import row_of_owner, stand_in
 from sentinel.core.job.paths import read
 from sentinel.core.job.ranks import done_for_good, ranks
-from sentinel.core.job.start import keep_off_nodes, resize, settle, start
+from sentinel.core.job.start import keep_off_nodes, settle, start
 from sentinel.core.job.state import Seen, living, longest_grace_s, standing
 from sentinel.core.job.stop import grace_refused, stop
 from sentinel.core.job.writes import Reason, Refusal, Verb
 from tests.core.job_objects import (
     Json,
-    applied,
     gone,
     pod,
     pods_of,
@@ -118,14 +118,14 @@ def test_template_fixed_once_started(title: str) -> None:
 
 
 def test_parallelism_alone() -> None:
-    (patch,) = writes(resize(seen(INDEXED), 2))
-    assert patch.body == {"spec": {"parallelism": 2, "completions": 2}}
-    assert refused(resize(seen(INDEXED, spec__completions=8), 2)) is Reason.SIZE_FIXED
+    (patch,) = writes(start(stopped(INDEXED), size=2))
+    assert patch.body["spec"] == {"parallelism": 2, "completions": 2, "suspend": False}
+    assert refused(start(stopped(INDEXED, spec__completions=8), size=2)) is Reason.SIZE_FIXED
 
 
 def test_completions_fixed() -> None:
-    (patch,) = writes(resize(seen(PLAIN, spec__completions=4), 2))
-    assert patch.body == {"spec": {"parallelism": 2}}
+    (patch,) = writes(start(stopped(PLAIN, spec__completions=4), size=2))
+    assert patch.body["spec"] == {"parallelism": 2, "suspend": False}
 
 
 @pytest.mark.parametrize("title", with_trap("finished-stay"))
@@ -202,7 +202,6 @@ def test_no_way_to_keep_off(title: str) -> None:
 
 
 def test_size_fixed() -> None:
-    assert refused(resize(seen(JOBSET), 2)) is Reason.SIZE_FIXED
     assert refused(start(stopped(JOBSET), size=2)) is Reason.SIZE_FIXED
 
 
@@ -261,7 +260,7 @@ def test_child_limit_restarts_all() -> None:
 
 
 def test_num_nodes_is_not_applied() -> None:
-    assert refused(resize(seen(TRAINJOB), 2)) is Reason.SIZE_BY_RECREATING
+    assert refused(start(stopped(TRAINJOB), size=2)) is Reason.SIZE_BY_RECREATING
     nodes = {"jobset.sigs.k8s.io/replicatedjob-name": "node"}
     other = child(
         "init", labels={"jobset.sigs.k8s.io/replicatedjob-name": "model-initializer"}, parallelism=1
@@ -290,15 +289,12 @@ def test_suspended_while_pods_run() -> None:
 def test_overrides_are_pruned() -> None:
     one = stopped(TRAINJOB)
     assert refused(start(one, hosts=["n1"])) is Reason.LABEL_NEEDED
-    patch, resume = writes(start(one, hosts=["n1"], labels={"pool": "healthy"}))
+    (resume,) = writes(start(one))
+    assert resume.body["spec"] == {"suspend": False}
+    ended = {**pods_of(TRAINJOB)[0], "status": {"phase": "Failed"}}
+    ended["metadata"] = {**ended["metadata"], "creationTimestamp": "2026-01-01T00:00:00Z"}
+    noted, resume = writes(start(structs.replace(one, pods=(ended,))))
+    assert "suspend" not in noted.body.get("spec", {})
     assert (resume.follows, resume.body["spec"]) == (True, {"suspend": False}), (
         "its webhook takes them one by one"
     )
-    assert "suspend" not in patch.body["spec"]
-    overrides = patch.body["spec"]["podSpecOverrides"]
-    assert overrides == [{"targetJobs": [{"name": "node"}], "nodeSelector": {"pool": "healthy"}}]
-    kept = applied(one, start(one, hosts=["n1"], labels={"pool": "healthy"}))
-    again = gone(applied(kept, stop(kept, "m")))
-    back = applied(again, start(again))
-    assert "podSpecOverrides" not in back.job["spec"], "nothing is kept off any more"
-    assert standing(back).kept_off == ()

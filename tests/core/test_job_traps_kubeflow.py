@@ -7,7 +7,7 @@ from sentinel.core.job.kinds import Loss
 from sentinel.core.job.limits import limits, on_loss
 from sentinel.core.job.ranks import done_for_good, ranks
 from sentinel.core.job.room import requests
-from sentinel.core.job.start import keep_off_nodes, resize, start
+from sentinel.core.job.start import keep_off_nodes, start
 from sentinel.core.job.state import Seen, standing
 from sentinel.core.job.stop import stop
 from sentinel.core.job.writes import Reason, Refusal, Verb
@@ -64,13 +64,13 @@ def test_template_for_new_pods(title: str) -> None:
 def test_bounds_are_not_held() -> None:
     for title in with_trap("bounds-are-not-held"):
         one = stopped(title, spec__elasticPolicy={"minReplicas": 2, "maxReplicas": 4})
-        assert writes(resize(one, 5)), "4 workers and a master"
-        assert refused(resize(one, 6)) is refused(resize(one, 2)) is Reason.OUT_OF_BOUNDS
+        assert writes(start(one, size=5)), "4 workers and a master"
+        assert refused(start(one, size=6)) is refused(start(one, size=2)) is Reason.OUT_OF_BOUNDS
 
 
 def test_no_worker_is_success() -> None:
-    assert refused(resize(stopped(PYTORCH), 1)) is Reason.OUT_OF_BOUNDS
-    assert size_of_workers(writes(resize(stopped(PYTORCH), 2))[0].body) == 1
+    assert refused(start(stopped(PYTORCH), size=1)) is Reason.OUT_OF_BOUNDS
+    assert size_of_workers(writes(start(stopped(PYTORCH), size=2))[0].body) == 1
 
 
 def size_of_workers(body: Json) -> int:
@@ -79,15 +79,15 @@ def size_of_workers(body: Json) -> int:
 
 @pytest.mark.parametrize("title", with_trap("world-size-is-old"))
 def test_world_size_is_old(title: str) -> None:
-    assert refused(resize(seen(title), 2)) is Reason.NOT_STOPPED
+    assert writes(start(seen(title), size=2)) == ()
     lingering = seen(title, metadata__annotations=MARK, spec__runPolicy={"suspend": True})
-    assert refused(resize(lingering, 2)) is Reason.NOT_STOPPED, "told to stop, and its pods are there"
-    assert writes(resize(gone(lingering), 2))
+    assert refused(start(lingering, size=2)) is Reason.STILL_RUNNING, "told to stop, and its pods are there"
+    assert writes(start(gone(lingering), size=2))
 
 
 @pytest.mark.parametrize("title", with_trap("shrink-while-running-fails"))
 def test_shrink_while_running_fails(title: str) -> None:
-    assert refused(resize(policied(title, "Never"), 3)) is Reason.NOT_STOPPED
+    assert writes(start(policied(title, "Never"), size=3)) == ()
 
 
 @pytest.mark.parametrize("title", with_trap("deleted-pod-fails"))

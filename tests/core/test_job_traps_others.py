@@ -3,13 +3,14 @@
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from sentinel.core.job.kinds import Loss
 from sentinel.core.job.limits import limits, on_loss
 from sentinel.core.job.ranks import selector
 from sentinel.core.job.sizes import not_elastic
-from sentinel.core.job.start import keep_off_nodes, resize, settle, start
-from sentinel.core.job.state import behind_gates, in_line, standing
+from sentinel.core.job.start import keep_off_nodes, settle, start
+from sentinel.core.job.state import Seen, behind_gates, in_line, standing, ungrouped
 from sentinel.core.job.stop import stop
 from sentinel.core.job.writes import Plan, Reason, Refusal, Verb
 from tests.core.job_objects import (
@@ -71,6 +72,17 @@ def test_ended_outlives_abort() -> None:
     assert (first.verb, first.name, last.plural) == (Verb.DELETE, "train-worker-1", "commands")
 
 
+def test_no_pods_in_queue() -> None:
+    for phase in ("", "Pending"):
+        group = {"spec": {"queue": "gpus"}, "status": {"phase": phase} if phase else {}}
+        waits = structs.replace(seen(VOLCANO, pods=()), pod_group=group)
+        assert ungrouped(waits) == "It waits for its turn in Volcano's queue gpus."
+        assert not ungrouped(structs.replace(seen(VOLCANO), pod_group=group)), "its pods run"
+    let_in = {"spec": {"queue": "gpus"}, "status": {"phase": "Inqueue"}}
+    assert not ungrouped(structs.replace(seen(VOLCANO, pods=()), pod_group=let_in))
+    assert not ungrouped(seen(VOLCANO, pods=()))
+
+
 def test_resume_costs_a_retry() -> None:
     for used, left in ((0, 2), (1, 1)):
         one = seen(VOLCANO, status__retryCount=used)
@@ -96,14 +108,17 @@ def test_template_always_fixed() -> None:
 
 
 def test_shrink_all_three() -> None:
-    (patch,) = writes(resize(seen(VOLCANO), 2))
+    def aborted(**more: Any) -> Seen:
+        return seen(VOLCANO, pods=(), status__state__phase="Aborted", metadata__annotations=MARK, **more)
+
+    patch, _ = writes(start(aborted(), size=2))
     assert patch.body["spec"]["minAvailable"] == 4, "2 parameter servers, a master, a worker"
     assert [(task["replicas"], task["minAvailable"]) for task in patch.body["spec"]["tasks"]] == [
         (2, 2), (1, 1), (1, 1),
     ]  # fmt: skip
-    (grown,) = writes(resize(seen(VOLCANO), 6))
+    grown, _ = writes(start(aborted(), size=6))
     assert grown.body["spec"]["minAvailable"] == 8, "all together before, all together after"
-    (loose,) = writes(resize(seen(VOLCANO, spec__minAvailable=3), 6))
+    loose, _ = writes(start(aborted(spec__minAvailable=3), size=6))
     assert "minAvailable" not in loose.body["spec"], "three were enough, and still are"
 
 
@@ -114,9 +129,6 @@ def test_shrunk_while_stopped_hangs() -> None:
     assert (renew.part, renew.body) == ("status", {"status": {"minAvailable": 4}})
     assert (patch.follows, patch.body["spec"]["minAvailable"]) == (True, 4)
     assert resume.body["action"] == "ResumeJob"
-    assert [one.part for one in writes(resize(aborted, 2))] == ["status", ""]
-    running = seen(VOLCANO, status={"state": {"phase": "Running"}, "minAvailable": 6})
-    assert [one.part for one in writes(resize(running, 2))] == [""], "its operator renews it"
 
 
 def test_evicted_comes_back() -> None:
@@ -147,12 +159,12 @@ def test_never_ends(title: str) -> None:
 @pytest.mark.parametrize("title", with_trap("replicas-are-clamped"))
 def test_replicas_are_clamped(title: str) -> None:
     one = stopped(title)
-    assert refused(resize(one, 9)) is refused(resize(one, 1)) is Reason.OUT_OF_BOUNDS
-    assert writes(resize(one, 8))
+    assert refused(start(one, size=9)) is refused(start(one, size=1)) is Reason.OUT_OF_BOUNDS
+    assert writes(start(one, size=8))
 
 
 def test_shrink_takes_any() -> None:
-    assert refused(resize(seen(CLUSTER), 2)) is Reason.NOT_STOPPED
+    assert writes(start(seen(CLUSTER), size=2)) == ()
 
 
 def test_group_suspend_is_ignored() -> None:
@@ -176,7 +188,7 @@ def test_resume_is_a_new_cluster() -> None:
 
 
 def test_size_by_resume() -> None:
-    assert refused(resize(seen(RAYJOB), 2)) is Reason.NOT_STOPPED
+    assert writes(start(seen(RAYJOB), size=2)) == ()
     (patch,) = writes(start(stopped(RAYJOB), size=2))
     assert patch.body["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["replicas"] == 2
     assert patch.body["spec"]["suspend"] is False
@@ -199,7 +211,8 @@ def test_eviction_takes_the_group() -> None:
 
 
 def test_template_restarts_groups() -> None:
-    assert refused(keep_off_nodes(seen(LWS), ["n1"])) is refused(resize(seen(LWS), 2)) is Reason.NOT_STOPPED
+    assert refused(keep_off_nodes(seen(LWS), ["n1"])) is Reason.NOT_STOPPED
+    assert writes(start(seen(LWS), size=2)) == ()
     both = {"size": 2, "workerTemplate": template(), "leaderTemplate": template()}
     one = stopped(LWS, spec__leaderWorkerTemplate=both)
     (patch,) = writes(start(one, hosts=["n1"]))

@@ -50,7 +50,16 @@ from sentinel.core.recovery.events import (
     SaveEnded,
     StopEnded,
 )
-from sentinel.core.reports import LOSS_LOST, LOSS_SOUND, NORM_LOST, Iteration, LogMatch, RankExit, RankReport
+from sentinel.core.reports import (
+    LOSS_LOST,
+    LOSS_SOUND,
+    NORM_LOST,
+    PACED,
+    Iteration,
+    LogMatch,
+    RankExit,
+    RankReport,
+)
 from sentinel.core.stacks.stillness import Looks
 from sentinel.rules.failures import failure_classes
 from tests.core import recovery_events as ev
@@ -616,7 +625,7 @@ def test_ranks_that_step_on_after_a_late_save_and_end_have_succeeded() -> None:
 
 def verifying(*, failed_step: int | None = 100, best_step: int | None = 100, **more: object) -> JobPicture:
     picture = in_phase(Phase.VERIFYING, IncidentKind.FORCED, failed_step=failed_step, **more)
-    picture.job = structs.replace(picture.job, best_step=best_step)
+    picture.job = structs.replace(picture.job, best_step=best_step, steps_told=best_step is not None)
     return picture
 
 
@@ -635,6 +644,55 @@ def test_a_job_has_recovered_when_iterations_move_and_what_was_lost_is_counted()
     told = recovered(picture)
     assert (told.lost.steps, told.lost.resumed_from, told.lost.seconds) == (10, 90, 20.0)
     assert told.lost.gpu_seconds == 40.0
+
+
+def test_a_job_whose_log_names_no_steps_has_recovered_when_iterations_move() -> None:
+    picture = verifying(best_step=None)
+    its = [Iteration(NOW.mono_s - 1 + 0.1 * k, None, None, 100.0) for k in range(PACED)]
+    picture.timing.fold(RankReport(job="j", incarnation=picture.job.incarnation, rank=0, iterations=its[:2]))
+    assert decide(picture, NOW).sentence == "Waits for iterations to move."
+    soon, later = NOW, Now(NOW.mono_s + policy.PACE_S, 0.0)
+    assert recovered(picture, later).sentence == "Stepping again.", "its iterations are long"
+    picture.timing.fold(RankReport(job="j", incarnation=picture.job.incarnation, rank=0, iterations=its[2:]))
+    told = recovered(picture, soon)
+    assert (told.lost.steps, told.lost.resumed_from, told.sentence) == (None, None, "Stepping again.")
+
+
+def test_one_whose_iterations_were_counted_is_waited_for_too_where_nothing_else_tells_of_them() -> None:
+    """As after a change of leaders."""
+    picture = verifying(best_step=None, failed_step=248)
+    later = Now(NOW.mono_s + 2 * picture.job.policy.verify_after_s, 0.0)
+    assert decide(picture, later).sentence == "Waits for iterations to move."
+
+
+def test_of_an_earlier_start_whose_iterations_were_counted_no_steps_are_said_to_be_repeated() -> None:
+    picture = verifying(best_step=None, failed_step=248)
+    steps(picture, 3, first=5001)
+    told = recovered(picture)
+    assert (told.lost.steps, told.lost.resumed_from) == (None, 5000)
+
+
+def test_a_start_that_has_not_come_to_its_first_step_is_at_no_step_that_was_counted() -> None:
+    """Its log names steps, as earlier starts have shown: what comes before the first is none."""
+    picture = seen(best_step=5000, steps_told=True)
+    its = [Iteration(NOW.mono_s - 1 + 0.1 * k, None, None, 100.0) for k in range(3)]
+    for rank in (0, 1):
+        picture.timing.fold(
+            RankReport(job="j", incarnation=picture.job.incarnation, rank=rank, iterations=its)
+        )
+    ends(picture, 0)
+    decision = decide(picture, NOW)
+    assert isinstance(decision, Open)
+    assert "after 3 iterations" not in decision.verdict.sentence
+    assert incidents.open_incident(picture, decision, NOW, "").failed_step is None
+
+
+def test_what_an_older_record_counted_is_no_step_of_the_job() -> None:
+    """Before there was `stepsTold` such a count stood in `lastStep` and `bestStep`."""
+    picture = seen(last_step=248, best_step=248)
+    steps(picture, 3, first=91)
+    job = picture.with_progress()
+    assert (job.last_step, job.best_step, job.steps_told) == (93, 93, True)
 
 
 def test_what_was_lost_counts_from_the_furthest_fault_of_the_incident() -> None:
@@ -1098,6 +1156,7 @@ def test_a_program_that_resumed_from_a_checkpoint_with_a_nan_loss_is_told_so() -
     for first, disobeys in ((841, True), (811, False), (820, False), (825, False)):
         picture = seen(rules(nan_loss=GOES_BACK))
         steps(picture, 30, first=811)
+        picture.job = picture.with_progress()
         undone(picture, lost_loss(820, good_step=810))
         feed(picture, RanksStarted("2 ranks run."))
         picture.alive = {0, 1}

@@ -58,9 +58,9 @@ def test_of_what_is_told_again_only_what_is_not_known_counts() -> None:
     known.fold(report([Iteration(float(k), None, None, 100.0) for k in range(1, 101)]))
     for timing in (known, new):
         timing.fold(again)
-        assert timing.last_step == 120
+        assert timing.made == 120
         timing.fold(again)
-        assert timing.last_step == 120
+        assert timing.made == 120
     assert (known.iterations, new.iterations) == (120, 30)
 
 
@@ -232,7 +232,15 @@ def test_steps_that_the_log_does_not_name_are_counted_from_the_last_known_one() 
     assert (timing.first_step, timing.last_step, timing.steps_told) == (40, 42, True)
     unnamed = job()
     unnamed.fold(report([Iteration(1.0), Iteration(2.0)]))
-    assert (unnamed.first_step, unnamed.last_step, unnamed.steps_told) == (1, 2, False)
+    assert (unnamed.first_step, unnamed.last_step, unnamed.steps_told) == (None, None, False)
+    assert (unnamed.made, timing.made) == (2, 3)
+
+
+def test_a_rank_that_names_no_steps_says_nothing_of_the_step_that_the_others_reached() -> None:
+    timing = job(size=2)
+    timing.fold(report([Iteration(1.0, 2), Iteration(2.0, 3)]))
+    timing.fold(report([Iteration(1.0)] * 9, rank=1))
+    assert (timing.first_step, timing.last_step, timing.made) == (2, 3, 9)
 
 
 def test_step_time_is_estimated_from_the_readings_where_the_log_prints_none() -> None:

@@ -123,6 +123,37 @@ def test_the_rank_that_stopped_first_is_named_and_those_that_wait_for_it_are_not
     assert any("others reached 51" in line for line in signal.evidence)
 
 
+def counted(timing: JobTiming, rank: int, count: int) -> None:
+    """Of a log that names no steps."""
+    for k in range(count):
+        its = [Iteration(0.5 * (k + 1), None, None, 500.0)]
+        timing.fold(RankReport(job="j", incarnation=1, rank=rank, iterations=its, caught_up=True))
+
+
+def test_iterations_that_a_log_does_not_name_are_told_as_so_many() -> None:
+    timing = job(4, after_s=5.0)
+    for rank in range(4):
+        counted(timing, rank, count=50 if rank == 2 else 51)
+    signal = hang(timing, 60)
+    assert signal is not None
+    assert signal.rank == 2
+    assert signal.sentence.endswith("after 50 iterations.")
+    assert "rank 2 stopped after 50 iterations, others reached 51" in signal.evidence
+    assert "rank 0: 51 iterations since its start" in signal.evidence
+
+
+def test_a_rank_that_names_no_steps_is_not_behind_those_that_do() -> None:
+    """A job that was resumed at step 5,000: the other ranks count anew."""
+    timing = job(2, after_s=5.0)
+    feed(timing, 0, first=5001)
+    counted(timing, 1, count=50)
+    signal = hang(timing, 60)
+    assert signal is not None
+    assert signal.rank is None
+    assert signal.sentence.endswith("after iteration 5050.")
+    assert any("do not all name their iterations" in line for line in signal.evidence)
+
+
 def test_of_a_lone_program_it_is_the_job_that_hangs_and_no_rank() -> None:
     timing = job(after_s=5.0)
     feed(timing, count=50)

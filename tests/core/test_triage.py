@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sentinel.core.health import Component, Finding, Severity
 from sentinel.core.model import Budget, Cause, Failure, Restartable, Symptom, Verdict
@@ -37,6 +38,8 @@ def verdict(
     started_s: float = 0.0,
     workers: dict[int, tuple[int, int]] | None = None,
     stuck: Stuck | None = None,
+    steps_told: bool = True,
+    run_s: float = 0.0,
 ) -> Verdict:
     return triage(
         job="j",
@@ -55,6 +58,8 @@ def verdict(
         started_s=started_s,
         worker_pids=workers,
         stuck=stuck,
+        steps_told=steps_told,
+        run_s=run_s,
     )
 
 
@@ -905,6 +910,19 @@ def test_what_a_programs_own_kernels_do_twice_on_one_gpu_is_the_programs_unless_
     shared = xid(31, 2, Severity.DEGRADED)
     v = verdict([ended(2)], findings=[shared], history=before, steps={2: 100})
     assert (v.restart, v.cause, v.scope) == (Restartable.YES, Cause.GPU, "node")
+
+
+def test_of_a_log_that_names_no_steps_a_long_run_is_taken_to_have_come_further() -> None:
+    """What one start made in iterations says nothing of a later one, which began further on."""
+    gone, nowhere, counted = [ended(2, signal=11)], dict[int, str](), {2: 248}
+    before = [structs.replace(past("segfault", step=900), run_s=1000.0)]
+
+    def again(run_s: float) -> Verdict:
+        return verdict(gone, entities=nowhere, history=before, steps=counted, steps_told=False, run_s=run_s)
+
+    assert again(run_s=4600.0).restart is Restartable.ONCE
+    assert again(run_s=4600.0).sentence.startswith("Rank 2 was lost after 248 iterations: ")
+    assert again(run_s=1600.0).restart is Restartable.NO
 
 
 def test_an_ambiguous_failure_at_the_very_same_iteration_is_the_programs() -> None:

@@ -83,7 +83,7 @@ def test_what_was_seen_of_processes_and_what_lines_told_are_kept_together() -> N
     assert found.first_stopped([0]) == Found(0, 1, "rank 1 (pid 41) is stopped by a signal")
     found.fold(0, [Worker(number=1, pid=41, state="S")])
     assert found.first_stopped([0]) == Found(
-        0, 1, "rank 1 (pid 41) stopped after iteration 2, others reached 3"
+        0, 1, "rank 1 (pid 41) stopped after 2 iterations, others reached 3"
     )
 
 

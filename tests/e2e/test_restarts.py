@@ -232,7 +232,7 @@ def test_a_launcher_that_sentinel_stopped_beside_one_that_failed_makes_no_restar
     )
     assert job.code() == 1
     told = until(lambda: re.search(r"job ended: error \(NoProgress\): .*", job.err)).group()  # type: ignore[union-attr]
-    assert "it failed 3 times at step 5 with no newer checkpoint" in told
+    assert "it failed 3 times after 5 iterations with no newer checkpoint" in told
     assert "free of cost" not in job.err
     assert "SIGTERM" not in job.err.partition("job ended")[0]
 

@@ -15,7 +15,7 @@ import msgspec
 from sentinel.core.health import Finding
 from tests.e2e.box import Box, Running
 from tests.kubernetes.conftest import NAMESPACE
-from tests.kubernetes.light_agents import FOUND, LOOKED, RANKS, SAVES, SIGNALLED, Saves
+from tests.kubernetes.light_agents import FOUND, LOOKED, RANKS, SAVES, SIGNALLED, SPOKEN, Saves
 from tests.kubernetes.light_agents import Ranks as Told
 from tests.kubernetes.local_fleet import AUDIENCE, Fleet, Page
 from tests.rig.operators.flow import template
@@ -225,12 +225,16 @@ class Agents:
         """Were ranks there told to save, since `hush`?"""
         return (self.folder / node / SIGNALLED).exists()
 
+    def spoke(self, node: str) -> bool:
+        """Has its agent told what ranks of a job there say, since `hush`? An answer to an order comes behind that."""
+        return (self.folder / node / SPOKEN).exists()
+
     def hush(self) -> None:
         """What was written last may not have been told yet: it would be told of the next job that comes there."""
         for folder in self.folder.iterdir():
             self.find(folder.name, None)
             self.ranks(folder.name, None)
-            for name in (SAVES, SIGNALLED, LOOKED):
+            for name in (SAVES, SIGNALLED, LOOKED, SPOKEN):
                 (folder / name).unlink(missing_ok=True)
 
     def _write(self, node: str, name: str, what: Finding | Told | Saves) -> None:

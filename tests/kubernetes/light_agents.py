@@ -6,11 +6,12 @@ save at it.
 FOLDER has one folder for each node, in which its token lies; the spools come beside them. A file `found.json` there is
 what a check of that node finds, `ranks.json` (Ranks) what the logs of ranks there say: told each time it is written,
 `saves.json` (Saves) how ranks there save. `signalled` is made when they were told to, `looked` when somebody asked for
-their files.
+their files, `spoken` when what ranks say was told of those of a job.
 """
 
 import asyncio
 import itertools
+import re
 import sys
 import uuid
 from pathlib import Path
@@ -31,19 +32,27 @@ RANKS = "ranks.json"
 SAVES = "saves.json"
 SIGNALLED = "signalled"
 LOOKED = "looked"
+SPOKEN = "spoken"
 RANKS_S = 0.5  # between two looks at it
 STEP_MS = 1000.0
 
 
 class Ranks(msgspec.Struct):
     """`count` iterations with so much hardware time, and how often their launcher has started them again. `job`: the
-    end of the name of the only job that it is about. `code`: with what they ended, in containers that are kept."""
+    end of the name of the only job that it is about. `code`: with what they ended, in containers that are kept.
+
+    `step`: of the first of them, where the log names steps. `line`: printed last, `ago_s` ago, and told where a rule of
+    the job's policy matches it. `anew`: by each start of the job of which nothing was told yet."""
 
     hardware_ms: float = 500.0
     count: int = 0
     restarts: int = 0
     job: str = ""
     code: int | None = None
+    step: int | None = None
+    line: str = ""
+    ago_s: float = 0.0
+    anew: bool = False
 
 
 class Saves(msgspec.Struct):
@@ -97,7 +106,13 @@ def gpus(folder: Path, at_s: float) -> CheckResult:
 
 def told(ranks: Ranks, follow: Follow, at_s: float) -> list[RankReport]:
     steps = [
-        Iteration(at_s, None, ranks.hardware_ms, max(STEP_MS, ranks.hardware_ms)) for _ in range(ranks.count)
+        Iteration(
+            at_s,
+            None if ranks.step is None else ranks.step + number,
+            ranks.hardware_ms,
+            max(STEP_MS, ranks.hardware_ms),
+        )
+        for number in range(ranks.count)
     ]
     job = follow.job
     return [
@@ -110,6 +125,24 @@ def told(ranks: Ranks, follow: Follow, at_s: float) -> list[RankReport]:
         )
         for pod in follow.pods
         if job.name.endswith(ranks.job)
+    ]
+
+
+def matches(ranks: Ranks, follow: Follow, at_s: float) -> list[LogMatch]:
+    job = follow.job
+    return [
+        LogMatch(
+            rule=rule.id,
+            failure=rule.failure,
+            rank=pod.rank,
+            incarnation=job.incarnation,
+            at_s=at_s - ranks.ago_s,
+            line=ranks.line,
+            job=job.name,
+        )
+        for rule in job.policy.log_rules
+        for pod in follow.pods
+        if re.search(rule.pattern, ranks.line) and job.name.endswith(ranks.job)
     ]
 
 
@@ -162,24 +195,35 @@ async def agent(folder: Path, controllers: str, bundle: str) -> None:
         client.send(report)
 
     async def speak() -> None:
-        spoken = 0
+        spoken = 0  # told once to all that are followed then
+        told_to: set[tuple[str, int]] = set()  # these starts of jobs have been told of
         while True:
             file = folder / RANKS
-            if follows and file.exists() and (written := file.stat().st_mtime_ns) != spoken:
-                spoken, ranks = written, msgspec.json.decode(file.read_bytes(), type=Ranks)
-                now = system_now()
-                all_told = [one for follow in follows for one in told(ranks, follow, now.mono_s)]
-                client.send(
-                    Report(
-                        node=folder.name,
-                        boot_id=settings.boot_id,
-                        sequence=next(numbers),
-                        now=now,
-                        ranks=tuple(all_told),
-                        exits=tuple(one for follow in follows for one in ends(ranks, follow, now.mono_s)),
-                    )
-                )
+            if follows and file.exists():
+                written = file.stat().st_mtime_ns
+                ranks = msgspec.json.decode(file.read_bytes(), type=Ranks)
+                starts = {(one.job.name, one.job.incarnation): one for one in follows}
+                new = [one for start, one in starts.items() if start not in told_to]
+                hears = new if ranks.anew else follows * (written != spoken)
+                spoken, told_to = written, told_to | set(starts)
+                if hears:
+                    say(ranks, hears)
+                    (folder / SPOKEN).touch()
             await asyncio.sleep(RANKS_S)
+
+    def say(ranks: Ranks, hears: list[Follow]) -> None:
+        now = system_now()
+        client.send(
+            Report(
+                node=folder.name,
+                boot_id=settings.boot_id,
+                sequence=next(numbers),
+                now=now,
+                ranks=tuple(one for follow in hears for one in told(ranks, follow, now.mono_s)),
+                matches=tuple(one for follow in hears for one in matches(ranks, follow, now.mono_s)),
+                exits=tuple(one for follow in hears for one in ends(ranks, follow, now.mono_s)),
+            )
+        )
 
     client = Client(settings, obey)
     running = asyncio.create_task(client.run())

@@ -139,13 +139,15 @@ class Operator(threading.Thread, ABC):
                 self.admin.delete(f"{path}/{name}")
 
     def _make(self, name: str, labels: dict[str, str]) -> None:
-        head = self.job()
-        owner = {"apiVersion": head["apiVersion"], "kind": head["kind"], "name": "train", "uid": self.uid}
-        meta = {"name": name, "namespace": self.space, "labels": labels}
-        meta["ownerReferences"] = [{**owner, "controller": True}]
+        meta = {"name": name, "namespace": self.space, "labels": labels, "ownerReferences": [self._owner()]}
         self.admin.create(
             {"apiVersion": "v1", "kind": "Pod", "metadata": meta, **pods(0 if name == MASTER else 8)}
         )
+
+    def _owner(self) -> "Object":
+        head = self.job()
+        owner = {"apiVersion": head["apiVersion"], "kind": head["kind"], "name": "train", "uid": self.uid}
+        return {**owner, "controller": True}
 
 
 class Trainer(Operator):
@@ -177,8 +179,10 @@ class Volcano(Operator):
     definitions: ClassVar = [
         definition("batch.volcano.sh", "v1alpha1", "Job"),
         definition("bus.volcano.sh", "v1alpha1", "Command"),
+        definition("scheduling.volcano.sh", "v1beta1", "PodGroup"),
     ]
     selector = "volcano.sh/job-name=train"
+    full = False  # its queue lets in no PodGroup
 
     def job(self) -> "Object":
         return {
@@ -202,11 +206,30 @@ class Volcano(Operator):
         commands = f"/apis/bus.volcano.sh/v1alpha1/namespaces/{self.space}/commands"
         for command in self.admin.items(commands):
             resumes = command["action"] == "ResumeJob"
-            status: dict[str, Any] = {"state": {"phase": "Running" if resumes else "Aborted"}}
+            phase = ("Pending" if self.full else "Running") if resumes else "Aborted"
+            status: dict[str, Any] = {"state": {"phase": phase}}
             status["retryCount"] = job["status"]["retryCount"] + resumes
             job = self.admin.patch(self.path, {"status": status})
             self.admin.delete(f"{commands}/{command['metadata']['name']}")
+            if resumes:
+                self.admin.apply([self._group("Pending")])
+        if not self.full and job["status"]["state"]["phase"] == "Pending":
+            job = self.admin.patch(self.path, {"status": {"state": {"phase": "Running"}}})
+            self.admin.apply([self._group("Running")])
         return bool(job["status"]["state"]["phase"] == "Running")
+
+    def _group(self, phase: str) -> "Object":
+        return {
+            "apiVersion": "scheduling.volcano.sh/v1beta1",
+            "kind": "PodGroup",
+            "metadata": {
+                "name": f"train-{self.uid}",
+                "namespace": self.space,
+                "ownerReferences": [self._owner()],
+            },
+            "spec": {"queue": "gpus"},
+            "status": {"phase": phase},
+        }
 
 
 class DLRover(Operator):

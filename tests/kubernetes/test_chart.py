@@ -3,7 +3,7 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from sentinel.config.load import load_settings
 from sentinel.config.settings_schema import SettingsDocument
 from sentinel.settings import CertificateFiles
 from tests.kubernetes.conftest import QUARANTINES, quarantine, wait_served
+from tests.kubernetes.jobs_site import policy
 from tests.rig.binaries import helm
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 REPO = Path(__file__).parents[2]
 SPACE = "gpu-ops"
+# `helm package --version 0.1.0-alpha.1` of the chart at 9a0942c (28 November 2026); a release takes its place.
+OLDER = Path(__file__).parent / "charts/sentinel-0.1.0-alpha.1.tgz"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 IMAGE = "registry.example.com/gpu/sentinel"
 FILES, KEYS = ("cert_file", "key_file", "ca_file"), ("tls.crt", "tls.key", "ca.crt")
@@ -514,10 +517,10 @@ class Release:
     def __init__(self, plane: "ControlPlane", tmp_path: Path) -> None:
         self.plane, self.admin, self._folder = plane, plane.admin, tmp_path
 
-    def does(self, verb: str, *words: str | Path, **values: Any) -> str:
+    def does(self, verb: str, *words: str | Path, chart: Path = chart.CHART, **values: Any) -> str:
         if verb in ("install", "upgrade"):
             given = {"image": {"repository": IMAGE}, **values}
-            words = (chart.CHART, "-f", written(self._folder, given), *words)
+            words = (chart, "-f", written(self._folder, given), *words)
         place = ("--namespace", SPACE)
         done = run(verb, "sentinel", *words, *place, kubeconfig=str(self.plane.kubeconfig))
         assert done.returncode == 0, done.stderr
@@ -527,6 +530,17 @@ class Release:
         return self.admin.find(
             f"/{'api/v1' if kind == 'configmaps' else 'apis/apps/v1'}/namespaces/{SPACE}/{kind}/{name}"
         )
+
+    def manifest(self) -> "list[Object]":
+        """What Helm has made last."""
+        words = ("get", "manifest", "sentinel", "--namespace", SPACE)
+        done = run(*words, kubeconfig=str(self.plane.kubeconfig))
+        assert done.returncode == 0, done.stderr
+        return _in_order(yaml.safe_load_all(done.stdout))
+
+    def new(self) -> "list[Object]":
+        """What it would make of today's chart where there was none."""
+        return _in_order(template(self._folder))
 
     def outside(self) -> dict[str, list[str]]:
         names = {path: [one["metadata"]["name"] for one in self.admin.items(path)] for path in OUTSIDE}
@@ -538,6 +552,10 @@ class Release:
     @property
     def settings(self) -> Any:
         return yaml.safe_load(self.find("configmaps", "sentinel-controller")["data"]["settings.yaml"])
+
+
+def _in_order(objects: "Iterable[Object | None]") -> "list[Object]":
+    return sorted((one for one in objects if one), key=lambda one: (one["kind"], one["metadata"]["name"]))
 
 
 @pytest.fixture
@@ -582,11 +600,49 @@ def test_installed_upgraded_rolled_back_and_removed_with_the_records_kept(releas
 
     release.does("uninstall", "--wait")
     assert not release.find("daemonsets", "sentinel-agent")
-    assert release.outside() == {path: [] for path in OUTSIDE}
+    kept_watching = {path: names for path, names in release.outside().items() if names}
+    names = ["sentinel-epoch-nodes", "sentinel-epoch-records", "sentinel-epoch-status"]
+    assert kept_watching == {
+        f"{ADMISSION}/validatingadmissionpolicies": names,
+        f"{ADMISSION}/validatingadmissionpolicybindings": names,
+    }, "without them the API server would not take what a later installation writes"
     assert release.records() == kept
     release.does("install")
     assert release.records() == kept
     assert release.find("deployments", "sentinel-controller")
+
+
+def test_an_older_chart_is_upgraded_as_the_page_says_and_records_and_policies_are_kept(
+    release: Release,
+) -> None:
+    """The custom resources first, which Helm leaves as they are; then it is as if it had been installed today."""
+    admin = release.admin
+    release.does("install", "--create-namespace", chart=OLDER)
+    wait_served(admin)
+    kept = admin.create(quarantine("gpu-1-0001", 1))
+    policies = f"/apis/sentinel.dev/v1alpha1/namespaces/{SPACE}/jobpolicies"
+    asked = policy(SPACE, restart={"maxRestarts": 3}, owner={"emails": ["me@example.com"]})
+    admin.apply([asked])
+    spec = admin.get(f"{policies}/{asked['metadata']['name']}")["spec"]
+    before = release.manifest()
+
+    for path in sorted((REPO / "deploy/crds").glob("*.yaml")):
+        admin.apply([yaml.safe_load(path.read_text())])
+    release.does("upgrade")
+    wait_served(admin)
+    assert release.manifest() == release.new() != before
+    (record,) = admin.items(QUARANTINES)
+    assert (record["metadata"]["uid"], record["spec"]) == (kept["metadata"]["uid"], kept["spec"])
+    assert admin.get(f"{policies}/{asked['metadata']['name']}")["spec"] == spec
+    for path in sorted((REPO / "deploy/crds").glob("*.yaml")):
+        shipped = yaml.safe_load(path.read_text())
+        name = shipped["metadata"]["name"]
+        served = admin.get(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")["spec"]
+        assert served["versions"][0]["schema"] == shipped["spec"]["versions"][0]["schema"]
+
+    release.does("rollback", "1")
+    assert release.manifest() == before
+    assert release.records() == [kept["metadata"]["uid"]]
 
 
 def test_an_api_server_takes_everything_that_can_be_asked_for_without_a_warning(

@@ -121,6 +121,7 @@ EVERYWHERE: list[Rule] = [
     ("batch.volcano.sh", "jobs/status", "patch", ""),
     ("bus.volcano.sh", "commands", "create", ""),
     ("kueue.x-k8s.io", "workloads", "get list patch", ""),
+    ("scheduling.volcano.sh", "podgroups", "get", ""),
     ("sentinel.dev", "jobpolicies", "list watch", ""),
     ("sentinel.dev", "protectedjobs incidents quarantines", "get list watch create patch delete", ""),
     ("sentinel.dev", "jobpolicies/status protectedjobs/status", "patch", ""),

@@ -69,6 +69,48 @@ def test_every_kind_loses_a_rank_and_is_started_again_but_for_what_its_operator_
     assert "Traceback" not in fleet.story()
 
 
+def test_ranks_that_had_ended_well_before_a_fault_run_again_where_their_kind_has_it_so(
+    plane: "ControlPlane", fleet: Fleet, kwok: "Kwok", kubeflow: "TrainingOperator"
+) -> None:
+    """And where not, the others are what a start waits for; the job's size is the same."""
+    fleet.controller("one").said("leads, epoch")
+    made = {"Job": (batch_job(True), 3), "JobSet": (job_set(), 4)}
+    made["PyTorchJob"] = (kubeflow_job("PyTorchJob", "ExitCode"), 3)
+    jobs = [Driven(plane.admin, plane.namespace(), job, fleet, kwok, size) for job, size in made.values()]
+    for job in jobs:
+        job.begin()
+    for job in jobs:
+        job.until_state("running")
+    done = {job.space: next(one for one in ranks(job.seen()) if one.rank == 1) for job in jobs}
+    before = {job.space: job.uids() for job in jobs}
+    for job in jobs:
+        kwok.end_pod(job.space, done[job.space].name, 0)
+        until(lambda job=job: done[job.space].uid in ended_well(job), job.story)  # type: ignore[misc]
+    kubeflow.daemon.freeze()
+    for job in jobs:
+        job.lose(137)
+    for job in jobs:
+        until(lambda job=job: job.phases(), job.story)  # type: ignore[misc]
+    kubeflow.daemon.thaw()
+    for job in jobs:
+        until(lambda job=job: job.phases()[-1:] == ["Recovered"], job.story)  # type: ignore[misc]
+        assert job.way() == RECOVERED, job.story()
+        assert (job.record()["size"], job.record()["incarnation"]) == (job.size, 2)
+        assert job.record()["state"] == "running"
+        again = job.job["kind"] == "PyTorchJob"
+        stays = set() if again else {done[job.space].uid}
+        failed = {pod["metadata"]["uid"] for pod in job.seen().pods if pod["status"].get("phase") == "Failed"}
+        assert (ended_well(job), before[job.space] & job.uids() - failed) == (stays, stays), job.story()
+        runs = [one.rank for one in ranks(job.seen()) if one.rank is not None and not one.ended]
+        assert sorted(runs) == [rank for rank in range(job.size) if again or rank != 1]
+        assert len(job.incidents()) == 1
+        job.finish()
+
+
+def ended_well(job: Driven) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in job.seen().pods if pod["status"].get("phase") == "Succeeded"}
+
+
 def test_a_pytorchjob_that_may_shrink_comes_back_smaller_without_a_node(
     plane: "ControlPlane", fleet: Fleet, kwok: "Kwok", kubeflow: "TrainingOperator"
 ) -> None:

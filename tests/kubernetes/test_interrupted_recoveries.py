@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sentinel.core.health import Finding, Severity
+from sentinel.core.recovery.moves import START_TRIES
 from tests.e2e.box import Box, Running
 from tests.kubernetes.conftest import NAMESPACE, kubeconfig
 from tests.kubernetes.jobs_site import CUSTOM, Agents, JobSite, policy
@@ -278,6 +279,31 @@ def test_a_recovery_whose_ranks_do_not_all_come_up_is_stopped_again_and_tried_ag
     pods = site.pods()
     assert len(pods) == 2
     assert not before & {pod["metadata"]["uid"] for pod in pods}
+
+
+def test_a_recovery_whose_starts_never_come_up_is_given_up_after_the_last_of_its_tries(site: World) -> None:
+    """Those between the first and the last, each after a longer pause, have been while an earlier leader led."""
+    path = running(site, **RESTARTS, startTimeout="5s", owner={"emails": [f"{site.space}@example.com"]})
+    quota(site, 1)
+    site.kwok.end_pod(site.space, names(site.pods())[0], 1)
+    site.until(lambda: "StartsAgain" in reasons(site))
+    site.leader.kill()
+    site.until(lambda: site.incident().get("failedStarts") == 1)
+    records = f"{CUSTOM}/namespaces/{site.space}/protectedjobs"
+    (record,) = site.admin.items(records)
+    many = {"spec": {"incident": {"failedStarts": START_TRIES - 1}}}
+    site.admin.patch(f"{records}/{record['metadata']['name']}", many)
+    site.lead()
+    site.until(site.state("error"))
+    site.until(in_phase(site, "Failed"))
+    incident = site.incident()
+    why = f"Given up: {START_TRIES} starts in a row did not come up."
+    assert (incident["reason"], incident["sentence"]) == ("StartFailed", why)
+    assert (site.record()["reason"], why in site.record()["sentence"]) == ("StartFailed", True)
+    assert incident["failedStarts"] == START_TRIES
+    assert reasons(site).count("StartTimeout") == 2
+    assert (spent(site), stages(site)) == ((1, 0), ["started", "gave-up"])
+    assert (site.admin.get(path)["spec"]["suspend"], site.pods()) == (True, [])
 
 
 def test_a_start_is_decided_again_where_the_job_was_changed_since_its_room_was_found(site: World) -> None:

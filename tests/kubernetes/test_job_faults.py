@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,8 +15,10 @@ from tests.kubernetes.light_agents import Ranks
 from tests.kubernetes.local_fleet import Page
 from tests.kubernetes.people import Person, bind
 from tests.kubernetes.test_interrupted_recoveries import RESUMES, in_phase, running
-from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, plane
+from tests.kubernetes.test_job_mail import mail_by, told
+from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, plane, uids
 from tests.kubernetes.test_sized_jobs import quota
+from tests.notify.mail_world import MailServer, body
 from tests.samples import lost_gpu
 
 if TYPE_CHECKING:
@@ -32,16 +34,17 @@ KILLED = 137  # as containerd tells of a container that SIGKILL ended
 class World(JobSite):
     controller: Running
     agents: Agents
+    server: MailServer  # where it has one
 
 
 @contextlib.contextmanager
 def lasting(
-    plane: "ControlPlane", kwok: "Kwok", folder: Path, fleet: "Object | None" = None
+    plane: "ControlPlane", kwok: "Kwok", folder: Path, fleet: "Object | None" = None, **settings: Any
 ) -> Iterator[World]:
     """One controller and its agents. `fleet`: its settings for the fleet."""
     box = Box(folder / "box")
     made = World(plane, kwok, box, folder)
-    made.settings = {"listen": "127.0.0.1:0", "fleet": fleet or {}}
+    made.settings = {"listen": "127.0.0.1:0", "fleet": fleet or {}, **settings}
     made.controller = led(made)
     made.agents = Agents(made, made.controller)
     yield made
@@ -53,7 +56,9 @@ def lasting(
 @pytest.fixture(scope="module")
 def world(plane: "ControlPlane", kwok: "Kwok", tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """For all tests of the file."""
-    with lasting(plane, kwok, tmp_path_factory.mktemp("world")) as made:
+    folder = tmp_path_factory.mktemp("world")
+    with MailServer() as server, lasting(plane, kwok, folder, mail=mail_by(server)) as made:
+        made.server = server
         yield made
 
 
@@ -75,6 +80,13 @@ def node_of(pod: "Object") -> str:
 
 def dies(site: JobSite, pod: "Object") -> None:
     site.kwok.end_pod(site.space, pod["metadata"]["name"], KILLED)
+
+
+def held(job: "Object") -> "Object":
+    """With the wrapper: an agent tells how a rank ended, and its kind does not know of it."""
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    container["command"] = ["/sentinel/hold", "--", *container["command"]]
+    return job
 
 
 def verdicts(site: JobSite, job: str) -> "list[Object]":
@@ -126,7 +138,7 @@ def test_a_launcher_that_restarts_ranks_by_itself_is_counted_and_left_to_it_unti
     assert (
         "though the launcher inside its pods has started it again (2 times in this run)" in hung["sentence"]
     )
-    assert "rank 0: last iteration 10" in hung["evidence"]
+    assert "rank 0: 10 iterations since its start" in hung["evidence"]
     assert "allowed: 30 s without an iteration" in hung["evidence"]  # not the 2 s of hang.after
     assert site.record().get("innerRestarts", 0) == 0
 
@@ -239,10 +251,7 @@ def test_a_host_on_which_two_jobs_have_their_slowest_rank_is_told_as_slow_and_st
 
 def test_a_job_that_is_given_up_is_kept_for_a_look_inside_until_a_person_releases_it(site: World) -> None:
     site.protect(restart={"maxRestarts": 0}, debugHold="1h")
-    job = gang(2)
-    (container,) = job["spec"]["template"]["spec"]["containers"]
-    container["command"] = ["/sentinel/hold", "--", *container["command"]]
-    path = site.create(job)
+    path = site.create(held(gang(2)))
     site.until(site.state("running"))
     pods = {pod["metadata"]["uid"] for pod in site.pods()}
     node = node_of(site.pods()[0])
@@ -353,3 +362,130 @@ def test_a_restart_keeps_off_nodes_on_which_what_the_pre_check_asks_about_is_not
     assert bad in site.admin.get(path)["metadata"]["annotations"]["sentinel.dev/kept-off"].split(",")
     (again,) = site.pods()
     assert node_of(again) != bad
+
+
+def own(site: World) -> "Object":
+    """An owner who gets no mails about other tests: of many at once he would get a digest."""
+    return {"emails": [f"{site.space}@example.com"]}
+
+
+def mail_of(site: World, number: str, stage: str) -> str:
+    """What the owner reads, once it is there."""
+    site.until(lambda: (number, stage) in told(site.server, site))
+    return " ".join(body(told(site.server, site)[number, stage][1], "plain").split())
+
+
+def test_a_rank_that_is_killed_for_memory_is_told_as_that_and_tried_again_at_the_cost_of_the_job(
+    site: World,
+) -> None:
+    site.protect(restart={"maxRestarts": 5, "maxJob": 1}, owner=own(site))
+    site.create(gang(2))
+    site.until(site.state("running"))
+    before = site.pods()
+    name = before[1]["metadata"]["name"]
+    site.kwok.end_pod(site.space, name, KILLED, "OOMKilled")
+    site.until(lambda: site.phases()[-1:] == ["Recovered"])
+    verdict = site.incident()["verdict"]
+    assert (verdict["failure"], verdict["cause"], verdict["rank"]) == ("host-oom", "host memory", 1)
+    assert "the kernel killed it because memory ran out" in verdict["sentence"]
+    assert f"Pod {site.space}/{name}" in "".join(verdict["evidence"])
+    assert "was OOM killed (exit code 137)" in "".join(verdict["evidence"])
+    assert site.record()["usedJob"] == 1
+    assert not uids(before) & uids(site.pods())
+    site.kwok.end_pod(site.space, site.pods()[0]["metadata"]["name"], KILLED, "OOMKilled")
+    site.until(site.state("error"))
+    site.until(lambda: site.phases()[-1:] == ["Exhausted"])
+    assert "All 1 restarts for job faults are used." in site.record()["sentence"]
+    for number, stage in (("0001", "started"), ("0002", "gave-up")):
+        assert "memory ran out" in mail_of(site, number, stage)
+
+
+@pytest.mark.parametrize(
+    ("step", "where"), [(41, "at step 45"), (None, "after 5 iterations")], ids=["named", "counted"]
+)
+def test_a_job_that_fails_three_times_at_one_place_without_a_newer_checkpoint_is_given_up(
+    site: World, step: int | None, where: str
+) -> None:
+    rule = {
+        "id": "our-epoch",
+        "pattern": "EPOCH DONE",
+        "failure": "activity:saved",
+    }  # such a line is told at once
+    site.protect(restart={"maxRestarts": 9}, owner=own(site), logRules=[rule])
+    path = site.create(held(gang(1)))
+    site.until(site.state("running"))
+    page, name = Page(site.controller), site.record()["name"]
+    reached = 5 if step is None else step + 4
+    nodes = [one["metadata"]["name"] for one in site.admin.items("/api/v1/nodes", labelSelector="rig=train")]
+    for number in range(3):
+        for node in nodes:
+            site.agents.ranks(node, Ranks(count=5, step=step, line="EPOCH DONE", anew=True))
+        site.until(lambda: page.number("job_iteration", job_name=name) == reached)
+        site.until(lambda number=number: len(verdicts(site, "train")) == number)  # type: ignore[misc]
+        site.agents.ranks(node_of(site.pods()[0]), Ranks(code=3))
+        site.until(lambda number=number: len(site.incidents()) == number + 1)  # type: ignore[misc]
+    site.until(site.state("error"))
+    site.until(lambda: site.phases()[-1:] == ["Failed"])
+    why = f"Not started again: it failed 3 times {where} with no newer checkpoint."
+    given_up = site.incidents()[-1]
+    assert (given_up["reason"], given_up["sentence"]) == ("NoProgress", why)
+    assert (site.record()["reason"], why in site.record()["sentence"]) == ("NoProgress", True)
+    assert (site.admin.get(path)["spec"]["suspend"], site.pods()) == (True, [])
+    assert site.record()["usedJob"] == 2
+    assert why in mail_of(site, "0003", "gave-up")
+    assert [stage for number, stage in told(site.server, site) if number == "0003"] == ["gave-up"]
+
+
+def test_a_line_that_ranks_on_several_nodes_print_is_one_incident_of_the_rank_that_was_first(
+    site: World,
+) -> None:
+    rule = {"id": "our-loader", "pattern": "LOADER [0-9]+ BROKE", "failure": "dataloader"}
+    site.protect(restart={"maxRestarts": 3}, logRules=[rule])
+    site.create(held(gang(3)))
+    site.until(site.state("running"))
+    pods = site.pods()
+    assert len({node_of(pod) for pod in pods}) == 3
+
+    def prints(rank: int, ago_s: float) -> None:
+        said = Ranks(line=f"LOADER {rank} BROKE", ago_s=ago_s, code=1, anew=True)
+        site.agents.ranks(node_of(pods[rank]), said)
+
+    site.kwok.daemon.freeze()  # no rank is stopped before all of them have told
+    try:
+        prints(0, ago_s=4.0)
+        site.until(site.incidents)
+        assert site.incident()["verdict"]["rank"] == 0
+        prints(2, ago_s=2.0)
+        prints(1, ago_s=30.0)
+        site.until(lambda: all(site.agents.spoke(node_of(pod)) for pod in pods))
+        for pod in pods:
+            site.agents.ranks(node_of(pod), None)
+    finally:
+        site.kwok.daemon.thaw()
+    site.until(lambda: site.phases()[-1:] == ["Recovered"])
+    verdict = site.incident()["verdict"]
+    assert (verdict["failure"], verdict["cause"], verdict["rank"]) == ("dataloader", "data", 1)
+    assert "LOADER 1 BROKE" in verdict["evidence"][0]
+    assert site.record()["usedJob"] == 1
+    assert len(site.pods()) == 3
+
+
+def test_a_rank_that_stops_while_another_waits_for_it_is_named_and_all_ranks_start_again(
+    site: World,
+) -> None:
+    asked = {"restart": {"maxRestarts": 3}, "startTimeout": "10m"}
+    site.protect(**asked, hang={"after": "3s"})
+    site.create(gang(2))
+    site.until(site.state("running"))
+    pods = site.pods()
+    for rank, pod in enumerate(pods):
+        site.agents.ranks(node_of(pod), Ranks(count=4 if rank == 1 else 5, anew=True))
+    site.until(site.incidents)
+    site.protect(**asked, hang={"after": "10m"})  # what they print after their start is all that they print
+    site.until(lambda: site.phases()[-1:] == ["Recovered"])
+    verdict = site.incident()["verdict"]
+    assert (verdict["symptom"], verdict["rank"], verdict["place"]) == ("hang", 1, node_of(pods[1]))
+    assert verdict["sentence"].startswith("Rank 1 has made no iteration for ")
+    assert "rank 1 stopped after 4 iterations, others reached 5" in verdict["evidence"]
+    assert len(site.pods()) == 2
+    assert not uids(pods) & uids(site.pods())

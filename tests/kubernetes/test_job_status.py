@@ -47,7 +47,9 @@ def test_a_reader_sees_all_jobs_and_the_story_of_one(
     controller: str, epoch: int, space: str, person: Callable[..., Person]
 ) -> None:
     rita = person("rita", "sentinel-reader")
-    hit = protected(space, "llama", state=JobState.QUEUED, incidents=2, incarnation=3, last_step=41)
+    hit = protected(
+        space, "llama", state=JobState.QUEUED, incidents=2, incarnation=3, last_step=41, steps_told=True
+    )
     first = an_incident(hit, 1, phase=Phase.RECOVERED, sentence="Stepping again from step 40.")
     open_ = an_incident(hit, 2, phase=Phase.PRECHECKING, sentence="No room for 8 ranks.")
     twin = protected(space, "llama", "job.batch")

@@ -196,6 +196,7 @@ def test_ranks_that_are_lost_together_are_told_of_once_and_in_the_order_of_what_
     assert len(notes(site, site.pods())) == 1
     first = before[incident["verdict"]["rank"]]
     assert len(notes(site, before)) == len(notes(site, [first])) == 1
+    assert str(notes(site, [first])).count(incident["verdict"]["sentence"]) == 1
     node = site.node(first["spec"]["nodeName"])
     assert len(notes(site, site.admin.items("/api/v1/nodes"))) == len(notes(site, [node])) == 1
 

@@ -107,6 +107,27 @@ def test_a_job_that_nothing_keeps_off_a_bad_node_waits_until_that_takes_no_pods_
     assert (len(site.incidents()), spent(site)) == (1, (1, 0))
 
 
+def test_a_job_whose_queue_is_full_waits_for_its_turn_and_no_start_of_it_has_failed(
+    site: World, begin: Callable[[type[Operator]], Operator]
+) -> None:
+    volcano = begin(Volcano)
+    assert isinstance(volcano, Volcano)
+    volcano.full = True
+    vanishes(site, ranks(site, volcano)[0])
+    site.until(in_phase(site, "Starting"))
+    site.until(lambda: site.incident()["sentence"] == "It waits for its turn in Volcano's queue gpus.")
+    volcano.full = False
+    site.until(in_phase(site, "Recovered"))
+    site.until(lambda: all_run(site, volcano))
+    reasons = [step["reason"] for step in site.incident()["steps"]]
+    assert [reason for reason in reasons if reason in ("Queued", "LetIn", "StartsAgain")] == [
+        "Queued",
+        "LetIn",
+    ]
+    assert site.admin.get(volcano.path)["status"]["retryCount"] == 1
+    assert (len(site.incidents()), spent(site)) == (1, (1, 0))
+
+
 def test_an_elastic_job_of_dlrover_is_stopped_and_started_by_writes_that_its_definition_takes(
     site: World, begin: Callable[[type[Operator]], Operator]
 ) -> None:

@@ -59,6 +59,8 @@ def a_job(**changes: Any) -> ProtectedJob:
         original_size=8,
         used_infrastructure=2,
         used_job=1,
+        best_step=12034,
+        steps_told=True,
         checkpoint=ProvedCheckpoint(step=12000, proof="saved checkpoint 12000", wall_s=OPENED_WALL_S - 300),
     )
     return structs.replace(job, **changes)
@@ -380,14 +382,14 @@ def but(verb: str, answer: bytes | None, only: int | None = None) -> Script:
 
 
 class Certificates:
-    """A CA of our own and a server certificate for 127.0.0.1."""
+    """A CA of our own and a server certificate for `host`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         ca = trustme.CA()
         self.ca_file = str(folder / "ca.pem")
         ca.cert_pem.write_to_path(self.ca_file)
         self.server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        ca.issue_cert("127.0.0.1").configure_cert(self.server)
+        ca.issue_cert(host).configure_cert(self.server)
 
 
 def closed_port() -> int:

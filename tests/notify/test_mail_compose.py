@@ -181,6 +181,17 @@ def test_a_restart_says_cause_rank_last_step_checkpoint_loss_and_budget():
         assert needed in html
 
 
+def test_of_a_log_that_names_no_steps_iterations_are_told_as_counted_and_never_as_a_step():
+    lost = Lost(steps=None, seconds=16.0, gpu_seconds=0.0, resumed_from=None)
+    mail = compose(
+        job=a_job(best_step=None, steps_told=False), incident=an_incident(failed_step=1125, lost=lost)
+    )
+    text = " ".join(body(parse(render(mail)), "plain").split())
+    assert "iterations: 1,125 since its start" in text
+    assert "steps repeated: unknown" in text
+    assert "last step" not in text
+
+
 def test_a_save_is_told_with_its_proof_or_the_lack_of_one():
     proved = an_incident(save=SaveResult(proved_by="saved checkpoint 12034", step=12034, took_s=4.0))
     assert dict(compose(proved, stage=Stage.STARTED).facts)["save"] == (

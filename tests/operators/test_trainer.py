@@ -2,6 +2,7 @@
 
 import pytest
 
+from sentinel.core.job.start import start
 from sentinel.core.job.stop import stop
 from sentinel.core.job.writes import Reason, Refusal
 from tests.kubernetes.driven import come_back
@@ -63,14 +64,16 @@ def test_the_trainers_webhooks_are_asked(trainer: Trainer) -> None:
 
 
 def test_what_the_table_says_of_trainjobs_holds(trainer: Trainer, kwok: Kwok) -> None:
-    """Stopped, and started where a label says; an edited size is found before a stop that would do nothing."""
-    trainer.admin.patch("/api/v1/nodes/operators-1", {"metadata": {"labels": {"pool": "healthy"}}})
+    """Stopped, kept off no node, and started; an edited size is found before a stop that would do nothing."""
     job = Living(trainer.admin, trainer.plane.namespace(), train_job())
     job.admin.apply([runtime()], namespace=job.space)
     job.create(3)
     job.stop()
-    job.start(hosts=("operators-0",), labels={"pool": "healthy"})
-    assert {one.node for one in job.running(3)} == {"operators-1"}
+    kept = start(job.seen(), hosts=("operators-0",))
+    assert isinstance(kept, Refusal)
+    assert kept.reason is Reason.LABEL_NEEDED
+    job.start()
+    job.running(3)
     job.admin.patch(job.path, {"spec": {"trainer": {"numNodes": 2}}})
     refused = stop(job.seen(), MARK)
     assert isinstance(refused, Refusal)

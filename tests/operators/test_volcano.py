@@ -1,5 +1,6 @@
 """Volcano's Job: stopped and started by commands, each start at the cost of a retry."""
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from sentinel.core.job.limits import limits
 from sentinel.core.job.stop import stop
 from sentinel.core.job.writes import Reason, Refusal
-from tests.kubernetes.driven import Driven, come_back
+from sentinel.util.documents import time_of
+from tests.kubernetes.driven import RECOVERED, Driven, come_back
 from tests.kubernetes.jobs_site import policy
 from tests.operators.conftest import Drive
 from tests.rig.api import ApiError, Object
@@ -107,6 +109,8 @@ def test_a_job_that_loses_a_rank_comes_back_by_commands_until_its_retries_are_us
     """Each recovery costs one of its retries, which is counted; where the next one would fail it, it waits as it is."""
     made = drive(job(maxRetry=2), 3)
     come_back([made], 137)
+    reasons = {step["reason"] for step in made.incidents()[0]["steps"]}
+    assert "Queued" not in reasons, "each start waits for the scheduler's next turn"
     assert [(own.used, own.left) for own in limits(made.seen())] == [(1, 0)]
     assert made.admin.get(made.path)["status"]["retryCount"] == 1
     made.lose(137)
@@ -134,6 +138,39 @@ def test_a_job_that_is_aborted_by_somebody_else_is_left_to_him(volcano: Volcano,
         "a pod may have gone before it was said why"
     )
     assert not made.record().get("usedInfrastructure", 0)
+    made.finish()
+
+
+def test_with_a_full_queue_a_recovery_waits_for_its_turn_at_no_further_retry(
+    volcano: Volcano, kwok: Kwok, drive: Drive
+) -> None:
+    """What it gives back is given to the job that waited. However long that runs, no start of the first one has failed:
+    each would cost one of its own retries."""
+    kwok.nodes("line", 6, capacity={"cpu": "1"})  # only the queue is full
+    queue = {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue", "metadata": {"name": "small"}}
+    volcano.admin.create(queue | {"spec": {"weight": 1, "reclaimable": False, "capability": {"cpu": "3"}}})
+    made = drive(job("line", queue="small"), 3)
+    made.begin(startTimeout="20s", precheck={"wait": "20s"})
+    made.until_state("running")
+    other = Flow(volcano, kwok.end_pod, job("line", queue="small"), 3, "volcano.sh/job-name=train")
+    other.admin.create(other.job)
+    until(lambda: phase("Pending")(other.now()), other.why)
+
+    def waits_since() -> float:
+        (told,) = made.incidents() or [{}]
+        found = [step for step in told.get("steps", []) if step["reason"] == "Queued"]
+        return time_of(found[0]["time"]) if found else 0.0
+
+    made.lose(137)
+    until(lambda: len(other.pods("Running")) == 3, other.why)
+    since_s = until(waits_since, made.story)
+    assert "It waits for its turn in Volcano's queue small" in made.incidents()[0]["sentence"], made.story()
+    until(lambda: time.time() > since_s + 25, made.story)  # longer than any of its times
+    assert made.way() == RECOVERED[:3], made.story()
+    other.end()
+    until(lambda: made.phases()[-1:] == ["Recovered"], made.story)
+    assert len(made.incidents()) == 1
+    assert made.admin.get(made.path)["status"]["retryCount"] == 1
     made.finish()
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tarfile
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -201,7 +201,7 @@ def test_its_bill_of_materials_names_every_package_and_library(tmp_path: Path) -
             assert f"pkg:pypi/{name.replace('_', '-').replace('.', '-').lower()}@{version}" in told
     names = {part.name for part in bill.components}
     assert "python" in names
-    assert any(name.startswith("libssl") for name in names)
+    assert any(one.startswith("pkg:deb/debian/libssl") for one in told), "by the package that brought it"
     assert not [name for name in names if "tk8" in name or "x11" in name], "not of what was left out"
 
 
@@ -291,11 +291,11 @@ WORK = "import os, signal, sys, time\nfrom sentinel.cli.first_process import sta
 
 
 @contextmanager
-def as_first(work: str, **options: Any) -> Iterator["subprocess.Popen[str]"]:
-    """A program that begins as process 1 of a namespace; what it prints."""
+def as_first(work: str, command: Sequence[str] = (), **options: Any) -> Iterator["subprocess.Popen[str]"]:
+    """A program, or this command, that begins as process 1 of a namespace; what it prints."""
     words = ["--pid", "--fork", "--kill-child"] + ([] if os.geteuid() == 0 else ["--user", "--map-root-user"])
-    command = ["unshare", *words, sys.executable, "-u", "-c", WORK + work]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
+    begun = ["unshare", *words, *(command or [sys.executable, "-u", "-c", WORK + work])]
+    process = subprocess.Popen(begun, stdout=subprocess.PIPE, text=True, **options)
     try:
         yield process
     finally:
@@ -348,6 +348,22 @@ signal.pause()
         os.kill(orphan, signal.SIGKILL)
         until(lambda: len(children(first(process))) == 1)
         assert process.poll() is None
+
+
+def test_the_command_itself_stands_before_its_work_as_the_first_process(tmp_path: Path) -> None:
+    """The image's entrypoint: a child does the work, and what it ends with is passed on."""
+    command = [sys.executable, "-c", contents.COMMAND, "agent", "--settings", str(tmp_path / "settings.yaml")]
+    head = {"apiVersion": "sentinel.dev/v1alpha1", "kind": "Settings"}
+    (tmp_path / "settings.yaml").write_text(
+        json.dumps({**head, "stateDir": str(tmp_path / "state"), "listen": ""})
+    )
+    with as_first("", command) as process:
+        until(lambda: children(process.pid) and children(first(process)))
+        (work,) = children(first(process))
+        until(lambda: list((tmp_path / "state").rglob("*")))
+        assert b"agent" in Path(f"/proc/{work}/cmdline").read_bytes().split(b"\0")
+        os.kill(first(process), signal.SIGTERM)
+        assert process.wait(120) == 0
 
 
 def test_control_c_reaches_the_work_once() -> None:

@@ -43,7 +43,7 @@ KILL_RANK = """\
 #!/bin/sh
 # kill-rank N: kills rank N of the job `train`, as a kernel that is short of memory does
 for each in $(grep -lsz '^CLUSTER={folder}$' /proc/[0-9]*/environ); do
-  grep -qsz "^JOB_COMPLETION_INDEX=$1\\$" "$each" && kill -9 "$(basename "$(dirname "$each")")"
+  if grep -qsz "^JOB_COMPLETION_INDEX=$1\\$" "$each"; then kill -9 "$(basename "$(dirname "$each")")"; fi
 done
 """
 HELP = """
@@ -91,10 +91,12 @@ def say(text: str) -> None:
 
 
 class Shown:
-    """What a person gets. `mails`: a server that takes them."""
+    """What a person gets. `mails`: a server that takes them. `controller`: more of these values of the chart."""
 
-    def __init__(self, rig: Rig, mails: MailServer) -> None:
-        self.rig, self._mails = rig, mails
+    def __init__(self, rig: Rig, mails: MailServer, **controller: Any) -> None:
+        self.rig, self._mails, self._controller = rig, mails, controller
+        self.nodes: dict[str, Node] = {}
+        self.values = rig.folder / "values.yaml"  # by which it is installed
         self._told = 0
         self._targets = rig.folder / "controllers.json"
         self.mail_folder = rig.folder / "mails"
@@ -109,18 +111,23 @@ class Shown:
         with ThreadPoolExecutor(REAL_NODES) as pool:
             names = [f"real-{n + 1}" for n in range(REAL_NODES)]
             made = pool.map(lambda name: Node(plane, name, images=[image]), names)
-            nodes = {node.name: node for node in made}
+            self.nodes = {node.name: node for node in made}
         say("helm install sentinel deploy/chart ...")
         self._install(plane)
         installed = Sentinel(plane, install=False)
-        installed.wait(*nodes.values())
+        installed.wait(*self.nodes.values())
         plane.admin.apply(POLICY, namespace="default")
         plane.admin.create(job("default", self.checkpoints, RANKS, STEPS, CLUSTER=str(self.rig.folder)))
         until(lambda: len(_running(plane)) == RANKS, "the job does not run")
+        self._prometheus_url = self._prometheus(plane)
+        return self.help(plane)
+
+    def help(self, plane: ControlPlane) -> str:
+        """With the nodes on which the job is now."""
         kill_rank = self.rig.folder / "kill-rank"
         kill_rank.write_text(KILL_RANK.replace("{folder}", str(self.rig.folder)))
         kill_rank.chmod(0o755)
-        busy, lost = (nodes[pod["spec"]["nodeName"]] for pod in _running(plane))
+        busy, lost = (self.nodes[pod["spec"]["nodeName"]] for pod in _running(plane))
         return HELP.format(
             reals=REAL_NODES,
             kubeconfig=plane.kubeconfig,
@@ -128,7 +135,7 @@ class Shown:
             helm=helm().path("helm"),
             sentinel=Path(sys.executable).with_name("sentinel"),
             page=f"http://{_leader(plane)}:9810/",
-            prometheus=self._prometheus(plane),
+            prometheus=self._prometheus_url,
             mails=self.mail_folder,
             says=self.rig.folder / "kernel-says",
             line="NVRM: Xid (PCI:0000:18:00): 79, pid=1234, name=python3, GPU has fallen off the bus.",
@@ -148,11 +155,10 @@ class Shown:
         mail = {"host": host, "port": port, "tls": "none", "admins": ["ops@example.com"]}
         values = {
             "image": {"repository": IMAGE.rpartition(":")[0]},
-            "controller": {"settings": {"mail": mail}},
+            "controller": {"settings": {"mail": mail}, **self._controller},
         }
-        path = self.rig.folder / "values.yaml"
-        path.write_text(yaml.safe_dump(values))
-        command = [helm().path("helm"), "install", "sentinel", REPO / "deploy/chart", "-f", path]
+        self.values.write_text(yaml.safe_dump(values))
+        command = [helm().path("helm"), "install", "sentinel", REPO / "deploy/chart", "-f", self.values]
         command += ["--namespace", NAMESPACE, "--create-namespace"]
         env = {**os.environ, "KUBECONFIG": str(plane.kubeconfig)}
         done = subprocess.run([str(word) for word in command], env=env, capture_output=True, text=True)

@@ -11,7 +11,7 @@ from tests.rig.processes import PATIENCE_S, Daemon
 
 STAGES = Path(__file__).with_name("stages.yaml")
 FAKE = "kwok.x-k8s.io/node"
-EXIT = "test-rig/exit"
+EXIT, REASON = "test-rig/exit", "test-rig/reason"
 GPU = "nvidia.com/gpu"
 WRITERS = 8
 CONDITIONS = [
@@ -107,9 +107,9 @@ class Kwok:
             if (name := node["metadata"]["name"]) in held and is_ready(node) and not shunned(node)
         ]
 
-    def end_pod(self, namespace: str, name: str, code: int) -> None:
-        """The containers of a fake pod end with this exit code."""
-        change = {"metadata": {"annotations": {EXIT: str(code)}}}
+    def end_pod(self, namespace: str, name: str, code: int, reason: str | None = None) -> None:
+        """The containers of a fake pod end with this exit code; `reason` says more of it (OOMKilled)."""
+        change = {"metadata": {"annotations": {EXIT: str(code), REASON: reason}}}
         self._plane.admin.patch(f"/api/v1/namespaces/{namespace}/pods/{name}", change)
 
     def remove(self, prefix: str) -> None:

@@ -117,6 +117,14 @@ def test_what_is_urgent_and_what_only_a_record_can_say() -> None:
     ]
 
 
+def test_that_a_rank_iterates_again_is_told_at_once_and_each_further_iteration_with_the_next_report() -> None:
+    def told(before: int, *steps: int) -> bool:
+        return is_urgent(report(checks=(), ranks=(rank(*steps, before=before),)))
+
+    assert [told(0, 91), told(6, 97), told(7, 98), told(0, *range(91, 100))] == [False, False, True, True]
+    assert [told(8, 99), told(9, *range(100, 110)), told(0)] == [False, False, False]
+
+
 def test_a_report_that_is_too_long_goes_in_pieces_and_the_ends_of_ranks_come_last() -> None:
     long = report(
         *(finding(f"XID {k}") for k in range(50)),

@@ -55,6 +55,7 @@ def job(**changes: object) -> ProtectedJob:
         "used_job": 1,
         "used_free": 1,
         "last_step": 41_200,
+        "steps_told": True,
         "best_step": 41_873,
         "checkpoint": ProvedCheckpoint(step=41_000, proof="saved checkpoint", wall_s=WALL_S - 7200),
         "boot_id": "boot-a",

@@ -7,6 +7,8 @@ from sentinel.core.health import Finding
 from sentinel.core.model import JobState, Launch, Phase, Placed, RankPlace
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
+from sentinel.status import job_show
+from sentinel.web import page
 from sentinel.web.view import (
     LOOP_LIMIT_S,
     MAX_EVENTS,
@@ -31,6 +33,18 @@ def test_the_jobs_pace_is_that_of_its_slowest_rank() -> None:
 def test_without_live_ranks_the_saved_record_speaks() -> None:
     view = build_view(samples.job(), now=samples.NOW, boot_id="boot-a")
     assert (view.step, view.step_ms, view.ratio, view.protector) == (41_200, None, None, None)
+
+
+def test_of_a_log_that_names_no_steps_it_is_shown_how_many_iterations_were_made() -> None:
+    rows = tuple(samples.rank_row(rank, step=None, iterations=104 - rank) for rank in range(2))
+    view = build_view(samples.job(steps_told=False), now=samples.NOW, ranks=rows)
+    assert (view.step, view.iterations) == (None, 104)
+    shown = page.page(view)
+    assert "Iterations since its start" in shown
+    assert ">Iterations<" in shown
+    lines = "\n".join(job_show.details(view, "nobody"))
+    assert "104 since its start" in lines
+    assert "STEPS" in lines
 
 
 def test_time_left_counts_this_and_earlier_incarnations_and_what_was_granted() -> None:

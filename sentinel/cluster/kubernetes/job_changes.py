@@ -30,7 +30,7 @@ class Changes(Struct, frozen=True):
         return Changes(
             edits=self.edits,
             of_pods=self.of_pods + 1,
-            started=self.started + bool(_has_run(after) - _has_run(before)),
+            started=self.started + bool(_begun(after) - _begun(before)),
             leaving=self.leaving + (_leaves(after) and not _leaves(before)),
             ended=self.ended + (_ended(after) and not _ended(before)),
         )
@@ -44,7 +44,7 @@ class Changes(Struct, frozen=True):
         return bool(self.edits or self.of_pods)
 
 
-def _has_run(pod: Pod | None) -> set[str]:
+def _begun(pod: Pod | None) -> set[str]:
     """Names of its containers; "": it as a whole."""
     if pod is None:
         return set()

@@ -18,7 +18,7 @@ from sentinel.cluster.kubernetes.job_io import carry_out, delete_pod
 from sentinel.cluster.kubernetes.job_ranks import ANSWER_S, JobRanks
 from sentinel.cluster.kubernetes.job_room import Rooms, pods_of
 from sentinel.cluster.kubernetes.job_sizing import Sizing
-from sentinel.cluster.kubernetes.job_waits import STOP_SLACK_S, Left, Waited
+from sentinel.cluster.kubernetes.job_waits import STOP_SLACK_S, InGroup, Left, Waited
 from sentinel.cluster.kubernetes.known_jobs import Known, Reading, started
 from sentinel.core.agents.orders import What
 from sentinel.core.health import Component
@@ -28,7 +28,16 @@ from sentinel.core.job.kinds import KeepOff
 from sentinel.core.job.look import failed_ranks, missing
 from sentinel.core.job.paths import Json, number, text
 from sentinel.core.job.resume import told
-from sentinel.core.job.state import Seen, behind_gates, in_line, keeps_off, names, standing, switched_on
+from sentinel.core.job.state import (
+    Seen,
+    behind_gates,
+    in_line,
+    keeps_off,
+    names,
+    standing,
+    switched_on,
+    ungrouped,
+)
 from sentinel.core.job.writes import Plan, Reason, Refusal
 from sentinel.core.model import Launch, ProtectedJob
 from sentinel.util.errors import PermanentError, TemporaryError
@@ -186,7 +195,7 @@ class JobCluster(JobRanks):
             if error.reason == Reason.ENDED:
                 await self._ends_well(job, known)
             raise
-        waited, queued = Waited(), False
+        waited, queued, in_group = Waited(), False, InGroup()
         while down := missing(started(known, reading.seen), size):
             if why := job_stop.failed(reading.seen):
                 if failed_ranks(started(known, reading.seen)):
@@ -194,7 +203,8 @@ class JobCluster(JobRanks):
                 raise PermanentError(why, Reason.ENDED)
             await self._turn(known, reading.changes, all_may_run(down))
             reading = await self._patiently(lambda: self._reading(known))
-            waits = in_line(reading.seen) or behind_gates(reading.seen)
+            group = in_group.lasts(ungrouped(reading.seen))
+            waits = in_line(reading.seen) or behind_gates(reading.seen) or group
             if bool(waits) is not queued:
                 queued, waited = bool(waits), Waited()
                 self._rooms.kept(job)

@@ -20,7 +20,7 @@ from sentinel.core.job.owned_pods import stand_in
 from sentinel.core.job.paths import Json, controller, text
 from sentinel.core.job.ranks import selector
 from sentinel.core.job.resume import map_name
-from sentinel.core.job.state import Seen, named_queue
+from sentinel.core.job.state import Seen, living, named_queue
 from sentinel.core.job.writes import Plan, Verb, Write
 
 log = structlog.get_logger(__name__)
@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 PODS_PAGE = 500
 ABSENT_S = 30.0  # Kueue that is not installed is not looked for again so long
 WORKLOADS = Resource("kueue.x-k8s.io", "v1beta1", "workloads")
+POD_GROUPS = Resource("scheduling.volcano.sh", "v1beta1", "podgroups")
 JOB_UID = "kueue.x-k8s.io/job-uid"
 PODS_OWN = "Pod"  # an owner of an unknown kind is read where it is a pod itself
 JOBS = Resource("batch", "v1", "jobs")
@@ -114,6 +115,7 @@ async def read(client: Client, queues: Queues, ref: JobRef, ranks: int = 0, gpus
         pods=tuple(found),
         children=tuple(await _children(client, ref)),
         workload=workload,
+        pod_group=await _pod_group(client, ref, job, found),
         config_map=await _config_map(client, ref, job),
         kueue=kueue,
     )
@@ -140,6 +142,19 @@ async def _children(client: Client, ref: JobRef) -> list[Json]:
         return []
     found = await _labelled(client, JOBS, ref.namespace, "")
     return [one for one in found if controller(one).get("uid") == ref.uid]
+
+
+async def _pod_group(client: Client, ref: JobRef, job: Json, pods: list[Json]) -> Json | None:
+    """Named after the job and its uid, before Volcano v1.5 after the job alone. None too where it may not be read: then
+    it is not known that its job waits in a queue, and it is taken for one that does not come up."""
+    if not ref.row.pod_group or living(tuple(pods)) or text(job, ref.row.phase) != "Pending":
+        return None
+    for name in (f"{ref.name}-{ref.uid}", ref.name):
+        with contextlib.suppress(NotFound, Forbidden):
+            group = await client.get(POD_GROUPS.path(ref.namespace, name), dict)
+            if controller(group).get("uid") == ref.uid:
+                return group
+    return None
 
 
 async def _config_map(client: Client, ref: JobRef, job: Json) -> Json | None:

@@ -283,6 +283,11 @@ class JobLooks:
     async def _judge_running(self, name: str, tracked: Tracked, seen: Look, read: Seen) -> bool:
         controller = self._controller
         picture = controller.pictures[name]
+        done = [rank for rank in seen.done if rank not in picture.exits]
+        if done:  # a start brings them up no more
+            controller.ended(name, _well(picture.job, done), self._report())
+            if picture.job.state.final:
+                return False
         if seen.withdrawn:
             self._cluster.vacate(name)
             controller.withdrawn(name, "Stopped", seen.withdrawn)
@@ -402,6 +407,11 @@ def _may_succeed(tracked: Tracked, exits: Sequence[RankExit]) -> bool:
         return False
     tracked.due_mono_s = until_s
     return True
+
+
+def _well(job: ProtectedJob, ranks: Sequence[int]) -> list[RankExit]:
+    at_s = system_now().mono_s
+    return [RankExit(rank=rank, incarnation=job.incarnation, at_s=at_s, code=0) for rank in ranks]
 
 
 def _deleted(gone: RankExit) -> bool:

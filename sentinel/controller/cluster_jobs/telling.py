@@ -44,7 +44,8 @@ class JobTelling:
             return
         node, pod = found
         warning = began or event.warning
-        what = f"{incident.verdict.sentence} {event.sentence}" if began else event.sentence
+        said = incident.verdict.sentence
+        what = f"{said} {event.sentence}" if began and said not in event.sentence else event.sentence
         if pod.pod:  # of a rank that was lost while nobody led the name may not be known
             about_pod = About("v1", "Pod", pod.pod, pod.uid, pod.namespace)
             self._events.tell(about_pod, event.reason, what, warning=warning)

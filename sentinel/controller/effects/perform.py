@@ -197,7 +197,7 @@ class Performer:
         await self._node.drain(job.name)
         if picture.failed_exits:
             picture.stuck = await self._cluster.stuck(job.name, incident.incarnation)
-        return StopEnded(self._plan(picture, incident), stacks, picture.timing.last_step)
+        return StopEnded(self._plan(picture, incident), stacks, picture.reached)
 
     def _plan(self, picture: JobPicture, incident: Incident) -> Plan:
         """Decided only now: the whole evidence (every exit, every log to its end) is on the table."""
@@ -206,7 +206,7 @@ class Performer:
         seen = verdict.symptom == Symptom.RANK_LOST and picture.failed_exits and not incident.paid
         if incident.kind == IncidentKind.FORCED and seen:
             verdict = picture.verdict(now)
-        return budget.plan(picture.job, incident, verdict, picture.timing.last_step, now)
+        return budget.plan(picture.job, incident, verdict, picture.reached, now)
 
     async def _start(self, picture: JobPicture, incident: Incident) -> Event:
         room = await self._cluster.room(picture.job, incident.size, incident.excluded, starts=True)

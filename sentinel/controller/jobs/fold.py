@@ -261,11 +261,13 @@ class Controller:
 
     def _note_log_problem(self, picture: JobPicture, rank: RankReport) -> None:
         """A log that was truncated is read on a moment later: only an event still tells of it."""
-        key = f"log:{rank.rank}:{rank.log_problem}"
-        if rank.log_problem not in ("", "not there yet") and key not in picture.told:
+        if problem := picture.log_problem(rank, self._clock()):
+            self._tell_log_problem(picture, rank.rank, problem)
+
+    def _tell_log_problem(self, picture: JobPicture, rank: int, problem: str) -> None:
+        if (key := f"log:{rank}:{problem}") not in picture.told:
             picture.told.add(key)
-            text = f"The log of rank {rank.rank}: {rank.log_problem}."
-            self._event(picture.job, "LogProblem", text, warning=True)
+            self._event(picture.job, "LogProblem", f"The log of rank {rank}: {problem}.", warning=True)
 
     def _fold_match(self, match: LogMatch) -> set[str]:
         """The jobs that it is about."""
@@ -389,9 +391,10 @@ class Controller:
                     warning=after.phase in (Phase.FAILED, Phase.EXHAUSTED, Phase.KEPT_RUNNING),
                 )
             )
-        step = picture.timing.last_step if picture.timing.steps_told else None
+        step = picture.timing.last_step
         if step is not None and job.incarnation == picture.job.incarnation:
-            job = structs.replace(job, last_step=step, best_step=max(step, job.best_step or 0))
+            best = max(step, job.best_step or 0) if job.steps_told else step
+            job = structs.replace(job, last_step=step, best_step=best, steps_told=True)
         held = picture.job, picture.incident, dict(self._quarantines)
         started_new = job.incarnation != picture.job.incarnation
         picture.job = job = picture.with_end(job, self._clock())
@@ -462,6 +465,8 @@ class Controller:
     def _look_after(self, picture: JobPicture) -> None:
         fast = picture.was_fast and picture.job.fast_incarnation != picture.job.incarnation
         self._record_progress(picture, force=fast)
+        for rank in picture.logs_missed(self._clock()):
+            self._tell_log_problem(picture, rank, "vanished")
         for looks in self._looks:
             looks.look_after(picture)
         self._degrade(picture, blindness.degraded(picture, self._clock()))

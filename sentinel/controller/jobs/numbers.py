@@ -71,7 +71,7 @@ def _running(told: JobNumbers, picture: JobPicture, last_at_s: float | None, now
     hardware = [took_ms for rank in timing.ranks.values() if (took_ms := rank.hardware_ms) is not None]
     return structs.replace(
         told,
-        iteration=timing.last_step,
+        iteration=picture.reached,
         iteration_wall_s=None if last_at_s is None else round(now.wall_s - now.mono_s + last_at_s, 1),
         step_ms=timing.step_ms,
         hardware_ms=max(hardware, default=None),

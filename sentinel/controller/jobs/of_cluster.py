@@ -314,7 +314,7 @@ class JobsController(Controller):
             return None
         if not self._holds(job.name, [gone.rank for gone in picture.failed_exits]):
             return None
-        now, step = self._clock(), picture.timing.last_step
+        now, step = self._clock(), picture.reached
         plan = budget.plan_after_stop(job, picture.verdict(now), step, now)
         return None if plan.restart else plan
 

@@ -33,7 +33,7 @@ def open_incident(picture: JobPicture, decision: Open, now: Now, boot_id: str) -
         key=decision.key,
         refusals=before.incident.refusals + 1 if before is not None else 0,
         bad_steps=decision.bad_steps,
-        failed_step=picture.timing.last_step if picture.timing.last_step is not None else job.last_step,
+        failed_step=picture.reached if picture.reached is not None else job.last_step,
     )
     if decision.verdict.symptom == Symptom.HANG:
         incident = _with_looks(picture, incident)
@@ -119,7 +119,7 @@ def tell(job: ProtectedJob, incident: Incident, now: Now) -> str:
     if incident.phase == Phase.RECOVERED and incident.verdict.symptom != Symptom.FIRST_START:
         return recovered_sentence(job, incident, now)
     line = f"{incident.id} {incident.phase.value}: {incident.sentence}"
-    if incident.phase == Phase.STOPPING and incident.failed_step is not None:
+    if incident.phase == Phase.STOPPING and incident.failed_step is not None and job.steps_told:
         line += f" Last step {incident.failed_step}."
     return line
 
@@ -130,7 +130,7 @@ def recovered_sentence(job: ProtectedJob, incident: Incident, now: Now) -> str:
     parts = [f"{incident.id} recovered: {verdict.sentence}", f"Cause: {verdict.cause.value}."]
     if verdict.who is not None:
         parts.append(f"Rank {verdict.who}.")
-    if incident.failed_step is not None:
+    if incident.failed_step is not None and job.steps_told:
         parts.append(f"Last step {incident.failed_step}.")
     if lost is not None:
         if lost.resumed_from is not None:

@@ -6,11 +6,11 @@ from msgspec import structs
 
 from sentinel.core.decision.diverged import KEY as DIVERGED
 from sentinel.core.health import Finding
-from sentinel.core.model import Incident, Pace, ProtectedJob, Symptom, Verdict
+from sentinel.core.model import Incident, Pace, Phase, ProtectedJob, Symptom, Verdict
 from sentinel.core.now import Now
 from sentinel.core.recovery.events import EndRequested
 from sentinel.core.recovery.move_again import Refused, refused
-from sentinel.core.reports import LOSS_LOST, LOSS_SOUND, NORM_LOST, LogMatch, RankExit
+from sentinel.core.reports import LOSS_LOST, LOSS_SOUND, NORM_LOST, LogMatch, RankExit, RankReport
 from sentinel.core.stacks.flight_record import Stuck
 from sentinel.core.timing.job_timing import JobTiming, TimingSignal
 from sentinel.core.triage.case import Struck
@@ -18,6 +18,7 @@ from sentinel.core.triage.verdict import FailureClass, triage
 
 KEPT_MATCHES = 400
 TOLD_AGAIN = 3  # times that a lost loss is news again in one incarnation
+LOG_GONE_S = 10.0  # with a pod its log goes; that its rank has ended is known by then
 KEPT_PACE = 20  # iterations before an incident, and as many at its end
 
 
@@ -66,6 +67,7 @@ class JobPicture:
         self.silent_since_s: float | None = None  # last iteration of the incarnation before the running one
         self.lost_s = 0.0  # of its run time: see lost_run_s
         self.stuck: Stuck | None = None  # what the flight recorders of its ranks told when they had ended
+        self.logs_gone: dict[int, float] = {}  # by rank: since when its log is gone (monotonic)
         self.told: set[str] = set()  # keys of what this incarnation's owner was told
         # A whole window of this incarnation was within the thresholds, as a predecessor may have seen.
         self.was_fast: bool = 0 < job.incarnation == job.fast_incarnation
@@ -80,6 +82,7 @@ class JobPicture:
         self.sound_again = 0
         self.alive.clear()
         self.pids.clear()
+        self.logs_gone.clear()
         self.told.clear()
         self.stuck = None
         self.succeeded_as = ""
@@ -199,14 +202,45 @@ class JobPicture:
     def with_progress(self) -> ProtectedJob:
         """The job's record with what was learnt of it since: last step, baseline."""
         job, step, learnt = self.job, self.timing.last_step, self.timing.baseline()
+        if step is not None:
+            best = max(step, job.best_step or 0) if job.steps_told else step
+            job = structs.replace(job, last_step=step, best_step=best, steps_told=True)
         return structs.replace(
             job,
-            last_step=step if step is not None else job.last_step,
-            best_step=max(step, job.best_step or 0) if step is not None else job.best_step,
             baseline_ms=learnt[0] if learnt else job.baseline_ms,
             baseline_ratio=learnt[1] if learnt else job.baseline_ratio,
             fast_incarnation=job.incarnation if self.was_fast else job.fast_incarnation,
         )
+
+    def log_problem(self, report: RankReport, now: Now) -> str:
+        """What its log misses, in a word; "": nothing, as far as is known. One that has vanished may belong to a pod
+        that ends: `logs_missed` tells.
+        """
+        if report.incarnation != self.job.incarnation:
+            return ""
+        if report.log_problem == "vanished":
+            self.logs_gone.setdefault(report.rank, now.mono_s)
+            return ""
+        self.logs_gone.pop(report.rank, None)
+        return "" if report.log_problem == "not there yet" else report.log_problem
+
+    def logs_missed(self, now: Now) -> list[int]:
+        """The ranks that run on though their logs have vanished."""
+        if self.incident is not None and self.incident.phase is Phase.STOPPING:
+            return []
+        gone = [rank for rank, since_s in self.logs_gone.items() if now.mono_s - since_s >= LOG_GONE_S]
+        return [rank for rank in gone if rank in self.alive]
+
+    @property
+    def steps_told(self) -> bool:
+        """Do its logs name steps, whether or not the present start has come to one?"""
+        return self.timing.steps_told or self.job.steps_told
+
+    @property
+    def reached(self) -> int | None:
+        """The last step; where its logs name none how many iterations this start has made, which only starts from the
+        same checkpoint have in common."""
+        return self.timing.last_step if self.steps_told else self.timing.made
 
     @property
     def places(self) -> frozenset[str]:
@@ -226,7 +260,13 @@ class JobPicture:
             matches=self.matches,
             findings=self.findings,
             signal=signal,
-            last_steps={rank: timing.last_step for rank, timing in self.timing.ranks.items()},
+            # What one rank calls its steps is not compared with what is counted of another.
+            last_steps={
+                rank: timing.last_step if timing.steps_told is self.steps_told else None
+                for rank, timing in self.timing.ranks.items()
+            },
+            steps_told=self.steps_told,
+            run_s=self.job.run_time_s(now),
             rank_entities=self.entities,
             rank_pids=self.pids,
             # On a cluster one pid is that of a process on each of its nodes.

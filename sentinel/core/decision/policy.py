@@ -29,7 +29,7 @@ from sentinel.core.recovery.budget import spent_budget
 from sentinel.core.recovery.events import DeadlinePassed, EndRequested, Event, Fault, JobFinished, Progressed
 from sentinel.core.recovery.move_again import Refused
 from sentinel.core.recovery.moves import Terms
-from sentinel.core.reports import LogMatch
+from sentinel.core.reports import MOVES, PACED, LogMatch
 from sentinel.core.timing import slowdown
 from sentinel.core.timing.job_timing import TimingSignal
 
@@ -38,6 +38,7 @@ MOVES_FOR_PERFORMANCE = 2  # in 24 h
 MOST_SLOWDOWNS = (
     3  # told of an incarnation: whose work grows by plan, or who is slow again and again, is known for it
 )
+PACE_S = 10.0  # longest wait for iterations that show the pace of a job that is well again
 UNTOLD_STEPS = 20  # iterations without a step number after which the loss is told without one
 ENDED_BY_SAVE = "EndedBySave"  # reason of the recovery of ranks that a signal to save has ended
 
@@ -150,7 +151,7 @@ def _decide_in_incident(picture: JobPicture, incident: Incident, now: Now) -> De
     )
     if running and picture.failed_exits and picture.job.incarnation == incident.incarnation:
         verdict = picture.verdict(now)
-        event = Fault(verdict, picture.timing.last_step)
+        event = Fault(verdict, picture.reached)
         return _feed(incident, "RankLost", verdict.sentence, event)
     # Ranks that end while they save are judged by the save, ranks that end while they start by the start.
     waits: Decision = Nothing("InProgress", f"The recovery is in phase {incident.phase.value}.")
@@ -182,21 +183,21 @@ def _verify(picture: JobPicture, incident: Incident, now: Now) -> Decision:
         restarts = signal.symptom == Symptom.HANG and picture.job.policy.hang.action == "RestartAndAlert"
         if restarts and not signal.doubt:
             verdict = picture.verdict(now, signal)
-            return Feed("Hang", verdict.sentence, Fault(verdict, timing.last_step))
+            return Feed("Hang", verdict.sentence, Fault(verdict, picture.reached))
     if len(picture.alive) < picture.job.size - len(picture.exits):
         return Nothing("InProgress", "Not all ranks are up.")
     since = incident.opened_mono_s
     if picture.silent_since_s is not None and incident.verdict.symptom != Symptom.RETRY:
         since = picture.silent_since_s
     since_fault_s = now.mono_s - since
-    first = timing.first_step if timing.steps_told else None
-    if timing.has_timing or timing.hang.timed_before or picture.job.best_step is not None:
-        # One iteration may be a left-over line; two show that iterations move.
+    first = timing.first_step
+    iterated = picture.job.best_step is not None or incident.failed_step is not None
+    if timing.has_timing or timing.hang.timed_before or iterated:
         count = max((rank.count for rank in timing.ranks.values()), default=0)
-        # A log that named its steps before names them again: only then is the loss known.
-        if count < 2 or (
-            picture.job.best_step is not None and not timing.steps_told and count < UNTOLD_STEPS
-        ):
+        # A log that named its steps before names them again: only then is the loss known. Of one that names none the
+        # pace is waited for a moment, which is all that it can tell.
+        least = MOVES if timing.steps_told or now.mono_s - incident.phase_mono_s >= PACE_S else PACED
+        if count < (UNTOLD_STEPS if picture.job.steps_told and not timing.steps_told else least):
             return Nothing("InProgress", "Waits for iterations to move.")
         return Feed("Recovered", "", _progressed(picture, incident, first, since_fault_s))
     if now.mono_s - incident.phase_mono_s < picture.job.policy.verify_after_s:
@@ -208,7 +209,8 @@ def _progressed(
     picture: JobPicture, incident: Incident, first: int | None, since_fault_s: float
 ) -> Progressed:
     job = picture.job
-    undone = [step for step in (incident.failed_step, incident.top_step) if step is not None]
+    # What was counted of an earlier start is no step.
+    undone = [s for s in (incident.failed_step, incident.top_step) if s is not None and job.steps_told]
     failed = max(undone, default=None)
     resumed = max(0, first - 1) if first is not None else None
     steps = max(0, failed - resumed) if failed is not None and resumed is not None else None
@@ -291,7 +293,7 @@ def _decide_lost_loss(picture: JobPicture, told: LogMatch, now: Now) -> Decision
     policy, reason, then = picture.job.policy, "LossNotANumber", ""
     if policy.nan_loss.action == "RestartAndAlert" and policy.mode != "observe" and not picture.finished:
         verdict = diverged.diverged(told, picture.failures, ended=False)
-        refusal = diverged.refusal(picture.job, told, verdict, picture.timing.last_step, now)
+        refusal = diverged.refusal(picture.job, told, verdict, picture.reached, now)
         if not refusal:
             then = (
                 f"The job is restarted, to resume from a checkpoint of step {told.good_step} or an older one."

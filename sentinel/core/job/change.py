@@ -3,10 +3,10 @@
 A draft is a copy that is edited in place; the patch is what then differs from the object that was read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from sentinel.core.job.kinds import JobKind, KeepOff, Role
-from sentinel.core.job.paths import Json, annotate, annotation, number, read, rows, text, write
+from sentinel.core.job.paths import Json, annotate, number, read, rows, text, write
 from sentinel.core.job.state import (
     CHOSEN_LAST,
     KEPT_OFF,
@@ -20,7 +20,6 @@ from sentinel.core.job.state import (
 from sentinel.core.job.writes import Reason, Refusal, listed, title
 
 HOSTNAME = "kubernetes.io/hostname"
-SELECTED = "sentinel.dev/node-selector"  # the labels that Sentinel asks for: key=value,…
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 MOST_WEIGHT = 100  # of a preference
@@ -152,13 +151,11 @@ def keep_off(
     how: KeepOff,
     draft: Json,
     hosts: Sequence[str],
-    labels: Mapping[str, str],
     last: Sequence[str] = (),
 ) -> Refusal | None:
     """Its new pods are kept off `hosts` (values of the label kubernetes.io/hostname), and off no others any more.
 
-    `labels`: node labels that each wanted node has and none of `hosts`, for kinds that know nothing else. `last`: hosts
-    that its pods get only where there is no other room; of a kind that cannot say so it means nothing.
+    `last`: hosts that its pods get only where there is no other room; of a kind that cannot say so it means nothing.
     """
     prefers = how not in (KeepOff.NONE, KeepOff.SELECTOR) and (last or chosen_last(draft))
     if not hosts and not kept_off(draft) and not prefers:
@@ -169,7 +166,7 @@ def keep_off(
             f"{title(draft)}: nothing in a {row.kind} can keep its pods off {listed(sorted(hosts))}.",
         )
     if how is KeepOff.SELECTOR:
-        return _select(row, draft, hosts, labels)
+        return _no_label(row, draft, hosts) if hosts else None
     avoid_in(draft, changeable(row, draft), hosts, last)
     return None
 
@@ -258,30 +255,12 @@ def _without(term: Json, ours: Json) -> Json:
     return {name: value for name, value in kept.items() if value}
 
 
-def _select(row: JobKind, draft: Json, hosts: Sequence[str], labels: Mapping[str, str]) -> Refusal | None:
-    if hosts and not labels:
-        return Refusal(
-            Reason.LABEL_NEEDED,
-            f"{title(draft)}: a {row.kind} knows node selectors only: without a label that other nodes have and "
-            f"{listed(sorted(hosts))} not, nothing keeps it off.",
-        )
-    for group in groups_of(row, draft):
-        if group.role is not Role.RANK:
-            continue
-        overrides = rows(draft, row.overrides)
-        own = next((one for one in overrides if rows(one, "targetJobs") == [{"name": group.name}]), None)
-        if own is None:
-            own = {"targetJobs": [{"name": group.name}]}
-            overrides.append(own)
-        before = dict(pair.partition("=")[::2] for pair in annotation(draft, SELECTED).split(",") if pair)
-        kept = {k: v for k, v in (read(own, "nodeSelector") or {}).items() if before.get(k) != v}
-        own["nodeSelector"] = {**kept, **(labels if hosts else {})}
-        if not own["nodeSelector"]:
-            del own["nodeSelector"]
-        write(draft, row.overrides, [one for one in overrides if set(one) != {"targetJobs"}] or None)
-    annotate(draft, SELECTED, ",".join(f"{k}={v}" for k, v in sorted(labels.items())) if hosts else "")
-    annotate(draft, KEPT_OFF, ",".join(sorted(set(hosts))))
-    return None
+def _no_label(row: JobKind, draft: Json, hosts: Sequence[str]) -> Refusal:
+    return Refusal(
+        Reason.LABEL_NEEDED,
+        f"{title(draft)}: a {row.kind} knows node selectors only: without a label that other nodes have and "
+        f"{listed(sorted(hosts))} not, nothing keeps it off.",
+    )
 
 
 def started(job: Json) -> bool:

@@ -138,11 +138,11 @@ class JobKind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     size_edit_blocks: bool = False  # a stop is not carried out while `size` differs from what runs
     workload_queues: bool = False  # Kueue owns `suspend` of those that it admits
     gated_queues: bool = False  # Kueue holds back their pods, and fixes what their templates ask for
+    pod_group: bool = False  # Volcano makes their pods when its queue lets in their PodGroup
 
     # changing
     keep_off: KeepOff = KeepOff.NONE
     untouched: tuple[str, ...] = ()  # groups whose template is not changed
-    overrides: str = ""  # a list of {targetJobs, nodeSelector} that is laid over the templates
     resize: Resize = Resize.FIXED
     elastic: str = ""  # of several groups of ranks the one whose size changes
 
@@ -232,7 +232,6 @@ def _misfits(row: JobKind) -> list[str]:
             row.resize in (Resize.FIXED, Resize.RECREATE) or any(g.size for g in row.groups),
             "no size to change",
         ),
-        (row.keep_off is not KeepOff.SELECTOR or row.overrides, "keepOff selector needs overrides"),
         (
             row.keep_off not in (KeepOff.TEMPLATE, KeepOff.STOPPED, KeepOff.UNSTARTED)
             or any(g.templates for g in row.groups),

@@ -42,6 +42,7 @@ class Look(Struct, frozen=True, kw_only=True):
     withdrawn: str  # why it is stopped, where somebody else than Sentinel stopped it
     asks_for_start: bool  # it was created suspended, for Sentinel to check and start
     ended: tuple[tuple[int, PodEnd], ...]  # by rank: since the incarnation began
+    done: tuple[int, ...]  # ranks that had ended well before it began, for good
     replaced: bool  # every rank runs, some of them not in the pods that are known
     renewed: bool  # none of them in a pod that is known: its operator has started all of them again
     pods: int  # of ranks that there are
@@ -71,6 +72,7 @@ def look(
     if seen.row.fallback and len(found) > size:
         now = structs.replace(now, size=len(found))
     up = all_up(seen, now.size or size)
+    done = done_for_good(seen, list(found.values()))
     ended = []
     for rank, place in sorted(places.items()):
         pod = by_uid.get(place.uid)
@@ -91,6 +93,7 @@ def look(
         withdrawn=_withdrawn(seen, now),
         asks_for_start=claimed(seen, now),
         ended=tuple(ended),
+        done=_done_before(done, places, size, {rank: by_uid[one.uid] for rank, one in found.items()}),
         replaced=up and bool(places) and other,
         renewed=up and bool(places) and other and not stays,
         pods=len(found),
@@ -101,6 +104,21 @@ def look(
         notes=table(seen.job, "metadata.annotations"),
         remarks=remarks(seen, asked),
     )
+
+
+def _done_before(
+    done: set[int], places: Mapping[int, Place], size: int, pods: Mapping[int, Json]
+) -> tuple[int, ...]:
+    """Those of `done` that are of the incarnation of `size` ranks and ended well before it began. Where they would be
+    too many, their numbers are others' (of a Job with more completions than pods at a time)."""
+    ours = {place.uid for place in places.values()}
+    before = {
+        rank
+        for rank in done - places.keys()
+        if rank < size
+        and (rank not in pods or (_stays(pods[rank]) and text(pods[rank], "metadata.uid") not in ours))
+    }
+    return tuple(sorted(before)) if len(before | places.keys()) <= size else ()
 
 
 def _stays(pod: Json) -> bool:

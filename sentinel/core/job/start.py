@@ -1,9 +1,9 @@
-"""Starting a job that was stopped, changing its size, and keeping it off nodes: the writes, or why not. Pure."""
+"""Starting a job that was stopped, also with another size, and keeping it off nodes: the writes, or why not. Pure."""
 
 from collections.abc import Mapping, Sequence
 
 from sentinel.core.job.change import avoid_in, changeable, keep_off, set_size, started
-from sentinel.core.job.kinds import Finished, KeepOff, Means, Resize
+from sentinel.core.job.kinds import Finished, KeepOff, Means
 from sentinel.core.job.paths import Json, annotate, annotation, controller, copied, read, table, text, write
 from sentinel.core.job.ranks import ended_early
 from sentinel.core.job.resume import NOTHING, annotate_pods, write_map
@@ -47,8 +47,6 @@ from sentinel.core.job.writes import (
     title,
 )
 
-NO_LABELS: Mapping[str, str] = {}
-
 
 def begin(
     seen: Seen, size: int, hosts: Sequence[str], told: Mapping[str, str], last: Sequence[str]
@@ -65,11 +63,10 @@ def start(
     size: int | None = None,
     hosts: Sequence[str] = (),
     last: Sequence[str] = (),
-    labels: Mapping[str, str] = NO_LABELS,
     told: Mapping[str, str] = NOTHING,
 ) -> Plan | Refusal:
     """Start what Sentinel stopped, or what its owner asks Sentinel to start: with `size` pods of ranks, off `hosts`, in
-    as few writes as the kind allows. `hosts`, `last`, `labels`: see change.py; `told`: what its program shall know of
+    as few writes as the kind allows. `hosts`, `last`: see change.py; `told`: what its program shall know of
     the restart, see resume.py.
     """
     now = standing(seen)
@@ -86,7 +83,7 @@ def start(
     if (used := retries_used(seen)) is not None:
         return used
     draft = copied(seen.job)
-    above = _prepared(seen, draft, size, hosts, labels, told, last)
+    above = _prepared(seen, draft, size, hosts, told, last)
     if isinstance(above, Refusal):
         return above
     annotate(draft, ENDED_BEFORE, _ended_before(seen))
@@ -119,14 +116,13 @@ def _prepared(
     draft: Json,
     size: int | None,
     hosts: Sequence[str],
-    labels: Mapping[str, str],
     told: Mapping[str, str],
     last: Sequence[str] = (),
 ) -> list[Write] | Refusal:
     """Edit the draft; the writes that come before it."""
     row, asked = seen.row, standing(seen).size
     if size is not None and asked is not None and size != asked:  # else its size stands elsewhere, and stays
-        refused = _resize_refused(seen) or set_size(row, draft, size)
+        refused = never_changes(seen) or set_size(row, draft, size)
         if refused is not None:
             return refused
     above = write_map(seen.job, seen.config_map, told)
@@ -138,7 +134,7 @@ def _prepared(
     if row.keep_off is KeepOff.CHILDREN:
         children = _children_changed(seen, hosts, told, last)
         return children if isinstance(children, Refusal) else [*above, *children]
-    if (refused := keep_off(row, keeps_off(seen), draft, hosts, labels, last)) is not None:
+    if (refused := keep_off(row, keeps_off(seen), draft, hosts, last)) is not None:
         return refused
     annotate_pods(changeable(row, draft), told)
     return above
@@ -223,23 +219,12 @@ def settle(seen: Seen) -> Plan:
     return Plan(writes=(*above, *patch(seen.job, draft, seen.row.plural)), sentence="It runs already.")
 
 
-# ---------------------------------------------------------------- size, nodes
-
-
-def resize(seen: Seen, size: int) -> Plan | Refusal:
-    """So many pods of ranks, in one patch. It is not started by this."""
-    now = standing(seen)
-    if now.over:
-        return over(seen, now)
-    draft = copied(seen.job)
-    refused = _resize_refused(seen) or (set_size(seen.row, draft, size) if size != now.size else None)
-    return refused if refused is not None else Plan(writes=tuple(_patched(seen, draft)))
+# ---------------------------------------------------------------- nodes
 
 
 def keep_off_nodes(
     seen: Seen,
     hosts: Sequence[str],
-    labels: Mapping[str, str] = NO_LABELS,
     told: Mapping[str, str] = NOTHING,
     last: Sequence[str] = (),
 ) -> Plan | Refusal:
@@ -250,21 +235,10 @@ def keep_off_nodes(
         return over(seen, now)
     waits = row.keep_off not in (KeepOff.TEMPLATE, KeepOff.NONE)
     if waits and (not now.stopped or living(seen.pods)):
-        return _only_stopped(seen, "its pods can be kept off nodes")
+        return Refusal(
+            Reason.NOT_STOPPED,
+            f"{title(seen.job)}: its pods can be kept off nodes only while it is stopped and no pod is left.",
+        )
     draft = copied(seen.job)
-    above = _prepared(seen, draft, None, hosts, labels, told, last)
+    above = _prepared(seen, draft, None, hosts, told, last)
     return above if isinstance(above, Refusal) else Plan(writes=(*above, *_patched(seen, draft)))
-
-
-def _resize_refused(seen: Seen) -> Refusal | None:
-    if (refused := never_changes(seen)) is not None:
-        return refused
-    if seen.row.resize is Resize.STOPPED and (not standing(seen).stopped or living(seen.pods)):
-        return _only_stopped(seen, "its size can change")
-    return None
-
-
-def _only_stopped(seen: Seen, what: str) -> Refusal:
-    return Refusal(
-        Reason.NOT_STOPPED, f"{title(seen.job)}: {what} only while it is stopped and no pod is left."
-    )

@@ -45,6 +45,7 @@ class Seen(Struct, frozen=True, kw_only=True):
         Json, ...
     ] = ()  # batch Jobs that it owns, where its row keeps pods off nodes through them
     workload: Json | None = None  # of Kueue, for this job
+    pod_group: Json | None = None  # of Volcano, for this job, read where none of its pods lives
     config_map: Json | None = None  # that tells its program of its restart, where the job asks for one
     kueue: bool = True  # is Kueue installed? Else the label of a queue means nothing
     preemptor: str = ""  # the job for which Kueue took its place back, where that is known
@@ -327,6 +328,17 @@ def behind_gates(seen: Seen) -> str:
     if not held or not (queue := gating_queue(seen)):
         return ""
     return f"{len(held)} of its {len(seen.pods)} pods wait for their turn in Kueue's queue {queue}."
+
+
+def ungrouped(seen: Seen) -> str:
+    """What it waits for in Volcano's queue, which makes its pods when it lets in its PodGroup; "": it does not wait.
+
+    Volcano v1.10 (pkg/controllers/job, pkg/scheduler/actions/enqueue).
+    """
+    group = seen.pod_group
+    if group is None or living(seen.pods) or text(group, "status.phase") not in ("", "Pending"):
+        return ""
+    return f"It waits for its turn in Volcano's queue {text(group, 'spec.queue')}."
 
 
 def gating_queue(seen: Seen) -> str:

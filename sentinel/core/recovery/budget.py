@@ -6,6 +6,8 @@ from msgspec import structs
 
 from sentinel.core.model import (
     HANG,
+    LONGEST_ALLOWANCE_S,
+    UNSTEPPED_S,
     Budget,
     Cause,
     Failure,
@@ -19,6 +21,7 @@ from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
 from sentinel.core.recovery.events import Plan
 from sentinel.core.recovery.moves import RETRY_PRECHECK_S, START_TRIES
+from sentinel.core.signals import how_far
 
 # A fault at the same step with no newer checkpoint: the third start would only repeat it.
 SAME_STEP_LIMIT = 3
@@ -31,9 +34,6 @@ BACKOFF_MAX_S = 300.0
 MOST_PER_HOUR, FREE_PER_HOUR = 20, 12
 KEPT_FAILURES = MOST_PER_HOUR
 HOUR_S = 3600.0
-# A job whose log names no steps may have come further all the same: it is taken to have, where it ran so long
-# between two failures. Loading and compiling take tens of minutes.
-UNSTEPPED_S = 1800.0
 
 
 def plan(job: ProtectedJob, incident: Incident, verdict: Verdict, last_step: int | None, now: Now) -> Plan:
@@ -94,7 +94,7 @@ def plan_after_stop(job: ProtectedJob, verdict: Verdict, failed_step: int | None
     reason, sentence, exhausted = _refusal(job, verdict, failed_step, now)
     if reason:
         return Plan(restart=False, reason=reason, sentence=sentence, verdict=verdict, exhausted=exhausted)
-    delay_s = backoff_s(job, failed_step, now)
+    delay_s = backoff_s(job, verdict, failed_step, now)
     hourly_s, hourly = hourly_wait(job, verdict, now)
     left = restarts_left(job, now)
     cost = (
@@ -132,7 +132,7 @@ def _refusal(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: 
             False,
         )
     if verdict.restart == Restartable.ONCE and _seen_since_progress(
-        _stuck(job, failed_step, now), verdict, failed_step
+        _stuck(job, verdict, now), verdict, failed_step
     ):
         return (
             "FollowsTheJob",
@@ -143,7 +143,9 @@ def _refusal(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: 
     patient = verdict.failure == HANG and failed_step is not None and not in_pause
     limit = SAME_STEP_HANGS if patient else SAME_STEP_LIMIT
     if _same_step(job, verdict, failed_step, now) >= limit - 1 and verdict.budget != Budget.FREE:
-        where = f"at step {failed_step}"
+        where = (
+            f"at step {failed_step}" if job.steps_told else f"after {how_far(failed_step or 0, told=False)}"
+        )
         if failed_step is None:  # of those before this start nothing is said, nor of what a log does not tell
             where = "before its log told of a step after the start,"
         return (
@@ -207,15 +209,20 @@ def _is_further(step: int | None, before: int | None) -> bool:
     return step is not None and (before is None or step > before)
 
 
-def _stuck(job: ProtectedJob, failed_step: int | None, now: Now) -> Sequence[Failure]:
+def _stuck(job: ProtectedJob, verdict: Verdict, now: Now) -> Sequence[Failure]:
     """The past failures since which nothing shows that the job came further; newest last."""
-    if failed_step is not None or job.best_step is not None:
+    if job.steps_told:
         return job.failures
-    since, later_s = len(job.failures), job.run_time_s(now)
-    while since and later_s - job.failures[since - 1].run_s <= UNSTEPPED_S:
+    since, later_s, later = len(job.failures), job.run_time_s(now), verdict.failure
+    while since and later_s - job.failures[since - 1].run_s <= _least_s(later):
         since -= 1
-        later_s = job.failures[since].run_s
+        later_s, later = job.failures[since].run_s, job.failures[since].failure
     return job.failures[since:]
+
+
+def _least_s(failure: str) -> float:
+    """The silence in which a hang is recognised is no progress, and grows with each."""
+    return UNSTEPPED_S + (LONGEST_ALLOWANCE_S if failure == HANG else 0.0)
 
 
 def _same_step(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: Now) -> int:
@@ -223,7 +230,7 @@ def _same_step(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now
     of any other."""
     checkpoint = job.checkpoint.step if job.checkpoint else None
     count = 0
-    for failure in reversed(_stuck(job, failed_step, now)):
+    for failure in reversed(_stuck(job, verdict, now)):
         if (
             failure.step != failed_step
             or failure.checkpoint_step != checkpoint
@@ -251,11 +258,11 @@ def _hourly_s_left(failures: Sequence[Failure], limit: int, now: Now) -> float:
     return within[-limit] + HOUR_S - now.wall_s if len(within) >= limit else 0.0
 
 
-def backoff_s(job: ProtectedJob, failed_step: int | None, now: Now) -> float:
+def backoff_s(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: Now) -> float:
     """None for the first failure or after progress; then 5 s, doubled up to 5 min."""
     stuck = 0
     best = failed_step
-    for failure in reversed(_stuck(job, failed_step, now)):
+    for failure in reversed(_stuck(job, verdict, now)):
         if _is_further(best, failure.step):
             break
         stuck += 1

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from msgspec import Struct, structs
 
 from sentinel.core.reports import Worker
+from sentinel.core.signals import how_far
 from sentinel.core.stacks import process_states
 
 # Who prints half as often as the others is not behind them.
@@ -100,7 +101,7 @@ class Workers:
         if len(behind) != 1 or len(alike) < 2:
             return None
         rank, one = behind[0]
-        why = f"{self._called(rank, one)} stopped after iteration {one.step}, others reached {reached}"
+        why = f"{self._called(rank, one)} stopped after {_how_far(one)}, others reached {reached}"
         return Found(rank, one.number, why)
 
     def _called(self, rank: int, one: Worker) -> str:
@@ -113,6 +114,11 @@ class Workers:
         """Of launchers: what has started one rank at most is that rank."""
         for rank in filter(self.below, ranks):
             yield from ((rank, one) for _, one in sorted(self._known[rank].items()))
+
+
+def _how_far(one: Worker) -> str:
+    """Where its lines name no steps both are the same count."""
+    return how_far(one.step or 0, told=one.step != one.told)
 
 
 def _gone(one: Worker) -> bool:

@@ -9,11 +9,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 
-from sentinel.core.model import Symptom
+from sentinel.core.model import LONGEST_ALLOWANCE_S, Symptom
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Hang
 from sentinel.core.reports import LogMatch
-from sentinel.core.signals import TimingSignal, length, names, times
+from sentinel.core.signals import TimingSignal, how_far, length, names, times
 from sentinel.core.stacks import process_states
 from sentinel.core.stacks.workers import Workers
 from sentinel.core.timing.performance import WARM_UP, Gap, RankTiming
@@ -25,8 +25,6 @@ FLOOR_S, CEILING_S, FLOOR_SHARE = 120.0, 300.0, 0.5
 # A step this many times as long as usual, or a pause this many times as long as the job's longest (a
 # checkpoint grows with the model, an evaluation with the disk's load) is one too many.
 STEPS, PAUSES = 10.0, 3.0
-# One odd pause (a suspended machine) must not blind the watch for a day.
-LONGEST_ALLOWANCE_S = 3600.0
 # A rank stands in an evaluation, a save or a preparation of data. torch.distributed itself ends what makes ranks wait
 # for another any longer (`default_pg_timeout`; NCCL after 10 min).
 PAUSE_ALLOWANCE_S = 1800.0
@@ -204,13 +202,15 @@ def find_culprit(ranks: Sequence[RankTiming], alive: Collection[int], liveness: 
     if len(ranks) < 2:
         only = f"only rank {ranks[0].rank} prints iterations" if ranks else "no rank printed an iteration"
         return Culprit(None, f"{only}: logs alone do not tell which rank stopped")
-    behind = [r for r in ranks if _owes(r, max(o.last_step or 0 for o in ranks))]
+    told = ranks[0].steps_told
+    alike = all(r.steps_told is told for r in ranks)  # what one calls 5,000 another one counts as its 100th
+    behind = [r for r in ranks if alike and _owes(r, max(o.last_step or 0 for o in ranks))]
     if behind and len(behind) < len(ranks):
         least = min(r.last_step or 0 for r in behind)
         first = [r for r in behind if (r.last_step or 0) == least]
         if len(first) == 1:
             reached = max(r.last_step or 0 for r in ranks)
-            why = f"rank {first[0].rank} stopped after iteration {least}, others reached {reached}"
+            why = f"rank {first[0].rank} stopped after {how_far(least, told)}, others reached {reached}"
             return Culprit(first[0].rank, why)
         ranks = first
     by_time = sorted(ranks, key=lambda r: r.last_at_s or 0.0)
@@ -218,7 +218,11 @@ def find_culprit(ranks: Sequence[RankTiming], alive: Collection[int], liveness: 
     if earlier_s > max(NOISE_S, 0.5 * by_time[0].apart_s):
         rank = by_time[0].rank
         return Culprit(rank, f"rank {rank} fell silent {length(earlier_s)} before any other")
-    every = f"{names([r.rank for r in ranks])} stopped after the same iteration {ranks[0].last_step}"
+    every = (
+        f"{names([r.rank for r in ranks])} stopped after the same {how_far(ranks[0].last_step or 0, told)}"
+    )
+    if not alike:
+        every = f"{names([r.rank for r in ranks])} do not all name their iterations"
     return Culprit(None, f"{every}: logs alone do not tell which stopped first")
 
 
@@ -249,23 +253,21 @@ def hang_signal(
         culprit = Culprit(inner.rank, inner.why, inner.number)
     elif culprit.rank is not None and workers.below(culprit.rank):
         culprit = Culprit(None, culprit.why)  # one of several, and nothing tells which
-    last = max((r.last_step or 0 for r in stuck), default=0)
+    last = _furthest(stuck)
     named = culprit.rank if culprit.worker is None else culprit.worker
     # A lone program may have ranks of its own that nobody sees (`mp.spawn`): "Rank 0" would be taken for one of them.
     lone = culprit.worker is None and len(timed) == len(alive) == 1
     subject = "The job" if named is None or lone else f"Rank {named}"
     if culprit.rank is not None and len(alive) > 1:
-        last = next((r.last_step or 0 for r in timed if r.rank == culprit.rank), last)
-    sentence = f"{subject} has made no iteration for {length(silent_s)} after iteration {last}"
+        last = next((_made(r) for r in timed if r.rank == culprit.rank), last)
+    sentence = f"{subject} has made no iteration for {length(silent_s)} after {last}"
     if outlived is not None:
         sentence += f", since it announced {outlived.kind}"
     if relaunches:
         sentence += (
             f", though the launcher inside its pods has started it again ({times(relaunches)} in this run)"
         )
-    evidence = [
-        f"{_called(r.rank, workers)}: last iteration {r.last_step}" for r in sorted(timed, key=_progress)[:4]
-    ]
+    evidence = [f"{_called(r.rank, workers)}: {_last(r)}" for r in sorted(timed, key=_progress)[:4]]
     evidence[:0] = workers.gone(alive)[:4]
     if culprit.why:
         evidence.insert(0, culprit.why)
@@ -283,6 +285,19 @@ def hang_signal(
         evidence=tuple(evidence),
         confidence=confidence,
     )
+
+
+def _furthest(ranks: Sequence[RankTiming]) -> str:
+    told = [r for r in ranks if r.steps_told] or ranks
+    return _made(max(told, key=_progress)) if told else how_far(0, told=False)
+
+
+def _made(rank: RankTiming) -> str:
+    return how_far(rank.last_step or 0, rank.steps_told)
+
+
+def _last(rank: RankTiming) -> str:
+    return f"last {_made(rank)}" if rank.steps_told else f"{_made(rank)} since its start"
 
 
 def _progress(rank: RankTiming) -> tuple[int, float]:

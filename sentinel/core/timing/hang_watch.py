@@ -5,7 +5,7 @@ from itertools import takewhile
 
 from msgspec import structs
 
-from sentinel.core.model import HANG, Failure, Symptom
+from sentinel.core.model import HANG, LONGEST_ALLOWANCE_S, Failure, Symptom
 from sentinel.core.now import Now
 from sentinel.core.policy_model import Policy
 from sentinel.core.reports import LogMatch
@@ -15,7 +15,6 @@ from sentinel.core.stacks.process_states import HALTED
 from sentinel.core.stacks.stillness import Looks
 from sentinel.core.stacks.workers import Workers
 from sentinel.core.timing.hang import (
-    LONGEST_ALLOWANCE_S,
     PAUSE_ALLOWANCE_S,
     PAUSES,
     Activities,

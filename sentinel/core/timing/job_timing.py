@@ -195,17 +195,28 @@ class JobTiming:
         return max((r.count for r in self.ranks.values()), default=0)
 
     @property
+    def made(self) -> int | None:
+        """How many iterations of this incarnation the longest log holds, also those that were not heard of."""
+        return max((r.reached for r in self.ranks.values() if r.count), default=None)
+
+    @property
     def first_step(self) -> int | None:
-        return min((r.first_step for r in self.ranks.values() if r.first_step is not None), default=None)
+        """As the program calls it; None where its log names none."""
+        return min((r.first_step for r in self._told if r.first_step is not None), default=None)
 
     @property
     def last_step(self) -> int | None:
-        return max((r.last_step for r in self.ranks.values() if r.last_step is not None), default=None)
+        """As the program calls it; None where its log names none."""
+        return max((r.last_step for r in self._told if r.last_step is not None), default=None)
 
     @property
     def steps_told(self) -> bool:
         """False: the log names no iterations, they are counted from 1 in each incarnation."""
         return any(r.steps_told for r in self.ranks.values())
+
+    @property
+    def _told(self) -> list[RankTiming]:
+        return [r for r in self.ranks.values() if r.steps_told]
 
     @property
     def last_at_s(self) -> float | None:

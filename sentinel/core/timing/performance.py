@@ -144,7 +144,9 @@ class RankTiming:
         self.count = 0
         self.first_step: int | None = None
         self.last_step: int | None = None
-        self.steps_told = False  # False: steps are counted from 1, not what the program calls them
+        self.steps_told = (
+            False  # False: both are counted from the start, not what the program calls its steps
+        )
         self.first_at_s: float | None = None
         self.last_at_s: float | None = None
         self.caught_up: bool | None = None  # None: no report came yet

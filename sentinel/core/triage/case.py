@@ -56,6 +56,8 @@ class Case(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     signal: TimingSignal | None
     last_steps: Mapping[int, int | None]
+    steps_told: bool  # False: they are counted from the start
+    run_s: float  # of the job, by now
     entities: Mapping[int, str]
     processes: Mapping[
         int, tuple[int, int | None]

@@ -8,8 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
-from sentinel.core.model import Budget, Cause, Failure, Incident, IncidentKind, Restartable, Symptom
+from sentinel.core.model import (
+    UNSTEPPED_S,
+    Budget,
+    Cause,
+    Failure,
+    Incident,
+    IncidentKind,
+    Restartable,
+    Symptom,
+)
 from sentinel.core.now import Now
+from sentinel.core.signals import how_far
 from sentinel.core.triage.case import Case, Struck, Why, place_of
 from sentinel.core.triage.rows import clean, same_entity
 
@@ -118,12 +128,12 @@ def _ambiguous(case: Case, why: Why, past: Sequence[Failure]) -> Why:
     follows = JOB
     if elsewhere:
         note = f"The same happened on {elsewhere[-1].entity}: it follows the job."
-    elif (unplaced or own) and _came_further(step, past[-1].step):
+    elif (unplaced or own) and _came_further(case, step, past[-1]):
         return why
     elif unplaced:
         note, follows = "The same happened before, and no hardware is known to be at fault.", ""
     elif step is not None and past[-1].step == step:
-        note = f"The same happened before at the same iteration {step}: it follows the program."
+        note = f"The same happened before after the same {how_far(step, case.steps_told)}: it follows the program."
     elif own:
         note = f"The same happened before on {why.entity}, and to no other job there: it follows the program."
     else:
@@ -138,5 +148,9 @@ def _ambiguous(case: Case, why: Why, past: Sequence[Failure]) -> Why:
     return structs.replace(why, cls=cls, note=note, entity="", follows=follows)
 
 
-def _came_further(step: int | None, before: int | None) -> bool:
-    return step is not None and before is not None and step > before
+def _came_further(case: Case, step: int | None, before: Failure) -> bool:
+    """Where the logs name no steps a later start may be far ahead with fewer iterations: then it is taken to have come
+    further where it ran long."""
+    if step is not None and before.step is not None and step > before.step:
+        return True
+    return not case.steps_told and case.run_s - before.run_s > UNSTEPPED_S

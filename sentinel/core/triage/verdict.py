@@ -13,7 +13,7 @@ from sentinel.core.health import Finding, Severity
 from sentinel.core.model import Cause, Failure, Restartable, Symptom, Verdict
 from sentinel.core.now import Now
 from sentinel.core.reports import SIGNAL_OFFSET, LogMatch, RankExit
-from sentinel.core.signals import TimingSignal, names
+from sentinel.core.signals import TimingSignal, how_far, names
 from sentinel.core.stacks.flight_record import Stuck
 from sentinel.core.triage.case import (
     CLASS_OF_SYMPTOM,
@@ -81,6 +81,8 @@ def triage(
     child_pids: Mapping[int, int] | None = None,
     started_s: float = float("-inf"),
     stuck: Stuck | None = None,
+    steps_told: bool = True,
+    run_s: float = 0.0,
 ) -> Verdict:
     """The one explanation of an incident of `job`.
 
@@ -88,7 +90,8 @@ def triage(
     `failures` must hold every class of AGREED, `history` is newest last. `last_iteration_s` (monotonic,
     by rank) tells which lines a rank survived: it has iterated since, so they explain nothing. `others` gives
     what other jobs met, of the last day or longer. `started_s` (monotonic): the incarnation began. `stuck`: what the
-    flight recorders of its ranks tell.
+    flight recorders of its ranks tell. `steps_told` False: `last_steps` are counted from the start, since the logs name
+    none. `run_s`: how long the job has run, as in `Failure`.
     """
     failed = (e for e in exits if not e.ok and not e.stopped_by_us)
     lost = tuple(sorted(failed, key=lambda e: (e.at_s, _ended_s(e))))
@@ -115,6 +118,8 @@ def triage(
         others=others,
         now=now,
         stuck=stuck,
+        steps_told=steps_told,
+        run_s=run_s,
     )
     return worded(case, _with_worker(case, weigh_past(case, _explain(case))))
 
@@ -387,7 +392,7 @@ def _silent_rank(case: Case, first: Row, complaining: set[int]) -> Why:
     known = {rank: step for rank in complaining if (step := case.last_steps.get(rank)) is not None}
     least = [rank for rank, step in known.items() if step == min(known.values())]
     if len(least) == 1 and len(known) > 1:
-        note = f"It stopped at iteration {known[least[0]]}, the others came further."
+        note = f"It stopped after {how_far(known[least[0]], case.steps_told)}, the others came further."
         return Why(cls=first.cls, rank=least[0], note=note)
     return Why(cls=first.cls, rank=first.match.rank, note=who_waited_below(case))
 

@@ -1,7 +1,7 @@
 """A verdict in words: the sentence, its evidence and how sure it is."""
 
 from sentinel.core.model import Symptom, Verdict
-from sentinel.core.signals import names
+from sentinel.core.signals import how_far, names
 from sentinel.core.triage.case import CLASS_OF_SYMPTOM, Case, Why, place_of
 from sentinel.core.triage.rows import evidence_lines
 
@@ -48,11 +48,13 @@ def _sentence(case: Case, why: Why) -> str:
 def _subject(case: Case, rank: int | None) -> str:
     if case.size == 1:
         step = case.last_steps.get(0)
-        return "The program was lost" + (f" after iteration {step}" if step is not None else "")
+        return "The program was lost" + (
+            f" after {how_far(step, case.steps_told)}" if step is not None else ""
+        )
     if rank is None:
         return f"{names([e.rank for e in case.lost]).capitalize()} {'was' if len(case.lost) == 1 else 'were'} lost"
     step = case.last_steps.get(rank)
-    after = f" after iteration {step}" if step is not None else ""
+    after = f" after {how_far(step, case.steps_told)}" if step is not None else ""
     if case.exit_of(rank) is None:
         return f"{names([e.rank for e in case.lost]).capitalize()} died because of rank {rank}{after}"
     others = len(case.lost) - 1

@@ -1,6 +1,6 @@
 """A job under its real operator, read and written as sentinel/core/job/ says."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -8,7 +8,7 @@ import pytest
 from sentinel.core.job.kinds import KeepOff, row_of
 from sentinel.core.job.limits import limits
 from sentinel.core.job.ranks import RankPod, ranks, selector
-from sentinel.core.job.start import NO_LABELS, settle, start
+from sentinel.core.job.start import settle, start
 from sentinel.core.job.state import SENTINEL, Seen, living, standing
 from sentinel.core.job.stop import stop
 from sentinel.core.job.writes import Plan, Refusal, Verb, Write
@@ -198,12 +198,11 @@ class Living:
         size: int | None = None,
         hosts: tuple[str, ...] = (),
         last: tuple[str, ...] = (),
-        labels: Mapping[str, str] = NO_LABELS,
         waits: bool = False,
     ) -> None:
         """It costs of the kind's own restarts what the plan says, and leaves no mark. `waits`: its queue is full."""
         used = [one.used for one in limits(self.seen())]
-        plan = self.do(lambda seen: start(seen, size=size, hosts=hosts, last=last, labels=labels))
+        plan = self.do(lambda seen: start(seen, size=size, hosts=hosts, last=last))
         until(lambda: waits or not standing(self.seen()).stopped, self.why, every_s=LOOK_EVERY_S)
         self.do(settle)
         until(
