@@ -225,7 +225,8 @@ class Controller:
         for rank in report.ranks:
             picture = self.pictures.get(rank.job)
             if picture is not None:
-                self._note_log_problem(picture, rank)
+                if problem := picture.log_problem(rank, self._clock()):
+                    self._tell_log_problem(picture, rank.rank, problem)
                 picture.timing.fold(rank)
                 if rank.state or rank.io_bytes is not None:  # a launcher has none of its own
                     picture.timing.hang.liveness.states[rank.rank] = rank.state
@@ -259,12 +260,8 @@ class Controller:
         )
         self._event(job, "RestartedInside", sentence, warning=True)
 
-    def _note_log_problem(self, picture: JobPicture, rank: RankReport) -> None:
-        """A log that was truncated is read on a moment later: only an event still tells of it."""
-        if problem := picture.log_problem(rank, self._clock()):
-            self._tell_log_problem(picture, rank.rank, problem)
-
     def _tell_log_problem(self, picture: JobPicture, rank: int, problem: str) -> None:
+        """A log that was truncated is read on a moment later: only an event still tells of it."""
         if (key := f"log:{rank}:{problem}") not in picture.told:
             picture.told.add(key)
             self._event(picture.job, "LogProblem", f"The log of rank {rank}: {problem}.", warning=True)
@@ -391,10 +388,8 @@ class Controller:
                     warning=after.phase in (Phase.FAILED, Phase.EXHAUSTED, Phase.KEPT_RUNNING),
                 )
             )
-        step = picture.timing.last_step
-        if step is not None and job.incarnation == picture.job.incarnation:
-            best = max(step, job.best_step or 0) if job.steps_told else step
-            job = structs.replace(job, last_step=step, best_step=best, steps_told=True)
+        if job.incarnation == picture.job.incarnation:
+            job = picture.with_steps(job)
         held = picture.job, picture.incident, dict(self._quarantines)
         started_new = job.incarnation != picture.job.incarnation
         picture.job = job = picture.with_end(job, self._clock())

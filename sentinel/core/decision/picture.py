@@ -199,14 +199,18 @@ class JobPicture:
         fresh = [one for one in seen if one.wall_s > since_s + 1e-3]
         return structs.replace(incident, pace=(*incident.pace, *fresh)) if fresh else incident
 
+    def with_steps(self, job: ProtectedJob) -> ProtectedJob:
+        """`job`, a record of this start, with the last step that its log named and the best of all starts."""
+        if (step := self.timing.last_step) is None:
+            return job
+        best = max(step, job.best_step or 0) if job.steps_told else step
+        return structs.replace(job, last_step=step, best_step=best, steps_told=True)
+
     def with_progress(self) -> ProtectedJob:
         """The job's record with what was learnt of it since: last step, baseline."""
-        job, step, learnt = self.job, self.timing.last_step, self.timing.baseline()
-        if step is not None:
-            best = max(step, job.best_step or 0) if job.steps_told else step
-            job = structs.replace(job, last_step=step, best_step=best, steps_told=True)
+        job, learnt = self.job, self.timing.baseline()
         return structs.replace(
-            job,
+            self.with_steps(job),
             baseline_ms=learnt[0] if learnt else job.baseline_ms,
             baseline_ratio=learnt[1] if learnt else job.baseline_ratio,
             fast_incarnation=job.incarnation if self.was_fast else job.fast_incarnation,
