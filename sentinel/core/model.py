@@ -144,6 +144,10 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
         ""  # of a hang: the frame of an evaluation, a save or a preparation of data in which a rank stood
     )
 
+    def is_behind(self, step: int | None) -> bool:
+        """Did a start that came to `step` come further than this one?"""
+        return step is not None and (self.step is None or step > self.step)
+
 
 class FollowedOrder(Struct, frozen=True, omit_defaults=True):
     """A person's order that was followed, on Kubernetes. In the record, so that it is not followed twice."""
@@ -197,9 +201,9 @@ class ProtectedJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     grows_after_run_s: float = 0.0  # run time of the job before which it is not made larger
     last_step: int | None = None  # of the running incarnation, at the last save of this record
     best_step: int | None = None
-    steps_told: bool = (
-        False  # its log has named a step; else those of its failures are counted from each start
-    )
+    # Its log has named a step; else those of its failures are counted from each start. `best_step` does not tell:
+    # records of older versions have such a count there.
+    steps_told: bool = False
     baseline_ms: float | None = None
     baseline_ratio: float | None = None
     checkpoint: ProvedCheckpoint | None = None

@@ -20,14 +20,14 @@ class HandClock:
 def test_a_start_is_given_up_once_it_was_hopeless_for_long_without_a_break() -> None:
     clock = HandClock()
     waited = Waited(clock)
-    assert not waited.hopelessly(True)
+    assert not waited.hopeless.lasts(True)
     clock.now_s += HOPELESS_S - 1
-    assert not waited.hopelessly(True)
-    assert not waited.hopelessly(False), "the registry answers again"
+    assert not waited.hopeless.lasts(True)
+    assert not waited.hopeless.lasts(False), "the registry answers again"
     clock.now_s += HOPELESS_S
-    assert not waited.hopelessly(True), "another pod, and a trouble of its own"
+    assert not waited.hopeless.lasts(True), "another pod, and a trouble of its own"
     clock.now_s += HOPELESS_S
-    assert waited.hopelessly(True)
+    assert waited.hopeless.lasts(True)
 
 
 def test_why_pods_are_not_up_is_asked_for_now_and_then() -> None:

@@ -937,6 +937,8 @@ def test_an_ambiguous_failure_without_known_hardware_is_the_programs_unless_it_c
         [ended(0, signal=11)], entities={}, history=[past("segfault", step=10)], steps={0: 5000}
     )
     assert further.restart is Restartable.ONCE
+    first = verdict([ended(0, signal=11)], entities={}, history=[past("segfault")], steps={0: 5000})
+    assert first.restart is Restartable.ONCE, "the one before had not come to a step"
 
 
 def test_other_and_old_failures_do_not_count() -> None:

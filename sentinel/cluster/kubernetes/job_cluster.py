@@ -18,7 +18,7 @@ from sentinel.cluster.kubernetes.job_io import carry_out, delete_pod
 from sentinel.cluster.kubernetes.job_ranks import ANSWER_S, JobRanks
 from sentinel.cluster.kubernetes.job_room import Rooms, pods_of
 from sentinel.cluster.kubernetes.job_sizing import Sizing
-from sentinel.cluster.kubernetes.job_waits import STOP_SLACK_S, InGroup, Left, Waited
+from sentinel.cluster.kubernetes.job_waits import GROUP_S, STOP_SLACK_S, Lasting, Left, Waited
 from sentinel.cluster.kubernetes.known_jobs import Known, Reading, started
 from sentinel.core.agents.orders import What
 from sentinel.core.health import Component
@@ -195,7 +195,7 @@ class JobCluster(JobRanks):
             if error.reason == Reason.ENDED:
                 await self._ends_well(job, known)
             raise
-        waited, queued, in_group = Waited(), False, InGroup()
+        waited, queued, grouped = Waited(), False, Lasting(GROUP_S)
         while down := missing(started(known, reading.seen), size):
             if why := job_stop.failed(reading.seen):
                 if failed_ranks(started(known, reading.seen)):
@@ -203,7 +203,8 @@ class JobCluster(JobRanks):
                 raise PermanentError(why, Reason.ENDED)
             await self._turn(known, reading.changes, all_may_run(down))
             reading = await self._patiently(lambda: self._reading(known))
-            group = in_group.lasts(ungrouped(reading.seen))
+            group = ungrouped(reading.seen)
+            group = group if grouped.lasts(bool(group)) else ""
             waits = in_line(reading.seen) or behind_gates(reading.seen) or group
             if bool(waits) is not queued:
                 queued, waited = bool(waits), Waited()
@@ -245,7 +246,7 @@ class JobCluster(JobRanks):
         if sentence and sentence != waited.told:
             waited.told = sentence
             self.tell(job, "StartWaits", sentence)
-        if waited.hopelessly(hopeless):
+        if waited.hopeless.lasts(hopeless):
             raise TemporaryError(sentence)
 
     # ------------------------------------------------------------ stopping

@@ -13,7 +13,7 @@ from sentinel.core.job.state import Seen, gating_queue, keeps_off, living, names
 
 WHY_AFTER_S = 10.0  # pods that are not up are asked for the reason
 LEAVES_LOOKS, LEAVES_LOOK_S = 50, 0.2  # at a node that is to leave service, until its cordon is seen
-GROUP_S = 4.0  # Volcano's scheduler turns each second
+GROUP_S = 4.0  # each start waits so for Volcano's scheduler, which turns each second; longer: in a queue
 HOPELESS_S = 120.0  # a start that nothing but a person helps is given up
 STOP_SLACK_S = 30.0  # beyond the grace, for the kubelet and the API
 
@@ -45,6 +45,23 @@ class Left(Struct):
         return ""
 
 
+class Lasting:
+    """Is something so for long, without a break?"""
+
+    def __init__(self, least_s: float, clock: Callable[[], float] = monotonic) -> None:
+        self._least_s, self._clock = least_s, clock
+        self._since_s: float | None = None
+
+    def lasts(self, so: bool) -> bool:
+        """`so`: is it now?"""
+        if not so:
+            self._since_s = None
+            return False
+        now_s = self._clock()
+        self._since_s = now_s if self._since_s is None else self._since_s
+        return now_s - self._since_s >= self._least_s
+
+
 class Waited:
     """How long a start waits for its pods already."""
 
@@ -52,7 +69,7 @@ class Waited:
         self.told = ""
         self._clock = clock
         self._asked_s = clock()
-        self._hopeless_since_s: float | None = None
+        self.hopeless = Lasting(HOPELESS_S, clock)  # so long it is no passing trouble of a registry or a node
 
     def long_enough(self) -> bool:
         """To ask why, now."""
@@ -61,32 +78,6 @@ class Waited:
             return False
         self._asked_s = now_s
         return True
-
-    def hopelessly(self, hopeless: bool) -> bool:
-        """Without a break for so long that it is no passing trouble of a registry or a node?"""
-        now_s = self._clock()
-        if not hopeless:
-            self._hopeless_since_s = None
-            return False
-        self._hopeless_since_s = now_s if self._hopeless_since_s is None else self._hopeless_since_s
-        return now_s - self._hopeless_since_s >= HOPELESS_S
-
-
-class InGroup:
-    """Whether a wait for a PodGroup is one in a queue: each start has one, until its scheduler's next turn."""
-
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._clock = clock
-        self._since_s: float | None = None
-
-    def lasts(self, sentence: str) -> str:
-        """`sentence`: what it waits for, as it was read now. "": for nothing, or not long enough."""
-        if not sentence:
-            self._since_s = None
-            return ""
-        now_s = self._clock()
-        self._since_s = now_s if self._since_s is None else self._since_s
-        return sentence if now_s - self._since_s >= GROUP_S else ""
 
 
 def on_bad_nodes(seen: Seen, excluded: Collection[str]) -> str:

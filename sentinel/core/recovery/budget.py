@@ -200,13 +200,9 @@ def budget_is_reset(job: ProtectedJob, now: Now) -> bool:
 def _seen_since_progress(failures: Sequence[Failure], verdict: Verdict, failed_step: int | None) -> bool:
     """The same class struck before, and the job did not come further since."""
     for failure in reversed(failures):
-        if failure.failure == verdict.failure and not _is_further(failed_step, failure.step):
+        if failure.failure == verdict.failure and not failure.is_behind(failed_step):
             return True
     return False
-
-
-def _is_further(step: int | None, before: int | None) -> bool:
-    return step is not None and (before is None or step > before)
 
 
 def _stuck(job: ProtectedJob, verdict: Verdict, now: Now) -> Sequence[Failure]:
@@ -263,7 +259,7 @@ def backoff_s(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now:
     stuck = 0
     best = failed_step
     for failure in reversed(_stuck(job, verdict, now)):
-        if _is_further(best, failure.step):
+        if failure.is_behind(best):
             break
         stuck += 1
         best = failure.step

@@ -151,6 +151,4 @@ def _ambiguous(case: Case, why: Why, past: Sequence[Failure]) -> Why:
 def _came_further(case: Case, step: int | None, before: Failure) -> bool:
     """Where the logs name no steps a later start may be far ahead with fewer iterations: then it is taken to have come
     further where it ran long."""
-    if step is not None and before.step is not None and step > before.step:
-        return True
-    return not case.steps_told and case.run_s - before.run_s > UNSTEPPED_S
+    return before.is_behind(step) or (not case.steps_told and case.run_s - before.run_s > UNSTEPPED_S)
