@@ -148,6 +148,27 @@ def test_three_failures_at_one_step_with_no_newer_checkpoint_are_given_up_early(
     assert "failed 3 times before its log told of a step after the start, with no newer" in before.sentence
 
 
+@pytest.mark.parametrize("failure", ["unreachable", "storage-io", "connection", "rendezvous", "network"])
+def test_a_server_that_is_away_for_minutes_costs_the_budget_and_does_not_end_the_job(failure: str) -> None:
+    def away(*ago_s: float) -> Plan:
+        before = tuple(failed(40, failure, ago_s=ago) for ago in ago_s)
+        return plan_after_stop(job(Resume(max_resumes=10), failures=before), of(failure), 40, NOW)
+
+    assert (away(90.0, 60.0).restart, away(90.0, 60.0).delay_s) == (True, 10.0)
+    assert away(900.0, 600.0, 300.0, 90.0).delay_s == 40.0
+    plan = away(1900.0, 900.0, 600.0, 300.0)
+    assert (plan.restart, plan.reason) == (False, "NoProgress")
+    assert "failed 5 times at step 40" in plan.sentence
+    spent = job(Resume(max_resumes=2), failures=(failed(40, failure),) * 2, used_infrastructure=2)
+    assert plan_after_stop(spent, of(failure), 40, NOW).reason == "BudgetExhausted"
+
+
+def test_cards_that_fail_at_one_step_are_given_up_early() -> None:
+    """Perhaps the program breaks them, one after the other."""
+    twice = (failed(40, "gpu-ecc"), failed(40, "gpu-ecc"))
+    assert plan_after_stop(job(failures=twice), of("gpu-ecc"), 40, NOW).reason == "NoProgress"
+
+
 def test_hangs_at_one_step_may_be_an_evaluation_before_its_save_and_are_given_up_later() -> None:
     patient = Restart(max_restarts=20)
     hung = (failed(40, "hang"), failed(40, "hang"))

@@ -398,6 +398,18 @@ def test_an_error_that_the_rank_survived_explains_nothing() -> None:
     assert verdict([ended(3)], [caught], iterated_s={3: 1890.0}).failure == "cuda-oom"
 
 
+def test_an_error_of_a_rank_that_tells_of_no_iterations_explains_nothing_once_the_others_have_gone_on() -> (
+    None
+):
+    """Only rank 0 prints, as most programs do: rank 3 has skipped a batch."""
+    caught = line("cuda-oom", 3, at_s=1400.0, text="skipping batch: CUDA out of memory")
+    killed = [ended(1, signal=9)]
+    assert verdict(killed, [caught], iterated_s={0: 1998.0}).failure == "killed"
+    # Others may be told of some iterations after the one that it could not do.
+    assert verdict([ended(3)], [caught], iterated_s={0: 1450.0}).failure == "cuda-oom"
+    assert verdict([ended(3)], [caught]).failure == "cuda-oom"
+
+
 def test_what_a_rank_below_a_launcher_did_not_catch_ended_it_though_the_others_went_on_for_a_moment() -> None:
     raised = line("exception", 0, at_s=1900.0, text="[rank1]: RuntimeError: the training set is not sorted")
     lost = line("nccl-abort", 0, at_s=1908.0, text="[rank0]:[E1127 NCCL error: remote process exited")

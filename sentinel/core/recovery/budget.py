@@ -28,6 +28,9 @@ SAME_STEP_LIMIT = 3
 # Of hangs so many: programs evaluate before they save, and such a pause may have been taken for one. Each is given
 # twice as long as the one before (core.hang), up to an hour. Who was seen in such a pause has the hour by the second.
 SAME_STEP_HANGS = 6
+# A server or a network that is away comes back by itself: three starts within minutes say nothing of the job.
+OUTAGE_S = 1800.0
+_OUTSIDE = frozenset({Cause.NETWORK, Cause.STORAGE})
 BACKOFF_FIRST_S = 5.0
 BACKOFF_MAX_S = 300.0
 # Restarts within an hour: who fails each 3 minutes is not well. The second: of those that no budget limits.
@@ -142,7 +145,8 @@ def _refusal(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: 
     in_pause = bool(job.failures) and job.failures[-1].pause != ""
     patient = verdict.failure == HANG and failed_step is not None and not in_pause
     limit = SAME_STEP_HANGS if patient else SAME_STEP_LIMIT
-    if _same_step(job, verdict, failed_step, now) >= limit - 1 and verdict.budget != Budget.FREE:
+    same = _same_step(job, verdict, failed_step, now)
+    if len(same) >= limit - 1 and verdict.budget != Budget.FREE and not _may_be_outage(verdict, same, now):
         where = (
             f"at step {failed_step}" if job.steps_told else f"after {how_far(failed_step or 0, told=False)}"
         )
@@ -150,7 +154,7 @@ def _refusal(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: 
             where = "before its log told of a step after the start,"
         return (
             "NoProgress",
-            f"Not started again: it failed {limit} times {where} with no newer checkpoint.",
+            f"Not started again: it failed {max(limit, len(same) + 1)} times {where} with no newer checkpoint.",
             False,
         )
     if verdict.budget == Budget.FREE:
@@ -221,11 +225,11 @@ def _least_s(failure: str) -> float:
     return UNSTEPPED_S + (LONGEST_ALLOWANCE_S if failure == HANG else 0.0)
 
 
-def _same_step(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: Now) -> int:
-    """How many of the last failures in a row were at this very step with this very checkpoint: hangs of a hang, others
-    of any other."""
+def _same_step(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now: Now) -> list[Failure]:
+    """Those of the last failures in a row that were at this very step with this very checkpoint, newest first: hangs of
+    a hang, others of any other."""
     checkpoint = job.checkpoint.step if job.checkpoint else None
-    count = 0
+    same = []
     for failure in reversed(_stuck(job, verdict, now)):
         if (
             failure.step != failed_step
@@ -233,8 +237,17 @@ def _same_step(job: ProtectedJob, verdict: Verdict, failed_step: int | None, now
             or failure.budget == Budget.FREE
         ):
             break
-        count += (failure.failure == HANG) == (verdict.failure == HANG)
-    return count
+        if (failure.failure == HANG) == (verdict.failure == HANG):
+            same.append(failure)
+    return same
+
+
+def _may_be_outage(verdict: Verdict, same: Sequence[Failure], now: Now) -> bool:
+    """Of what is outside of job and nodes, and may be over soon: then the budget decides, with pauses that grow."""
+    outside = (
+        verdict.budget is Budget.INFRASTRUCTURE and verdict.cause in _OUTSIDE and verdict.failure != HANG
+    )
+    return outside and now.wall_s - same[-1].wall_s < OUTAGE_S
 
 
 def hourly_wait(job: ProtectedJob, verdict: Verdict, now: Now) -> tuple[float, str]:

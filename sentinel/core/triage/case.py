@@ -21,6 +21,8 @@ _UNCAUGHT = re.compile(
     r"(?: {0,4}\d{1,5}: )?(?:\[default\d+\]: ?)?\[rank\d+\]: (?:\w+\.)*\w+(?:Error|Exception)\b"
 )
 BEHIND_S = 10.0  # that the others go on at most; after longer they were started anew
+# Nor without a rank whose log tells of no iterations: what it told longer before one of others it has survived.
+WITHOUT_S = 60.0
 
 # A root may lie this long before the death that it explains: NCCL's watchdog waits 600 s by default
 # before it kills the ranks that are left, and then needs time for its own reports.
@@ -142,11 +144,12 @@ def rows_in_order(
     reports = [m for m in matches if (cls := failures.get(m.failure)) is not None and cls.role == "report"]
     found: list[Row] = []
     follows: dict[int, str | None] = {}  # by rank: the line that follows from another, None until it is read
+    others_s = max(iterated_s.values(), default=since_s) - WITHOUT_S
     for match in matches:
         cls = failures.get(match.failure)
         if cls is None or match.at_s < since_s:
             continue
-        on_s = iterated_s.get(match.rank, match.at_s)
+        on_s = iterated_s.get(match.rank, others_s)
         if match.at_s < on_s and not _uncaught(match, on_s, reports):
             continue  # the rank went on after it
         if match.failure == CHAINED:
