@@ -127,6 +127,26 @@ async def test_a_program_under_a_shell_has_the_whole_grace(site: Site) -> None:
 
 
 @with_site
+async def test_a_rank_whose_launcher_ends_and_passes_nothing_on_has_the_whole_grace(site: Site) -> None:
+    """`accelerate launch` of one process, `time -v`."""
+    launcher, program = site.root / "accelerate", site.root / "train.py"
+    program.write_text(
+        "import signal, sys, time\n"
+        "def save(*_):\n    time.sleep(1.0)\n    print('saved')\n    sys.exit(0)\n"
+        "signal.signal(15, save)\nprint('ready')\ntime.sleep(600)\n"
+    )
+    executable = python("")[0]
+    launcher.write_text(f"import subprocess\nsubprocess.run([{executable!r}, '-IuS', {str(program)!r}])\n")
+    (first,) = await site.start((executable, "-W", "ignore", str(launcher)), nproc=None)
+    await site.logged("ready")
+    outcome = await site.cluster.stop("job", 1, 5.0)  # a tenth of it would be too short for the save
+    assert (outcome.gone, outcome.killed) == (True, 0)
+    assert site.exits[0].signal == signal.SIGTERM, "it passed nothing on"
+    assert "saved" in site.log()
+    assert not alive(first.pid)
+
+
+@with_site
 async def test_stopping_what_is_not_there_is_done_already(site: Site) -> None:
     assert (await site.cluster.stop("job", 1, 5.0)).gone
     await site.start(("true",))

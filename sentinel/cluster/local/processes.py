@@ -15,7 +15,7 @@ from sentinel.core.job import hold
 
 # Programs that pass no signal on to what they run: what is meant for them is meant for their children.
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "busybox"})
-# Programs that run one other program: never a rank themselves. Those that are no shells pass SIGTERM on.
+# Programs that run one other program: never a rank themselves. Those that are no shells, but `time`, pass SIGTERM on.
 WRAPPERS = SHELLS | {"uv", "timeout", "time", "tini", "dumb-init", "catatonit", "sudo"}
 SRUN, SLURMSTEPD = "srun", "slurmstepd"  # who starts tasks and who is their parent
 DEAD_STATES = "ZX"
@@ -377,6 +377,11 @@ def is_launcher(pid: int) -> bool:
         if words[:1] == ["-m"]:
             return len(words) > 1 and _MODULES.fullmatch(words[1]) is not None
     return bool(words) and os.path.basename(words[0]) in _LAUNCHERS
+
+
+def starts_ranks(pid: int) -> bool:
+    """By its name: one below which ranks may be, and which is none."""
+    return program(pid) in WRAPPERS or is_launcher(pid)
 
 
 # How launchers number what they start, in the whole job and on its machine; what a rank starts inherits it: torchrun

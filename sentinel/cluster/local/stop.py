@@ -2,7 +2,8 @@
 
 SIGTERM goes to the ranks first and not to their helpers: a data loader that dies under a rank makes its
 program raise in the middle of the save that SIGTERM asked for. A shell passes nothing on, so what it runs
-gets the signal too. When the ranks are gone, helpers that outlived them get SIGTERM and a tenth of the grace
+gets the signal too. A launcher, or `time`, may end and leave its ranks behind: they hear of it then, and have what is
+left of the grace. When the ranks are gone, helpers that outlived them get SIGTERM and a tenth of the grace
 (at most 5 s); then, and in any case when the grace is over, SIGKILL goes to everything until nothing is left.
 
 The ranks that srun starts are children of Slurm's daemons. When srun is killed its only child, which it has for that,
@@ -16,11 +17,12 @@ import structlog
 from sentinel.cluster.base import StopOutcome
 from sentinel.cluster.local.processes import (
     Proc,
-    is_shell,
+    find_ranks,
     is_srun,
     read_proc,
     scan,
     send_signal,
+    starts_ranks,
     through_shells,
     where,
 )
@@ -57,18 +59,27 @@ async def _terminate(tracked: Tracked, deadline_s: float, grace_s: float) -> Non
         for slot in tracked.running()
         if (proc := read_proc(slot.pid)) and slot.start_ticks == proc.start_ticks
     ]
-    inner: list[Proc] = []
-    if any(is_shell(proc.pid) for proc in ranks):  # only then is a scan of /proc worth its milliseconds
+    inner: dict[int, Proc] = {}
+    below: dict[int, Proc] = {}
+    if starters := [
+        proc for proc in ranks if starts_ranks(proc.pid)
+    ]:  # else a scan is not worth its milliseconds
+        table = scan()
         own = {proc.pid for proc in ranks}
-        inner = [proc for proc in through_shells(ranks, scan()) if proc.pid not in own]
-    with tracked.watching(inner) as alive:
-        for proc in [*ranks, *inner]:
+        inner = {proc.pid: proc for proc in through_shells(ranks, table) if proc.pid not in own}
+        found = [proc for one in starters for proc in find_ranks(one, table).values()]
+        below = {proc.pid: proc for proc in found if proc.pid not in own}
+    with tracked.watching((inner | below).values()) as alive:
+        for proc in [*ranks, *inner.values()]:
             terminate(proc)
-        await tracked.wait(lambda: not tracked.running() and not alive, deadline_s)
+        await tracked.wait(lambda: not tracked.running() and alive.isdisjoint(inner), deadline_s)
+        if tracked.gone() or boottime_s() >= deadline_s:
+            return
+        for proc in tracked.members():
+            terminate(proc)
+        await tracked.wait(lambda: not alive, deadline_s)
     if tracked.gone() or boottime_s() >= deadline_s:
         return
-    for proc in tracked.members():
-        terminate(proc)
     helper_deadline_s = min(deadline_s, boottime_s() + min(HELPER_GRACE_MAX_S, grace_s * HELPER_GRACE_SHARE))
     await _wait_gone(tracked, helper_deadline_s)
 
