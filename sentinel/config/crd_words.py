@@ -55,6 +55,7 @@ _JOB_WORDS = {
     "bestStep": "The furthest step so far.",
     "stepsTold": "Its log has named a step. Else steps of its failures are iterations, counted from each start.",
     "baselineMilliseconds": "Its usual time for one iteration.",
+    "longestStartSeconds": "The longest time from a start to its first iteration, in seconds.",
     "baselineRatio": "Its usual hardware time / end-to-end time, 0 to 1.",
     "checkpoint": "The last checkpoint that was proved.",
     "badSteps": "Steps whose checkpoints its program is told not to use.",

@@ -206,6 +206,7 @@ class ProtectedJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     steps_told: bool = False
     baseline_ms: float | None = None
     baseline_ratio: float | None = None
+    longest_start_s: float = 0.0  # from a start to the first iteration
     checkpoint: ProvedCheckpoint | None = None
     bad_steps: BadSteps | None = None
     failures: tuple[Failure, ...] = ()  # newest last, at most 20

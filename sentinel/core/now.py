@@ -10,3 +10,4 @@ class Now(Struct, frozen=True):
 
     mono_s: float
     wall_s: float
+    slept_s: float = 0.0  # of the seconds since boot: the machine slept meanwhile

@@ -11,7 +11,8 @@ Clock: TypeAlias = Callable[[], Now]
 
 def system_now() -> Now:
     """CLOCK_BOOTTIME for every interval and deadline; the wall clock, which may be stepped, only to show."""
-    return Now(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+    mono_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return Now(mono_s, time.time(), mono_s - time.clock_gettime(time.CLOCK_MONOTONIC))
 
 
 def boot_id() -> str:

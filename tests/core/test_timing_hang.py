@@ -88,6 +88,42 @@ def test_the_first_iterations_may_take_as_long_as_the_start() -> None:
     assert timing.hang.next_deadline(Now(last, 0)) == pytest.approx(last + 600)
 
 
+@pytest.mark.parametrize("after_s", [None, 60.0])
+def test_a_start_may_take_half_as_long_again_as_the_longest_that_the_job_has_come_through(
+    after_s: float | None,
+) -> None:
+    timing = job(2, after_s=after_s, baseline_ms=100.0)
+    feed(timing, 1, start_s=2399.5)
+    last = feed(timing, 0, start_s=1000.0)
+    timing.start(2, 2, Now(3000, 0))
+    for rank in (0, 1):
+        empty(timing, rank, incarnation=2)
+    assert hang(timing, last + 1500) is None
+    assert hang(timing, 3000 + 1.5 * 2400 - 1) is None
+    assert hang(timing, 3000 + 1.5 * 2400) is not None
+    again = job(2, after_s=after_s, baseline_ms=100.0, longest_start_s=timing.hang.longest_start_s)
+    for rank in (0, 1):
+        empty(again, rank)
+    assert again.hang.next_deadline(Now(0, 0)) == pytest.approx(3600), "a successor knows it from the record"
+
+
+@pytest.mark.parametrize("iterates", [True, False])
+def test_a_job_whose_machine_has_slept_has_its_whole_time_again(iterates: bool) -> None:
+    timing = job(after_s=700.0, baseline_ms=100.0)
+    last = feed(timing) if iterates else 0.0
+    empty(timing, 0)
+
+    def told(at_s: float, slept_s: float) -> bool:
+        now = Now(at_s, 0, slept_s)
+        timing.hang.note(now)
+        return bool(timing.signals(now))
+
+    assert not told(last + 100, 7000.0), "it had slept before this job was started"
+    assert not told(last + 30_000, 7000.0 + 29_800)
+    assert not told(last + 30_599, 7000.0 + 29_800)
+    assert told(last + 30_700, 7000.0 + 29_800.5)
+
+
 def test_one_odd_pause_does_not_blind_the_watch() -> None:
     timing = job()
     last = feed(timing, count=20, start_s=feed(timing) + 3000)

@@ -34,6 +34,7 @@ class JobPicture:
             baseline_ms=job.baseline_ms,
             baseline_ratio=job.baseline_ratio,
             performance_frozen=job.performance_frozen,
+            longest_start_s=job.longest_start_s,
         )
         self.timing.hang.failures = job.failures
         self.incident: Incident | None = None
@@ -150,7 +151,7 @@ class JobPicture:
         """The moment up to which silence of a log is silence of its rank."""
         if self.known_until_s is None or self.known_until_s >= now.mono_s:
             return now
-        return Now(self.known_until_s, now.wall_s - (now.mono_s - self.known_until_s))
+        return Now(self.known_until_s, now.wall_s - (now.mono_s - self.known_until_s), now.slept_s)
 
     @property
     def failed_exits(self) -> list[RankExit]:
@@ -213,6 +214,7 @@ class JobPicture:
             self.with_steps(job),
             baseline_ms=learnt[0] if learnt else job.baseline_ms,
             baseline_ratio=learnt[1] if learnt else job.baseline_ratio,
+            longest_start_s=self.timing.hang.longest_start_s,
             fast_incarnation=job.incarnation if self.was_fast else job.fast_incarnation,
         )
 

@@ -37,8 +37,12 @@ TOGETHER = 0.9
 LATER_SHARE = 1 / 12
 # An iteration that takes longer is one to wonder about.
 PHASE_S = 30.0
+# Whole sleeps; the two clocks are not read at one moment.
+SLEPT_S = 1.0
 # An older one says nothing of now.
 FRESH_S = 60.0
+# A start may take so many times the longest that the job has come through: other files are read than the last time.
+STARTS = 1.5
 # A silence of which looks do not show that it is a hang is told after so long, since a person must look.
 DOUBT_S = 1800.0
 SUSPENDED = "a signal has stopped all of its processes, and they go on once they get SIGCONT"
@@ -48,7 +52,14 @@ class HangWatch:
     """Of one job. `ranks` and `gaps` are those of its timing; `size` is how many ranks it runs with."""
 
     def __init__(
-        self, policy: Policy, size: int, ranks: Mapping[int, RankTiming], gaps: Sequence[Gap], *, timed: bool
+        self,
+        policy: Policy,
+        size: int,
+        ranks: Mapping[int, RankTiming],
+        gaps: Sequence[Gap],
+        *,
+        timed: bool,
+        longest_start_s: float,
     ) -> None:
         self.policy = policy
         self.size = size
@@ -61,13 +72,15 @@ class HangWatch:
         self._ranks = ranks
         self._gaps = gaps
         self.timed_before = timed  # this job is known to print iterations
+        self._longest_start_s = longest_start_s  # of earlier incarnations
         self._activities = Activities()
         self.sign_s = 0.0  # when a log last told that the program gets on, without an iteration; 0: never
         self.prints = False  # a log went on for a while
         self._sign_line = ""  # the newest of those lines that a person may know it by
         self._announced_s = 0.0  # when a line last announced or ended a pause
         self._suspended = False
-        self._woke_s = 0.0  # when it went on after it was suspended
+        self._woke_s = 0.0  # when it went on after it was suspended, or the machine after it slept
+        self._slept_s: float | None = None
         self.failures: Sequence[Failure] = ()  # of the job, the newest last
 
     # ------------------------------------------------------------ folding
@@ -75,6 +88,7 @@ class HangWatch:
     def start(self, size: int, now: Now) -> None:
         """A new incarnation; the ranks are still those of the one before."""
         self.timed_before = self.timed_before or any(r.count for r in self._ranks.values())
+        self._longest_start_s = self.longest_start_s
         self.size, self.started_s = size, now.mono_s
         self.exited.clear()
         self._activities.reset()
@@ -128,6 +142,18 @@ class HangWatch:
         self.workers.progressed(rank.rank)
 
     # ------------------------------------------------------------ reading
+
+    @property
+    def longest_start_s(self) -> float:
+        """The longest time from a start of the job to the first iteration of a rank; 0: none has come to one."""
+        since_s = self.started_s or 0.0
+        took_s = ((r.first_at_s or since_s) - since_s for r in self._ranks.values() if r.count)
+        return max(self._longest_start_s, max(took_s, default=0.0))
+
+    @property
+    def _start_s(self) -> float:
+        """How long it may take to an iteration."""
+        return max(self.policy.start_timeout_s, STARTS * self.longest_start_s)
 
     def excused(self, now: Now) -> bool:
         """A pause that was announced explains that no iteration comes."""
@@ -213,12 +239,12 @@ class HangWatch:
                 rank,
                 self.policy.hang,
                 self._gaps,
-                self.policy.start_timeout_s,
+                self._start_s,
                 ending=ending,
                 repeats=self._hangs_at(rank.last_step or 0),
                 started_s=self.started_s,
             )
-            usual_s = max(usual_s, self.policy.start_timeout_s if starts else 0.0)
+            usual_s = max(usual_s, self._start_s if starts else 0.0)
             return self._in_pause_s(usual_s, self._silent_since_s(rank), paused_s)
 
         if not self.exited:
@@ -255,9 +281,12 @@ class HangWatch:
         return max((r.last_at_s or 0.0 for r in self._ranks.values() if r.rank in self.exited), default=0.0)
 
     def note(self, now: Now) -> None:
-        """Before anything is decided: is it suspended, or was until now? Then it has its whole time again."""
+        """Before anything is decided: is it suspended, or was until now, or has its machine slept? Then its time begins
+        anew."""
         suspended = self._halts()
-        if self._suspended and not suspended:
+        slept = self._slept_s is not None and now.slept_s - self._slept_s >= SLEPT_S
+        self._slept_s = now.slept_s
+        if slept or (self._suspended and not suspended):
             self._woke_s = now.mono_s
             if self.looks is not None:
                 self.looks.reset()
@@ -434,7 +463,7 @@ class HangWatch:
         whatever its output tells of progress; before its first output it has the time of its start."""
         if self.started_s is None or self.exited:
             return None
-        start_s, since_s = self.policy.start_timeout_s, max(self.started_s, self.sign_s, self._announced_s)
+        start_s, since_s = self._start_s, max(self.started_s, self.sign_s, self._announced_s, self._woke_s)
         if self._iterates():
             return since_s, self._in_pause_s(start_s, since_s, self._paused_s())
         after_s = self.policy.hang.after_s if self.looks is not None else None

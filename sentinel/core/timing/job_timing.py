@@ -49,6 +49,7 @@ class JobTiming:
         baseline_ms: float | None = None,
         baseline_ratio: float | None = None,
         performance_frozen: str = "",
+        longest_start_s: float = 0.0,
     ) -> None:
         self.performance_frozen = performance_frozen
         self.incarnation = 0
@@ -61,7 +62,14 @@ class JobTiming:
         self._roles: dict[int, float] = {}  # how unequal ranks are by them, as the first incarnation showed
         self.gaps: list[Gap] = []  # the longest of all ranks and incarnations, longest first
         self._baseline = (baseline_ms, baseline_ratio) if baseline_ms is not None else None
-        self.hang = HangWatch(policy, size, self.ranks, self.gaps, timed=baseline_ms is not None)
+        self.hang = HangWatch(
+            policy,
+            size,
+            self.ranks,
+            self.gaps,
+            timed=baseline_ms is not None,
+            longest_start_s=longest_start_s,
+        )
 
     @property
     def policy(self) -> Policy:
