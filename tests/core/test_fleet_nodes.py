@@ -160,6 +160,26 @@ def test_a_deleted_record_is_made_anew_from_the_mark() -> None:
     assert not world.node("n1").unschedulable, "the mark says that Sentinel cordoned it"
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_a_node_whose_record_was_deleted_and_that_shows_nothing_waits_for_a_person(held: bool) -> None:
+    world = World() if held else an_isolated_node()
+    if held:
+        world.order(OrderKind.HOLD, "n1")
+    else:
+        world.shows("n1")
+        world.reboot("n1", "boot-2")
+    world.settle()
+    world.records.clear()
+    world.settle()
+    world.passes(OPEN.release_after_s * 10)
+    world.settle()
+    assert world.out() == {"n1"}
+    assert "a person must release it: its record was deleted" in world.of("n1").needs.sentence
+    world.order(OrderKind.RELEASE, "n1")
+    world.settle()
+    assert not world.out()
+
+
 def test_a_record_that_was_made_anew_counts_in_no_window() -> None:
     world = World(["n1", "n2"], structs.replace(OPEN, isolations=Allowance(per_window=Limit(1))))
     world.shows("n1", a_finding())

@@ -166,6 +166,7 @@ def opening(
 ) -> Open:
     node = one.node
     earlier = desk.of(node.name) if one.kind is Kind.FAULT else ()
+    unknown = adopted and not one.findings  # perhaps somebody works on it
     repeats = len(probation.returns(earlier, node, desk.settings, desk.now))
     return Open(
         reason=reason,
@@ -180,7 +181,7 @@ def opening(
         cause=cause,
         severity=worst(one.findings),
         findings=kept(one.findings),
-        needs=release.needs(one.kind, one.findings, repeats, desk.settings),
+        needs=release.UNKNOWN if unknown else release.needs(one.kind, one.findings, repeats, desk.settings),
         running_there=words.running_there(node),
         boot_id=node.boot_id or node.api_boot_id,
         sampled=release.sampled(node, one.findings),

@@ -54,6 +54,12 @@ def sampled(node: NodePicture, found: Iterable[Finding]) -> Mark:
     return Mark(node.boot_id, max(times, default=node.told_mono_s))
 
 
+UNKNOWN = Needs(
+    sentence="a person must release it: its record was deleted, and nothing that is found says why it is out",
+    repair=Repair.PERSON,
+)
+
+
 def needs(kind: Kind, found: Sequence[Finding], repeats: int, settings: FleetSettings) -> Needs:
     if kind is Kind.HOLD:
         return Needs(sentence=words.needs(Repair.PERSON, 0.0), repair=Repair.PERSON)
