@@ -52,10 +52,6 @@ class NodeLink:
             )
         )
 
-    def forget_check(self, check: str) -> None:
-        if self._client is not None:
-            self._client.forget_check(check)
-
     @property
     def node(self) -> str:
         """The name of this node, as the cluster knows it."""
@@ -73,7 +69,7 @@ class NodeLink:
                 await asyncio.sleep(LOOK_S)
                 continue
             self._client = self._new(wanted)
-            for result in self._agent.runner.results():
+            for result in (*self._agent.runner.over, *self._agent.runner.results()):
                 self.checked(result)
             self._agent.jobs.fence.ordered()  # the new link has told nothing yet
             running = asyncio.create_task(self._client.run())

@@ -344,8 +344,8 @@ class NodeAgent:
         self.settings = settings
         self._runner = self._new_runner(settings)
         self._runner.restore(old.snapshot())
-        for name in {result.check for result in old.results()} - set(self._runner.stats):
-            self.link.forget_check(name)
+        for result in self._runner.over:
+            self.link.checked(result)
         for finding in self._runner.book.active("shape"):  # judges the settings alone, and at once again
             self._runner.book.clear(finding.key)
         if self._checks is not None:

@@ -120,6 +120,9 @@ class CheckRunner:
         rows = all_checks(settings) if checks is None else checks
         self._running = {row.name: _Running(row, skipped=row.name in settings.skip_checks) for row in rows}
         self._began_s = clock().mono_s
+        self.over: tuple[
+            CheckResult, ...
+        ] = ()  # the last word of checks that `restore` found and are no more
 
     # ---------------------------------------------------------------- what others set and read
 
@@ -169,7 +172,9 @@ class CheckRunner:
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             log.warning("check_snapshot_damaged", error=str(error))
             return False
-        # A sampled finding whose check is no more would stay for ever.
+        # A sampled finding whose check is no more would stay for ever; so it would with who was told of it.
+        checks = {one.check for one in snapshot.book.findings if one.component is not Component.AGENT}
+        self.over = tuple(_over(name, self._clock()) for name in sorted(checks - self._running.keys()))
         known = tuple(one for one in snapshot.book.findings if one.event or one.check in self._running)
         self.book.restore(msgspec.structs.replace(snapshot.book, findings=known), self._clock())
         if snapshot.book.boot_id != self.boot_id:
@@ -415,6 +420,11 @@ def _call(running: _Running, look: Look, sample: _Sample) -> None:
             True,
         )
         log.error("check_raised", check=running.row.name, stack=traceback.format_exc())
+
+
+def _over(check: str, now: Now) -> CheckResult:
+    detail = "not looked at: the settings no longer have this check"
+    return CheckResult(check=check, state=CheckState.ABSENT, detail=detail, at_mono_s=now.mono_s)
 
 
 def _skipped(_: Look) -> list[Finding]:

@@ -110,9 +110,6 @@ class Client:
         """The job is none of this node any more: full reports no longer name it."""
         self._standing.forget(job)
 
-    def forget_check(self, check: str) -> None:
-        self._standing.forget_check(check)
-
     def close(self) -> None:
         """Close the spool's files, when nothing will be sent any more."""
         self.spool.close()

@@ -73,11 +73,6 @@ class Standing:
         for key in [key for key in self._ranks if key[0] == job]:
             del self._ranks[key]
 
-    def forget_check(self, check: str) -> None:
-        """The check is run no more."""
-        self._checks.pop(check, None)
-        self._told.pop(check, None)
-
 
 def _meaning(result: CheckResult) -> tuple[object, ...]:
     return (result.state, result.detail, *(_core(finding) for finding in result.findings))

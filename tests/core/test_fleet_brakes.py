@@ -10,6 +10,7 @@ from sentinel.core.fleet import rounds
 from sentinel.core.fleet.events import DoTell, Reason
 from sentinel.core.fleet.model import Brake, EndedBy, Kind, Mode, OrderKind, State
 from sentinel.core.fleet.settings import Allowance, Limit
+from sentinel.core.health import CheckState
 from sentinel.core.now import Now
 from tests.core.fleet_world import OPEN, World, a_finding, a_full_disk, a_nic_finding
 
@@ -398,3 +399,26 @@ def test_a_round_over_few_nodes_serves_those_that_were_held_back_too() -> None:
         ("n1", Reason.ROOM_AGAIN),
     ]
     assert Kind.FAULT in {record.kind for record in world.records.values()}
+
+
+def test_what_a_check_had_found_that_is_no_more_isolates_nobody_and_a_person_ends_what_it_has_isolated() -> (
+    None
+):
+    world = a_world(isolations=allowing(1))
+    for name in NAMES[:2]:
+        world.shows(name, a_finding())
+    world.settle()
+    assert held(world) == {"n1": Brake.AT_A_TIME}
+    for name in NAMES[:2]:
+        world.shows(name)
+        world.report(name, kernel=CheckState.ABSENT)
+    for _ in range(3):
+        world.passes(OPEN.proven_after_s, report=False)
+        world.settle()
+    assert world.out() == {"n0"}
+    assert held(world) == {"n1": Brake.AT_A_TIME}
+    for name in NAMES[:2]:
+        world.order(OrderKind.RELEASE, name)
+    world.settle()
+    assert not world.out()
+    assert not held(world)

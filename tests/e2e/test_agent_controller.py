@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from sentinel.core.health import CheckState
 from sentinel.transport.server import Server
 from tests.e2e.agent_node import XID_31, XID_79, Node
 from tests.e2e.box import Box
@@ -98,6 +99,40 @@ def test_a_controller_is_named_left_and_taken_by_new_settings(box: Box, tmp_path
             await eventually(lambda: not any(known.connections for known in first.nodes.values()))
             agent.send(signal.SIGTERM)
             assert await asyncio.to_thread(agent.code) == 0
+
+    (tmp_path / "world").mkdir()
+    go(story())
+
+
+def test_what_a_check_had_found_that_the_settings_no_longer_have_is_taken_back(
+    box: Box, tmp_path: Path
+) -> None:
+    node = Node(box)
+    programs = [
+        {"name": name, "command": ["/bin/sh", "-c", "echo broken; exit 1"]} for name in ("one", "two")
+    ]
+
+    def last(world: World, name: str) -> tuple[CheckState, int] | None:
+        told = [one for arrived in world.arrived for one in arrived.report.checks if one.check == name]
+        return (told[-1].state, len(told[-1].findings)) if told else None
+
+    async def story() -> None:
+        async with World(tmp_path / "world") as world:
+            _, port = await world.serve()
+            node.settings(ownChecks=programs)
+            reports_to(world, node, port)
+            agent = await asyncio.to_thread(node.start)
+            both = ("own-one", "own-two")
+            await eventually(lambda: {last(world, name) for name in both} == {(CheckState.FOUND, 1)})
+            node.settings(ownChecks=programs[1:])
+            agent.send(signal.SIGHUP)
+            await eventually(lambda: last(world, "own-one") == (CheckState.ABSENT, 0))
+            agent.kill()
+            node.settings(ownChecks=[])
+            again = await asyncio.to_thread(node.start)
+            await eventually(lambda: last(world, "own-two") == (CheckState.ABSENT, 0))
+            again.send(signal.SIGTERM)
+            assert await asyncio.to_thread(again.code) == 0
 
     (tmp_path / "world").mkdir()
     go(story())
