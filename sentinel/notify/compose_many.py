@@ -76,14 +76,14 @@ def cause_request(
         now_wall_s,
         mail=mail,
         message_id=message_id(oldest, stage, place),
-        subject=clean(f"[sentinel] {code} on many nodes at once: real, or a mistake?", 200),
+        subject=clean(f"[sentinel] {code} on many nodes: real, or a mistake?", 200),
         headers=headers_of(place, f"{len(records)} nodes", oldest.id, stage, urgent=True),
         tone="bad",
         label=WORDS[Reason.COMMON_CAUSE].label,
-        title=f"{code} on many nodes at once",
-        sentence=f"More nodes have {code} within minutes than chance gives, so it may be a rule, a driver or a change "
-        f"that went wrong and not the nodes. {many} and all that follow stay in service, and their jobs run on, until "
-        "a person says what it is.",
+        title=f"{code} on many nodes",
+        sentence=f"More nodes have {code} than chance gives, so it may be a rule, a driver or a change that went wrong "
+        f"and not the nodes. {many} and all that follow stay in service, and their jobs run on, until a person says "
+        "what it is.",
         facts=(
             ("nodes", named([record.node for record in records])),
             *(("found", text) for text in found),

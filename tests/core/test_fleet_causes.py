@@ -76,6 +76,16 @@ def test_what_is_found_further_apart_is_what_chance_gives() -> None:
     assert world.out() == set(NAMES[:5])
 
 
+def test_a_driver_that_is_rolled_out_node_by_node_takes_out_no_more_than_chance_would_in_a_day() -> None:
+    world = a_world(300)
+    for name in NAMES[:40]:
+        breaks(world, name)
+        world.passes(3600.0)  # the older ones are counted as proven by then, and take no room from others
+    assert world.out() == set(NAMES[:5])
+    assert held(world) == dict.fromkeys(NAMES[5:40], Brake.COMMON_CAUSE)
+    assert told(world)[-1] == f"common-cause/{XID}"
+
+
 def test_another_code_is_another_matter_and_a_node_with_both_is_isolated() -> None:
     world = a_world()
     breaks(world, *NAMES[:4])
@@ -361,9 +371,11 @@ def test_what_stands_acts_again_when_the_word_is_taken_back() -> None:
     ("nodes", "least"), [(1, 3), (400, 3), (1000, 3), (10_000, 5), (100_000, 9), (100_000_000, 1000)]
 )
 def test_larger_fleets_have_more_nodes_with_one_code_by_chance(nodes: int, least: int) -> None:
-    assert causes.by_chance(nodes, FleetSettings()) >= least
-    assert causes.by_chance(nodes, FleetSettings()) <= 3 * least
+    (_, many), (_, within_a_day) = causes.limits(nodes, FleetSettings())
+    assert least <= many <= 3 * least
+    assert within_a_day >= 2 * many
 
 
 def test_chance_is_never_below_what_administrators_say() -> None:
-    assert causes.by_chance(10, structs.replace(SETTINGS, cause_nodes=8)) == 8
+    settings = structs.replace(SETTINGS, cause_nodes=8)
+    assert causes.limits(10, settings) == ((SETTINGS.cause_window_s, 8), (causes.SLOW_S, 16))

@@ -65,7 +65,7 @@ def test_a_planned_test_that_finds_many_at_once_passes_too(nodes: int) -> None:
     assert sum(fault.planned for fault in year.faults) > TEST_NODES / 2
     assert late(year) == 0
     assert year.wrong == []
-    assert year.messages <= 2 * len(year.faults)
+    assert year.messages <= 2 * len(year.faults) + 1, "of the test itself a person is asked once"
 
 
 def asked(year: Year) -> tuple[float, float]:

@@ -311,7 +311,7 @@ def test_one_code_on_many_nodes_is_one_mail_that_asks_whether_it_is_real() -> No
             assert len(subjects) == 3, (
                 "the worst and another one are out for it, and the mail about all others"
             )
-            mail = subjects["[sentinel] XID 31 on many nodes at once: real, or a mistake?"]
+            mail = subjects["[sentinel] XID 31 on many nodes: real, or a mistake?"]
             assert mail["Importance"] == "high"
             text = " ".join(mail.get_body(("plain",)).get_content().split())
             assert "gpu-1, gpu-2, gpu-3, gpu-4, gpu-6" in text

@@ -1,7 +1,7 @@
-"""What many nodes have at once: one network incident, or one cause that may be a rule or a driver gone wrong. Pure.
+"""What many nodes have: one network incident, or one cause that may be a rule or a driver gone wrong. Pure.
 
-Both are seen in the records, so that a new leader sees the same. A code that more nodes have within minutes than chance
-gives is a common cause until a person says what it is: `model.CodeWord`.
+Both are seen in the records, so that a new leader sees the same. A code that more nodes have than chance gives, within
+minutes or within a day, is a common cause until a person says what it is: `model.CodeWord`.
 """
 
 import math
@@ -20,6 +20,8 @@ from sentinel.core.now import Now
 FAULT_EVERY_S = 236 * 86_400.0
 ONE_CODE = 0.4
 YEAR_S = 365 * 86_400.0
+# A driver that is rolled out node by node breaks one after the other, over hours. So many times `cause_nodes` at least.
+SLOW_S, SLOW_TIMES = 86_400.0, 2
 GO_ON_S = 86_400.0  # for which GO_ON holds: what many nodes have tomorrow is asked anew
 
 
@@ -65,15 +67,15 @@ def cause_codes(findings: Iterable[Finding]) -> frozenset[str]:
     return frozenset() if network_codes(found) else fatal_codes(found)
 
 
-def by_chance(nodes: int, settings: FleetSettings) -> int:
+def by_chance(nodes: int, window_s: float, least: int) -> int:
     """So many nodes with one code within the window are more than chance gives: less than once in a year.
 
-    Chance is a Poisson process of the faults with one code. At least `cause_nodes`.
+    Chance is a Poisson process of the faults with one code. At least `least`.
     """
     every_s = FAULT_EVERY_S / ONE_CODE / max(1, nodes)
-    others = settings.cause_window_s / every_s  # in the window after a fault, in the mean
+    others = window_s / every_s  # in the window after a fault, in the mean
     if others > 100.0:  # as good as normal, and its terms would be too small for a float
-        return max(settings.cause_nodes, math.ceil(others + 6.0 * math.sqrt(others)) + 1)
+        return max(least, math.ceil(others + 6.0 * math.sqrt(others)) + 1)
     in_a_year = YEAR_S / every_s
     count, term = 1, math.exp(-others)
     beyond = 1.0 - term  # the chance that at least `count` others follow
@@ -81,7 +83,16 @@ def by_chance(nodes: int, settings: FleetSettings) -> int:
         term *= others / count
         beyond -= term
         count += 1
-    return max(settings.cause_nodes, count + 1)
+    return max(least, count + 1)
+
+
+def limits(nodes: int, settings: FleetSettings) -> tuple[tuple[float, int], ...]:
+    """Windows, and how many nodes that get one code within them are a common cause in a fleet of `nodes`."""
+    least = settings.cause_nodes
+    return tuple(
+        (window_s, by_chance(nodes, window_s, times * least))
+        for window_s, times in ((settings.cause_window_s, 1), (SLOW_S, SLOW_TIMES))
+    )
 
 
 class Asked(Struct, frozen=True):
@@ -99,35 +110,38 @@ class Causes:
         self,
         nodes: Mapping[str, Asked],
         records: Iterable[NodeQuarantine],
-        many: int,
+        fleet: int,
         settings: FleetSettings,
     ) -> None:
+        """`fleet`: how many nodes there are."""
         self._nodes, self._worst = nodes, settings.cause_worst
-        self._together: dict[str, frozenset[str]] = {}  # code -> nodes that were found with it within minutes
+        self._together: dict[str, frozenset[str]] = {}  # code -> nodes that were found with it in one window
         # code -> node -> mode: those that are or were isolated, and those that wait for a person's word
         self._acted: dict[str, dict[str, Mode]] = {}
         self._waiting: dict[str, dict[str, Mode]] = {}
         wanted = {code for one in nodes.values() for code in one.codes}
         if not wanted:
             return
-        since_wall_s = min(one.since_wall_s for one in nodes.values()) - settings.cause_window_s
+        windows = limits(fleet, settings)
+        since_wall_s = min(one.since_wall_s for one in nodes.values()) - max(windows)[0]
         found: dict[str, dict[str, float]] = {code: {} for code in wanted}
         self._acted, self._waiting = {code: {} for code in wanted}, {code: {} for code in wanted}
         for record in records:
+            if waits(record):
+                for code in wanted.intersection(record.cause):
+                    self._waiting[code][record.node] = record.mode
             if record.since_wall_s < since_wall_s or record.kind is not Kind.FAULT or not _counts(record):
                 continue
             for code in cause_codes(record.findings) & wanted:
                 found[code][record.node] = record.since_wall_s
                 if record.acted_wall_s or record.state is State.ACTIVE:
                     self._acted[code][record.node] = record.mode
-            if waits(record):
-                for code in wanted.intersection(record.cause):
-                    self._waiting[code][record.node] = record.mode
         for node, one in nodes.items():
             for code in one.codes:
                 found[code][node] = one.since_wall_s
         for code, times in found.items():
-            self._together[code] = shared = together(times, many, settings.cause_window_s)
+            found_together = (together(times, many, window_s) for window_s, many in windows)
+            self._together[code] = shared = frozenset[str]().union(*found_together)
             self._acted[code] = {node: mode for node, mode in self._acted[code].items() if node in shared}
 
     def brake(self, node: str) -> Brake:

@@ -97,8 +97,7 @@ class _Together:
             for name, one in self._asked.items()
             if one.codes
         }
-        many = causes.by_chance(len(desk.picture.nodes), settings)
-        self._causes = causes.Causes(self._asked, records, many, settings)
+        self._causes = causes.Causes(self._asked, records, len(desk.picture.nodes), settings)
 
     def brake(self, one: Candidate) -> Brake:
         name, now, settings = one.node.name, self._desk.now, self._desk.settings

@@ -17,7 +17,7 @@ BRAKES = {
     Brake.NETWORK_SETTLING: "a moment's wait shows whether other nodes have the same network finding",
     Brake.SETTLING: "some minutes' wait shows whether many nodes show the same, since it is less than fatal",
     Brake.NETWORK_INCIDENT: "many nodes have the same network finding, so it is the network and not the nodes",
-    Brake.COMMON_CAUSE: "many nodes have the same at once, so a rule or a driver may be wrong; a person must say which",
+    Brake.COMMON_CAUSE: "many nodes have the same, so a rule or a driver may be wrong; a person must say which",
     Brake.PAUSED: "Sentinel is paused",
 }
 _REPAIRS = {
