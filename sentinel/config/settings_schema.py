@@ -322,7 +322,10 @@ class FleetSpec(Section):
         "common cause: the rest of them wait for a person's word.",
     )
     cause_window_s: Annotated[float, duration(1.0, 86_400.0), Meaning("duration, 1s to 1d", "duration")] = (
-        written("causeWindow", "So near to each other they must have been found with it.")
+        written(
+            "causeWindow",
+            "So near to each other they must have been found with it. Within a day it takes twice as many.",
+        )
     )
     cause_worst: Annotated[int, whole(0, 100_000), Meaning("whole number")] = written(
         "causeWorst", "So many of them are isolated all the same: the first, and of many at once the worst."
