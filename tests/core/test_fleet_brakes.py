@@ -309,8 +309,16 @@ def test_an_incident_that_is_over_isolates_nobody_and_who_still_has_it_is_isolat
         world.shows(name, a_nic_finding())
     world.settle()
     world.passes(60.0)
-    for name in NAMES[:5]:
+    for number, name in enumerate(NAMES[:5], start=1):
         world.shows(name)
+        world.settle()
+        assert held(world) == dict.fromkeys(NAMES[number:6], Brake.NETWORK_INCIDENT), (
+            "ports come up one by one"
+        )
+        world.passes(5.0)
+    (incident,) = rounds.incidents(world.records, OPEN, world.now)
+    assert incident.nodes == ("n5",)
+    world.passes(60.0)
     world.settle()
     assert world.out() == {"n5"}
     assert not rounds.incidents(world.records, OPEN, world.now)

@@ -22,6 +22,7 @@ ONE_CODE = 0.4
 YEAR_S = 365 * 86_400.0
 # A driver that is rolled out node by node breaks one after the other, over hours. So many times `cause_nodes` at least.
 SLOW_S, SLOW_TIMES = 86_400.0, 2
+OVER_S = 60.0  # for which a node whose port is up again is counted among those that had the same
 GO_ON_S = 86_400.0  # for which GO_ON holds: what many nodes have tomorrow is asked anew
 
 
@@ -253,19 +254,33 @@ def network_incidents(
     """`nodes`: those that are to be isolated now, with their network codes (see network_codes).
 
     Nodes that were found with one code within `network_window_s` of each other are one incident, for as long as so many
-    of them have it; what is found hours later is another matter.
+    have it, or had it a moment ago: the ports of a switch that starts again come up one after the other. What is found
+    hours later is another matter.
     """
     found: dict[str, dict[str, float]] = {}  # code -> node -> when it was found
+    over: set[str] = set()
+    standing = set(nodes)
     for record in records:
-        if record.kind is Kind.FAULT and record.state in (State.HELD, State.ACTIVE):
+        if record.kind is not Kind.FAULT:
+            continue
+        stands = record.state in (State.HELD, State.ACTIVE)
+        if stands or _just_over(record, now):
             for code in network_codes(record.findings):
                 found.setdefault(code, {})[record.node] = record.since_wall_s
+            (standing if stands else over).add(record.node)
     for node, codes in nodes.items():
         for code in codes:
             found.setdefault(code, {}).setdefault(node, now.wall_s)
     many, window_s = settings.network_nodes, settings.network_window_s
-    incidents = {code: together(times, many, window_s) for code, times in found.items()}
+    gone = over - standing
+    incidents = {code: together(times, many, window_s) - gone for code, times in found.items()}
     return tuple(Incident(code, tuple(sorted(names))) for code, names in sorted(incidents.items()) if names)
+
+
+def _just_over(record: NodeQuarantine, now: Now) -> bool:
+    """It was held back, and has ended by itself a moment ago."""
+    left = record.ended_by is EndedBy.WELL and not record.acted_wall_s
+    return left and 0.0 <= now.wall_s - (record.ended_wall_s or 0.0) < OVER_S
 
 
 def network_brake(
