@@ -190,6 +190,33 @@ def test_a_mail_is_sent_once_and_its_successor_would_send_the_same() -> None:
     asyncio.run(scenario())
 
 
+def test_a_node_that_fails_again_when_its_old_record_is_deleted_is_told_again() -> None:
+    """The new record has the number of the old one."""
+
+    async def scenario() -> None:
+        world = isolated("gpu-7")
+        with MailServer() as server:
+            told = Told(world, settings_for(server.port))
+            await told.send()
+            told.write()
+            world.order(OrderKind.RELEASE, "gpu-7")
+            world.shows("gpu-7")
+            world.decide()
+            await told.send()
+            told.write()
+            id = the(world).id
+            world.records.clear()
+            world.passes(30 * 86_400.0)
+            world.settle()
+            world.shows("gpu-7", a_finding())
+            world.decide()
+            assert the(world).id == id
+            await told.send()
+            assert len(server.mails) == 3
+
+    asyncio.run(scenario())
+
+
 def test_the_mails_of_one_isolation_are_one_thread_and_two_isolations_are_two() -> None:
     async def scenario() -> None:
         world = isolated("gpu-7")

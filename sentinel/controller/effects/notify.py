@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import structlog
@@ -50,6 +50,9 @@ Record = Callable[[str, Any], None]
 LogPaths = Callable[[str], Sequence[str]]
 
 
+Key: TypeAlias = tuple[str, str, float]  # of one thing that one record wants told
+
+
 class Waiting(Struct, frozen=True):
     """One thing that one record wants told. Several with one Message-ID are one mail."""
 
@@ -60,13 +63,14 @@ class Waiting(Struct, frozen=True):
     # Makes the whole mail, where `request` has only what a digest needs.
     whole: Callable[[], MailRequest] | None = None
     alone: bool = False  # never a line of a digest: a digest itself
+    since_wall_s: float = 0.0  # of the record: ids are given again when old records were deleted
 
     def complete(self) -> MailRequest:
         return self.request if self.whole is None else self.whole()
 
     @property
-    def key(self) -> tuple[str, str]:
-        return self.record_id, self.stage
+    def key(self) -> Key:
+        return self.record_id, self.stage, self.since_wall_s
 
 
 class _Parcel(Struct, frozen=True):
@@ -123,7 +127,7 @@ class Notifier:
         self._troubles = 0  # rounds in a row that met a server in trouble
         self._sent, self._storms = Sent(), Storms()
         self._over: set[str] = set()  # Message-IDs that were over the limit: they go into the digest
-        self._settled: dict[tuple[str, str], Mailing] = {}  # stages that are done with
+        self._settled: dict[Key, Mailing] = {}  # stages that are done with
 
     # ------------------------------------------------------------ life
 
@@ -192,7 +196,7 @@ class Notifier:
 
     async def _round(self, *, final: bool = False) -> float:
         """Send what is due. Returns seconds until something may be due again."""
-        tried: set[tuple[str, str]] = set()
+        tried: set[Key] = set()
         while True:
             now = self._clock()
             waiting = self._collect(now)
@@ -218,7 +222,7 @@ class Notifier:
         for one in self._requests(now):
             settled = self._settled.get(one.key)
             if settled is not None:
-                self._save(one.record_id, one.stage, settled)
+                self._save(one.key, settled)
             else:
                 found.append(one)
         return found
@@ -232,7 +236,9 @@ class Notifier:
                     request = mail_request(
                         incident, job, mail.stage, self._settings, self._host, now.wall_s, paths
                     )
-                    yield Waiting(incident.id, mail.stage.value, mail, request)
+                    yield Waiting(
+                        incident.id, mail.stage.value, mail, request, since_wall_s=incident.opened_wall_s
+                    )
 
     def _digest(self, mails: Sequence[MailRequest], now: Now) -> MailRequest:
         return digest_request(mails, self._settings, self._host, now.wall_s)
@@ -406,10 +412,10 @@ class Notifier:
                 error=mail.error,
                 path=answer.path,
             )
-            self._save(one.record_id, one.stage, mail)
+            self._save(one.key, mail)
 
-    def _save(self, record_id: str, stage: str, mail: Mailing) -> None:
-        key = (record_id, stage)
+    def _save(self, key: Key, mail: Mailing) -> None:
+        record_id, stage, _ = key
         if mail.state != "waiting":
             # Remembered, so that a record that was lost or overwritten never sends a mail again and again.
             self._settled[key] = mail

@@ -113,7 +113,7 @@ class NodeNotifier(Notifier):
             told.add(about)
             for record, mail in rows:
                 if request is not None:
-                    yield Waiting(record.id, mail.stage, mail, request)
+                    yield Waiting(record.id, mail.stage, mail, request, since_wall_s=record.since_wall_s)
                 else:
                     stages = {one.stage for own, one in rows if own is record}
                     yield self._of_node(record, mail, stages, now)
@@ -134,7 +134,7 @@ class NodeNotifier(Notifier):
             # That its pods stay says that it is unreachable, too: one mail.
             about = next(one for one in record.mails if one.stage == Reason.UNFENCED.value)
         make = partial(node_request, record, about, self._settings, self._place(), now.wall_s)
-        return Waiting(record.id, mail.stage, mail, make(brief=True), make)
+        return Waiting(record.id, mail.stage, mail, make(brief=True), make, since_wall_s=record.since_wall_s)
 
     def _of_many(self, stage: str, members: list[NodeQuarantine], now: Now) -> Iterable[Waiting]:
         """One mail for all. Who joins what was told is told by that."""
@@ -143,12 +143,14 @@ class NodeNotifier(Notifier):
         told = any(mails[one.id].state != "waiting" and one.held_by is SHARED[stage] for one in members)
         if told:
             for one in waiting:
-                self._save(one.id, stage, structs.replace(mails[one.id], state="digested"))
+                self._save(
+                    (one.id, stage, one.since_wall_s), structs.replace(mails[one.id], state="digested")
+                )
         elif waiting:
             mail, make = mails[waiting[0].id], network_request if stage == NETWORK else cause_request
             request = make(waiting, mail, self._settings, self._place(), now.wall_s)
             for one in waiting:
-                yield Waiting(one.id, stage, mails[one.id], request)
+                yield Waiting(one.id, stage, mails[one.id], request, since_wall_s=one.since_wall_s)
 
     def _digest(self, mails: Sequence[MailRequest], now: Now) -> MailRequest:
         return nodes_digest(mails, self._settings, self._place(), now.wall_s)
