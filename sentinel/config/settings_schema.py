@@ -70,7 +70,7 @@ class MailSpec(Section):
     password_file: AbsolutePath = written("passwordFile", "A file that holds the password alone.")
     sender: Text = written("sender", "From address; without it sentinel@HOSTNAME.")
     timeout_s: Annotated[float, duration(1.0, 600.0), Meaning("duration, 1s to 10m", "duration")] = written(
-        "timeout", "For each exchange with the server."
+        "timeout", "For each answer of the server; twenty times as long once it has the whole mail."
     )
     per_hour: Annotated[int, whole(1, 10_000), Meaning("whole number, at least 1")] = written(
         "perHour", "Mails to one address per hour; half as they come, the others as digests."

@@ -24,6 +24,7 @@ from aiosmtplib import (
     SMTP,
     SMTPDataError,
     SMTPException,
+    SMTPRecipientRefused,
     SMTPRecipientsRefused,
     SMTPResponseException,
     SMTPSenderRefused,
@@ -37,7 +38,7 @@ from sentinel.notify.message import Renderer, address, sender_address
 from sentinel.notify.secret import SecretTrouble, read_secret
 from sentinel.notify.text import clean
 from sentinel.notify.webhook import Webhooks
-from sentinel.notify.wire import Answer, Order
+from sentinel.notify.wire import DATA_TIMES, Answer, Order
 from sentinel.settings import Mail
 
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}
@@ -194,6 +195,29 @@ def _sort(request: MailRequest, errors: dict[str, tuple[int, str]], bad: dict[st
     )
 
 
+async def _converse(
+    client: SMTP, mail: Mail, sender: str, recipients: list[str], data: bytes
+) -> dict[str, tuple[int, str]]:
+    """What was said to recipients that were refused. Each answer has the time-out, the last one DATA_TIMES as much.
+    Raises as `SMTP.sendmail` does."""
+    refused: dict[str, tuple[int, str]] = {}
+    try:
+        await client.mail(sender)
+        for recipient in recipients:
+            try:
+                await client.rcpt(recipient)
+            except SMTPRecipientRefused as error:
+                refused[recipient] = error.code, error.message
+        if len(refused) == len(recipients):
+            raise SMTPRecipientsRefused([SMTPRecipientRefused(*refused[one], one) for one in recipients])
+        await client.data(data, timeout=DATA_TIMES * mail.timeout_s)
+    except (SMTPResponseException, SMTPRecipientsRefused):
+        with contextlib.suppress(OSError, SMTPException):
+            await client.rset()
+        raise
+    return refused
+
+
 async def _send(client: SMTP, mail: Mail, sender: Address, request: MailRequest, data: bytes) -> Answer:
     """Raises OSError, TimeoutError or SMTPServerDisconnected when the connection is of no more use."""
     wire = {to: address(to) for to in request.recipients}
@@ -202,8 +226,7 @@ async def _send(client: SMTP, mail: Mail, sender: Address, request: MailRequest,
     if not good:
         return _sort(request, {}, bad)
     try:
-        async with asyncio.timeout(mail.timeout_s):
-            said, _ = await client.sendmail(sender.addr_spec, list(good), data)
+        said = await _converse(client, mail, sender.addr_spec, list(good), data)
     except SMTPRecipientsRefused as error:
         said = {one.recipient: (one.code, one.message) for one in error.recipients}  # type: ignore[misc]
     except SMTPSenderRefused as error:
@@ -253,9 +276,11 @@ class Batch:
             self._client.close()
             self._breaks += 1
             said = f"{self._mail.host}: {_said(error)}"
-            if self._breaks > 1 or isinstance(error, (TimeoutError, SMTPTimeoutError)):
+            if self._breaks > 1:
                 self._trouble = said
-            return _temporary(request, request.recipients, said, server=True)
+            # An address or a mail over which it falls silent holds up no others.
+            one = self._breaks == 1 and isinstance(error, (TimeoutError, SMTPTimeoutError))
+            return _temporary(request, request.recipients, said, server=not one)
 
     async def close(self) -> None:
         if self._client is None or not self._client.is_connected:

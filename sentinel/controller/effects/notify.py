@@ -24,7 +24,7 @@ from sentinel.core.now import Now
 from sentinel.metrics.registry import Metrics
 from sentinel.notify.compose import MailRequest, digest_request, mail_request, webhook_of
 from sentinel.notify.text import clean
-from sentinel.notify.wire import Answer, Order
+from sentinel.notify.wire import Answer, Order, longest_s
 from sentinel.settings import Settings
 from sentinel.util.children import ChildError, OutOfTime, ask, our_python
 
@@ -329,9 +329,7 @@ class Notifier:
         mail = self._settings.mail
         outbox = Path(mail.outbox).expanduser() if mail.outbox else self._settings.state_path / "outbox"
         hooks = self._settings.webhooks
-        # One time-out to connect, one for each mail, one to say goodbye.
-        deadline_s = mail.timeout_s * (2 + len(parcels))
-        deadline_s += len(parcels) * max((hook.timeout_s for hook in hooks), default=0.0)
+        deadline_s = longest_s(mail, hooks, [parcel.request for parcel in parcels])
         order = Order(
             settings=structs.replace(mail, outbox=str(outbox.absolute())),
             requests=[parcel.request for parcel in parcels],
