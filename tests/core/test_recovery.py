@@ -308,6 +308,32 @@ def test_a_stop_whose_time_passed_while_nobody_led_has_all_of_it_again_and_makes
     assert again == structs.replace(stops, deadline_mono_s=later.mono_s + length_s)
 
 
+def test_a_start_or_a_save_whose_time_passed_while_nobody_led_has_all_of_it_again() -> None:
+    saves = begun(IncidentKind.CHOSEN, ev.PASSED)
+    starts = begun(IncidentKind.FORCED, ev.STOPPED, ev.PASSED)
+    for incident, phase in ((saves, Phase.SAVING), (starts, Phase.STARTING)):
+        assert incident.phase is phase
+        assert incident.deadline_mono_s is not None
+        length_s = incident.deadline_mono_s - incident.phase_mono_s
+        later = Now(incident.deadline_mono_s + 500.0, NOW.wall_s + 500.0)
+        again, effect = transitions.resume(incident, later, TERMS)
+        assert again.deadline_mono_s == later.mono_s + length_s
+        assert effect is not None
+
+
+def test_what_is_only_waited_for_is_looked_at_once_more_where_its_time_passed_while_nobody_led() -> None:
+    looks = begun(IncidentKind.FORCED, ev.STOPPED)
+    verifies = begun(IncidentKind.FORCED, ev.STOPPED, ev.PASSED, ev.STARTED)
+    for incident, phase in ((looks, Phase.PRECHECKING), (verifies, Phase.VERIFYING)):
+        assert incident.phase is phase
+        assert incident.deadline_mono_s is not None
+        later = Now(incident.deadline_mono_s + 500.0, NOW.wall_s + 500.0)
+        again, _ = transitions.resume(incident, later, TERMS)
+        assert again.deadline_mono_s == later.mono_s + transitions.A_LOOK_S
+        early, _ = transitions.resume(incident, NOW, TERMS)
+        assert early.deadline_mono_s == incident.deadline_mono_s
+
+
 def test_a_stop_that_does_not_end_is_tried_once_more_without_grace_and_then_a_person_is_told() -> None:
     again, effect = run(begun(IncidentKind.CHOSEN, ev.PASSED, ev.SAVED), ev.LATE)
     assert (again.phase, effect) == (Phase.STOPPING, DoStop(0.0, stacks=False))

@@ -66,6 +66,9 @@ TRANSITIONS: Table[Phase, Incident, events.Effect | None, Phase] = {
 }
 
 
+_ASKED_ANEW = (P.SAVING, P.STOPPING, P.STARTING)
+A_LOOK_S = 120.0  # to hear of all nodes and to look at them once
+
 _MACHINE = Machine(TRANSITIONS, lambda incident: incident.phase)
 
 
@@ -81,7 +84,8 @@ def accepts(incident: Incident, event: events.Event) -> bool:
 def resume(incident: Incident, now: Now, terms: Terms) -> Result:
     """After a crash or take-over: the record, and the effect of the phase that it stands in, to be performed again.
 
-    `incident.deadline_mono_s` must be of this boot. What is left of a back-off is waited for.
+    `incident.deadline_mono_s` must be of this boot. What is left of a back-off is waited for. A deadline that passed
+    while nobody could see what happened ends nothing: what is asked for anew has its whole time, else there is a moment.
     """
     effect: events.Effect | None = None
     if incident.phase == Phase.PRECHECKING:
@@ -91,10 +95,11 @@ def resume(incident: Incident, now: Now, terms: Terms) -> Result:
         effect = events.DoSave()
     elif incident.phase == Phase.STOPPING:
         effect = stop_effect(incident)
-        if incident.deadline_mono_s is not None:  # asked for anew, so its time is: nobody looked meanwhile
-            again_s = now.mono_s + max(0.0, incident.deadline_mono_s - incident.phase_mono_s)
-            deadline_s = max(incident.deadline_mono_s, again_s)
-            incident = structs.replace(incident, deadline_mono_s=deadline_s)
     elif incident.phase == Phase.STARTING:
         effect = events.DoStart(incident.incarnation, incident.size, incident.excluded)
-    return incident, effect
+    deadline_s = incident.deadline_mono_s
+    if deadline_s is None:
+        return incident, effect
+    whole_s = max(0.0, deadline_s - incident.phase_mono_s)
+    left_s = whole_s if incident.phase in _ASKED_ANEW else min(whole_s, A_LOOK_S)
+    return structs.replace(incident, deadline_mono_s=max(deadline_s, now.mono_s + left_s)), effect
