@@ -216,8 +216,7 @@ class Recoveries(RuleBasedStateMachine):
         assert read == self.incident
         same, effect = transitions.resume(read, self.now, TERMS)
         assert msgspec.structs.replace(same, deadline_mono_s=read.deadline_mono_s) == read
-        if same != read:  # a stop is asked for anew, and has its time again
-            assert read.phase is Phase.STOPPING
+        if same != read:  # what is asked for anew has its time again
             assert (same.deadline_mono_s or 0.0) > (read.deadline_mono_s or 0.0)
         if isinstance(self.effect, DoPrecheck):  # a back-off goes on; only a retry may come sooner
             assert isinstance(effect, DoPrecheck)

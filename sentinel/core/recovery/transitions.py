@@ -85,7 +85,7 @@ def resume(incident: Incident, now: Now, terms: Terms) -> Result:
     """After a crash or take-over: the record, and the effect of the phase that it stands in, to be performed again.
 
     `incident.deadline_mono_s` must be of this boot. What is left of a back-off is waited for. A deadline that passed
-    while nobody could see what happened ends nothing: what is asked for anew has its whole time, else there is a moment.
+    while nobody could see what happens ends nothing: what is asked for anew has its whole time, else there is a moment.
     """
     effect: events.Effect | None = None
     if incident.phase == Phase.PRECHECKING:
