@@ -335,7 +335,8 @@ def test_records_that_break_do_not_end_the_notifier():
 
 def test_a_child_that_does_not_end_is_killed_and_the_mail_waits(monkeypatch):
     async def scenario():
-        monkeypatch.setattr(notify, "CHILD_SLACK_S", -29.0)  # of 30 s that the child would give itself
+        monkeypatch.setattr(notify, "longest_s", lambda *_: 30.0)  # so long the child would give itself
+        monkeypatch.setattr(notify, "CHILD_SLACK_S", -29.0)
         book = Book(an_incident())
         with ScriptedServer(but("CONNECT", b"")) as server:
             notifier = notifier_for(book, server.port)

@@ -40,6 +40,7 @@ class JobHands:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(desk.run())
+                group.create_task(self._keep_left_mail())
                 while True:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(LOOK_S):
@@ -50,6 +51,22 @@ class JobHands:
         finally:
             for task in self._endings.values():
                 task.cancel()
+
+    async def _keep_left_mail(self) -> None:
+        """What an earlier leader had to tell of jobs that are gone, or that no policy asks for any more."""
+        left = {one.job for one in self._records.incidents() if any(m.state == "waiting" for m in one.mails)}
+        while left := left - self._controller.pictures.keys():
+            for name in sorted(left):
+                try:
+                    await self._records.claim(name)
+                except TemporaryError as error:
+                    log.warning("left_mail_waits", job=name, error=str(error))
+                    continue
+                left.discard(name)
+                if (job := self._records.job(name)) is not None and name not in self._controller.pictures:
+                    for incident in self._records.incidents(name):
+                        self._controller.mail.keep(incident, job)
+            await asyncio.sleep(AGAIN_S)
 
     def _end_what_is_over(self) -> None:
         now = system_now()

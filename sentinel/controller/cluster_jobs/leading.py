@@ -395,8 +395,7 @@ class LeadingJobs:
             self._dirty.add(tracked.ref.namespace)  # once its recovery is over
             return
         if controller is not None and picture is not None:
-            controller.drop(name)
-            self._records.forget(name)
+            controller.drop(name)  # its record stays: a policy may ask for it again
         self._forget(name)
 
     def _gone(self, name: str, sentence: str) -> None:

@@ -153,6 +153,8 @@ class JobLooks:
         known = self._records.job(name)
         now = system_now()
         if known is None or known.uid != ref.uid or _came_back(ref, known):
+            if known is not None:
+                controller.replaced(known)
             if seen.standing.over or seen.vanishes:
                 return False
             controller.add(_fresh(name, ref.uid, asked, known, now, self._boot_id), [])

@@ -113,7 +113,7 @@ class Controller:
         for incident in incidents:
             if not incident.phase.final:
                 picture.incident = incident = self._rebased(incident)
-            self.mail.keep(incident)
+            self.mail.keep(incident, job)
             if incident.incarnation != job.incarnation or not incident.key:
                 continue
             if not incident.phase.final and not incident.attempt:
@@ -158,7 +158,7 @@ class Controller:
         if incident is not None:
             incident, effect = transitions.resume(incident, now, policy.terms(picture.job.policy))
             picture.incident = incident
-            self.mail.keep(incident)
+            self.mail.keep(incident, picture.job)
             self._performer.perform(picture, incident, effect)
         if ranks or ended:
             self._node.follow(picture.job, [*ranks, *ended])
@@ -401,7 +401,7 @@ class Controller:
             picture.job, picture.incident, self._quarantines = held
             raise
         self._metrics.records_saved(2 + len(events) + len(isolations))
-        self.mail.keep(after)
+        self.mail.keep(after, job)
         if started_new:
             picture.begin_incarnation(self._clock())
         if events:

@@ -16,36 +16,40 @@ class JobMail:
         self, pictures: Mapping[str, JobPicture], records: Records, wake: Callable[[], None]
     ) -> None:
         self._pictures, self._records, self._wake = pictures, records, wake
-        self._incidents: dict[str, Incident] = {}  # those with mail that waits, and the open ones
+        # By id, those with mail that waits and the open ones, with their jobs: that may be gone, or asked for no more.
+        self._kept: dict[str, tuple[Incident, ProtectedJob]] = {}
 
-    def keep(self, incident: Incident) -> None:
+    def keep(self, incident: Incident, job: ProtectedJob) -> None:
         """As it is recorded now, by whom ever."""
-        before, waiting = _waiting(self._incidents.pop(incident.id, None)), _waiting(incident)
+        before, waiting = self._kept.pop(incident.id, None), _waiting(incident)
         if waiting or not incident.phase.final:
-            self._incidents[incident.id] = incident
-        if waiting - before:
+            self._kept[incident.id] = incident, job
+        if waiting - (_waiting(before[0]) if before is not None else set()):
             self._wake()
 
     def pending(self) -> list[tuple[Incident, ProtectedJob]]:
+        """With its job as it stands now, where no other has its name by now."""
         found = []
-        for incident in self._incidents.values():
+        for incident, job in self._kept.values():
             picture = self._pictures.get(incident.job)
-            if picture is not None and _waiting(incident):
-                found.append((incident, picture.job))
+            if _waiting(incident):
+                found.append(
+                    (incident, picture.job if picture is not None and picture.job.uid == job.uid else job)
+                )
         return found
 
     def record(self, incident_id: str, mail: StageMail) -> None:
-        incident = self._incidents.get(incident_id)
-        if incident is None:
+        if (kept := self._kept.get(incident_id)) is None:
             return
+        incident, job = kept
         mails = tuple(mail if m.stage == mail.stage else m for m in incident.mails)
         incident = structs.replace(incident, mails=mails)
         self._records.save(incidents=[incident])
-        self.keep(incident)
+        self.keep(incident, job)
         picture = self._pictures.get(incident.job)
         if picture is not None and picture.incident is not None and picture.incident.id == incident_id:
             picture.incident = incident
 
 
-def _waiting(incident: Incident | None) -> set[Stage]:
-    return set() if incident is None else {m.stage for m in incident.mails if m.state == "waiting"}
+def _waiting(incident: Incident) -> set[Stage]:
+    return {m.stage for m in incident.mails if m.state == "waiting"}

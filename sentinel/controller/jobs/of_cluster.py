@@ -90,7 +90,7 @@ class JobsController(Controller):
             size_is = {"size": size, "from_size": size} if size != picture.job.size else {}
             picture.incident = structs.replace(picture.incident, incarnation=job.incarnation, **size_is)
             self._records.save(incidents=[picture.incident])
-            self.mail.keep(picture.incident)
+            self.mail.keep(picture.incident, job)
         self._save_job(picture, job)
         picture.begin_incarnation(now)
         self._runs_with(picture, ranks)
@@ -229,6 +229,16 @@ class JobsController(Controller):
         self._cancel(picture, "JobDeleted", sentence)
         if not picture.job.state.final:
             self._finish(picture, policy.Finish("JobDeleted", sentence, JobState.STOPPED, None))
+
+    def replaced(self, before: ProtectedJob) -> None:
+        """Another object has its name, and nobody saw it go: a recovery of it that is open is not the other one's."""
+        sentence = "The job was deleted, and another one has its name."
+        for incident in self._records.incidents(before.name):
+            if not incident.phase.final:
+                gone, terms = JobGone("JobDeleted", sentence), policy.terms(before.policy)
+                closed, _ = transitions.step(incident, gone, self._clock(), terms)
+                self._records.save(incidents=[closed])
+                self.mail.keep(closed, before)
 
     def end(self, name: str, state: JobState, reason: str, sentence: str) -> None:
         """It has ended, and nothing is to be recovered."""
