@@ -134,6 +134,7 @@ class Orders(Generic[O]):
         self._asks, self._make, self._split = asks(kinds), make, split
         self._asking: dict[Place, None] = {}  # in the order in which they were seen
         self._taken: dict[Place, O] = {}
+        self._told = 0  # counts what was told of objects
 
     @property
     def standing(self) -> tuple[O, ...]:
@@ -141,6 +142,7 @@ class Orders(Generic[O]):
         return tuple(self._taken.values())
 
     def observe(self, place: Place, meta: FullMeta, *, gone: bool = False) -> None:
+        self._told += 1
         notes = meta.annotations
         if gone or not (ORDER in notes or self._asks.keys() & notes.keys()):
             self._forget(place)
@@ -174,6 +176,7 @@ class Orders(Generic[O]):
 
     async def take(self, place: Place) -> None:
         """Give the order that stands there its id. Raises Conflict (it changes: look again), NotLeading."""
+        told = self._told
         try:
             found = await self._client.get(place.path, _Asked)
         except NotFound:
@@ -181,7 +184,7 @@ class Orders(Generic[O]):
         meta = found.metadata
         key = next((key for key in self._asks if key in meta.annotations), None)
         if key is None or self._read(meta.annotations.get(ORDER)) is not None:
-            return self.observe(place, meta)
+            return self._found(place, meta, told)
         word = self._word(self._asks[key], meta.annotations[key])
         taken = Taken(
             id=secrets.token_hex(8),
@@ -196,7 +199,7 @@ class Orders(Generic[O]):
 
     async def answer(self, order: O, *, done: bool, sentence: str) -> None:
         """Take the order away and leave the answer. Same errors as `take`."""
-        place = self.place_of(order)
+        place, told = self.place_of(order), self._told
         if place is None:
             return
         try:
@@ -206,7 +209,7 @@ class Orders(Generic[O]):
         meta = found.metadata
         standing = self._read(meta.annotations.get(ORDER))
         if standing is None or standing.id != order.id:
-            return self.observe(place, meta)
+            return self._found(place, meta, told)
         at = time_text(round(self._clock().wall_s))
         said = Said(done=done, sentence=sentence, at=at, ask=standing.ask)
         await self._change(place, meta, [_remove(ORDER), _add(ANSWER, said)])
@@ -215,13 +218,20 @@ class Orders(Generic[O]):
         epoch = self._epoch()
         not_older(meta, epoch)
         operations = [*preconditions(meta), set_epoch(meta, epoch), *changes]
+        told = self._told
         kind: type[Node] | type[Custom] = Node if place.resource == NODES else Custom
         try:
             now = await self._client.patch(place.path, operations, kind, how=JSON_PATCH)
         except NotFound:
             return self._forget(place)
-        self.observe(place, now.metadata)
+        self._found(place, now.metadata, told)
         self._wrote(place, now)
+
+    def _found(self, place: Place, meta: FullMeta, told: int) -> None:
+        """An answer of the API server. Where anything was `told` of since it was asked, that may be newer: a person's
+        next order, which nothing would tell of again. What was answered is told of too."""
+        if self._told == told:
+            self.observe(place, meta)
 
     def _forget(self, place: Place) -> None:
         self._asking.pop(place, None)
