@@ -390,6 +390,38 @@ def led_by_the_first(count: int) -> "Object":
     return job
 
 
+@pytest.mark.parametrize("again", [True, False], ids=["another-has-its-name", "none-has-its-name"])
+def test_a_recovery_of_a_job_that_is_deleted_while_nobody_leads_is_over_and_no_others(
+    site: World, again: bool
+) -> None:
+    path = running(site)
+    first, _ = site.pods()
+    blocker = site.block()
+    cordon(site, first["spec"]["nodeName"])
+    vanishes(site, first)
+    site.until(lambda: site.incidents() and site.incidents()[-1].get("reason") == "NoRoom")
+    site.leader.kill()
+    site.admin.delete(path, propagationPolicy="Background")
+    site.until(lambda: site.found(path) is None and not site.pods())
+    site.admin.delete(blocker, gracePeriodSeconds=0)
+    made = site.create(gang(1)) if again else ""
+    site.lead()
+    site.until(in_phase(site, "Cancelled"))
+    incident = site.incident()
+    assert incident["reason"] == "JobDeleted"
+    assert stages(site) == ["started"] or not stages(site)
+    if not again:
+        site.until(site.state("stopped"))
+        return
+    site.until(site.state("running"))
+    (pod,) = site.pods()
+    assert not site.admin.get(made)["spec"].get("suspend", False)
+    assert spent(site) == (0, 0)
+    site.kwok.end_pod(site.space, pod["metadata"]["name"], 1)
+    site.until(lambda: [one["phase"] for one in site.incidents()] == ["Cancelled", "Recovered"])
+    assert spent(site) == (1, 0)
+
+
 def test_ranks_that_their_kind_ends_since_the_job_has_succeeded_are_no_loss(site: World) -> None:
     site.protect(**RESTARTS)
     site.create(led_by_the_first(2))

@@ -5,6 +5,7 @@ Webhooks are told the same, each once.
 
 import json
 import re
+import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.kubernetes.jobs_site import NODES, JobSite, Ranks
+from tests.kubernetes.jobs_site import CUSTOM, NODES, JobSite, Ranks
 from tests.kubernetes.local_fleet import Page
 from tests.kubernetes.people import Person, bind
 from tests.kubernetes.test_leading_jobs import end, gang, kwok, led, names, plane, site
@@ -301,3 +302,41 @@ def test_owners_choose_their_mails_and_administrators_get_those_of_jobs_that_hav
     lost = mails(gones)[gave_up]
     assert (lost["state"], lost["attempts"], lost["refused"]) == ("failed", 1, [GONE])
     assert lost["error"] == f"{GONE}: 550 5.1.1 no such user"
+
+
+def test_a_mail_that_waits_outlives_its_job_its_policy_and_its_leader_and_goes_to_its_own_owner(
+    site: JobSite, others: "Callable[[], JobSite]"
+) -> None:
+    """Three jobs were given up. One is deleted, one too and another one has its name by now, the policy of one is."""
+    jobs = deleted, renewed, left = site, others(), others()
+    owners = [f"{name}@example.com" for name in ("deleted", "renewed", "left")]
+    away = threading.Event()
+    away.set()
+    with MailServer(on_rcpt=lambda to: "451 4.3.0 try again" if away.is_set() else None) as server:
+        site.settings |= {"mail": mail_by(server)}
+        controller = led(site)
+        for one, owner in zip(jobs, owners, strict=True):
+            one.protect(owner={"emails": [owner]}, restart={"maxRestarts": 0})
+            one.create(gang(1, gpus=2))
+        for one in jobs:
+            one.until(one.state("running"))
+            lose(one)
+        for one in jobs:
+            one.until(lambda one=one: [mail.get("attempts") for mail in mails(one).values()] == [1])
+        controller.kill()
+        job = "/apis/batch/v1/namespaces/{}/jobs/train"
+        for one in (deleted, renewed):
+            one.admin.delete(job.format(one.space), propagationPolicy="Background")
+            one.until(lambda one=one: not one.admin.find(job.format(one.space)) and not one.pods())
+        left.admin.delete(f"{CUSTOM}/namespaces/{left.space}/jobpolicies/all")
+        renewed.protect(owner={"emails": [OWNER]}, restart={"maxRestarts": 0})
+        uid = renewed.admin.get(renewed.create(gang(1, gpus=2)))["metadata"]["uid"]
+        second = led(site, "two")
+        renewed.until(lambda: (renewed.record()["uid"], renewed.record()["state"]) == (uid, "running"))
+        away.clear()
+        for one in jobs:
+            one.until(lambda one=one: [mail["state"] for mail in mails(one).values()] == ["sent"])
+        end(second)
+
+    for one, owner in zip(jobs, owners, strict=True):
+        assert {key: to for key, (to, _) in told(server, one).items()} == {("0001", "gave-up"): [owner]}

@@ -276,6 +276,29 @@ def test_what_a_person_stops_is_no_fault_and_runs_on_when_they_start_it(site: Jo
     end(controller)
 
 
+def test_what_a_job_has_used_is_still_known_when_its_policy_was_gone_for_a_while(site: JobSite) -> None:
+    controller = led(site)
+    page = Page(controller)
+    site.protect(restart={"maxRestarts": 3})
+    site.create(gang(1))
+    site.until(site.state("running"))
+    lost = [site.pods()[0]["metadata"]]
+    site.kwok.end_pod(site.space, lost[0]["name"], 1)
+    site.until(lambda: site.phases()[-1:] == ["Recovered"])
+
+    site.admin.delete(f"{CUSTOM}/namespaces/{site.space}/jobpolicies/all")
+    site.until(lambda: page.number("jobs", state="running") == 0)
+    site.protect(restart={"maxRestarts": 3})
+    site.until(lambda: page.number("jobs", state="running") == 1)
+    lost.append(site.pods()[0]["metadata"])
+    site.kwok.end_pod(site.space, lost[1]["name"], 1)
+    site.until(lambda: [one["phase"] for one in site.incidents()] == ["Recovered"] * 2)
+    assert [one["id"].rpartition("-")[2] for one in site.incidents()] == ["0001", "0002"]
+    assert site.record()["usedJob"] == 2
+    assert not {one["uid"] for one in lost} & uids(site.pods())
+    end(controller)
+
+
 def test_a_job_that_fails_again_and_again_is_given_up_when_its_budget_is_spent(site: JobSite) -> None:
     controller = led(site)
     site.protect(restart={"maxRestarts": 1})

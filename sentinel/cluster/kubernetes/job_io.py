@@ -128,6 +128,15 @@ async def _object(client: Client, ref: JobRef) -> Json:
     return job
 
 
+async def gone(client: Client, ref: JobRef) -> bool:
+    """Is there no such object any more? Raises TemporaryError, PermanentError."""
+    try:
+        await _object(client, ref)
+    except NotFound:
+        return True
+    return False
+
+
 async def pods(client: Client, ref: JobRef, job: Json) -> list[Json]:
     """All pods of a job, ended ones too."""
     wanted = selector(ref.row, job)

@@ -93,6 +93,12 @@ class Jobs:
         """Is there an object with this uid?"""
         return uid in self._by_uid or self._owned.known(uid)
 
+    def ref(self, record: str, uid: str) -> JobRef | None:
+        """Of the job with this record, where it is of a kind whose objects are read."""
+        namespace, kind, name = record.split("/", 2)
+        rows = [row for row, _ in self._followed if f"{row.kind}.{row.group}".lower() == kind]
+        return JobRef(rows[0], namespace, name, uid) if rows else None
+
     def namespaces(self) -> set[str]:
         return {meta.namespace for _, meta in self._by_uid.values()} | self._owned.namespaces()
 

@@ -7,11 +7,13 @@ from collections.abc import Callable
 import structlog
 from msgspec import structs
 
+from sentinel.cluster.kubernetes import job_io
 from sentinel.cluster.kubernetes.client import Client
-from sentinel.cluster.kubernetes.errors import NotFound
+from sentinel.cluster.kubernetes.errors import NotFound, NotLeading
 from sentinel.cluster.kubernetes.job_cluster import JobCluster
 from sentinel.cluster.kubernetes.job_orders import JobOrders
 from sentinel.cluster.kubernetes.job_records import JobRecords
+from sentinel.cluster.kubernetes.jobs import Jobs
 from sentinel.controller.jobs.of_cluster import JobsController
 from sentinel.controller.jobs.people import People
 from sentinel.core.job.orders import Action, ReleaseHold
@@ -29,8 +31,10 @@ AGAIN_S = 5.0  # what was held is asked again to end
 class JobHands:
     """Implements `sentinel.controller.jobs.people.Hands`. `run` goes on until it is cancelled."""
 
-    def __init__(self, controller: JobsController, cluster: JobCluster, records: JobRecords) -> None:
-        self._controller, self._cluster, self._records = controller, cluster, records
+    def __init__(
+        self, controller: JobsController, cluster: JobCluster, records: JobRecords, jobs: Jobs
+    ) -> None:
+        self._controller, self._cluster, self._records, self._jobs = controller, cluster, records, jobs
         self._endings: dict[str, asyncio.Task[None]] = {}  # job -> the end of its hold
 
     async def run(self, client: Client, epoch: Callable[[], int], metrics: Metrics) -> None:
@@ -40,7 +44,7 @@ class JobHands:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(desk.run())
-                group.create_task(self._keep_left_mail())
+                group.create_task(self._take_over(client))
                 while True:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(LOOK_S):
@@ -52,21 +56,40 @@ class JobHands:
             for task in self._endings.values():
                 task.cancel()
 
-    async def _keep_left_mail(self) -> None:
-        """What an earlier leader had to tell of jobs that are gone, or that no policy asks for any more."""
+    async def _take_over(self, client: Client) -> None:
+        """What an earlier leader had to tell of jobs that are gone, or that no policy asks for any more; and which of
+        its jobs went while nobody led."""
         left = {one.job for one in self._records.incidents() if any(m.state == "waiting" for m in one.mails)}
+        there = self._jobs.uid_known
+        left |= {job.name for job in self._records.jobs() if not (job.state.final or there(job.uid))}
         while left := left - self._controller.pictures.keys():
             for name in sorted(left):
                 try:
-                    await self._records.claim(name)
+                    await self._take_over_one(client, name)
+                except NotLeading:
+                    raise
                 except TemporaryError as error:
-                    log.warning("left_mail_waits", job=name, error=str(error))
+                    log.warning("job_not_taken_over_yet", job=name, error=str(error))
                     continue
+                except PermanentError as error:
+                    log.warning("job_not_taken_over", job=name, error=str(error))
                 left.discard(name)
-                if (job := self._records.job(name)) is not None and name not in self._controller.pictures:
-                    for incident in self._records.incidents(name):
-                        self._controller.mail.keep(incident, job)
             await asyncio.sleep(AGAIN_S)
+
+    async def _take_over_one(self, client: Client, name: str) -> None:
+        """Raises TemporaryError, PermanentError."""
+        await self._records.claim(name)
+        job = self._records.job(name)
+        if job is None:
+            return
+        ref = None if self._jobs.uid_known(job.uid) else self._jobs.ref(name, job.uid)
+        gone = ref is not None and await job_io.gone(client, ref)
+        if name in self._controller.pictures:
+            return
+        for incident in self._records.incidents(name):
+            self._controller.mail.keep(incident, job)
+        if gone:
+            self._controller.vanished(job, "The job was deleted.")
 
     def _end_what_is_over(self) -> None:
         now = system_now()

@@ -255,7 +255,7 @@ class LeadingJobs:
                 group.create_task(self._rounds(controller, self._places))
                 group.create_task(self._meter(controller).run())
                 group.create_task(JobGrowth(controller, self._cluster, system_now, self._metrics).run())
-                hands = JobHands(controller, self._cluster, self._records)
+                hands = JobHands(controller, self._cluster, self._records, pods.jobs)
                 group.create_task(hands.run(self._client, self._epoch, self._metrics))
         except* NotLeading:
             log.info("leads_jobs_no_more")  # the election tells of it

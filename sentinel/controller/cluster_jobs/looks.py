@@ -154,7 +154,7 @@ class JobLooks:
         now = system_now()
         if known is None or known.uid != ref.uid or _came_back(ref, known):
             if known is not None:
-                controller.replaced(known)
+                controller.vanished(known, "The job was deleted, and another one has its name.")
             if seen.standing.over or seen.vanishes:
                 return False
             controller.add(_fresh(name, ref.uid, asked, known, now, self._boot_id), [])

@@ -230,15 +230,18 @@ class JobsController(Controller):
         if not picture.job.state.final:
             self._finish(picture, policy.Finish("JobDeleted", sentence, JobState.STOPPED, None))
 
-    def replaced(self, before: ProtectedJob) -> None:
-        """Another object has its name, and nobody saw it go: a recovery of it that is open is not the other one's."""
-        sentence = "The job was deleted, and another one has its name."
-        for incident in self._records.incidents(before.name):
+    def vanished(self, job: ProtectedJob, sentence: str) -> None:
+        """It went while nobody led: a recovery of it that is open is over, and not that of another one of its name."""
+        for incident in self._records.incidents(job.name):
             if not incident.phase.final:
-                gone, terms = JobGone("JobDeleted", sentence), policy.terms(before.policy)
+                gone, terms = JobGone("JobDeleted", sentence), policy.terms(job.policy)
                 closed, _ = transitions.step(incident, gone, self._clock(), terms)
                 self._records.save(incidents=[closed])
-                self.mail.keep(closed, before)
+                self.mail.keep(closed, job)
+        if not job.state.final:
+            told = {"state": JobState.STOPPED, "reason": "JobDeleted", "sentence": sentence}
+            self._records.save(jobs=[structs.replace(job, **told, started_mono_s=None)])
+            self._event(job, "JobDeleted", sentence)
 
     def end(self, name: str, state: JobState, reason: str, sentence: str) -> None:
         """It has ended, and nothing is to be recovered."""
