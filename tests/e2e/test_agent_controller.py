@@ -127,6 +127,8 @@ def test_what_a_check_had_found_that_the_settings_no_longer_have_is_taken_back(
             node.settings(ownChecks=programs[1:])
             agent.send(signal.SIGHUP)
             await eventually(lambda: last(world, "own-one") == (CheckState.ABSENT, 0))
+            state = box.state / "agent" / "state.json"
+            await eventually(lambda: state.exists() and "own-two" in state.read_text())  # within seconds
             agent.kill()
             node.settings(ownChecks=[])
             again = await asyncio.to_thread(node.start)
