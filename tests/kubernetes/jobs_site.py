@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sentinel.core.health import Finding
+from sentinel.core.reports import Report
 from tests.e2e.box import Box, Running
 from tests.kubernetes.conftest import NAMESPACE
-from tests.kubernetes.light_agents import FOUND, LOOKED, RANKS, SAVES, SIGNALLED, SPOKEN, Saves
+from tests.kubernetes.light_agents import FORGED, FOUND, LOOKED, RANKS, SAVES, SIGNALLED, SPOKEN, Saves
 from tests.kubernetes.light_agents import Ranks as Told
 from tests.kubernetes.local_fleet import AUDIENCE, Fleet, Page
 from tests.rig.operators.flow import template
@@ -208,6 +209,10 @@ class Agents:
             return
         self._write(node, RANKS, ranks)
 
+    def forge(self, node: str, report: Report) -> None:
+        """What its agent tells besides: once, and by its own clock."""
+        self._write(node, FORGED, report)
+
     def never_save(self) -> None:
         """Ranks on all nodes take the signal, and are never done."""
         self.store(Saves(line=""))
@@ -237,7 +242,7 @@ class Agents:
             for name in (SAVES, SIGNALLED, LOOKED, SPOKEN):
                 (folder / name).unlink(missing_ok=True)
 
-    def _write(self, node: str, name: str, what: Finding | Told | Saves) -> None:
+    def _write(self, node: str, name: str, what: Finding | Told | Saves | Report) -> None:
         path = self.folder / node / name
         written = path.with_suffix(".new")
         written.write_bytes(msgspec.json.encode(what))

@@ -5,7 +5,8 @@ save at it.
 
 FOLDER has one folder for each node, in which its token lies; the spools come beside them. A file `found.json` there is
 what a check of that node finds, `ranks.json` (Ranks) what the logs of ranks there say: told each time it is written,
-`saves.json` (Saves) how ranks there save. `signalled` is made when they were told to, `looked` when somebody asked for
+`saves.json` (Saves) how ranks there save, `forged.json` (Report) what the agent tells besides, once.
+`signalled` is made when they were told to, `looked` when somebody asked for
 their files, `spoken` when what ranks say was told of those of a job.
 """
 
@@ -30,6 +31,7 @@ EVERY_S = 5.0
 FOUND = "found.json"
 RANKS = "ranks.json"
 SAVES = "saves.json"
+FORGED = "forged.json"
 SIGNALLED = "signalled"
 LOOKED = "looked"
 SPOKEN = "spoken"
@@ -198,6 +200,11 @@ async def agent(folder: Path, controllers: str, bundle: str) -> None:
         spoken = 0  # told once to all that are followed then
         told_to: set[tuple[str, int]] = set()  # these starts of jobs have been told of
         while True:
+            if (forged := folder / FORGED).exists():
+                lie = msgspec.json.decode(forged.read_bytes(), type=Report)
+                forged.unlink()
+                more = {"sequence": next(numbers), "now": system_now(), "boot_id": settings.boot_id}
+                client.send(msgspec.structs.replace(lie, node=folder.name, **more))
             file = folder / RANKS
             if follows and file.exists():
                 written = file.stat().st_mtime_ns

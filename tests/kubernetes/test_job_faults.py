@@ -9,8 +9,10 @@ import pytest
 
 from sentinel.checks.base import Source
 from sentinel.core.health import Component, Finding, Severity
+from sentinel.core.reports import LogMatch, RankExit, Report
+from sentinel.util.clock import system_now
 from tests.e2e.box import Box, Running
-from tests.kubernetes.jobs_site import CUSTOM, Agents, JobSite
+from tests.kubernetes.jobs_site import CUSTOM, NODES, Agents, JobSite
 from tests.kubernetes.light_agents import Ranks
 from tests.kubernetes.local_fleet import Page
 from tests.kubernetes.people import Person, bind
@@ -489,3 +491,26 @@ def test_a_rank_that_stops_while_another_waits_for_it_is_named_and_all_ranks_sta
     assert "rank 1 stopped after 4 iterations, others reached 5" in verdict["evidence"]
     assert len(site.pods()) == 2
     assert not uids(pods) & uids(site.pods())
+
+
+def test_an_agent_is_believed_about_jobs_on_its_own_node_alone(site: World) -> None:
+    running(site, 1, restart={"maxRestarts": 3})
+    name, node = site.record()["name"], node_of(site.pods()[0])
+    other = next(f"{NODES}-{number}" for number in range(3) if f"{NODES}-{number}" != node)
+
+    def told() -> Report:
+        now, start = system_now(), site.record()["incarnation"]
+        at: dict[str, Any] = {"rank": 0, "incarnation": start, "at_s": now.mono_s}
+        lines = tuple(
+            LogMatch(rule="oom", failure="cuda-oom", line="FORGED", job=job, **at) for job in (name, "")
+        )
+        gone = ((name, RankExit(code=1, **at)),)
+        return Report(node="", boot_id="", sequence=0, now=now, matches=lines, exits=gone)
+
+    site.agents.forge(other, told())
+    log = site.folder / "one" / "controller.log"
+    site.until(lambda: "agent_tells_of_a_job_elsewhere" in log.read_text())
+    assert (site.incidents(), site.record()["state"]) == ([], "running")
+    site.agents.forge(node, told())
+    site.until(site.state("error"))
+    assert site.incident()["verdict"]["failure"] == "cuda-oom"

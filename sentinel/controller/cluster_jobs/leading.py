@@ -119,7 +119,7 @@ class LeadingJobs:
         if self.controller is None or self._places is None:
             return
         if report is not None:
-            self.controller.fold(report)
+            self.controller.fold(self._places.own(report, arrived.node))
         if arrived.report.checks:
             self._places.heard(arrived.node)
 

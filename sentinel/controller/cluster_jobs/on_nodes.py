@@ -2,11 +2,17 @@
 
 from collections.abc import Iterable
 
+import structlog
+from msgspec import structs
+
 from sentinel.cluster.kubernetes.job_cluster import JobCluster
 from sentinel.cluster.kubernetes.job_room import Rooms
 from sentinel.controller.cluster_jobs.heard import JobNodes
 from sentinel.controller.jobs.of_cluster import JobsController
 from sentinel.core.health import Component
+from sentinel.core.reports import Report
+
+log = structlog.get_logger(__name__)
 
 
 class JobsOnNodes:
@@ -16,6 +22,7 @@ class JobsOnNodes:
         self._controller, self._cluster, self._nodes, self._rooms = controller, cluster, nodes, rooms
         self._ranks: dict[str, frozenset[str]] = {}  # job -> nodes that its ranks run on
         self._used: dict[str, frozenset[str]] = {}  # job -> nodes that any pod of it runs on
+        self._told_others: set[str] = set()  # nodes whose agents told of jobs elsewhere: said once
 
     def of(self, job: str) -> Iterable[str]:
         """Nodes with ranks of the job."""
@@ -48,6 +55,40 @@ class JobsOnNodes:
             self._found(name)
         if touched:
             self._controller.cycle(touched)
+
+    def own(self, report: Report, node: str) -> Report:
+        """Without what it tells of jobs that have no pod on that node: an agent speaks of its own node alone."""
+        named = {
+            *((rank.job, rank.incarnation) for rank in report.ranks),
+            *((match.job, match.incarnation) for match in report.matches),
+            *((name, gone.incarnation) for name, gone in report.exits),
+        }
+        foreign = {name for name, _ in named if not self._is_on(name, node)}
+        if not foreign:
+            return report
+        for name, incarnation in sorted(named):
+            picture = self._controller.pictures.get(name)
+            now = picture is not None and picture.job.incarnation == incarnation  # else it is only late
+            if name in foreign and now and node not in self._told_others:
+                self._told_others.add(node)
+                log.warning("agent_tells_of_a_job_elsewhere", node=node, job=name)
+        return structs.replace(
+            report,
+            ranks=tuple(one for one in report.ranks if one.job not in foreign),
+            matches=tuple(one for one in report.matches if one.job not in foreign),
+            exits=tuple((name, gone) for name, gone in report.exits if name not in foreign),
+        )
+
+    def _is_on(self, name: str, node: str) -> bool:
+        picture = self._controller.pictures.get(name)
+        if picture is None:
+            return False
+        if node in self._used.get(name, ()) or node in self._use(name):
+            return True
+        placed = picture.job.placed  # of which an earlier leader tells, before its pods have been looked at
+        if placed is None or placed.incarnation != picture.job.incarnation:
+            return False
+        return any(place.node == node for place in placed.ranks)
 
     def note(self, name: str) -> None:
         """What agents tell changes: what is wrong there, and up to when it is known what the logs say."""
