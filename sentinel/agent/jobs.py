@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 FILE = "positions.json"
+MAX_LET_GO = 100  # jobs
 MAX_LEFT = 20  # processes named of a pod that does not end
 
 
@@ -78,6 +79,9 @@ class NodeJobs:
         self._unknown: set[str] = set()
         self._rulesets: dict[bytes, RuleSet] = {}
         self._positions: dict[tuple[str, int, int], bytes] = {}
+        self._let_go: dict[
+            str, None
+        ] = {}  # jobs that are not followed and whose positions are kept, the newest last
         self._work = asyncio.Event()
 
     # ------------------------------------------------------------ orders
@@ -124,6 +128,7 @@ class NodeJobs:
         else:
             self._holds.forget(job.name)
         self._follows[job.name], self._followed[job.name] = id, body
+        self._let_go.pop(job.name, None)
         folder = self._node.settings.pod_logs
         ranks = [
             RankProcess(rank=pod.rank, pid=0, start_ticks=0, log_path=pod.log_path(folder), cri=True)
@@ -134,6 +139,7 @@ class NodeJobs:
         self._work.set()
 
     def _forget(self, job: str) -> None:
+        self._reader().save_positions()
         del self._follows[job]
         body = self._followed.pop(job)
         self._pods.forget(pod.container_id for pod in body.pods)
@@ -142,8 +148,7 @@ class NodeJobs:
         self._node.link.forget(job)
         self._holds.forget(job)
         self._files.forget(job)
-        for key in [key for key in self._positions if key[0] == job]:
-            del self._positions[key]
+        self._keep_positions(job)
         if not self._follows:
             self._rulesets.clear()
             self._work.clear()
@@ -224,14 +229,27 @@ class NodeJobs:
         except (OSError, msgspec.DecodeError) as error:
             log.warning("positions_unreadable", error=str(error))  # the logs are read from their beginning
             return {}
+        for one in found:
+            self._keep_positions(one.job)
         return {(one.job, one.incarnation, one.rank): one.blob for one in found}
+
+    def _keep_positions(self, job: str) -> None:
+        """A new leader may order one job of a node after the other: a log is not read from its beginning again for
+        that, where an old line would tell of a save."""
+        self._let_go.pop(job, None)
+        self._let_go[job] = None
+        while len(self._let_go) > MAX_LET_GO:
+            oldest = next(iter(self._let_go))
+            del self._let_go[oldest]
+            self._positions = {key: blob for key, blob in self._positions.items() if key[0] != oldest}
 
     def _of(self, job: str) -> dict[tuple[int, int], bytes]:
         return {key[1:]: blob for key, blob in self._positions.items() if key[0] == job}
 
     def _save(self, changed: dict[tuple[str, int, int], bytes]) -> None:
         self._positions |= changed
-        rows = [_Position(*key, blob) for key, blob in self._positions.items() if key[0] in self._follows]
+        known = self._follows.keys() | self._let_go.keys()
+        rows = [_Position(*key, blob) for key, blob in self._positions.items() if key[0] in known]
         draft = self._file.with_suffix(".new")
         try:
             draft.write_bytes(msgspec.json.encode(rows))

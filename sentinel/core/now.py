@@ -5,7 +5,7 @@ CLOCK_BOOTTIME (it never steps, and goes on while the machine sleeps) and is com
 from msgspec import Struct
 
 
-class Now(Struct, frozen=True):
+class Now(Struct, frozen=True, omit_defaults=True):
     """One reading of both clocks, passed into the core."""
 
     mono_s: float

@@ -178,7 +178,7 @@ class Server:
         known = self._roster.nodes.get(node)
         for connection in list(known.connections) if known else ():
             guest: Guest = connection.guest
-            if guest.held is not None and self._orders(node).version != guest.orders:
+            if guest.held is not None and self._new_orders(guest) is not None:
                 self.before_next(connection)
 
     # ------------------------------------------------------------ connections
@@ -313,10 +313,8 @@ class Server:
         """The answer to a batch; None: it is held until there is something to say, or somebody asks again."""
         guest: Guest = connection.guest
         guest.orders = batch.orders
-        orders = self._orders(guest.node.name)
         slow_down_s = max(ack.slow_down_s, self._slow_down_s())
-        new = orders.version != batch.orders
-        if not new and not ack.refused and not slow_down_s and batch.hold_s > 0:
+        if self._new_orders(guest) is None and not ack.refused and not slow_down_s and batch.hold_s > 0:
             guest.held = ack
             hold_s = min(batch.hold_s, self.limits.hold_s)
             guest.timer = self._loop.call_later(hold_s, self.before_next, connection)
@@ -334,7 +332,6 @@ class Server:
 
     def _encode(self, guest: Guest, ack: Ack, slow_down_s: float) -> bytes:
         self.slowed += slow_down_s > 0
-        orders = self._orders(guest.node.name)
         return encoder.encode(
             Ack(
                 epoch=guest.epoch,
@@ -342,9 +339,14 @@ class Server:
                 refused=ack.refused,
                 slow_down_s=slow_down_s,
                 spread_s=self._spread_s(),
-                orders=orders if orders.version != guest.orders else None,
+                orders=self._new_orders(guest),
             )
         )
+
+    def _new_orders(self, guest: Guest) -> Orders | None:
+        """None: its agent has them, or it is not known yet what they are."""
+        orders = self._orders(guest.node.name)
+        return orders if orders.version not in ("", guest.orders) else None
 
     def _end_hold(self, guest: Guest) -> None:
         guest.held = None

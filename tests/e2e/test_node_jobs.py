@@ -261,6 +261,9 @@ def test_logs_of_pods_are_followed_and_a_new_agent_reads_on(node: Node, world: W
             first.say(timing(3))
             await site.answer(site.ask("b", What.DRAIN))
             assert 3 not in site.iterations(0)
+            site.give(site.follow())  # as a new leader does that takes up one job after the other
+            await eventually(lambda: 3 in site.iterations(0))
+            assert not site.proofs()
 
     go(story())
 

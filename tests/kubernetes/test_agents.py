@@ -14,7 +14,7 @@ from sentinel.core.now import Now
 from sentinel.core.policy_model import LostNode, Policy
 from sentinel.core.reports import Answer, Report
 from sentinel.transport.client import Client
-from sentinel.transport.wire import Orders
+from sentinel.transport.wire import Arrived, Orders
 from tests.transport.world import BOOT, World, go
 from tests.waits import eventually, turns
 
@@ -68,12 +68,17 @@ class Agent:
 
 class Site:
     def __init__(self, world: World) -> None:
-        self.world = world
+        self.world, self.taken = world, 0
         self.told: Callable[[str], None] = lambda node: None
         self.agents = Agents(lambda node: self.told(node))
 
-    async def serve(self) -> int:
-        server, port = await self.world.serve(orders=self.agents.orders, take=self.agents.arrived)
+    def take(self, arrived: Arrived) -> None:
+        self.taken += 1
+        self.agents.arrived(arrived)
+
+    async def serve(self, orders: Callable[[str], Orders] | None = None) -> int:
+        orders = orders or self.agents.orders
+        server, port = await self.world.serve(orders=orders, take=self.take)
         self.told = server.orders_changed
         return port
 
@@ -92,6 +97,32 @@ def test_a_job_is_followed_where_its_pods_are_and_let_go_where_they_are_not(tmp_
             assert len(second.versions) == told  # nothing has changed for it
             site.agents.forget(JOB.name)
             await eventually(lambda: second.followed() == [])
+
+    go(story())
+
+
+def test_an_agent_goes_on_with_what_an_earlier_leader_ordered_until_it_is_known_that_nothing_is(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            site = Site(world)
+            port = await site.serve(lambda node: site.agents.orders(node))
+            site.agents.follow(JOB, {"node-1": [pod(0)]})
+            agent = Agent(world, port, "node-1")
+            await eventually(lambda: agent.followed() == [(0,)])
+            site.agents = Agents(site.told)
+            site.told("node-1")
+            for _ in range(3):
+                taken, answers = site.taken, (Answer(order="of-an-earlier-leader"),)
+                agent.client.send(
+                    Report(node="node-1", boot_id=BOOT, sequence=1, now=Now(1.0, 1.0), answers=answers)
+                )
+                await eventually(lambda taken=taken: site.taken > taken)
+            assert agent.followed() == [(0,)]
+            site.agents = Agents(site.told, known_after_s=0.0)
+            site.told("node-1")
+            await eventually(lambda: agent.followed() == [])
 
     go(story())
 

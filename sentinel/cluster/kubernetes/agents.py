@@ -7,6 +7,7 @@ question is taken back when its answer came or its time is over: an agent that i
 import asyncio
 import secrets
 from collections.abc import Callable, Container, Iterable, Mapping
+from time import monotonic
 
 import msgspec
 import structlog
@@ -19,13 +20,15 @@ from sentinel.transport.wire import Arrived, Order, Orders
 
 log = structlog.get_logger(__name__)
 
+# Until then a node of which nothing is ordered follows what an earlier leader ordered: jobs are taken up one by one.
+KNOWN_AFTER_S = 60.0
 MAX_PER_NODE = 200  # orders; the pods of a node are fewer
 
 
 class Agents:
     """`changed` gets a node whose orders are others now: `transport.server.Server.orders_changed`."""
 
-    def __init__(self, changed: Callable[[str], None]) -> None:
+    def __init__(self, changed: Callable[[str], None], known_after_s: float = KNOWN_AFTER_S) -> None:
         self._changed = changed
         self._follows: dict[str, dict[str, Order]] = {}  # node -> job -> order
         self._asks: dict[str, dict[str, Order]] = {}  # node -> id -> order
@@ -34,11 +37,15 @@ class Agents:
         self._nodes: dict[str, frozenset[str]] = {}  # job -> where it is followed
         self._mine = secrets.token_hex(4)  # versions and ids of another leader are not ours
         self._count = 0
+        self._known_from_s = monotonic() + known_after_s
 
     # ------------------------------------------------------------ what the transport asks and tells
 
     def orders(self, node: str) -> Orders:
-        return self._versions.get(node, Orders())
+        """Without a version: not known yet."""
+        if (found := self._versions.get(node)) is not None:
+            return found
+        return Orders(version=f"{self._mine}-0" if monotonic() >= self._known_from_s else "")
 
     def arrived(self, arrived: Arrived) -> None:
         for answer in arrived.report.answers:
