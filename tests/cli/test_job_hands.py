@@ -58,7 +58,8 @@ def test_what_was_held_is_asked_to_end_until_nothing_of_it_is_left_to_end(
     async def scene() -> None:
         cluster: Any = Cluster()
         records: Any = None
-        hands = JobHands(controller, cluster, records)
+        jobs: Any = None
+        hands = JobHands(controller, cluster, records, jobs)
         hands.obey(
             NAME, ReleaseHold("It is held no longer."), FollowedOrder("order", "It is held no longer.")
         )
